@@ -113,7 +113,7 @@ def test_run_in_front_of_the_command(bench: Bench, as_it_is: Any) -> None:
     is_whole = not first.startswith(TOLD_LESS)  # older releases are told which are inactive
     for name in ("dedupe ×1", "save ×1", *(["packing ×1", "long ×1"] if is_whole else [])):
         assert name in last
-    assert "Axolotl's own" not in last
+    assert "stock Axolotl calls" not in last
 
 
 def test_one_line_of_yaml(bench: Bench, as_it_is: Any) -> None:
@@ -123,7 +123,7 @@ def test_one_line_of_yaml(bench: Bench, as_it_is: Any) -> None:
     first, last = lines(done)
     assert "accelerated: dedupe, " in first or first.startswith(TOLD_LESS)
     assert "switched off: save" in first
-    assert "used dedupe ×1" in last
+    assert "accelerated calls: dedupe ×1" in last
     assert "save" not in last
 
 

@@ -142,7 +142,7 @@ def test_stock_goes_on_with_the_set_when_the_second_dataset_is_unfamiliar() -> N
     theirs, hashes = utils._deduplicate_dataset(second, utils._deduplicate_dataset(first)[1])
     assert_same_dataset(ours, theirs)
     assert set.__eq__(seen, hashes)
-    with pytest.raises(Unfamiliar, match="not its own"):
+    with pytest.raises(Unfamiliar, match="not made by this dedupe"):
         deduplicate_dataset(first, seen)
 
 

@@ -269,7 +269,7 @@ def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatc
         [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}],
     )
     compare(STRATEGIES["completion"](byte_tokenizer(), 8), [*rows_for("completion"), {"text": ""}])
-    assert counted == {"a prompt or an answer is empty": 1, "a text is empty or no str": 1}
+    assert counted == {"a prompt or an answer is empty": 1, "a text is empty or not a str": 1}
 
 
 @pytest.mark.parametrize("name", ["segments", "steps", "orpo", "reward"])

@@ -128,7 +128,7 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_logs(trainings: Trainings)
         assert runs[name]["losses"] == whole, name
         assert "without a replay" in runs[name]["said"][-1]
     assert runs["workers-from-3"]["losses"] == runs["workers"]["losses"]
-    assert "sequence_len was 128 at the checkpoint and is 160 now" in runs["changed"]["said"][-1]
+    assert "sequence_len was 128 in the checkpoint and is 160 now" in runs["changed"]["said"][-1]
     assert f"has no {STATE}" in runs["without"]["said"][-1]
     assert runs["from-without"]["losses"] == runs["without"]["losses"]
 

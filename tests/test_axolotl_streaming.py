@@ -691,7 +691,7 @@ def test_entries_that_axolotl_ignores_are_a_warning(tmp_path: Path) -> None:
     streaming._warn_once.cache_clear()
     with log_lines(sft.__name__) as lines, pytest.raises(Unfamiliar):
         load_ours(cfg)
-    assert "reads the first of 2 entries" in lines[-1][1]
+    assert "cannot mix the 2 entries" in lines[-1][1]
 
 
 @pytest.mark.parametrize("weights", [None, [1, 2]])
@@ -752,7 +752,7 @@ def test_settings_follow_the_configuration() -> None:
 def test_a_skip_that_hugging_face_gets_wrong_is_left_to_it(tmp_path: Path) -> None:
     path = jsonl(tmp_path, [{"text": f"w{i}"} for i in range(40)])
     cfg = pretraining(path)
-    with pytest.raises(Unfamiliar, match="skips other rows"):
+    with pytest.raises(Unfamiliar, match="skips the wrong rows"):
         load_ours(cfg, skip=40)
     assert cfg.micro_batch_size == 2
 

@@ -289,7 +289,7 @@ class TestAgainstAxolotl:
         assert found["input_ids"][5] == [7] * 7 + [6] * 2
         assert found["position_ids"][0] == [*range(7), 0, 1]
         (tmp_path / "log.txt").write_text("nothing")
-        with pytest.raises(DataError, match="no prepared dataset"):
+        with pytest.raises(DataError, match="no single prepared dataset"):
             copy_longest(config, tmp_path / "log.txt", target, 2, 3)
 
     def test_two_micro_batches_share_the_prepared_dataset(

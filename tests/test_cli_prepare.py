@@ -211,7 +211,7 @@ def test_a_plan_that_the_disk_cannot_hold_is_printed_and_refused(run: Run, tmp_p
     assert run("prepare", "c.yml", "--dry-run")[0] == 0
     code, out, err = run("prepare", "c.yml", "--dry-run", "--json", plan=replace(PLAN, disk_free=9))
     assert (code, json.loads(out)["disk_free"]) == (1, 9)
-    assert err.startswith("fast-axolotl: prepared/.work: the disk cannot hold this job: it needs")
+    assert err.startswith("fast-axolotl: prepared/.work: the disk is too small: this job needs")
     assert not (tmp_path / "fast-axolotl-runs").exists(), "a dry run leaves nothing"
 
 
@@ -235,7 +235,7 @@ def test_a_wrong_call_is_one_line(run: Run, words: str, message: str) -> None:
 
 
 def test_the_record_is_shown_and_becomes_a_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="pip install 'fast-axolotl[report]'")
+    pytest.importorskip("jinja2", reason="pip install plotly jinja2")
     assert run("prepare", "c.yml", "--record", "r")[0] == 0
     assert JobRecord.read(tmp_path / "r").summary == SUMMARY
     assert "longer than sequence_len" in run("show", "r")[1]

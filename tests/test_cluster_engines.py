@@ -336,5 +336,5 @@ def test_a_cluster_that_lost_its_head_is_an_error(
     answers = engine.run(str(tmp_path), squares(300, 0.2), lambda event: None)
     next(answers)
     nodes.kill(nodes.cluster.head_node)
-    with pytest.raises(DataError, match=r"has gone.*the same command continues"):
+    with pytest.raises(DataError, match=r"is gone.*run the same command again"):
         list(answers)

@@ -171,6 +171,23 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path: Path, forget: Forget) ->
 
 
 @pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize("name", ["dedupe", "pack"])
+def test_a_file_that_cannot_be_read_is_listed(tmp_path: Path, name: str) -> None:
+    paths = [tmp_path / f"{number}.parquet" for number in range(3)]
+    for number, path in enumerate(paths):
+        pq.write_table(pa.table({"input_ids": [[number] * 3] * 5}), path)
+    paths[1].write_bytes(paths[1].read_bytes()[:100])
+    options: dict[str, Any] = {"engine": "local", "on_error": "skip"}
+    if name == "dedupe":
+        summary = dedupe_on(paths, str(tmp_path / "out"), **options)
+    else:
+        summary = pack_on(paths, str(tmp_path / "out"), length=8, **options)
+    assert summary.rows_in == 10
+    (listed,) = summary.extra["rejections"]
+    assert listed.startswith(f"{paths[1]}, footer: the file is corrupt or truncated")
+
+
+@pytest.mark.usefixtures("inline")
 def test_no_rows_have_a_schema(tmp_path: Path, forget: Forget) -> None:
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
     check_dedupe(tmp_path, tmp_path / "none.parquet", forget)
@@ -230,18 +247,18 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         dedupe_on(path, output, heard=Stopping(1))
-    with pytest.raises(UsageError, match=r"out\.work holds an unfinished job with other columns"):
+    with pytest.raises(UsageError, match=r"out\.work has an unfinished job with other columns"):
         dedupe_on(path, output, columns=["id"])
-    with pytest.raises(UsageError, match=r"columns must be some of id, text.*'missing'"):
+    with pytest.raises(UsageError, match=r"columns must be among id, text.*'missing'"):
         dedupe_on(path, output, columns=["missing"], restart=True)
     dedupe_on(path, output, columns=["id"])  # nothing was left of a job that cannot be
-    with pytest.raises(UsageError, match="exists and is left as it is"):
+    with pytest.raises(UsageError, match="already exists"):
         dedupe_on(path, output)
     with pytest.raises(UsageError, match="folder of Parquet files"):
         dedupe_on(path, str(tmp_path / "out.jsonl"))
-    with pytest.raises(UsageError, match="is not the folder of a job"):
+    with pytest.raises(UsageError, match="is not the work folder of a job"):
         dedupe_on(path, str(tmp_path / "new"), work=output)
-    with pytest.raises(UsageError, match=r"holds .*a\.jsonl, which is read"):
+    with pytest.raises(UsageError, match=r"contains the input .*a\.jsonl"):
         dedupe_on(path, str(tmp_path), overwrite=True)
 
 
@@ -310,16 +327,16 @@ def test_long_rows_are_dropped_or_cut(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("inline")
 def test_rows_that_cannot_be_packed_are_named(tmp_path: Path) -> None:
     for name, ids, labels, message in [
-        ("long", [1] * 9, [1] * 9, "row 4: a row of 9 tokens has more than 8.*--long"),
-        ("lengths", [1, 2], [1], "row 4.*another number of labels"),
-        ("large", [2**40], [1], "no token ids"),
-        ("null", [1, None], [1, 2], "no token ids"),
+        ("long", [1] * 9, [1] * 9, "row 4: the row has 9 tokens, more than 8.*--long"),
+        ("lengths", [1, 2], [1], "row 4.*a different number of labels"),
+        ("large", [2**40], [1], "no 32-bit token ids"),
+        ("null", [1, None], [1, 2], "no 32-bit token ids"),
     ]:
         rows = [{"input_ids": [1], "labels": [1]}] * 3 + [{"input_ids": ids, "labels": labels}]
         path = write_jsonl(tmp_path / f"{name}.jsonl", rows)
         with pytest.raises(DataError, match=rf"{name}\.jsonl.*{message}"):
             pack_on(path, str(tmp_path / name), length=8)
-        with pytest.raises(UsageError, match="must be some of input_ids, labels"):
+        with pytest.raises(UsageError, match="must be among input_ids, labels"):
             pack_on(path, str(tmp_path / name), length=8, column="tokens", restart=True)
 
 

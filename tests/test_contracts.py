@@ -705,7 +705,7 @@ def test_rows_that_vanish_after_they_were_counted_are_an_error(tmp_path: Path, e
     reader = open_dataset(path, even=even)
     path.write_bytes(b'{"id": 1}' + b" " * (path.stat().st_size - 10) + b"\n")
 
-    with pytest.raises(DataError, match="rows that were counted 9 are missing"):
+    with pytest.raises(DataError, match=r"9 of .* counted rows are missing"):
         for _ in reader:
             pass
 

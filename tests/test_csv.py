@@ -215,7 +215,7 @@ def test_past_the_size_that_is_scanned_a_column_is_text_for_the_whole_epoch(
     write(tmp_path / "2.csv", "n,other\n2,3\n")
     open_shard = partial(open_dataset, tmp_path, memory_budget=SMALL_BUDGET, shuffle=shuffle)
 
-    with pytest.warns(FormatWarning, match=r"as text, 'n'; pass infer=\"scan\"") as warned:
+    with pytest.warns(FormatWarning, match=r"as text: 'n'; pass infer=\"scan\"") as warned:
         readers = [open_shard(shard=(index, 3)) for index in range(3)]
     batches = [batch for reader in readers for batch in reader]
 

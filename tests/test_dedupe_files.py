@@ -91,9 +91,9 @@ def test_the_other_data_must_have_the_columns_under_types_that_meet(
     source: Path, tmp_path: Path
 ) -> None:
     other = write_jsonl(tmp_path / "other.jsonl", [{"a": "one"}])
-    with pytest.raises(UsageError, match="compared against has no column 'b'"):
+    with pytest.raises(UsageError, match="the dataset to compare with has no column 'b'"):
         dedupe_files(source, tmp_path / "out.jsonl", against=other)
-    with pytest.raises(ConflictError, match="'a' is int64 in one of the two datasets"):
+    with pytest.raises(ConflictError, match="'a' has the type int64 in one dataset"):
         dedupe_files(source, tmp_path / "out.jsonl", against=other, columns=["a"])
     # Values of several kinds are held as JSON text, which no plain text equals.
     mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"a": "x"}, {"a": 1}])
@@ -191,7 +191,9 @@ def test_a_second_run_refuses_to_overwrite_and_says_how_to(source: Path, tmp_pat
     output = tmp_path / "out.jsonl"
     dedupe_files(source, output)
     before = output.read_bytes()
-    with pytest.raises(UsageError, match=r"out\.jsonl exists.*overwrite=True \(--overwrite\)"):
+    with pytest.raises(
+        UsageError, match=r"out\.jsonl already exists.*overwrite=True \(--overwrite\)"
+    ):
         dedupe_files(source, output)
     with pytest.raises(UsageError, match=r"report .* exists"):
         dedupe_files(source, tmp_path / "new.jsonl", report=output)
@@ -230,17 +232,17 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(
 @pytest.mark.parametrize(
     ("output", "options", "message"),
     [
-        ("out.csv", {}, "cannot be written: use .parquet"),
-        ("out.parquet.gz", {}, "cannot be written"),
-        ("nowhere/out.parquet", {}, "does not exist; make it"),
-        (".", {}, "cannot be written|is a folder"),
-        ("in.jsonl", {"overwrite": True}, "is one of the files to read"),
+        ("out.csv", {}, "unknown file ending; use .parquet"),
+        ("out.parquet.gz", {}, "unknown file ending"),
+        ("nowhere/out.parquet", {}, "does not exist; create it"),
+        (".", {}, "unknown file ending|is a folder"),
+        ("in.jsonl", {"overwrite": True}, "is one of the input files"),
         ("out.jsonl", {"report": "out.jsonl"}, "same file"),
         ("out.jsonl", {"report": "sub/../out.jsonl"}, "same file"),
         ("out.jsonl", {"memory_budget": 1000}, "192 MiB\\), not 1000"),
-        ("out.jsonl", {"columns": ["nope"]}, "the input has no column 'nope', only a, b"),
-        ("out.jsonl", {"columns": "a"}, "list of different names"),
-        ("out.jsonl", {"columns": []}, "list of different names"),
+        ("out.jsonl", {"columns": ["nope"]}, "the input has no column 'nope'; it has a, b"),
+        ("out.jsonl", {"columns": "a"}, "list of distinct names"),
+        ("out.jsonl", {"columns": []}, "list of distinct names"),
         ("out.jsonl", {"format": "nope"}, "format"),
     ],
 )
@@ -261,10 +263,10 @@ def test_wrong_arguments_are_named(
 
 def test_columns_that_a_format_cannot_hold_are_named_and_nothing_is_left(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [[b"x"]]}), tmp_path / "in.parquet")
-    with pytest.raises(UsageError, match="JSON has no bytes: write"):
+    with pytest.raises(UsageError, match="which JSON cannot store; write"):
         dedupe_files(tmp_path / "in.parquet", tmp_path / "out.jsonl")
     source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1, "meta": {}}])
-    with pytest.raises(DataError, match=r"out\.parquet: this kind of file cannot hold"):
+    with pytest.raises(DataError, match=r"out\.parquet: this file format cannot store"):
         dedupe_files(source, tmp_path / "out.parquet")
     source = write_jsonl(tmp_path / "in.jsonl", [{}, {}])
     with pytest.raises(DataError, match="no columns"):

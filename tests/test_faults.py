@@ -45,7 +45,7 @@ from support.files import (
 )
 
 CURES = (
-    "again|check|convert|download|leave|make|mend|must be|pass|read a|read it|recompress|rename|use"
+    "again|check|convert|download|fix|make|must be|pass|re(ad|compress|move|name|place|write)|use"
 )
 """One of these is in every message: the reader of it is told what to do."""
 
@@ -229,7 +229,7 @@ def test_a_folder_without_data_files_says_which_names_it_expects(tmp_path: Path)
     for name in ("README.md", "weights.safetensors", "state", ".hidden.jsonl"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "dataset_infos.json").write_text("{}")
-    with refusal(MissingFileError, tmp_path, match=r"no data file .*\.parquet"):
+    with refusal(MissingFileError, tmp_path, match=r"no data files .*\.parquet"):
         open_dataset(tmp_path)
 
 
@@ -438,7 +438,7 @@ def test_a_corrupt_row_group_is_named_and_can_be_skipped(tmp_path: Path) -> None
     (rejection,) = reader.stats.rejections
     assert (rejection.path, rejection.place) == (str(path), "row group 2")
     assert rejection.num_rows == reader.stats.rejected_rows == 5
-    assert "decoded" in rejection.reason
+    assert "corrupt or truncated" in rejection.reason
 
 
 def test_a_flipped_bit_under_a_page_checksum_is_an_error(tmp_path: Path) -> None:
@@ -533,11 +533,11 @@ BAD_LINES = [
     *(("jsonl", line, "malformed") for line in (b'{"id": 1, "text": }\n', b"plain words\n")),
     *(("jsonl", line, "malformed") for line in (b'{"id": 1, "text": "a"\n', b"{'id': 1}\n")),
     ("jsonl", b'{"id": 1} {"id": 2}\n', "malformed JSON: Extra data"),
-    *(("jsonl", line, "expected an object") for line in (b"[1, 2]\n", b"7\n", b"null\n")),
-    ("jsonl", b'{"text": "\\ud800"}\n', "half of a surrogate pair"),
+    *(("jsonl", line, "expected a JSON object") for line in (b"[1, 2]\n", b"7\n", b"null\n")),
+    ("jsonl", b'{"text": "\\ud800"}\n', "surrogate without its other half"),
     *(("jsonl", line, "too large") for line in (b'{"id": 1e999}\n', b'{"id": -1e999}\n')),
     *(("csv", line, "expected 2 fields") for line in (b"1\n", b"1,a,b\n", b'1,"a","b",c\n')),
-    *((name, line, "not UTF-8") for name, line in BAD_UTF8.items()),
+    *((name, line, "invalid UTF-8") for name, line in BAD_UTF8.items()),
 ]
 
 
@@ -670,14 +670,57 @@ def test_a_cut_compressed_stream_gives_its_whole_blocks_and_a_rejection(
     path.write_bytes(data[: len(data) * 9 // 10])
     found, error = read_until_error(path, 1000, memory_budget=SMALL_BUDGET)
     assert_tells(error, path)
-    assert "cut off" in str(error)
+    assert "corrupt or truncated" in str(error)
     reader = open_dataset(path, on_error="skip", memory_budget=SMALL_BUDGET)
     kept = rows_in(reader)
     assert kept == expected(name, rows)[: len(kept)]
     assert len(kept) >= len(found)
     assert len(kept) > 1000
     assert [item.num_rows for item in reader.stats.rejections] == [None]
-    assert reader.stats.rejections[0].path == str(path)
+    assert reader.stats.rejected_files == {reader.stats.rejections[0].path} == {str(path)}
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("name", ["parquet", "arrow-file", "feather"])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_file_that_cannot_be_opened_is_counted_and_listed(
+    tmp_path: Path, name: str, compression: str, is_empty: bool
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    whole = write(tmp_path, name, rows_of(20), compression)
+    data = whole.read_bytes()
+    first, bad, last = (folder / f"{number}-{whole.name}" for number in range(3))
+    for path in (first, last):
+        path.write_bytes(data)
+    bad.write_bytes(b"" if is_empty else data[: len(data) // 2])
+    for paths, num_rows in ((bad, 0), (folder, 40)):
+        reader = open_dataset(paths, on_error="skip")
+        assert len(rows_in(reader)) == num_rows
+        assert reader.stats.rejected_files == {str(bad)}
+        assert [item.path for item in reader.stats.rejections] == [str(bad)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"a": "b', "malformed JSON: Unterminated string starting at character 7"),
+        (b'{"a": "\x01"}', "malformed JSON: Invalid control character at character 8"),
+        (b"[1]", "expected a JSON object, found an array"),
+    ],
+)
+def test_the_advice_to_skip_a_row_is_not_given_for_a_skipped_one(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": "x"}\n' + line + b"\n")
+    advice = '; fix the row, or pass on_error="skip" to skip and count such rows'
+    with refusal(DataError, path, "line 2", match=re.escape(reason + advice)):
+        rows_in(open_dataset(path))
+    reader = open_dataset(path, on_error="skip")
+    assert rows_in(reader) == [{"a": "x"}]
+    assert [item.reason for item in reader.stats.rejections] == [reason]
+    assert (reader.stats.rejected_rows, reader.stats.rejected_files) == (1, set())
 
 
 def test_bytes_after_a_gzip_stream_are_an_error_or_ignored_but_never_rows(tmp_path: Path) -> None:
@@ -754,7 +797,7 @@ def test_a_copy_that_would_fill_the_disk_is_refused(
     else:
         monkeypatch.setattr(storage, "_LEAST_FREE_SHARE", 1.0)
         monkeypatch.setattr(storage, "_ENOUGH_FREE_BYTES", 2**70)
-    with refusal(DataError, path, match="decompress to more than"):
+    with refusal(DataError, path, match="decompresses to more than"):
         read(path)
 
 
@@ -787,7 +830,7 @@ def test_a_record_without_an_end_is_refused(
     compression = {"zst": "zstd", "gz": "gzip"}.get(ending.partition(".")[2])
     path = tmp_path / f"rows.{ending}"
     path.write_bytes(data if compression is None else squeeze(data, compression))
-    with refusal(DataError, path, "byte", match="a record of more than 4,194,304 bytes"):
+    with refusal(DataError, path, "byte", match="one row has more than 4,194,304 bytes"):
         read(path, memory_budget=SMALL_BUDGET)
 
 
@@ -813,7 +856,7 @@ DAMAGED_FILES = ("null", "7", "[{}]", '["data.arrow"]', '[{"filename": 7}]')
 def test_a_damaged_state_file_of_a_saved_dataset_is_an_error(tmp_path: Path, state: str) -> None:
     folder = saved_dataset(tmp_path / "saved")
     (folder / "state.json").write_bytes(state.encode("utf-8", "surrogateescape"))
-    with refusal(DataError, folder / "state.json", match="damaged"):
+    with refusal(DataError, folder / "state.json", match="corrupt"):
         read(folder)
 
 

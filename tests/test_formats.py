@@ -90,7 +90,7 @@ def test_a_file_is_read_as_what_it_is(tmp_path: Path, kind: str, named: str) -> 
         assert read_rows(path) == rows
         return
 
-    with pytest.warns(FormatWarning, match=f"the name says {says} but the content is {real}"):
+    with pytest.warns(FormatWarning, match=f"the file name says {says}, but the content is {real}"):
         assert read_rows(path) == rows
 
 
@@ -219,7 +219,7 @@ def test_columns_are_chosen_and_ordered_in_every_format(tmp_path: Path) -> None:
 def test_an_unknown_column_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", flat_rows(3))
 
-    with pytest.raises(UsageError, match="no column 'nope'; there are: id, text, score"):
+    with pytest.raises(UsageError, match="no column 'nope'; the data has: id, text, score"):
         open_dataset(path, columns=["nope"])
 
 
@@ -246,7 +246,9 @@ def test_clashing_parquet_files_are_an_error_or_json_text(tmp_path: Path) -> Non
     write_parquet(tmp_path / "1.parquet", [{"a": 1}])
     write_parquet(tmp_path / "2.parquet", [{"a": {"b": "x"}}])
 
-    with pytest.raises(DataError, match=r"2\.parquet: column 'a' was int64 before"):
+    with pytest.raises(
+        DataError, match=r"2\.parquet: column 'a' has the type int64 in earlier rows"
+    ):
         open_dataset(tmp_path)
     found = read_rows(tmp_path, on_conflict="json")
     assert [json.loads(row["a"]) for row in found] == [1, {"b": "x"}]

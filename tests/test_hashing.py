@@ -291,7 +291,7 @@ def test_a_column_is_hashed_without_python_objects(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("count", [1, MANY, 3 * MANY])
 def test_a_lone_surrogate_is_refused_with_its_index(count: int) -> None:
-    message = rf"row {count} holds the lone surrogate '\\ud800' at char.* 2"
+    message = rf"row {count} has the lone surrogate '\\ud800' at char.* 2"
     with pytest.raises(UsageError, match=message):
         parallel_hash_rows(["a"] * count + ["xy\ud800"] + ["b", None] * count)  # type: ignore[list-item]
     with pytest.raises(UsageError, match=message):
@@ -319,7 +319,7 @@ def test_a_row_of_another_type_is_refused_with_index_and_type(
     for first in ("a", b"a"):
         rows = [first] * count + [row] + ["a"] * count
         for given_rows in (rows, iter(rows)):
-            with pytest.raises(TypeError, match=f"row {count} is of type {kind}"):
+            with pytest.raises(TypeError, match=f"row {count} has the type {kind}"):
                 parallel_hash_rows(given_rows)
 
 
@@ -329,13 +329,13 @@ def test_bad_arguments_are_refused() -> None:
             with pytest.raises(UsageError, match=r"num_threads must be 0 .* not -1"):
                 call(rows, num_threads=-1)
         for one in ("ab", b"ab"):
-            with pytest.raises(TypeError, match=f"rows is one {type(one).__name__}"):
+            with pytest.raises(TypeError, match=f"rows is a single {type(one).__name__}"):
                 call(one)
-    with pytest.raises(UsageError, match="row 0 holds"):
+    with pytest.raises(UsageError, match="row 0 has"):
         deduplicate_indices(["\udfff"])
-    with pytest.raises(TypeError, match="row 1 is of type int"):
+    with pytest.raises(TypeError, match="row 1 has the type int"):
         deduplicate_indices(["a", 3])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="existing_hashes is one str"):
+    with pytest.raises(TypeError, match="existing_hashes is a single str"):
         deduplicate_indices(["a"], existing_hashes=parallel_hash_rows(["a"])[0])
     with pytest.raises(TypeError, match="unhashable"):
         deduplicate_indices(["a"], existing_hashes=[["a"]])  # type: ignore[list-item]

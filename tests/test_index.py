@@ -301,7 +301,7 @@ def test_take_is_indexing_a_list(tmp_path: Path, kind: str, compression: str) ->
         assert table.schema == schema
         assert table.to_pylist() == [rows[number] for number in wanted]
     for wrong in (-1, 1400):
-        with pytest.raises(UsageError, match=f"no row {wrong}: there are 1,400 rows"):
+        with pytest.raises(UsageError, match=f"no row {wrong}: the data has 1,400 rows"):
             take_rows(dataset, schema, [0, wrong])
     with pytest.raises(UsageError, match="whole numbers"):
         take_rows(dataset, schema, [0.5])  # type: ignore[list-item]

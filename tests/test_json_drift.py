@@ -95,11 +95,21 @@ def test_a_type_may_grow_at_any_time(tmp_path: Path, first: Any, then: Any, far:
 
 
 LATE = [
-    pytest.param(1, 1.5, "v", "was int64 before and is double here", id="float"),
-    pytest.param([1], [2.5], "v[]", "was int64 before and is double here", id="list of floats"),
-    pytest.param({"a": 1}, {"a": 1.5}, "v.a", "was int64 before and is double", id="float inside"),
-    pytest.param([1], [1, "x"], "v", "is an array of mixed kinds here", id="mixed array"),
-    pytest.param(2**53 + 1, 0.5, "v", "was int64 before", id="no float holds both"),
+    pytest.param(1, 1.5, "v", "has the type int64 in earlier rows and double here", id="float"),
+    pytest.param(
+        [1], [2.5], "v[]", "has the type int64 in earlier rows and double here", id="list of floats"
+    ),
+    pytest.param(
+        {"a": 1},
+        {"a": 1.5},
+        "v.a",
+        "has the type int64 in earlier rows and double",
+        id="float inside",
+    ),
+    pytest.param([1], [1, "x"], "v", "and an array of mixed types here", id="mixed array"),
+    pytest.param(
+        2**53 + 1, 0.5, "v", "has the type int64 in earlier rows", id="no float holds both"
+    ),
 ]
 
 
@@ -216,7 +226,9 @@ def test_a_conflict_names_file_line_column_and_both_types(
     assert caught.value.path == str(path)
     assert caught.value.place == f"line {between + 1}"
     message = str(caught.value)
-    assert f"column {column!r} was {types[0]} before and is {types[1]} here" in message
+    assert (
+        f"column {column!r} has the type {types[0]} in earlier rows and {types[1]} here" in message
+    )
     assert 'on_conflict="json"' in message
 
 
@@ -236,7 +248,7 @@ def test_a_conflict_between_files_names_the_later_one(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "1.jsonl", [{"a": 1}])
     write_jsonl(tmp_path / "2.jsonl", [{"a": 2}, {"a": "x"}])
 
-    with pytest.raises(ConflictError, match=r"2\.jsonl, line 2: column 'a' was int64"):
+    with pytest.raises(ConflictError, match=r"2\.jsonl, line 2: column 'a' has the type int64"):
         read_rows(tmp_path)
 
 
@@ -349,7 +361,7 @@ def test_a_lone_surrogate_is_an_error_with_its_line(tmp_path: Path) -> None:
         tmp_path / "a.jsonl", '{"a": "x"}', r'{"a": "\ud83d"}', r'{"a": "\ud83d\ude00"}'
     )
 
-    with pytest.raises(DataError, match="line 2: half of a surrogate pair"):
+    with pytest.raises(DataError, match="line 2: an escaped surrogate without its other half"):
         read_rows(path)
     assert read_rows(path, on_error="skip") == [{"a": "x"}, {"a": "😀"}]
 
@@ -407,7 +419,7 @@ def test_what_is_no_object_is_an_error(tmp_path: Path, name: str, text: str) -> 
     path = tmp_path / name
     path.write_text(text)
 
-    with pytest.raises(DataError, match="expected an object"):
+    with pytest.raises(DataError, match="expected a JSON object"):
         read_rows(path)
 
 
@@ -424,7 +436,7 @@ def test_a_missing_field_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"other": [{"data": [1]}], "text": "\\"data\\": [1]"}')
 
-    with pytest.raises(DataError, match="no field 'data'"):
+    with pytest.raises(DataError, match="no top-level field 'data'"):
         read_rows(path, json_field="data")
 
 

@@ -129,7 +129,7 @@ def test_the_start_up_hook_runs_on_pythons_older_than_ours(folder: Path) -> None
             str(program), "-c", "import axolotl; print('ran')", environment=environment
         )
         assert (done.returncode, done.stdout) == (0, "theirs\nran\n"), (program, done.stderr)
-        assert "Axolotl runs as it is" in done.stderr
+        assert "nothing is accelerated" in done.stderr
 
 
 def test_threads_that_import_at_the_same_time_neither_fail_nor_wait_for_ever(folder: Path) -> None:
@@ -173,16 +173,14 @@ def test_axolotl_runs_where_this_package_is_broken(run: Run) -> None:
     code = "import sys; sys.modules['fast_axolotl'] = None; import axolotl; print('ran')"
     done = run("--", sys.executable, "-c", code)
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "Axolotl runs as it is" in done.stderr
+    assert "nothing is accelerated" in done.stderr
 
 
 def test_zero_turns_everything_off(run: Run) -> None:
     code = "import axolotl, fast_axolotl; print(fast_axolotl.status().installed)"
     done = run("--", sys.executable, "-c", code, FAST_AXOLOTL="0")
     assert done.stdout == "False\n"
-    assert done.stderr == (
-        "fast-axolotl: Axolotl runs as it is: the environment has FAST_AXOLOTL=0\n"
-    )
+    assert done.stderr == ("fast-axolotl: stock Axolotl runs: FAST_AXOLOTL=0 is set\n")
 
 
 def test_a_program_that_only_looks_for_axolotl_gets_no_line_at_its_end(run: Run) -> None:
@@ -194,7 +192,7 @@ def test_a_program_that_only_looks_for_axolotl_gets_no_line_at_its_end(run: Run)
     done = run("--", sys.executable, "-c", f"{look}; {stand_in}")
     assert (done.returncode, "used" in done.stderr) == (0, False), done.stderr
     done = run("--", sys.executable, "-c", f"import axolotl; {stand_in}")
-    assert done.stderr.splitlines()[-1] == "fast-axolotl: used a ×2"
+    assert done.stderr.splitlines()[-1] == "fast-axolotl: accelerated calls: a ×2"
 
 
 def test_a_command_beside_our_python_is_found_without_path() -> None:
@@ -206,9 +204,9 @@ def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
     script.write_text("true\n")
     for name, text in {
         "no-such": "no command 'no-such'",
-        str(script): r"train\.sh' is not executable: chmod \+x it",
+        str(script): r"train\.sh' is not executable; run chmod \+x on it",
         f"{tmp_path}/": "is a folder",
-        "FOO=1": "no shell runs the command.*write env FOO=1 COMMAND",
+        "FOO=1": "is not a command; to set a variable, write env FOO=1 COMMAND",
     }.items():
         with pytest.raises(UsageError, match=text):
             find_program(name, {"PATH": "/nowhere"})
@@ -241,13 +239,13 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
         Patch("a", "active", "", "m:a"),
         Patch("a", "waiting", "", "m:b"),
         Patch("b", "off", "switched off", "m:c"),
-        Patch("c", "skipped", "m:d is unfamiliar code", "m:d"),
-        Patch("e", "trial", "m:e is unfamiliar code", "m:e"),
+        Patch("c", "skipped", "m:d has unknown source code", "m:d"),
+        Patch("e", "trial", "m:e has unknown source code", "m:e"),
     ]
     assert status_line({}, patches) == (
-        "WARNING: 2 of 3 replacements are active on Axolotl 9.9 (1 of them on trial): the code "
-        "of 1 is unfamiliar; see `fast-axolotl status`; accelerated: a; on trial: e; "
-        "switched off: b; left alone: c (d is unfamiliar code)"
+        "WARNING: 2 of 3 replacements are active on Axolotl 9.9, 1 of them on trial; inactive "
+        "because the source code is unknown: 1; see `fast-axolotl status`; accelerated: a; on "
+        "trial: e; switched off: b; not replaced: c (d has unknown source code)"
     )
     assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"
     assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")
@@ -260,7 +258,7 @@ def test_the_last_line_tells_what_was_used() -> None:
         Patch("b", "active", "", "m:c", 0, (("a processor", 4),)),
         Patch("c", "waiting", "", "m:d"),
     ]
-    assert use_line(patches) == "used a ×3; Axolotl's own: b ×4 (a processor)"
+    assert use_line(patches) == "accelerated calls: a ×3; stock Axolotl calls: b ×4 (a processor)"
     assert use_line(patches[3:]) == ""
     reasons = tuple((f"reason {number}", number) for number in range(6))
     rows = (("tools", 7),)
@@ -268,6 +266,6 @@ def test_the_last_line_tells_what_was_used() -> None:
     # Both functions of a name have the rows of the name.
     also = Patch("d", "active", "", "m:f", 1, (), rows)
     assert use_line([tried, also]) == (
-        "used d ×2; Axolotl's own: d ×5 (reason 5), d ×4 (reason 4), d ×3 (reason 3), "
-        "d ×3 (3 more reasons), 7 rows of d (tools); tried: d (equal in 3 calls)"
+        "accelerated calls: d ×2; stock Axolotl calls: d ×5 (reason 5), d ×4 (reason 4), d ×3 "
+        "(reason 3), d ×3 (3 other reasons), d ×7 rows (tools); trials: d (equal in 3 calls)"
     )

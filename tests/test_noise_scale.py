@@ -97,7 +97,7 @@ def test_weights_are_the_same_bits_with_the_norms_and_without(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("steps", "change", "reason"),
     [
-        (60, {"passes": 1}, "one micro-batch of one rank"),
+        (60, {"passes": 1}, "only one micro-batch on one rank"),
         (60, {"passes": 4, "backwards": 2}, "4 fetches, but 8 backward passes"),
         (20, {"passes": 4}, "10 steps of the later half"),
         (60, {"passes": 4, "is_flattened": True}, "FSDP1"),

@@ -87,8 +87,14 @@ def test_rows_of_padding_precede_sequences_too_long_as_in_the_earlier_package(
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (([[5], [6]], [[5]], [[1], [1]]), "input_ids has 2 .* labels has 1, so index 1 "),
-        (([[5]], [[5]], [[1], [1]]), "input_ids has 1 .* attention_masks has 2, so index 1 "),
+        (
+            ([[5], [6]], [[5]], [[1], [1]]),
+            "input_ids has 2 .* labels has 1; pass columns of equal length",
+        ),
+        (
+            ([[5]], [[5]], [[1], [1]]),
+            "input_ids has 1 .* attention_masks has 2; pass columns of equal length",
+        ),
         (
             ([[5], [6, 7]], [[5], [6]], [[1], [1, 1]]),
             "sequence 1 has 2 input_ids and 1 labels",
@@ -281,7 +287,7 @@ def test_too_long_sequences_are_named_whatever_the_input(form: Any) -> None:
     with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens, but max_length is 4"):
         concatenate_and_pack(rows, rows, rows, 4, PAD, too_long="error")
     for too_long in ("error", "truncate", "split"):
-        with pytest.raises(UsageError, match="sequence 0 has 1 tokens and needs 3 places"):
+        with pytest.raises(UsageError, match="sequence 0 has 1 tokens, 3 with EOS and PAD"):
             pack_sequences(rows, 1, PAD, EOS, too_long=too_long)
 
 
@@ -291,15 +297,15 @@ def test_too_long_sequences_are_named_whatever_the_input(form: Any) -> None:
         ({"output": "list"}, "output must be 'lists' or 'numpy' or 'torch', not 'list'"),
         ({"too_long": "drop"}, "too_long must be 'error' or 'truncate' or 'split', not 'drop'"),
         ({"dtype": "int8"}, "dtype must be 'int64' or 'int32', not 'int8'"),
-        ({"num_threads": -1}, "num_threads must be 0, for every processor, or more: not -1"),
+        ({"num_threads": -1}, "num_threads must be 0 .all processors. or more, not -1"),
         ({"max_length": 0}, "max_length must be at least 1, not 0"),
         ({"max_length": -1}, "max_length must be at least 1, not -1"),
-        ({"max_length": 8.0}, r"max_length must be an integer, and it is 8.0 \(float\)"),
-        ({"pad_token_id": None}, r"pad_token_id must be an integer, and it is None"),
-        ({"eos_token_id": "1"}, r"eos_token_id must be an integer, and it is '1' \(str\)"),
+        ({"max_length": 8.0}, r"max_length must be an integer, not 8.0 \(float\)"),
+        ({"pad_token_id": None}, r"pad_token_id must be an integer, not None"),
+        ({"eos_token_id": "1"}, r"eos_token_id must be an integer, not '1' \(str\)"),
         (
             {"label_pad_id": 2**31, "dtype": "int32", "output": "numpy"},
-            f"label_pad_id is {2**31}, which int32",
+            f"label_pad_id is {2**31}, which does not fit in int32",
         ),
     ],
 )
@@ -314,7 +320,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_more_places_than_cu_seqlens_can_count_are_refused_before_anything_is_filled() -> None:
-    with pytest.raises(UsageError, match=f"cu_seqlens would count {2**31} places"):
+    with pytest.raises(UsageError, match=f"cu_seqlens would reach {2**31}"):
         pack_sequences(flat([[5]]), 2**31, PAD, EOS, output="numpy", cu_seqlens=True)
 
 

@@ -34,7 +34,7 @@ def test_a_new_iteration_stops_the_one_before(path: Path) -> None:
     second = iter(reader)
     next(second)
     state = reader.state_dict()
-    with pytest.raises(UsageError, match="was stopped"):
+    with pytest.raises(UsageError, match="no longer valid"):
         next(first)
     assert reader.state_dict() == state
     assert [len(batch) for batch in second] == [3, 3, 1]
@@ -45,7 +45,7 @@ def test_a_restored_reader_is_not_moved_by_an_old_iterator(path: Path) -> None:
     first = iter(reader)
     next(first)
     reader.load_state_dict(reader.state_dict())
-    with pytest.raises(UsageError, match="was stopped"):
+    with pytest.raises(UsageError, match="no longer valid"):
         next(first)
     assert values(reader, "a") == [3, 4, 5, 6, 7, 8, 9]
 
@@ -106,10 +106,10 @@ def test_a_state_given_twice_and_a_damaged_one_are_refused(tmp_path: Path) -> No
     path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}])
     reader = open_dataset(path)
     state = reader.state_dict()
-    with pytest.raises(ResumeError, match="given twice"):
+    with pytest.raises(ResumeError, match="is there twice"):
         reader.load_state_dict([state, state])
     del state["plan"]
-    with pytest.raises(ResumeError, match="damaged"):
+    with pytest.raises(ResumeError, match="incomplete"):
         reader.load_state_dict({**state, "extra": 1})
 
 
@@ -190,7 +190,7 @@ def test_a_cut_file_with_stray_quotes_still_says_that_it_is_cut(tmp_path: Path) 
     packed = gzip.compress(text.encode())
     path = tmp_path / "rows.csv.gz"
     path.write_bytes(packed[: len(packed) * 9 // 10])
-    with pytest.raises(DataError, match="cut off"):
+    with pytest.raises(DataError, match="corrupt or truncated"):
         list(open_dataset(path))
     reader = open_dataset(path, on_error="skip")
     assert sum(len(batch) for batch in reader) > 30_000

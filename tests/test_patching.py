@@ -245,13 +245,13 @@ def test_what_has_no_source_has_no_fingerprint(work: ModuleType, name: str, want
 def test_a_function_that_some_releases_do_not_have_may_be_relied_on(work: ModuleType) -> None:
     newer = "patchhost.work:helper_of_the_next_release"
     item = replace(DOUBLE, relies_on=("patchhost.work:helper", newer))
-    assert mismatch(item.relies_on, familiar(DOUBLE)) == f"{newer} is not there"
+    assert mismatch(item.relies_on, familiar(DOUBLE)) == f"{newer} is missing"
     patched(work, item)
     assert work.double(4, scale=5) == ("ours", 4, 5)
     gone = replace(DOUBLE, target=newer)
-    assert Patchwork([gone], {}).check()[0].reason == f"{newer} is not there"
+    assert Patchwork([gone], {}).check()[0].reason == f"{newer} is missing"
     [absent] = Patchwork([gone], familiar(gone)).check()
-    assert (absent.state, absent.reason) == ("absent", f"{newer} is no part of this release")
+    assert (absent.state, absent.reason) == ("absent", f"{newer} does not exist in this release")
 
 
 def test_ours_answers_and_is_counted(work: ModuleType) -> None:
@@ -378,7 +378,7 @@ def test_a_wrong_fingerprint_disables_exactly_one_replacement(
         "patchhost.work:Box.make": "active",
     }
     assert work.Box().fill(1) == [1, 1, 1]
-    assert patchwork.patches()[1].reason == "patchhost.work:Box.fill is unfamiliar code"
+    assert patchwork.patches()[1].reason == "patchhost.work:Box.fill has unknown source code"
 
 
 def test_a_changed_helper_takes_the_replacement_out(work: ModuleType) -> None:
@@ -406,7 +406,7 @@ def test_a_helper_that_someone_else_replaces_sends_calls_to_stock(
     work.helper = functools.wraps(stock)(theirs) if is_wrapped else theirs  # type: ignore[attr-defined]
     assert work.double(2) == 20
     [patch] = patchwork.patches()
-    assert dict(patch.fallbacks) == {"patchhost.work:helper was replaced by someone else": 1}
+    assert dict(patch.fallbacks) == {"patchhost.work:helper was replaced by other code": 1}
     work.helper = stock  # type: ignore[attr-defined]
     assert work.double(2) == ("ours", 2, 2)
 
@@ -434,9 +434,9 @@ def test_a_function_that_someone_else_replaced_is_left_alone(
     assert work.double is theirs
     [patch, *_] = patchwork.patches()
     assert patch.state == "skipped"
-    assert "someone else" in patch.reason
+    assert "other code" in patch.reason
     [record] = caplog.records
-    assert (record.levelno, "someone else" in record.getMessage()) == (logging.WARNING, True)
+    assert (record.levelno, "other code" in record.getMessage()) == (logging.WARNING, True)
 
 
 def test_a_reload_is_noticed_and_mended(work: ModuleType) -> None:
@@ -508,13 +508,13 @@ def test_unfamiliar_code_is_tried_and_ours_goes_on_once_it_was_equal(
     assert box.fill(9) == [9] * 40
     assert ours.calls == [0, 1, 2, 9]
     [patch] = patchwork.patches()
-    unfamiliar = "" if trial else "patchhost.work:Box.fill is unfamiliar code; "
+    unfamiliar = "" if trial else "patchhost.work:Box.fill has unknown source code; "
     assert patch.state == "active"
-    assert patch.reason == f"{unfamiliar}tried: equal in 3 calls"
+    assert patch.reason == f"{unfamiliar}trial: results equal in 3 calls"
     assert (patch.calls, patch.fallbacks, patch.trial) == (
         1,
         (("on trial", 3),),
-        "equal in 3 calls",
+        "results equal in 3 calls",
     )
     # What is unfamiliar in a call still goes to stock, as does all once it is removed.
     assert box.fill("odd") == ["odd"] * 40
@@ -532,7 +532,7 @@ def test_one_difference_ends_a_trial_for_good_and_is_never_returned(
         assert box.fill(value) == [value] * 40
     [patch] = patchwork.patches()
     assert patch.state == "skipped"
-    assert patch.trial == "differs: result[0] is fail, ours has wrong"
+    assert patch.trial == "results differ: result[0] is fail in stock and wrong in fast-axolotl"
     assert caplog.text.count("please report this") == 1
     assert importlib.import_module("patchhost_ours").calls == [*range(before), "fail"]
 
@@ -565,7 +565,7 @@ def test_calls_that_show_nothing_do_not_count_in_a_trial(
     assert "cannot be copied for a trial" in reason
     monkeypatch.setattr(patching, "_TRIAL_MOST_CALLS", 1)
     box.fill("odd")
-    assert patchwork.patches()[0].trial == "nothing shown in 20 calls"
+    assert patchwork.patches()[0].trial == "too little to compare in 20 calls"
 
 
 @pytest.mark.parametrize("why", ["off", "effects", "missing", "replaced"])

@@ -237,9 +237,9 @@ def test_no_lengths_give_no_packs(lengths: Any) -> None:
         (np.array([True]), TypeError, r"lengths\[0\] is True, a bool"),
         ([[1, 2], [3]], TypeError, r"lengths\[0\] is \[1, 2\], a list"),
         (np.ones((2, 2), int), TypeError, r"lengths\[0\] is array\(\[1, 1\]\), a ndarray"),
-        (5, TypeError, "lengths is of type int; pass a list, a numpy array or an Arrow array"),
-        ("123", TypeError, "lengths is of type str"),
-        (iter([1]), TypeError, "lengths is of type list_iterator"),
+        (5, TypeError, "lengths has the type int; pass a list, a numpy array or an Arrow array"),
+        ("123", TypeError, "lengths has the type str"),
+        (iter([1]), TypeError, "lengths has the type list_iterator"),
         ([4, -3], UsageError, r"lengths\[1\] is -3; pass lengths from 0"),
         (np.array([4, 5, -1], np.int8), UsageError, r"lengths\[2\] is -1"),
         (pa.array([-7]), UsageError, r"lengths\[0\] is -7"),
@@ -272,7 +272,7 @@ def test_a_bad_limit_is_named(name: str, value: Any, error: type[Exception], mes
 
 
 def test_an_unknown_method_is_answered_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="method is 'worst_fit'; it is one of first_fit, first_"):
+    with pytest.raises(UsageError, match="method is 'worst_fit'; pass one of first_fit, first_"):
         plan_packs([1], 10, method="worst_fit")  # type: ignore[arg-type]
 
 

@@ -212,7 +212,7 @@ def test_a_reader_that_ends_leaves_no_thread(path: Path, ending: str) -> None:
 
     if ending == "close":
         reader.close()
-        with pytest.raises(UsageError, match="was stopped"):
+        with pytest.raises(UsageError, match="no longer valid"):
             next(batches)
     elif ending == "drop":
         del batches

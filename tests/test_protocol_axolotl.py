@@ -209,7 +209,7 @@ def test_a_dedupe_that_fails_or_differs_says_so_and_is_tried_again(tmp_path: Pat
     failed = try_dedupe(tmp_path, None, 1)
     assert "exit code 1" in failed["sentence"]
     assert "ImportError" in failed["log_tail"]
-    other = try_dedupe(tmp_path, {"reason": "ours keeps other rows than Axolotl"})
+    other = try_dedupe(tmp_path, {"reason": "the results differ from stock Axolotl"})
     assert "other rows" in other["sentence"]
 
 

@@ -291,12 +291,12 @@ def test_a_trainer_gets_a_callback_unless_it_has_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "first_line", "code", "text"),
     [
-        ((), "echo hello", 126, "is neither a program nor begins with #!"),
+        ((), "echo hello", 126, "is not a program and has no #! line"),
         (
             ("--measure", "--output", "run"),
             "#!/no/such/interpreter",
             127,
-            "names an interpreter in its first line (#!) that is not",
+            "names an interpreter in its #! line that does not exist",
         ),
     ],
 )
@@ -472,4 +472,4 @@ def test_a_trainer_s_meter_that_nobody_closed_is_given_up(tmp_path: Path) -> Non
     )
     assert run_python(code, cwd=tmp_path).returncode == 1
     assert end_of(tmp_path / "a") == ("finished", "")
-    assert end_of(tmp_path / "b") == ("exception", "the training was given up")
+    assert end_of(tmp_path / "b") == ("exception", "the training was aborted")

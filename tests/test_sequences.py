@@ -183,7 +183,7 @@ def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> 
     forms: list[Any] = [rows]
     if abs(bad) < 2**40:
         forms += [(np.array([0, 5, 6, bad]), np.array([1, 2, 4])), [np.array(row) for row in rows]]
-    message = rf"\[1\]\[1\] is {bad}, which int32 cannot hold"
+    message = rf"\[1\]\[1\] is {bad}, which does not fit in int32"
     asked: dict[str, Any] = {"output": "numpy", "dtype": "int32"}
     fine = [[1], [1, 1]]
     for form in forms:
@@ -195,7 +195,7 @@ def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> 
         with pytest.raises(UsageError, match="labels" + message):
             concatenate_and_pack(fine, form, fine, 9, 0, **asked)
     if abs(bad) >= 2**63:
-        with pytest.raises(UsageError, match=rf"\[1\]\[1\] is {bad}, which int64 cannot hold"):
+        with pytest.raises(UsageError, match=rf"\[1\]\[1\] is {bad}, which does not fit in int64"):
             pad_sequences(rows, output="numpy")
 
 
@@ -214,33 +214,33 @@ def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> 
         ([1, 2, 3], r"sequences\[0\] is 1 \(int\)"),
         (np.array([1, 2]), "array of 1 dimensions"),
         (np.zeros((1, 1, 1), int), "array of 3 dimensions"),
-        (np.array([[1.0]]), r"sequences holds float64, such as 1.0"),
-        ([np.array([1]), np.array([2.0])], r"sequences\[1\] holds float64"),
+        (np.array([[1.0]]), r"sequences has float64 values, such as 1.0"),
+        ([np.array([1]), np.array([2.0])], r"sequences\[1\] has float64"),
         ([np.array([1]), np.array([[2]])], r"sequences\[1\] is an array of 2 dimensions"),
-        ([np.array([1]), np.array([2], object)], r"sequences\[1\] holds object"),
-        ([[1], np.array(["a"])], r"sequences\[1\] holds <U1"),
+        ([np.array([1]), np.array([2], object)], r"sequences\[1\] has object"),
+        ([[1], np.array(["a"])], r"sequences\[1\] has <U1"),
         (pa.array([1, 2]), "Arrow array of int64"),
         (pa.array(["a"]), "Arrow array of string"),
-        (pa.array([[1.0]]), "sequences holds float64"),
-        (pa.array([["a"]]), "sequences holds object"),
-        (pa.array([[[1]]]), "sequences holds object"),
+        (pa.array([[1.0]]), "sequences has float64"),
+        (pa.array([["a"]]), "sequences has object"),
+        (pa.array([[[1]]]), "sequences has object"),
         (pa.array([[1], None, [2]]), r"sequences\[1\] is null"),
         (pa.array([[1], [], [2, None]]), r"sequences\[2\]\[1\] is null"),
         (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), r"sequences\[1\] is null"),
         (pa.chunked_array([[[1]], [[2], None]]), r"sequences\[2\] is null"),
         (pa.chunked_array([[[1]], [[2], [3, None]]]), r"sequences\[2\]\[1\] is null"),
-        ((np.array([1.0]), np.array([0, 1])), "sequences holds float64"),
+        ((np.array([1.0]), np.array([0, 1])), "sequences has float64"),
         ((np.array([1]), np.array([0.0, 1.0])), "offsets of sequences are float64"),
         ((np.array([1]), np.array([], int)), r"offsets of shape \(0,\)"),
         ((np.array([[1]]), np.array([0, 1])), r"values of shape \(1, 1\)"),
-        ((np.arange(5), np.array([0, 3, 2, 5])), "fall from 3 to 2 at index 2"),
-        ((np.arange(5), np.array([-1, 3])), "go from -1 to 3, and there are 5 values"),
-        ((np.arange(5), np.array([0, 6])), "go from 0 to 6, and there are 5 values"),
-        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "fall from 0 to -1"),
-        (TOO_LARGE.reshape(1, 2), f"value 1, is {2**63}, which int64 cannot hold"),
-        ((TOO_LARGE, np.array([0, 2])), f"value 1, is {2**63}, which int64 cannot hold"),
-        ([TOO_LARGE], f"value 1, is {2**63}, which int64 cannot hold"),
-        (pa.array([TOO_LARGE]), f"value 1, is {2**63}, which int64 cannot hold"),
+        ((np.arange(5), np.array([0, 3, 2, 5])), "decrease from 3 to 2 at index 2"),
+        ((np.arange(5), np.array([-1, 3])), "go from -1 to 3, but there are 5 values"),
+        ((np.arange(5), np.array([0, 6])), "go from 0 to 6, but there are 5 values"),
+        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "decrease from 0 to -1"),
+        (TOO_LARGE.reshape(1, 2), f"value 1, is {2**63}, which does not fit in int64"),
+        ((TOO_LARGE, np.array([0, 2])), f"value 1, is {2**63}, which does not fit in int64"),
+        ([TOO_LARGE], f"value 1, is {2**63}, which does not fit in int64"),
+        (pa.array([TOO_LARGE]), f"value 1, is {2**63}, which does not fit in int64"),
         (np.ma.array([[1, 2]], mask=[[False, True]]), "masked array"),
         (pa.chunked_array([], pa.string()), "pass lists of integers"),
     ],
@@ -265,9 +265,9 @@ def test_torch_is_asked_for_by_its_pip_line_when_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[torch\]'"):
+    with pytest.raises(MissingExtraError, match="pip install torch"):
         pack_sequences([[5]], 8, 0, 1, output="torch")
-    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[torch\]'"):
+    with pytest.raises(MissingExtraError, match="pip install torch"):
         pad_sequences([[5]], output="torch")
     assert pad_sequences([[5]], output="numpy").tolist() == [[5]]
 

@@ -74,7 +74,7 @@ def test_what_is_missing_is_made_again_by_any_number_of_processes(
         assert got.data.table.equals(want.data.table)
         assert not list(root.glob("*/tmp*"))
         told = capsys.readouterr().err
-        assert ("tokenising continues after" in told) == (lost is not None)
+        assert ("tokenising resumes after" in told) == (lost is not None)
     assert len(list(root.iterdir())) == 1
 
 
@@ -230,7 +230,7 @@ def test_a_killed_preprocess_continues_and_gives_what_stock_gives(tmp_path: Path
     assert killed.returncode == -signal.SIGKILL
     assert 2 <= len(list(folder.glob("*/*.arrow"))) < 8
     told = start("ours").communicate()[1]
-    assert "fast-axolotl: tokenising continues after " in told, told[-2000:]
+    assert "fast-axolotl: tokenising resumes after " in told, told[-2000:]
     reason = prepared_difference(tmp_path / "stock", tmp_path / "ours")
     assert reason is None, stock[1][-2000:]
     assert not list(folder.iterdir())

@@ -146,7 +146,7 @@ def test_unknown_options_are_refused_at_once(path: Path) -> None:
         TorchDataset(path, batchsize=3)
     with pytest.raises(UsageError, match="output must be"):
         TorchDataset(path, output="pandas")
-    with pytest.raises(UsageError, match="shard must be"):
+    with pytest.raises(UsageError, match="pass two whole numbers"):
         TorchDataset(path, shard=(2, 2))
 
 
@@ -172,7 +172,7 @@ def test_single_rows_have_the_values_of_the_batches(tmp_path: Path) -> None:
         found = list(TorchDataset(path, rows=True, output=output, batch_size=7))
         assert [row["tokens"].tolist() for row in found] == [row["tokens"] for row in rows]
         assert [int(row["id"]) for row in found] == [row["id"] for row in rows]
-    with pytest.raises(UsageError, match="rows=True gives dicts"):
+    with pytest.raises(UsageError, match="rows=True yields dicts"):
         TorchDataset(path, rows=True, output="arrow")
 
 
@@ -188,7 +188,7 @@ def test_an_even_dataset_knows_its_length(path: Path, even: str, rows: bool) -> 
             loader = DataLoader(data, batch_size=size, collate_fn=list, num_workers=workers)
             lengths |= {len(data), sum(len(batch) if rows else 1 for batch in loader)}
         assert len(lengths) == 1
-    with pytest.raises(TypeError, match="with even="):
+    with pytest.raises(TypeError, match="only with even"):
         len(dataset(path))
 
 
@@ -200,7 +200,7 @@ def test_a_short_batch_in_mid_stream_is_refused_where_a_dispatcher_would_lose_ro
     assert [len(batch["id"]) < 300_000 for batch in data] == [True, True]
     monkeypatch.setattr(TorchDataset, "_layout", lambda data: (0, 2, True))
 
-    with pytest.raises(UsageError, match="pass a smaller batch_size or even="):
+    with pytest.raises(UsageError, match="pass a smaller batch_size, or even"):
         list(data)
     assert (
         sum(len(batch["id"]) for batch in dataset(path, batch_size=299_000, even="drop")) == 300_000
@@ -445,13 +445,13 @@ def test_another_number_of_ranks_continues_inside_of_a_batch(
 
     assert set(found) == {*CHAT, *(CODE if is_mix else ())}
     assert len(found) <= len(set(found)) + 10 * is_mix
-    with pytest.raises(ResumeError, match="no state of such"):
+    with pytest.raises(ResumeError, match="no state of a TorchDataset"):
         mixed(sources).load_state_dict(dataset(sources["chat"][0]).state_dict())
 
 
 def test_what_is_no_mix_is_refused_at_once(path: Path) -> None:
     for wrong in ({}, {"a": path}, {"a": ([path], "b")}, [(path, 1), path]):
-        with pytest.raises(UsageError, match="a mix is"):
+        with pytest.raises(UsageError, match="pass a mix as"):
             TorchDataset(wrong)
     with pytest.raises(UsageError, match="'stop'"):
         TorchDataset([path], stop="all")
@@ -466,4 +466,4 @@ def test_without_torch_the_import_says_what_to_install() -> None:
     said = run_python(program).stdout
 
     assert "MissingExtraError" in said
-    assert "pip install 'fast-axolotl[torch]'" in said
+    assert "pip install torch" in said

@@ -455,7 +455,7 @@ def test_a_training_tried_again_gets_a_folder_and_the_first_is_given_up(
             raise RuntimeError("CUDA out of memory.")
 
     make(AtStepEnd(fail_once), auto_find_batch_size=True).train()
-    assert end_of(tmp_path / "run") == ("exception", "the training was given up")
+    assert end_of(tmp_path / "run") == ("exception", "the training was aborted")
     assert total(read_run(tmp_path / "run-2").ranks[0], "steps") == 6
 
 

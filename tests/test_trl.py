@@ -232,7 +232,7 @@ def test_prepared_datasets_are_those_of_trl(
     assert ("merging" in rows or template == INVITING) <= any("rompt" in line for _, line in lines)
     # The end of sequences is deprecated; only supervised fine-tuning cuts here.
     is_cut_by_trl = trainer == "SFT" and options.get("truncation_mode") == "keep_end"
-    told = [("trl-sft", "truncate: the end of sequences is kept", 40)]
+    told = [("trl-sft", "truncate: truncation keeps the end of sequences", 40)]
     assert refused == told * is_cut_by_trl
 
 
@@ -317,7 +317,7 @@ def test_a_pass_that_is_not_ours_is_counted_with_its_reason(refused: list[Any]) 
     tokenizer = byte_tokenizer()
     tokenizer.__dict__["_encode_plus"] = tokenizer._encode_plus
     both("DPO", make("pairs"), tokenizer)
-    assert refused == [("trl-dpo", "tokenize_fn: the tokenizer has been altered", 40)]
+    assert refused == [("trl-dpo", "tokenize_fn: the tokenizer was modified", 40)]
 
 
 @pytest.mark.parametrize("is_ours_first", [True, False])

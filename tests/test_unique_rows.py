@@ -126,7 +126,7 @@ def test_layouts_of_the_same_values_are_alike_across_tables_and_other_types_are_
     casts = (plain.cast(kind) for kind in (pa.large_string(), "string_view"))
     for other in (plain.dictionary_encode(), *casts):
         assert unique_rows(pa.table({"x": other}), seen=known).tolist() == []
-    with pytest.raises(UsageError, match="x: large_string, and this table has x: double"):
+    with pytest.raises(UsageError, match="x: large_string, and this one has x: double"):
         unique_rows(pa.table({"x": [1.0]}), seen=known)
 
 
@@ -148,7 +148,7 @@ def test_chosen_columns_alone_decide() -> None:
         (["nope"], "no column 'nope'; the table has x, y"),
         ("x", "list of column names, not 'x'"),
         ([], "list of column names"),
-        (["x", "x"], "'x' comes more than once"),
+        (["x", "x"], "two columns have the name 'x'"),
     ],
 )
 def test_wrong_columns_are_named(columns: Any, message: str) -> None:
@@ -158,9 +158,9 @@ def test_wrong_columns_are_named(columns: Any, message: str) -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     table = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
-    with pytest.raises(UsageError, match="'x' comes more than once"):
+    with pytest.raises(UsageError, match="two columns have the name 'x'"):
         unique_rows(table)
-    with pytest.raises(TypeError, match="list: pass a pyarrow Table"):
+    with pytest.raises(TypeError, match="list; pass a pyarrow Table"):
         unique_rows([1, 2])
     with pytest.raises(UsageError, match="num_threads"):
         SeenRows(num_threads=-1)
@@ -175,7 +175,7 @@ def test_damaged_offsets_are_refused() -> None:
     offsets = np.array([0, 5, 2, 6], np.int32)
     data = pa.py_buffer(b"abcdef")
     broken = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), data])
-    with pytest.raises(DataError, match="offsets out of order"):
+    with pytest.raises(DataError, match="unsorted offsets"):
         unique_rows(pa.table({"x": broken}))
 
 

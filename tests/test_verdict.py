@@ -743,7 +743,7 @@ def test_low_latency_with_low_throughput_is_a_batch_that_is_too_small() -> None:
 
 
 def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:
-    reason = "the profiler saw nothing of 2 ranks that is known as communication"
+    reason = "the profiler saw no known communication between the 2 ranks"
     for why, words in (
         (reason, f"fast-axolotl scale: {reason}"),
         ("no profiler window: another profiler was running", "--profile-steps 5 -- COMMAND."),

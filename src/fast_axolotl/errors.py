@@ -1,7 +1,7 @@
 """Every exception this package raises on purpose.
 
     FastAxolotlError
-    ├── UsageError            (ValueError)    an argument that cannot be meant
+    ├── UsageError            (ValueError)    a wrong argument
     ├── MissingExtraError     (ImportError)   an optional package is not installed
     └── DataError             (RuntimeError)  something in the data or its storage
         ├── MissingFileError  (FileNotFoundError)
@@ -85,11 +85,11 @@ def mask_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 class FastAxolotlError(Exception):
-    """The root: catch this to catch everything raised here on purpose."""
+    """The base class: catch this to catch every error that this package raises on purpose."""
 
 
 class UsageError(FastAxolotlError, ValueError):
-    """An argument that cannot be meant."""
+    """An argument has a value that is not allowed."""
 
 
 class MissingExtraError(FastAxolotlError, ImportError):
@@ -115,16 +115,16 @@ class DataError(FastAxolotlError, RuntimeError):
 
 
 class MissingFileError(DataError, FileNotFoundError):
-    """A file or folder that is not there."""
+    """A file or folder does not exist."""
 
 
 class AccessError(DataError, PermissionError):
-    """A file that is there and may not be read."""
+    """A file exists but may not be read."""
 
 
 class ConflictError(DataError):
-    """Two types in one column that no common type holds without loss."""
+    """A column has two types without a common type that keeps all values."""
 
 
 class ResumeError(DataError, ValueError):
-    """A saved state that belongs to other files, another order or another version."""
+    """A saved state belongs to other files, another order or another version."""

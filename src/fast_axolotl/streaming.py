@@ -41,7 +41,7 @@ def streaming_dataset_reader(
     columns: Sequence[str] | None = None,
     infer: Literal["auto", "scan"] = "auto",
 ) -> Iterator[Any]:
-    """Batches of a file, in one of ``python``, ``arrow``, ``numpy`` or ``torch``.
+    """Yield batches of a file as ``python``, ``arrow``, ``numpy`` or ``torch``.
 
     ``columns`` and ``infer`` are those of ``open_dataset``.
 
@@ -64,7 +64,7 @@ def streaming_dataset_reader(
 
 
 class RustStreamingDataset:
-    """Iterates batches of a file; opens nothing until it is iterated, and anew each time."""
+    """Iterates over batches of a file; opens the file at the start of each iteration."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class RustStreamingDataset:
         )
 
     def with_format(self, format: str | None) -> RustStreamingDataset:
-        """Itself: kept for code that calls it."""
+        """Returns itself; kept for code that calls it."""
         return self
 
 

@@ -144,12 +144,12 @@ def mesh(*names: str, shape: tuple[int, ...] = (2,)) -> Any:
 
 @layout("mesh dp", names=("dp",))
 @layout("mesh dp and tp", names=("dp_shard", "tp"), shape=(2, 1))
-@layout("mesh of an unknown name", "'expert', which does not say .* pass shard=", names=("expert",))
+@layout("mesh of an unknown name", "'expert', and it is unknown .* pass shard=", names=("expert",))
 def read_in_mesh(names: tuple[str, ...], **options: Any) -> Ids:
     return ids_of(data(device_mesh=mesh(*names, **options)))
 
 
-@layout("a mesh that nobody passed", "group 'tp' must read the same rows; pass device_mesh=")
+@layout("a mesh that nobody passed", "group 'tp' must read the same rows; pass device_mesh")
 def read_in_hidden_mesh() -> Ids:
     group = dist.new_group([0, 1], group_desc="mesh_tp")  # as init_device_mesh of a larger job
     try:
@@ -201,7 +201,9 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout(
     "dispatched ragged", "'tokens' of list.* collate_fn .* or leave", dataset={"file": "ragged"}
 )
-@layout("dispatched and sharded", "does it again; drop it", dataset={"shard": (RANK, 2)})
+@layout(
+    "dispatched and sharded", "already shards the rows; remove shard=", dataset={"shard": (RANK, 2)}
+)
 @layout("dispatched and stateful", "dispatch_batches=False", config=STATEFUL)
 @layout("own batches", 10, config=OWN, **ONE)
 @layout("own batches of workers", 10, config=OWN, num_workers=2, **ONE)
@@ -209,7 +211,7 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout("own batches, not evened", 10, config={**OWN, "even_batches": False}, **ONE)
 @layout("own rows", 7, config=OWN, **FOUR)
 @layout("own rows that are split", 7, config={**OWN, **SPLIT}, **FOUR)
-@layout("own batches without a size", "a loader with a batch_size; set it, or leave", config=OWN)
+@layout("own batches without a size", "a loader with a batch_size; set it, or do not", config=OWN)
 def accelerate(dataset: Any = None, **options: Any) -> Ids:
     return ids_of(prepare(data(**dataset or {}), **options))
 
@@ -246,13 +248,13 @@ def read_beside() -> list[Ids]:
     return [ids_of(data()), ids_of(DataLoader(data("ragged"), batch_size=None, num_workers=1))]
 
 
-@layout("after a broken pass", "reads on rank 0 only")
+@layout("after a broken pass", "reads only on rank 0")
 def read_after() -> Ids:
     dataset = data()
     batches = prepare(dataset)
     next(iter(batches))
     if RANK == 0:
-        raise FastAxolotlError("only the other rank reads on rank 0 only")
+        raise FastAxolotlError("only the other rank reads only on rank 0")
     return ids_of(dataset)
 
 

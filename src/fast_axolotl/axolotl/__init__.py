@@ -74,16 +74,16 @@ RUN = "FAST_AXOLOTL_RUN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What is installed into Axolotl, and why the rest is not."""
+    """Which replacements are installed in Axolotl, and why the others are not."""
 
     installed: bool
     """Whether ``install()`` is in force."""
     reason: str
-    """Why it is not in force; empty where it is."""
+    """Why it is not in force; empty if it is."""
     virtual_modules: tuple[str, ...]
-    """The names in ``sys.modules`` that this package put there."""
+    """The names that this package added to ``sys.modules``."""
     patches: tuple[Patch, ...]
-    """Every replacement, in or not; before Axolotl is looked for there is none to tell of."""
+    """Every replacement and its state; empty before the first import of Axolotl."""
 
 
 @dataclass(slots=True)
@@ -104,13 +104,13 @@ _STATE = _State()
 
 
 def install(*, skip: Iterable[str] = ()) -> bool:
-    """Replace what can be replaced; ``False`` where all of it is in, or switched off.
+    """Install the replacements; ``False`` if all are installed already, or switched off.
 
-    ``skip`` names replacements to leave out, as ``FAST_AXOLOTL_SKIP`` does. A second call puts back
-    what a reload of Axolotl's modules took out.
+    ``skip`` names replacements to skip, as ``FAST_AXOLOTL_SKIP`` does. A second call restores
+    replacements that were lost when Axolotl's modules were reloaded.
     """
     if os.environ.get(SWITCH) == "0":
-        _STATE.reason = f"the environment has {SWITCH}=0"
+        _STATE.reason = f"{SWITCH}=0 is set"
         return False
     asked = {*skip, *names_to_skip()}
     if _STATE.installed and not asked - _STATE.skip:
@@ -132,7 +132,7 @@ def install(*, skip: Iterable[str] = ()) -> bool:
 
 
 def uninstall() -> bool:
-    """Take everything out that ``install()`` put in; ``False`` where nothing was installed."""
+    """Remove all replacements that ``install()`` made; ``False`` if there were none."""
     if not _STATE.installed:
         return False
     _STATE.installed, _STATE.reason = False, "uninstall() was called"
@@ -147,7 +147,7 @@ def uninstall() -> bool:
 
 
 def status() -> Status:
-    """What is installed now, and the reason for what is not."""
+    """Which replacements are installed now, and why the others are not."""
     _take_up_unfinished()
     patches = _STATE.patchwork.patches() if _STATE.patchwork is not None else ()
     if _STATE.failures:
@@ -206,10 +206,11 @@ def inactive_line(patches: Iterable[Patch]) -> str:
     if len(fit) == len(wanted) or not host_name():
         return ""
     tried = sum("trial" in found for found in fit)
-    on_trial = f" ({tried} of them on trial)" if tried else ""
+    on_trial = f", {tried} of them on trial" if tried else ""
     return (
-        f"{len(fit)} of {len(wanted)} replacements are active on {host_name()}"
-        f"{on_trial}: the code of {len(wanted) - len(fit)} is unfamiliar; see `fast-axolotl status`"
+        f"{len(fit)} of {len(wanted)} replacements are active on {host_name()}{on_trial}; "
+        f"inactive because the source code is unknown: {len(wanted) - len(fit)}; see "
+        "`fast-axolotl status`"
     )
 
 
@@ -222,23 +223,23 @@ def use_line(patches: Iterable[Patch]) -> str:
     for patch in patches:
         if patch.calls:
             calls[patch.name] = calls.get(patch.name, 0) + patch.calls
-        kinds = (f"{patch.name} ×%d", patch.fallbacks), (f"%d rows of {patch.name}", patch.rows)
+        kinds = (f"{patch.name} ×%d", patch.fallbacks), (f"{patch.name} ×%d rows", patch.rows)
         for text, counts in kinds:
             most = sorted(counts, key=lambda pair: -pair[1])
             rest = sum(count for _, count in most[_SHOWN:])
-            most[_SHOWN:] = [(f"{len(most) - _SHOWN} more reasons", rest)] if rest else []
+            most[_SHOWN:] = [(f"{len(most) - _SHOWN} other reasons", rest)] if rest else []
             own |= dict.fromkeys(f"{text % count} ({reason})" for reason, count in most)
         if patch.trial:
             trials[f"{patch.name} ({patch.trial})"] = None
     if not calls and not own:
         return ""
-    used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "nothing"
+    used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "none"
     refused = [patch.name for patch in patches if patch.fallbacks or patch.rows]
     owner = "TRL" if all(name.startswith("trl") for name in refused) else "Axolotl"
     parts = [
-        f"used {used}",
-        own and f"{owner}'s own: {', '.join(own)}",
-        trials and f"tried: {', '.join(trials)}",
+        f"accelerated calls: {used}",
+        own and f"stock {owner} calls: {', '.join(own)}",
+        trials and f"trials: {', '.join(trials)}",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -314,7 +315,7 @@ def _new_patchwork() -> Patchwork:
 
     trial = os.environ.get(TRIAL, "")
     if trial not in ("", "0", "1"):
-        LOG.warning("fast-axolotl: %s is 0 or 1, not %r; nothing is changed by it", TRIAL, trial)
+        LOG.warning("fast-axolotl: ignoring %s=%r; set it to 0 or 1", TRIAL, trial)
     return Patchwork(patches.REPLACEMENTS, patches.KNOWN, trial=trial, ledger=LEDGER)
 
 
@@ -323,7 +324,10 @@ def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> Non
     patchwork.switch_off(wanted)
     unknown = wanted - {patch.name for patch in patchwork.patches()} - {SWITCH_NAME}
     if unknown:
-        LOG.warning("fast-axolotl has no replacement named %s", ", ".join(sorted(unknown)))
+        LOG.warning(
+            "fast-axolotl has no replacement named %s; see `fast-axolotl status`",
+            ", ".join(sorted(unknown)),
+        )
 
 
 def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
@@ -366,7 +370,7 @@ def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None
     line = inactive_line(found)
     if line and os.environ.get(RUN) != "1" and not LEDGER.is_worker:
         left = dict.fromkeys(patch.name for patch in found if patch.state == "skipped")
-        LEDGER.tell("fast-axolotl: %s; left alone: %s", line, ", ".join(left))
+        LEDGER.tell("fast-axolotl: %s; not replaced: %s", line, ", ".join(left))
 
 
 def _is_being_imported(module: ModuleType | None) -> bool:
@@ -379,4 +383,4 @@ def _guarded(name: str, action: Callable[[], object]) -> None:
     except Exception as error:  # noqa: BLE001
         # The one broad except: what is raised here would end the import of Axolotl itself.
         _STATE.failures[name] = f"{type(error).__name__}: {error}"
-        LOG.warning("fast_axolotl left %s as it is: %s", name, _STATE.failures[name])
+        LOG.warning("fast-axolotl did not change %s: %s", name, _STATE.failures[name])

@@ -124,9 +124,9 @@ def diff_char_span(cls: Any, full_text: str, dummy_text: str) -> tuple[int, int]
     end on reversed copies. This one halves the distance; the result does not depend on blocks.
     """
     if type(full_text) is not str or type(dummy_text) is not str:
-        raise Unfamiliar("a text is no plain str")
+        raise Unfamiliar("a text is not a plain str")
     if type(cls._DIFF_BLOCK) is not int or cls._DIFF_BLOCK <= 0:
-        raise Unfamiliar("the block size of the comparison is no positive number")
+        raise Unfamiliar("the block size of the comparison is not a positive number")
     return _difference(full_text, dummy_text)
 
 
@@ -177,7 +177,7 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, Unfamiliar) else f"a row gives {type(error).__name__}"
+    return str(error) if isinstance(error, Unfamiliar) else f"a row raises {type(error).__name__}"
 
 
 @dataclass(slots=True)
@@ -225,17 +225,17 @@ class _Batch:
         tokenizer, prompter = strategy.tokenizer, strategy.prompter
         backend = check_tokenizer(tokenizer)
         if type(strategy) is not chat_template.ChatTemplateStrategy:
-            raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
+            raise Unfamiliar(f"{type(strategy).__name__} is a custom strategy")
         if type(prompter) is not chat_template.ChatTemplatePrompter or prompter.processor:
-            raise Unfamiliar("the prompter has a processor, or is one of its own")
+            raise Unfamiliar("the prompter has a processor or is custom")
         owners = (strategy, prompter)
         if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
-            raise Unfamiliar("the strategy or its prompter has been altered")
+            raise Unfamiliar("the strategy or its prompter was modified")
         if prompter.tokenizer is not tokenizer:
             raise Unfamiliar("prompter and strategy have different tokenizers")
         compares_tokens = not hasattr(strategy, "_build_turn_locator")
         if not compares_tokens and (strategy._SENTINELS != _SENTINELS or strategy._DIFF_BLOCK <= 0):
-            raise Unfamiliar("the strategy has placeholders of its own")
+            raise Unfamiliar("the strategy has custom placeholders")
         if not (
             strategy.roles_to_train
             or strategy.train_on_eos
@@ -243,14 +243,14 @@ class _Batch:
             or prompter.message_field_training
             or prompter.message_field_training_detail
         ):
-            raise Unfamiliar("only the last turn is trained, by the legacy way")
+            raise Unfamiliar("only the last turn is trained, in the legacy mode")
         if chat_template.LOG.isEnabledFor(logging.DEBUG):
-            raise Unfamiliar("debug messages are written")
+            raise Unfamiliar("debug logging is on")
         if not is_set(tokenizer, "eos_token"):
-            raise Unfamiliar("the tokenizer has no end token")
+            raise Unfamiliar("the tokenizer has no EOS token")
         options = prompter.chat_template_kwargs
         if not _RESERVED.isdisjoint(options) or type(prompter.chat_template) is not str:
-            raise Unfamiliar("the chat template is given arguments of apply_chat_template")
+            raise Unfamiliar("the chat template gets extra arguments")
         arguments = {**tokenizer.special_tokens_map, **options}
         template = tokenizer.get_chat_template(prompter.chat_template, None)
         note = _Log(chat_template.LOG)
@@ -303,7 +303,7 @@ class _Batch:
         if tools is not None:
             tools = self.to_turns._get_tools({fields[2]: remove_none_values(tools)}) or None
         if not turns or (tools and not all(type(tool) is dict for tool in tools)):
-            raise Unfamiliar("a conversation has no turns, or tools that are no dicts")
+            raise Unfamiliar("a conversation has no turns, or tools that are not dicts")
         return turns, tools
 
     def render(self, inputs: Inputs, last: int = 0) -> tuple[Plan | None, str]:
@@ -399,14 +399,14 @@ class _Row:
     def label_details(self, labels: list[int], first: int, text: Any, details: Any) -> None:
         """Labels of a turn of which parts are trained: ``get_offsets_for_train_detail``."""
         if type(text) is not str:
-            raise Unfamiliar("a text with training details is no str")
+            raise Unfamiliar("a text with training details is not a str")
         batch = self.batch
         (encoding,) = batch.backend.encode_batch([text], add_special_tokens=False)
         self.note_length(encoding.ids)
         starts = [start for start, _ in encoding.offsets]
         ends = [*[start - 1 for start in starts[1:]], len(text) - 1]
         if starts != sorted(starts):
-            raise Unfamiliar("the tokens of a text are not in its order")
+            raise Unfamiliar("the tokens are not in the order of the text")
         offsets = [*zip(starts, ends, strict=True)]
         for part in batch.to_details.adjust_train_details(details, offsets):
             if part["train"]:
@@ -444,7 +444,7 @@ class _Row:
             start = bisect_right(self.offsets, char_start, key=itemgetter(1))
             end = bisect_left(self.offsets, char_end, key=itemgetter(0))
             if start >= len(self.offsets):
-                raise Unfamiliar("a turn lies behind the last token")
+                raise Unfamiliar("a turn starts after the last token")
         if end < start:
             self.batch.note.warning(
                 f"Content end boundary is before start boundary for turn {index}"
@@ -519,12 +519,12 @@ def _columns(prompter: Any, prompt: Any) -> dict[str, list[Any]]:
     """The columns of a batch of rows: ``is_prompt_batched`` after ``remove_none_values``."""
     columns = {name: values for name, values in prompt.items() if values is not None}
     if any(type(values) is not list for values in columns.values()):
-        raise Unfamiliar("the prompt is no batch of rows")
+        raise Unfamiliar("the prompt is not a batch of rows")
     messages = columns.get(prompter.field_messages)
     if not messages or len({*map(len, columns.values())}) != 1:
         raise Unfamiliar("the batch has no messages")
     if any(type(row) not in (list, str) for row in messages):
-        raise Unfamiliar("the messages of a row are neither list nor text")
+        raise Unfamiliar("the messages of a row are neither a list nor text")
     return columns
 
 

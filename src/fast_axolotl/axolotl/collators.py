@@ -139,7 +139,7 @@ def fetch(self: Any, possibly_batched_index: Any) -> Any:
         type(self) is not batch_dataset_fetcher._MapDatasetFetcher
         or self.auto_collation is not True
     ):
-        raise Unfamiliar("the fetcher is not that of a batch sampler")
+        raise Unfamiliar("the fetcher does not belong to a batch sampler")
     collator = self.collate_fn
     kind = type(collator)
     known = (
@@ -148,15 +148,15 @@ def fetch(self: Any, possibly_batched_index: Any) -> Any:
         batching.DataCollatorForSeq2Seq,
     )
     if kind not in known or not hasattr(kind.__call__, MARK):
-        raise Unfamiliar(f"the collator {kind.__name__} is not one that takes arrays")
+        raise Unfamiliar(f"the collator {kind.__name__} does not take arrays")
     _settings(collator, kind.__name__, None)
     is_packed = kind is not batching.DataCollatorForSeq2Seq
     dataset = self.dataset
     if type(dataset) is not datasets.Dataset or dataset._format_type is not None:
-        raise Unfamiliar("the dataset is not a plain one without a format")
+        raise Unfamiliar("the dataset is not a plain dataset without a format")
     features, chosen = dataset._info.features, dataset._format_columns
     if not features or (chosen is not None and not set(chosen) >= set(dataset.column_names)):
-        raise Unfamiliar("the dataset has no features, or gives some columns only")
+        raise Unfamiliar("the dataset has no features, or selects only some columns")
     columns = (*_COLUMNS, "length") if is_packed else _COLUMNS
     for field in dataset._data.schema:
         arrow_type, feature = field.type, features.get(field.name)
@@ -205,7 +205,7 @@ def _row(features: Sequence[dict[str, Any]], without: Sequence[str] = ("length",
 
 def _tokens(name: str, value: Any) -> _Tokens:
     if name not in _COLUMNS:
-        raise Unfamiliar(f"the column {name!r} is not one that Axolotl pads")
+        raise Unfamiliar(f"the column {name!r} is not a column that Axolotl pads")
     if type(value) is list:
         value = np.array(value)
     elif type(value) is not np.ndarray:
@@ -232,7 +232,7 @@ def _batch(rows: list[_Row], settings: _Settings) -> Any:
 
     names = rows[0].keys()
     if "input_ids" not in names or ("attention_mask" in names and not settings.has_mask):
-        raise Unfamiliar("there are no input_ids, or a mask that the tokenizer does not know")
+        raise Unfamiliar("input_ids are missing, or the tokenizer does not know the mask")
     lengths = [_length(row["input_ids"]) for row in rows]
     for row, length in zip(rows, lengths, strict=True):
         if row.keys() != names or any(_length(parts) != length for parts in row.values()):
@@ -262,7 +262,7 @@ def _width(lengths: list[int], longest: int, settings: _Settings) -> int:
             raise Unfamiliar("a row is longer than max_length")
         return width
     if len(set(lengths)) > 1:
-        raise Unfamiliar("rows differ in length, and are not to be padded")
+        raise Unfamiliar("rows differ in length, and padding is off")
     return lengths[0]
 
 
@@ -282,7 +282,7 @@ def _column(
             is_range = name == "position_ids"
             padding[:] = np.arange(len(padding)) if is_range else settings.fills[name]
     if name in _PADDED_FIRST and not -_EXACT <= places.min() <= places.max() <= _EXACT:
-        raise Unfamiliar(f"{name!r} has values that float64 does not hold")
+        raise Unfamiliar(f"{name!r} has values that do not fit in float64")
     if settings.tensors == "np":
         return places
     import torch
@@ -307,9 +307,9 @@ def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
     if type(tensors) is not str or tensors not in ("pt", "np"):
         raise Unfamiliar(f"return_tensors is {tensors!r}")
     if tensors == "pt" and torch.get_default_device().type != "cpu":
-        raise Unfamiliar("tensors are made on another device")
+        raise Unfamiliar("the default torch device is not the CPU")
     if self.padding is True and self.max_length is not None:
-        raise Unfamiliar("max_length is set beside padding=True, which the tokenizer warns about")
+        raise Unfamiliar("max_length is set together with padding=True")
     for name, least in (
         ("pad_to_multiple_of", 1),
         ("max_length", 1),
@@ -373,7 +373,7 @@ def _rows_of(name: str, column: pa.ChunkedArray) -> list[_Tokens]:
         raise Unfamiliar(f"the column {name!r} has nulls or empty rows")
     values = flat.to_numpy(zero_copy_only=False)
     if values.dtype.itemsize == 8 and not -_EXACT <= values.min() <= values.max() <= _EXACT:
-        raise Unfamiliar(f"the column {name!r} has values that float64 does not hold")
+        raise Unfamiliar(f"the column {name!r} has values that do not fit in float64")
     tokens = values.astype(np.int64, copy=False)
     starts = (edges - edges[0]).tolist()
     return [tokens[start:stop] for start, stop in pairwise(starts)]

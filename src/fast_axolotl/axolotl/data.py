@@ -162,7 +162,7 @@ def deduplicate_dataset(dataset: Any, seen_hashes: Any = None) -> tuple[Any, Any
     """For ``axolotl.utils.data.utils._deduplicate_dataset``."""
     seen = SeenHashes() if seen_hashes is None else seen_hashes
     if not isinstance(seen, SeenHashes) or seen.rows is None:
-        raise Unfamiliar("dedupe was given hashes that are not its own")
+        raise Unfamiliar("seen_hashes was not made by this dedupe")
     rows = seen.rows
     try:
         digests = _digest_rows(dataset, rows)
@@ -192,7 +192,7 @@ def get_dataset_lengths(dataset: Any, from_arrow: Any = False) -> Any:
         # Stock reads the table itself here, whatever rows of it the dataset has.
         lengths = of_column(column_of(dataset, "input_ids"), list_lengths)
         if not len(lengths):
-            raise Unfamiliar("stock fails on an empty column")
+            raise Unfamiliar("the column is empty, on which stock fails")
     else:
         lengths = per_row(dataset, "input_ids", list_lengths)
     if not len(lengths):
@@ -209,10 +209,10 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
     require_known_kind(dataset)
     target = shared.get_prepared_dataset_path(cfg, dataset_hash)
     if any(mark in str(target) for mark in "~:"):
-        raise Unfamiliar(f"{target} may be no path of this machine")
+        raise Unfamiliar(f"{target} may not be a local path")
     folders = {Path(file["filename"]).resolve().parent for file in dataset.cache_files}
     if target.resolve() in folders:
-        raise Unfamiliar("the dataset lies in the folder that it is to be saved in")
+        raise Unfamiliar("the dataset is already in its output folder")
     if not len(dataset):
         raise Unfamiliar("the dataset is empty")
     require_no_decoding(dataset)
@@ -269,7 +269,7 @@ def try_dedupe(
         rows = load_dataset_with_config(config, use_auth_token=False)
         loaded.append(next(iter(rows.values())) if isinstance(rows, DatasetDict) else rows)
     if not loaded:
-        return {"reason": "the configuration has no datasets: to dedupe"}
+        return {"reason": "the configuration lists no datasets to dedupe"}
     # All rows together, as far as their columns agree.
     alike = [rows for rows in loaded if rows.features == loaded[0].features]
     merged = concatenate_datasets(alike) if len(alike) > 1 else alike[0]
@@ -284,7 +284,10 @@ def try_dedupe(
     try:
         ours = kept(deduplicate_dataset(dataset))
     except Unfamiliar as error:
-        return {"rows": len(dataset), "reason": f"ours leaves these rows to Axolotl: {error}"}
+        return {
+            "rows": len(dataset),
+            "reason": f"the stock function is used here: {error}",
+        }
     outcome: dict[str, Any] = {
         "rows": len(dataset),
         "is_cut": len(alike) < len(loaded) or len(merged) > _TRIAL_ROWS,
@@ -292,7 +295,10 @@ def try_dedupe(
         "is_equal": ours == wanted,
     }
     if not outcome["is_equal"]:
-        return {**outcome, "reason": "ours keeps other rows than Axolotl: nothing was timed"}
+        return {
+            **outcome,
+            "reason": "the results differ from stock Axolotl; nothing was timed",
+        }
     functions = {"stock": _deduplicate_dataset, "ours": deduplicate_dataset}
     seconds: dict[str, list[float]] = {"stock": [], "ours": []}
     begin = clock()
@@ -367,13 +373,13 @@ def list_lengths(array: pa.Array) -> Any:
 def require_integers(kind: pa.DataType) -> None:
     """Raises for anything but lists of integers that numpy and Python hold alike."""
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise Unfamiliar(f"a column of type {kind} where lists of tokens are expected")
+        raise Unfamiliar(f"a column has the type {kind} instead of lists of tokens")
     _require_integer(kind.value_type)
 
 
 def _require_integer(kind: pa.DataType) -> None:
     if not pa.types.is_integer(kind) or pa.types.is_uint64(kind):
-        raise Unfamiliar(f"values of type {kind} where integers are expected")
+        raise Unfamiliar(f"values have the type {kind} instead of integers")
 
 
 def _lasts(array: pa.Array) -> Any:
@@ -385,7 +391,7 @@ def _lasts(array: pa.Array) -> Any:
     lasts = array.values.take(pa.array(ends[has_last] - 1))
     found[has_last] = lasts.cast(pa.int64()).fill_null(_NULL_ROW - 1).to_numpy()
     if len(found) and found.max() == _MOST_INTEGER:
-        raise Unfamiliar("a position is the largest integer there is")
+        raise Unfamiliar("a position does not fit in its integer type")
     return found
 
 
@@ -423,7 +429,7 @@ def require_known_kind(dataset: Any) -> None:
     kind = type(dataset)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if kind is not Dataset and name != "axolotl.datasets.TokenizedPromptDataset":
-        raise Unfamiliar(f"a dataset of type {name}")
+        raise Unfamiliar(f"the dataset has the type {name}")
     if dataset.list_indexes():
         raise Unfamiliar("the dataset has a search index")
 
@@ -446,7 +452,7 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
             raise Unfamiliar(f"column {field.name!r} is of type {field.type}")
     types = [(field.name, plain_type(field.type)) for field in schema]
     if not types or seen.types not in (None, types):
-        raise Unfamiliar("the rows seen so far have other columns or types")
+        raise Unfamiliar("earlier rows have other columns or types")
     has_text = _has_text(schema)
 
     def look(batch: pa.RecordBatch) -> Any:

@@ -188,9 +188,9 @@ def _unusual(tokenizer: Any, rows: Any, masks: Any, width: int | None) -> str:
     from transformers import PreTrainedTokenizerFast
 
     if type(rows) is not list or type(masks) is not list:
-        return "the tokenizer gave no lists"
+        return "the tokenizer did not return lists"
     if {*map(type, rows), *map(type, masks)} - {list}:
-        return "the tokenizer gave no lists of lists"
+        return "the tokenizer did not return lists of lists"
     if list(map(len, rows)) != list(map(len, masks)):
         return "tokens and attention masks differ in length"
     if any(mask.count(1) != len(mask) for mask in masks):
@@ -203,7 +203,7 @@ def _unusual(tokenizer: Any, rows: Any, masks: Any, width: int | None) -> str:
         for name in ("__call__", "_encode_plus", "_convert_encoding")
     )
     if not is_plain and not (_are_integers(rows) and _are_integers(masks)):
-        return "a token or a mask is no int of 64 bits"
+        return "a token or a mask is not a 64-bit int"
     if width is None:
         return ""
     if max(map(len, rows), default=0) + SEPARATORS > width:
@@ -270,7 +270,7 @@ def _padding_of(collate_fn: Any) -> _Padding:
     pad, label_pad = tokenizer.pad_token_id, collate_fn.label_pad_token_id
     usual &= type(pad) is int and 0 <= pad <= _INT64.max and type(label_pad) is int
     if not usual:
-        raise Unfamiliar("the tokenizer pads in its own way")
+        raise Unfamiliar("the tokenizer has custom padding")
     values = {"input_ids": pad, "labels": label_pad, "attention_mask": 0}
     return _Padding(multiple=multiple, values=values)
 
@@ -280,19 +280,19 @@ def _token_rows(dataset: Any, longest: int, isolated: bool) -> _TokenRows | str:
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset) or dataset._indices is not None:
-        return "the wrapper gave no plain dataset"
+        return "the wrapper did not return a plain dataset"
     if dataset._format_type is not None or dataset._format_columns is not None:
-        return "the wrapper gave a formatted dataset"
+        return "the wrapper returned a dataset with a format"
     names = [name for name in dataset.column_names if name not in _UNUSED]
     if set(names) - _KNOWN or "input_ids" not in names:
-        return f"the wrapper gave the columns {', '.join(names)}"
+        return f"the wrapper returned the columns {', '.join(names)}"
     if isolated and "attention_mask" not in names:
         return "there is no attention_mask to drop"
     flat = {}
     for name in names:
         column = _flat(dataset.data.column(name))
         if column is None:
-            return f"{name} holds more than lists of integers"
+            return f"{name} has values other than lists of integers"
         flat[name] = column
     offsets = flat["input_ids"][1]
     if any(not np.array_equal(offsets, other) for _, other in flat.values()):

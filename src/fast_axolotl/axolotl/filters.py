@@ -81,7 +81,7 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
     keeps = lengths >= (shortest or 2)
     if strategy != "truncate":
         if strategy == "raise" and lengths.max() > sequence_len:
-            raise Unfamiliar("a sequence is too long, which stock reports")
+            raise Unfamiliar("a sequence is too long, which the stock function reports")
         keeps &= lengths <= sequence_len
     if not keeps.any():
         raise Unfamiliar("no row is left")
@@ -136,7 +136,7 @@ def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any
     codes = [item for item in outer.__code__.co_consts if isinstance(item, CodeType)]
     code = next((item for item in codes if item.co_name == name), None)
     if code is None:
-        raise Unfamiliar(f"stock has no {name} of its own")
+        raise Unfamiliar(f"stock Axolotl has no {name}")
     marked = FunctionType(code, outer.__globals__, name)
     train = _with_trainable_tokens(run, train, marked, words, stock.LOG, "")
     if evaluation is not None:
@@ -369,7 +369,7 @@ def _with_trainable_tokens(
     desc = "Drop Samples with Zero Trainable Tokens"
     result = run.filter(dataset, function, keeps, desc, batched)
     if not len(result):
-        raise Unfamiliar("no row is left, which stock reports")
+        raise Unfamiliar("no row is left, which the stock function reports")
     if dropped := len(dataset) - len(result):
         words.append((log.warning, f"Dropped {dropped} samples with no trainable tokens{where}"))
     return result
@@ -447,7 +447,7 @@ def require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
         if _is_fragile(field.type):
             raise Unfamiliar(f"column {field.name!r} is of type {field.type}")
         if field.name in columns and dataset.features[field.name] != columns[field.name]:
-            raise Unfamiliar(f"column {field.name!r} is there already, of type {field.type}")
+            raise Unfamiliar(f"column {field.name!r} already exists with type {field.type}")
     for name in _CUT_COLUMNS:
         if name in dataset.column_names:
             require_integers(column_of(dataset, name).type)

@@ -131,7 +131,7 @@ class FileSource:
     def require_fit(self, schema: pa.Schema) -> None:
         """``Unfamiliar`` where the builder would meet other types than it expects."""
         if not fits(pa.struct(schema), pa.struct(self.schema)):
-            raise Unfamiliar("the types of the rows have changed")
+            raise Unfamiliar("the types of the rows changed")
 
     def cast(self, batch: pa.RecordBatch) -> pa.Table:
         """The batch as the builder gives it; ``Unfamiliar`` where it would not be the same."""
@@ -139,9 +139,9 @@ class FileSource:
         table = pa.Table.from_batches([batch])
         for text in _texts(table):
             if self.format == "text" and _any_match(text, "\r"):
-                raise Unfamiliar("a carriage return inside a line, where datasets ends the line")
+                raise Unfamiliar("a line has a carriage return, which ends the line in datasets")
             if self.format == "jsonl" and _any_match(text, _TIME):
-                raise Unfamiliar("text that is a time, which datasets may rewrite")
+                raise Unfamiliar("a text looks like a date or time, which datasets may convert")
         cast: pa.Table = self.builder._cast_table(table)
         return cast
 
@@ -172,11 +172,11 @@ def shard_sources(dataset: Any) -> list[str]:
     if type(dataset) is not hf.IterableDataset or type(examples) is not hf.ArrowExamplesIterable:
         raise Unfamiliar("the dataset is not a plain stream of files")
     if dataset._formatting or dataset._distributed:
-        raise Unfamiliar("the dataset is formatted or distributed already")
+        raise Unfamiliar("the dataset already has a format or is split across ranks")
     builder: Any = getattr(examples.generate_tables_fn, "__self__", None)
     name, module = type(builder).__name__, type(builder).__module__
     if name not in _FORMATS or not module.startswith("datasets.packaged_modules."):
-        raise Unfamiliar(f"datasets reads it with {name}, which is left to it")
+        raise Unfamiliar(f"datasets reads it with {name}, which fast-axolotl does not replace")
     config, usual = builder.config, type(builder.config)()
     for setting in _SETTINGS:
         if getattr(config, setting, None) != getattr(usual, setting, None):
@@ -184,15 +184,15 @@ def shard_sources(dataset: Any) -> list[str]:
     features = builder.info.features
     traces = getattr(json_files, "AGENT_TRACES_FEATURES", None)
     if name == "Json" and features is not None and features == traces:
-        raise Unfamiliar("datasets makes one row of each of these files")
+        raise Unfamiliar("datasets makes one row per file here")
     if features is None and name != "Text":
-        raise Unfamiliar("datasets cannot tell the columns before it has read everything")
+        raise Unfamiliar("datasets does not know the columns before it has read everything")
     for column, feature in (features or {}).items():
         inner: list[Any] = []
         hf._visit(feature, inner.append)
         # Others are stored as something else than they are, such as JSON or a matrix.
         if hf.require_decoding(feature) or {type(item).__name__ for item in inner} - _PLAIN:
-            raise Unfamiliar(f"column {column!r} holds more than plain values")
+            raise Unfamiliar(f"column {column!r} has nested values")
     lists = [value for value in examples.kwargs.values() if isinstance(value, list)]
     count = max(map(len, lists), default=0)
     shards = _split_gen_kwargs(examples.kwargs, max_num_jobs=max(1, count))
@@ -261,7 +261,7 @@ class ReaderExamples(hf.ArrowExamplesIterable):  # type: ignore[misc]
                 yield table, after
             return
         except (FastAxolotlError, Unfamiliar, pa.ArrowException, TypeError, ValueError) as problem:
-            LOG.warning("datasets reads on at row %d of a file: %s", given, problem)
+            LOG.warning("datasets itself reads the file from row %d on: %s", given, problem)
         for _, table in self.generate_tables_fn(**shard):
             if given < len(table):
                 yield table.slice(given), None

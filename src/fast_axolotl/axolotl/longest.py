@@ -39,7 +39,7 @@ def copy_longest(
         text = "".join(log.read_text(encoding="utf-8", errors="replace").split())
         datasets = [path for path in datasets if path.name in text]
     if len(datasets) != 1:
-        raise DataError("a run has left no prepared dataset here", path=str(prepared))
+        raise DataError("there is no single prepared dataset of this run here", path=str(prepared))
     [dataset] = datasets
     full = int(config.get("sequence_len") or 0) if config.get("sample_packing") else None
     try:
@@ -53,10 +53,10 @@ def copy_longest(
                 found += [(lengths[at].as_py() or 0, batch.slice(at, 1)) for at in top]
                 found = heapq.nlargest(rows, found, key=lambda one: one[0])
     except (OSError, KeyError, ValueError, pa.ArrowInvalid) as error:
-        text = f"not a dataset of tokens that Axolotl prepared: {error}"
+        text = f"this is not a tokenised dataset prepared by Axolotl: {error}"
         raise DataError(text, path=str(dataset)) from error
     if not found or not found[0][0]:
-        raise DataError("has no row with tokens", path=str(dataset))
+        raise DataError("the dataset has no row with tokens", path=str(dataset))
     table, longest = pa.Table.from_batches([batch for _, batch in found]), found[0][0]
     if full:
         tokens, longest = sum(length for length, _ in found), full

@@ -267,11 +267,11 @@ class Patchwork:
             return "absent", f"{package} is not installed"
         if fingerprint(item.target) == ABSENT:
             if ABSENT in self._known.get(item.target, ()):
-                return "absent", f"{item.target} is no part of this release"
-            return "skipped", f"{item.target} is not there"
+                return "absent", f"{item.target} does not exist in this release"
+            return "skipped", f"{item.target} is missing"
         reason = mismatch((item.target, *item.relies_on), self._known)
         is_wanted = self._trial == "1" or (reason and self._trial != "0")
-        if is_wanted and item.is_pure and "is not there" not in reason:
+        if is_wanted and item.is_pure and "is missing" not in reason:
             return "trial", reason
         return ("skipped" if reason else "active"), reason
 
@@ -294,10 +294,10 @@ class Patchwork:
         except Unfamiliar as refusal:
             record.reason = str(refusal)
         if hasattr(inner, MARK):
-            record.reason = "another copy of this package has replaced it"
+            record.reason = "another copy of fast-axolotl has replaced it"
         if record.reason != reason:
             # Unlike unfamiliar code, this is not seen from the files, and so not told elsewhere.
-            self._ledger.tell("fast-axolotl leaves %s alone: %s", item.target, record.reason)
+            self._ledger.tell("fast-axolotl does not replace %s: %s", item.target, record.reason)
             return None
         wrapper: Any = _wrap(inner, item, record, self._ledger)
         if isinstance(original, classmethod):
@@ -322,7 +322,7 @@ class Patchwork:
         state, reason = record.state, record.reason
         if state in ("active", "trial") and not _is_in_place(item, record):
             state = "lost"
-            reason = "its module was reloaded or changed; install() puts it back"
+            reason = "its module was reloaded or changed; call install() again"
 
         def reasons(kind: str, name: str) -> tuple[tuple[str, int], ...]:
             return tuple(
@@ -367,7 +367,7 @@ class Reliance:
         for name, namespace, attribute, value in self._found:
             held = namespace.get(attribute)
             if held is not value and _beneath(held) is not _beneath(value):
-                raise Unfamiliar(f"{name} was replaced by someone else")
+                raise Unfamiliar(f"{name} was replaced by other code")
 
 
 def _as_written(name: str) -> tuple[str, Mapping[str, Any], str, Any] | None:
@@ -394,7 +394,7 @@ def _as_written(name: str) -> tuple[str, Mapping[str, Any], str, Any] | None:
     definition = re.compile(rf"{indent}(?:async )?(?:def|class) ")
     above = itertools.takewhile(lambda line: not definition.match(line), lines)
     if not is_own or layers > sum(line.startswith(f"{indent}@") for line in above):
-        raise Unfamiliar(f"{name} was replaced by someone else")
+        raise Unfamiliar(f"{name} was replaced by other code")
     return name, vars(owner), attribute, value
 
 
@@ -415,9 +415,9 @@ def mismatch(names: Iterable[str], known: Mapping[str, tuple[str, ...]]) -> str:
         accepted = known.get(name, ())
         found = fingerprint(name)
         if not found or (found == ABSENT and found not in accepted):
-            return f"{name} is not there"
+            return f"{name} is missing"
         if found not in accepted:
-            unfamiliar = unfamiliar or f"{name} is unfamiliar code"
+            unfamiliar = unfamiliar or f"{name} has unknown source code"
     return unfamiliar
 
 
@@ -462,19 +462,19 @@ def _wrap(
         trial["values"] += outcome.num_values
         verdict = ""
         if outcome.difference:
-            verdict, record.state = f"differs: {outcome.difference}", "skipped"
+            verdict, record.state = f"results differ: {outcome.difference}", "skipped"
             ledger.tell(
-                "fast-axolotl was tried in the place of %s and %s. Axolotl's own function "
-                "answered, and goes on doing so; please report this",
+                "fast-axolotl: trial of %s: %s. The run used the stock result and continues with "
+                "the stock function; please report this",
                 item.target,
                 verdict,
             )
         elif trial["equal"] >= _TRIAL_CALLS and trial["values"] >= _TRIAL_VALUES:
-            verdict, record.state = f"equal in {trial['equal']} calls", "active"
+            verdict, record.state = f"results equal in {trial['equal']} calls", "active"
         elif trial["calls"] >= _TRIAL_MOST_CALLS:
-            verdict, record.state = f"nothing shown in {trial['calls']} calls", "skipped"
+            verdict, record.state = f"too little to compare in {trial['calls']} calls", "skipped"
         if verdict:
-            record.reason = "; ".join(filter(None, (record.reason, f"tried: {verdict}")))
+            record.reason = "; ".join(filter(None, (record.reason, f"trial: {verdict}")))
             ledger.add("trial", item.target, verdict)
         if outcome.error is not None:
             raise outcome.error
@@ -628,8 +628,8 @@ _WORKERS = ("--multiprocessing-fork", "multiprocessing.forkserver", "multiproces
 
 _ON_TRIAL = "on trial"
 _TOLD = {
-    "fallbacks": "fast-axolotl lets %s's own %s run: %s",
-    "rows": "fast-axolotl lets %s's own function do some rows of %s: %s",
+    "fallbacks": "fast-axolotl: the stock %s function %s runs instead: %s",
+    "rows": "fast-axolotl: the stock %s function handles some rows of %s: %s",
 }
 
 

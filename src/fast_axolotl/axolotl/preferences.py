@@ -70,9 +70,9 @@ class ChatTemplates:
     ) -> str:
         """What ``tokenizer.apply_chat_template`` gives for these arguments."""
         if tokenize or type(chat_template) is not str or type(add_generation_prompt) is not bool:
-            raise Unfamiliar("the chat template is applied in another way")
+            raise Unfamiliar("the chat template is applied with other options")
         if not conversation or any(type(message) is not dict for message in conversation):
-            raise Unfamiliar("a conversation is empty or no list of messages")
+            raise Unfamiliar("a conversation is empty or not a list of messages")
         renderer = self.renderer(chat_template, add_generation_prompt)
         # A clock for each render, as stock has it: a day may end between two rows.
         inputs = conversation, None, renderer.clock()
@@ -125,11 +125,11 @@ def map_dataset(
     if isinstance(dataset, DatasetDict):
         dataset = dataset["train"]
     if type(dataset) is not Dataset or not len(dataset):
-        raise Unfamiliar("the dataset is empty or of another kind")
+        raise Unfamiliar("the dataset is empty or not a plain dataset")
     if dataset._format_type is not None or dataset.list_indexes():
-        raise Unfamiliar("the dataset is formatted or indexed")
+        raise Unfamiliar("the dataset has a format or an index")
     if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
-        raise Unfamiliar("the dataset is mapped in another way")
+        raise Unfamiliar("the dataset is mapped with other options")
     # The fingerprint is that of the map which is not made, so a cache serves both.
     transform = "datasets.arrow_dataset.Dataset._map_single"
     given = {"fn_kwargs": {}, **map_kwargs}
@@ -161,5 +161,5 @@ def transform_rows(
         results.append(result)
     names = list(results[0])
     if any(list(result) != names for result in results):
-        raise Unfamiliar("rows end in different columns")
+        raise Unfamiliar("rows produce different columns")
     return {name: [result[name] for result in results] for name in names}

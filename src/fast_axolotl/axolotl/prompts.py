@@ -95,15 +95,15 @@ def process(self: Any, dataset: Any) -> Any:
     strategy = self.prompt_tokenizer
     to_table, columns = _find_table(strategy)
     if type(dataset) is not Dataset or not len(dataset):
-        raise Unfamiliar("the dataset is empty or of another kind")
+        raise Unfamiliar("the dataset is empty or not a plain dataset")
     if dataset._format_type is not None or dataset.list_indexes():
-        raise Unfamiliar("the dataset is formatted or indexed")
+        raise Unfamiliar("the dataset has a format or an index")
     own = {field.name: field.type for field in dataset.data.schema}
     if to_table is step_table and own.get("labels") == pa.list_(pa.int64()):
         # Steps come with labels, which keep their place in front.
         del own["labels"]
     if not own.keys().isdisjoint(columns):
-        raise Unfamiliar("the dataset has a column named like a result")
+        raise Unfamiliar("the dataset already has one of the output columns")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
     return tokenize_in_shards(
@@ -147,7 +147,7 @@ def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
         return reward_table, _REWARD
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
     if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
-        raise Unfamiliar(f"{kind.__name__} is a strategy of its own")
+        raise Unfamiliar(f"{kind.__name__} is a custom strategy")
     _check_tokenize(strategy)
     return instruction_table, _INSTRUCTION
 
@@ -361,7 +361,7 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
             row = {name: values[index : index + 1] for name, values in prompt.items()}
             pieces += strategy.tokenize_prompt(row).get("input_ids", [])
     if num_odd:
-        tally("tokenize", "a text is empty or no str", num_odd)
+        tally("tokenize", "a text is empty or not a str", num_odd)
     return pieces
 
 
@@ -385,7 +385,7 @@ def _rows_table(
         try:
             texts, details = read(row)
             if not all(type(text) is str for text in texts):
-                raise Unfamiliar("a text is no str")
+                raise Unfamiliar("a text is not a str")
             readings.append((texts, details))
         except Exception as odd:  # noqa: BLE001  whatever it is, the strategy itself deals with it
             readings.append(odd)
@@ -404,7 +404,7 @@ def _rows_table(
         except Exception as odd:  # noqa: BLE001  as above
             result = strategy.tokenize_prompt(row)
             if result.keys() != columns.keys():
-                raise Unfamiliar("a row has other columns than the others") from None
+                raise Unfamiliar("rows differ in their columns") from None
             values = [result[name] for name in built]
             reason = str(odd) if isinstance(odd, Unfamiliar) else f"{type(odd).__name__} in a row"
             tally("tokenize", reason, 1)
@@ -460,7 +460,7 @@ def _table(columns: Mapping[str, Lists | str | float | None]) -> pa.Table:
         ends = np.fromiter(accumulate(map(len, lists)), np.int32, num_rows)
         num_values = int(ends[-1]) if num_rows else 0
         if not num_values:
-            raise Unfamiliar("a batch has no tokens, so its types are not known")
+            raise Unfamiliar("a batch has no tokens, so its types are unknown")
         values = (
             np.fromiter(chain.from_iterable(lists), kind, num_values)
             if isinstance(rows, list)
@@ -481,9 +481,9 @@ def _check_parts(strategy: Any, **parts: str) -> None:
     check_tokenizer(strategy.tokenizer)
     owners = [strategy, *(getattr(strategy, name) for name in parts)]
     if [_name(type(part)) for part in owners[1:]] != [*parts.values()]:
-        raise Unfamiliar("the strategy has parts of its own")
+        raise Unfamiliar("the strategy has custom parts")
     if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
-        raise Unfamiliar("the strategy or a part of it has been altered")
+        raise Unfamiliar("the strategy or a part of it was modified")
     for owner in owners:
         if hasattr(owner, "chat_template"):
             ChatTemplates(owner.tokenizer).renderer(owner.chat_template, True)
@@ -500,7 +500,7 @@ def _check_reward(strategy: Any) -> None:
     if any((strategy.roles_to_train, strategy.train_on_eos, strategy.train_on_eot, *marks)):
         raise Unfamiliar("turns are marked for training, which a reward model does not use")
     if LOG.isEnabledFor(logging.DEBUG):
-        raise Unfamiliar("debug messages are written")
+        raise Unfamiliar("debug logging is on")
 
 
 def _check_completion(strategy: Any) -> None:
@@ -510,11 +510,11 @@ def _check_completion(strategy: Any) -> None:
     )
 
     if type(strategy) is not CompletionPromptTokenizingStrategy:
-        raise Unfamiliar(f"{type(strategy).__name__} is a strategy of its own")
+        raise Unfamiliar(f"{type(strategy).__name__} is a custom strategy")
     if type(strategy.prompter) is not CompletionPrompter:
-        raise Unfamiliar("the prompter is one of its own")
+        raise Unfamiliar("the prompter is custom")
     if type(strategy.sequence_len) is not int or strategy.sequence_len <= 0:
-        raise Unfamiliar("the sequence length is no positive number")
+        raise Unfamiliar("the sequence length is not a positive number")
     _check_tokenize(strategy)
 
 
@@ -524,18 +524,18 @@ def _check_tokenize(strategy: Any) -> None:
 
     kind, tokenizer = type(strategy), strategy.tokenizer
     if _owner(kind, "_tokenize") is not PromptTokenizingStrategy:
-        raise Unfamiliar(f"{kind.__name__} tokenises in a way of its own")
+        raise Unfamiliar(f"{kind.__name__} has a custom tokenise function")
     if kind.__module__.partition(".")[0] != "axolotl":
-        raise Unfamiliar(f"{kind.__name__} is no strategy of Axolotl's")
+        raise Unfamiliar(f"{kind.__name__} is not an Axolotl strategy")
     if not {"tokenize_prompt", "_tokenize"}.isdisjoint(strategy.__dict__):
-        raise Unfamiliar("the strategy has been altered")
+        raise Unfamiliar("the strategy was modified")
     check_tokenizer(tokenizer)
     if not is_set(tokenizer, "eos_token"):
-        raise Unfamiliar("the tokenizer has no end token")
+        raise Unfamiliar("the tokenizer has no EOS token")
     if set(tokenizer.model_input_names) != {"input_ids", "attention_mask"}:
-        raise Unfamiliar("the tokenizer gives other columns than ids and mask")
+        raise Unfamiliar("the tokenizer returns other columns than ids and mask")
     if type(strategy.max_length) is not int or strategy.max_length <= 0:
-        raise Unfamiliar("the greatest length is no positive number")
+        raise Unfamiliar("the maximum length is not a positive number")
 
 
 def _owner(kind: type, name: str) -> type:

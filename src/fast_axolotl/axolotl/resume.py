@@ -266,14 +266,14 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
             saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise Unfamiliar(
-                f"{checkpoint} has no {path.name}: it was written without it"
+                f"{checkpoint} has no {path.name}: it was saved without fast-axolotl"
             ) from None
         if saved.get("version") != _VERSION:
-            raise Unfamiliar(f"{path} is of version {saved.get('version')}, not {_VERSION}")
+            raise Unfamiliar(f"{path} has version {saved.get('version')}, not {_VERSION}")
         for key, value in json.loads(json.dumps(self.identity)).items():
             if saved["identity"].get(key) != value:
                 was = saved["identity"].get(key)
-                raise Unfamiliar(f"{key} was {was} at the checkpoint and is {value} now")
+                raise Unfamiliar(f"{key} was {was} in the checkpoint and is {value} now")
         return saved
 
 
@@ -314,8 +314,8 @@ def init_training_state(
     # One rank that skips and one that does not would wait for each other for ever.
     refused = torch.tensor([int(bool(refusal))], device=self.accelerator.device)
     if self.accelerator.gather(refused).any():
-        refusal = refusal or "another rank cannot go on from its state"
-        LOG.warning(f"fast-axolotl: the trainer replays the data from its beginning: {refusal}")
+        refusal = refusal or "another rank cannot resume from its state"
+        LOG.warning(f"fast-axolotl: the trainer replays the data from the start: {refusal}")
         raise Unfamiliar(refusal)
     original = Trainer._init_training_state
     original = getattr(original, "__wrapped__", original)
@@ -324,7 +324,7 @@ def init_training_state(
     )
     ours.resumed = saved
     LOG.info(
-        f"fast-axolotl: the data goes on after batch {saved['trained']} of epoch {saved['epoch']}, "
+        f"fast-axolotl: the data resumes after batch {saved['trained']} of epoch {saved['epoch']} "
         "without a replay"
     )
     return saved["epoch"] + int(saved["is_finished"]), 0

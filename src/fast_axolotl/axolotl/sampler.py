@@ -272,10 +272,10 @@ def _as_array(drawn: _Indices, num_lengths: int) -> npt.NDArray[np.int64] | None
 def _check_sampler(self: Any, multipack: Any) -> None:
     """Refuses, before anything is drawn, what ``_pack`` could not give Axolotl's batches for."""
     if type(self) is not multipack.MultipackBatchSampler or "generate_batches" in vars(self):
-        raise Unfamiliar(f"the sampler is a {type(self).__name__}, not Axolotl's own")
+        raise Unfamiliar(f"the sampler is a {type(self).__name__}, not the stock one")
     parts = multipack.pack_parallel, multipack.allocate_sequentially, type(self).generate_batches
     if not all(_is_known(part, multipack) for part in parts):
-        raise Unfamiliar("another package has replaced the packing of Axolotl")
+        raise Unfamiliar("other code has replaced the packing of Axolotl")
     _check_lengths(self.lengths, (np.int32,))
     _check_counts(batch_max_len=self.batch_max_len, batch_size=self.batch_size)
     if not isinstance(self.drop_last, bool):

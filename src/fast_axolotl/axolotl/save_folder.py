@@ -73,7 +73,7 @@ def remove_leftovers(parent: Path) -> None:
                 is_from_here = os.read(lock, 99) == _machine().encode()
                 is_dead = (is_dead and is_free is not False) or (is_from_here and is_free is True)
             if is_dead:
-                LOG.warning("fast-axolotl removes %s, left by a save that was killed", folder)
+                LOG.warning("fast-axolotl: removing %s, left by a save that was killed", folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 mark.unlink(missing_ok=True)
         if lock is not None:

@@ -182,8 +182,8 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
         cfg.micro_batch_size = batch_size
         if len(sources) > 1 and not isinstance(error, NotAsked | Final):
             _warn_once(
-                f"fast-axolotl: Axolotl reads the first of {len(sources)} entries of "
-                f"pretraining_dataset and ignores the others: {error}"
+                f"fast-axolotl cannot mix the {len(sources)} entries of pretraining_dataset, so "
+                f"Axolotl reads only the first: {error}"
             )
         raise
 
@@ -206,9 +206,7 @@ def _load_source(source: Any, cfg: Any, settings: StreamSettings, is_sized: bool
         # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
         first = next(iter(loaded._ex_iterable.iter_arrow()), None)
         if first is None or skip >= len(first[1]):
-            raise Unfamiliar(
-                "datasets itself skips other rows than asked for, past its first table"
-            )
+            raise Unfamiliar("stock datasets skips the wrong rows after its first table")
     sft.LOG.info(f"Skipping {skip} samples from the dataset")
     skipped: BoundedDataset = dataset.skip(skip)
     return skipped
@@ -221,7 +219,7 @@ def _weights(cfg: Any, count: int) -> list[float]:
         raise Final(
             UsageError(
                 f"fast_axolotl_weights is {weights}, but pretraining_dataset has {count} "
-                "entries: give one number above 0 for each"
+                "entries; set one number above 0 per entry"
             )
         )
     return [weight / sum(weights) for weight in weights]
@@ -244,10 +242,10 @@ def _mixed(datasets: list[BoundedDataset], weights: list[float], cfg: Any) -> Bo
             texts[number] = texts[number].rename_column(name, columns[0])
     sizes = [dataset.identity["num_bytes"] for dataset in datasets]
     shares = weights or [size / sum(sizes) for size in sizes]
-    by = "fast_axolotl_weights" if weights else "the sizes of their files"
+    by = "fast_axolotl_weights" if weights else "file size"
     sft.LOG.info(
-        f"fast-axolotl: mixes the {len(datasets)} entries of pretraining_dataset by {by}: "
-        f"{', '.join(f'{share:.3f}' for share in shares)}. Axolotl alone reads the first."
+        f"fast-axolotl: mixing the {len(datasets)} entries of pretraining_dataset by {by}: "
+        f"{', '.join(f'{share:.3f}' for share in shares)}. Stock Axolotl reads only the first."
     )
     mixed = interleave_datasets(
         texts,
@@ -756,8 +754,8 @@ def _warn_once(message: str) -> None:
 def _below_threshold(reason: str, cure: str = "") -> Unfamiliar:
     ways = " or ".join(filter(None, ("fast_axolotl_streaming_force: true", cure)))
     _warn_once(
-        f"fast-axolotl: dataset_use_rust_streaming has no effect, since {reason}. Axolotl reads "
-        f"the files itself, and a resumed run replays them. To use the reader, set {ways}."
+        f"fast-axolotl: dataset_use_rust_streaming has no effect because {reason}. Stock Axolotl "
+        f"reads the files, and a resumed run replays them. To use the reader, set {ways}."
     )
     return Unfamiliar(reason)
 
@@ -781,7 +779,7 @@ def _exchanged(
             break
     if not settings.force and num_bytes < settings.min_file_bytes:
         raise _below_threshold(
-            f"the files have less than {settings.min_file_bytes:,} bytes",
+            f"the files are smaller than {settings.min_file_bytes:,} bytes",
             f"fast_axolotl_streaming_min_bytes: {num_bytes}",
         )
     # A copy of a file on another machine has another date; what is remote has a version.

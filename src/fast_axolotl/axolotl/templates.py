@@ -102,7 +102,7 @@ class Clock:
 
     def __call__(self, form: str) -> str:
         if type(form) is not str or not _DATES.fullmatch(form):
-            raise Unfamiliar("the chat template asks for the time of day")
+            raise Unfamiliar("the chat template uses the current time")
         if form not in self.told:
             self.told[form] = self.now(form)
         return self.told[form]
@@ -196,7 +196,7 @@ class Renderer:
     def render(self, inputs: Inputs) -> str:
         """The conversation as the template renders it."""
         if self._is_altered(inputs):
-            raise Unfamiliar("transformers gives the template thoughts under several names")
+            raise Unfamiliar("transformers passes reasoning fields under several names")
         text: str = self._run(self.template, inputs)
         return text
 
@@ -267,7 +267,7 @@ def find_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
     """The renderer of a template, which remembers its plans."""
     for name, value in arguments.items():
         if type(value) not in _PLAIN:
-            raise Unfamiliar(f"the chat template is given {name}, which is no plain value")
+            raise Unfamiliar(f"the chat template gets {name}, which is not a plain value")
     # By what is written, since 0.0 equals -0.0.
     key = (
         chat_template,
@@ -275,7 +275,7 @@ def find_renderer(chat_template: str, arguments: dict[str, Any]) -> Renderer:
     )
     if key not in _RENDERERS:
         if any(name in chat_template for name in _UNSTEADY):
-            raise Unfamiliar("the chat template uses random choice")
+            raise Unfamiliar("the chat template uses a random choice")
         if len(_RENDERERS) >= _MOST_RENDERERS:
             _RENDERERS.clear()
         _RENDERERS[key] = _make_renderer(chat_template, arguments)

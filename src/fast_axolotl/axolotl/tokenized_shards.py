@@ -80,7 +80,7 @@ def tokenize_in_shards(
         try:
             folder = _work_folder(_key(dataset, function))
         except (Unfamiliar, OSError) as refusal:
-            LOG.info("fast-axolotl cannot continue this if it is interrupted: %s", refusal)
+            LOG.info("fast-axolotl: tokenising starts over if it is interrupted: %s", refusal)
     made = None if folder is None else _map(dataset, function, num_proc, folder)
     if made is not None:
         return made
@@ -122,7 +122,7 @@ def _map(dataset: Any, function: Callable[..., Any], num_proc: int | None, folde
     shards = list(zip(paths, parts, strict=True))
     done = sum(stop - start for path, (start, stop) in shards if path in whole)
     if done:
-        line = f"tokenising continues after {done:,} of {num_rows:,} rows"
+        line = f"tokenising resumes after {done:,} of {num_rows:,} rows"
         print(f"fast-axolotl: {line}", file=sys.stderr)
     desc = _DESC + (f" (num_proc={num_proc})" if num_proc else "")
     with tqdm(unit=" examples", initial=done, total=num_rows, desc=desc) as bar:
@@ -195,7 +195,7 @@ def _in_processes(
                     running.remove(receiver)
                     workers[receiver].join()
                     code = workers[receiver].exitcode
-                    content = RuntimeError(f"a tokenising worker died: exit code {code}")
+                    content = RuntimeError(f"a tokenising worker died with exit code {code}")
                     if not code:
                         continue
                 if isinstance(content, Exception):
@@ -243,7 +243,7 @@ def _work_folder(key: str) -> Path:
         folder.mkdir(exist_ok=True)
         lock = _take(folder)
         if lock is None:
-            raise Unfamiliar("another process tokenises in the same way now")
+            raise Unfamiliar("another process is tokenising the same data")
         if not _held:
             atexit.register(_leave, os.getpid())
         _held[folder] = lock

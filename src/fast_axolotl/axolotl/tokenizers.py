@@ -83,15 +83,15 @@ def check_tokenizer(tokenizer: Any) -> Any:
         raise Unfamiliar(f"{kind.__name__} is not a fast tokenizer")
     for name in _METHODS:
         if getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name):
-            raise Unfamiliar(f"{kind.__name__} has its own {name}")
+            raise Unfamiliar(f"{kind.__name__} overrides {name}")
     own = tokenizer.__dict__
     if not own.keys().isdisjoint(_METHODS) or hasattr(kind, "_switch_to_input_mode"):
-        raise Unfamiliar("the tokenizer has been altered")
+        raise Unfamiliar("the tokenizer was modified")
     backend = own.get("_tokenizer")
     if type(backend) is not TokenizerFast:
-        raise Unfamiliar("the tokenizer has no Rust tokenizer of the plain kind")
+        raise Unfamiliar("the tokenizer has no plain Rust tokenizer")
     if any(getattr(backend.model, name, None) for name in _RANDOM):
-        raise Unfamiliar("the tokenizer cuts texts at random")
+        raise Unfamiliar("the tokenizer uses random splits (dropout)")
     return backend
 
 
@@ -153,20 +153,20 @@ def drop_long_sequences(sample: dict[str, Any], rl: Any, tokenizer: Any, sequenc
     elif rl is RLType.KTO:
         fields = ["prompt", "completion"]
     else:
-        raise Unfamiliar(f"{rl} is no known kind of training")
+        raise Unfamiliar(f"{rl} is an unknown kind of training")
     texts: list[str] = []
     for name in fields:
         text = sample.get(name)
         if type(text) is not str or not text:
-            raise Unfamiliar(f"the {name} of a sample is missing or no str")
+            raise Unfamiliar(f"the {name} of a sample is missing or not a str")
         texts.append(text)
     backend = check_tokenizer(tokenizer)
     if type(sequence_len) is not int:
-        raise Unfamiliar("the sequence length is no int")
+        raise Unfamiliar("the sequence length is not an int")
     if backend.truncation is not None or backend.padding is not None:
         raise Unfamiliar("the Rust tokenizer truncates or pads")
     if backend.encode_special_tokens != tokenizer.split_special_tokens:
-        raise Unfamiliar("the Rust tokenizer splits special tokens in another way")
+        raise Unfamiliar("the Rust tokenizer splits special tokens differently")
     most = _at_most(backend, texts)
     # No text alone may be longer than the model takes either: transformers would note it.
     if most and _fits(most, sequence_len) and not too_long(tokenizer, max(most)):

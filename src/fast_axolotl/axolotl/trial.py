@@ -162,9 +162,7 @@ def _compare(stock: Any, ours: Any, path: str, met: dict[int, Any]) -> int:
     if not isinstance(stock, (tuple, frozenset, np.generic, *_SHARED)):
         known = met.get(id(stock)), met.get(id(ours))
         if known[0] is not known[1]:
-            raise ValueError(
-                f"{path}: what is one object there is two here, or the other way round"
-            )
+            raise ValueError(f"{path}: one result shares an object where the other has copies")
         if known[0] is not None:
             return 0
         met[id(stock)] = met[id(ours)] = stock, ours
@@ -211,4 +209,4 @@ def _parts(value: Any) -> list[Any]:
 
 def _differ(path: str, stock: object, ours: object) -> NoReturn:
     texts = [" ".join(str(value).split())[:80] for value in (stock, ours)]
-    raise ValueError(f"{path} is {texts[0]}, ours has {texts[1]}")
+    raise ValueError(f"{path} is {texts[0]} in stock and {texts[1]} in fast-axolotl")

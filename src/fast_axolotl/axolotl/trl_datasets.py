@@ -64,7 +64,7 @@ Columns = dict[str, pa.Array]
 def prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for ``_prepare_dataset`` of four trainers: it runs on a dataset that we watch."""
     if type(dataset) is not Dataset:
-        raise Unfamiliar("the dataset is streamed, or of another kind")
+        raise Unfamiliar("the dataset is streamed or not a plain dataset")
     trainer = next(
         kind
         for kind in type(self).__mro__
@@ -134,7 +134,7 @@ class _Batch:
         """A column without nulls."""
         array = self.table.column(name).combine_chunks()
         if isinstance(array, pa.ChunkedArray) or array.null_count:
-            raise Unfamiliar(f"a row has no {name}, or they are too large for one array")
+            raise Unfamiliar(f"a row has no {name}, or the column is too large for one array")
         return array
 
     def integers(self, name: str) -> tuple[Any, Any]:
@@ -183,7 +183,7 @@ def _run(
 ) -> Any:
     """What ``map`` or ``filter`` with ``function`` gives, where ``change`` is that for a batch."""
     if not len(dataset) or dataset.list_indexes():
-        raise Unfamiliar("the dataset is empty or indexed")
+        raise Unfamiliar("the dataset is empty or has an index")
     if dataset._format_type is not None or dataset._format_kwargs or dataset._output_all_columns:
         raise Unfamiliar("the dataset has a format")
     require_unchanging(dataset, {})
@@ -244,13 +244,13 @@ def _extract_prompt(batch: _Batch) -> Columns:
         if end is None:
             end = min(len(chosen), len(rejected)) - 1
             if end < 0:
-                raise Unfamiliar("an answer is empty")
+                raise Unfamiliar("a completion is empty")
         elif chosen[end - 1] == " ":
             end -= 1
         rows.append((chosen[:end], chosen[end:], rejected[end:]))
     prompts, *rest = zip(*rows, strict=True)
     if not is_text and not any(prompts):
-        raise Unfamiliar("no conversations begin alike, so the type of prompts is not known")
+        raise Unfamiliar("no pair shares a prompt, so the type of prompts is unknown")
     sides = zip(("prompt", *_PAIR), (prompts, *rest), strict=True)
     return {name: pa.array(side, kind) for name, side in sides}
 
@@ -261,12 +261,12 @@ def _add_eos(batch: _Batch, names: Sequence[str]) -> Columns:
     if not names:
         names = (batch.options.get("dataset_text_field", "text"), "completion")
         if all(name in batch for name in names):
-            raise Unfamiliar("rows have a text and a completion")
+            raise Unfamiliar("rows have both a text and a completion")
     for name in names:
         if name in batch:
             texts = batch.column(name)
             if not pa.types.is_string(texts.type) or type(eos) is not str:
-                raise Unfamiliar(f"{name} is no text, or there is no end token")
+                raise Unfamiliar(f"{name} is not text, or there is no EOS token")
             ended = pc.binary_join_element_wise(texts, eos, "")
             columns[name] = pc.if_else(pc.ends_with(texts, eos), texts, ended)
     return columns
@@ -316,7 +316,7 @@ def _tokenize_sft(batch: _Batch) -> Columns:
         if masks:
             columns["assistant_masks"].append(mask)
             if 1 not in mask:
-                raise Unfamiliar("a conversation has no answer, which TRL reports")
+                raise Unfamiliar("a conversation has no completion, which TRL reports")
         for prompt, _ in before:
             end = batch.end_of_prompt(number, prompt, {"completion": ids})
             columns["completion_mask"].append([0] * end + [1] * (len(ids) - end))
@@ -331,11 +331,11 @@ def _build_labels(batch: _Batch) -> Columns:
         mask, ends = batch.integers(name)
         lengths = np.diff(edges)
         if (np.diff(ends) < lengths).any():
-            raise Unfamiliar("a mask is shorter than its ids")
+            raise Unfamiliar("a mask is shorter than its input_ids")
         mask = mask[np.arange(edges[-1]) + np.repeat(ends[:-1] - edges[:-1], lengths)]
         labels = np.where(mask != 0, labels, _IGNORED)
     if not len(labels):
-        raise Unfamiliar("a batch has no tokens, so its types are not known")
+        raise Unfamiliar("a batch has no tokens, so its types are unknown")
     return {"labels": pa.ListArray.from_arrays(pa.array(edges, pa.int32()), labels)}
 
 
@@ -343,7 +343,7 @@ def _truncate(batch: _Batch) -> Columns:
     """``truncate``: the beginning of ids and labels."""
     limit = batch.options["sl"].stop
     if not limit:
-        raise Unfamiliar("the end of sequences is kept")
+        raise Unfamiliar("truncation keeps the end of sequences")
     columns = {name: batch.column(name) for name in ("input_ids", "labels")}
     return {
         name: pc.list_slice(array, 0, limit).cast(array.type) for name, array in columns.items()
@@ -414,7 +414,7 @@ def _encoded(
     columns = {name: batch.column(name) for part in parts for name in part}
     is_chat = _is_conversational(batch)
     if not is_chat and not all(pa.types.is_string(column.type) for column in columns.values()):
-        raise Unfamiliar("texts are no strings")
+        raise Unfamiliar("texts are not strings")
     values = {name: column.to_pylist() for name, column in columns.items()}
     chat = _Chat(tokenizer, batch) if is_chat else None
     texts: list[str] = []
@@ -494,7 +494,7 @@ class _Chat:
         }
         template, tools = given.pop("chat_template"), given.pop("tools")
         if not self.reserved.isdisjoint(given):
-            raise Unfamiliar("a row has arguments of apply_chat_template")
+            raise Unfamiliar("a row has extra arguments for the chat template")
         texts, spans = render_jinja_template(
             conversations=[messages],
             tools=tools,
@@ -520,7 +520,7 @@ def _is_conversational(batch: _Batch) -> bool:
             ):
                 raise Unfamiliar("a conversation is empty")
     if len(kinds) > 1:
-        raise Unfamiliar("there are columns of texts and of conversations")
+        raise Unfamiliar("some columns hold text and some hold conversations")
     return kinds == {True}
 
 
@@ -534,7 +534,7 @@ def _lists(rows: Sequence[Sequence[int]], name: str) -> pa.Array:
     """A new column, of the type that ``datasets`` would have found."""
     edges = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
     if not edges[-1]:
-        raise Unfamiliar("a batch has no tokens, so its types are not known")
+        raise Unfamiliar("a batch has no tokens, so its types are unknown")
     kind = np.int32 if name == "input_ids" else np.int64
     values = np.fromiter(chain.from_iterable(rows), kind, int(edges[-1]))
     return pa.ListArray.from_arrays(pa.array(edges), pa.array(values))

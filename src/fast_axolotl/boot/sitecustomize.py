@@ -79,8 +79,8 @@ def _run_the_next_one() -> None:
 
 
 if os.environ.get("FAST_AXOLOTL_RUN") == "1":
-    sys.meta_path.insert(0, _Finder({"axolotl", "trl"}, _accelerate, "Axolotl runs as it is"))
+    sys.meta_path.insert(0, _Finder({"axolotl", "trl"}, _accelerate, "nothing is accelerated"))
 if os.environ.get("FAST_AXOLOTL_MEASURE"):
     _TRAINERS = {"torch", "transformers", "lightning", "pytorch_lightning"}
-    sys.meta_path.insert(0, _Finder(_TRAINERS, _measure, "nothing is measured in here"))
+    sys.meta_path.insert(0, _Finder(_TRAINERS, _measure, "this process is not measured"))
 _run_the_next_one()

@@ -36,7 +36,7 @@ _ATTEMPTS, _MOST_LOSSES = 3, 20
 _MOMENT_SECONDS = 5.0
 _HEAD_SECONDS, _NO_NODES_SECONDS = 30.0, 600.0  # an autoscaler takes minutes to replace nodes
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
-_AGAIN = "What is finished is kept, and the same command continues where it was."
+_AGAIN = "Finished work is kept; run the same command again to continue."
 _Outcome = tuple[str, Any]
 """done, an answer; meant, an error; broke, a traceback; skewed, a node's id and why."""
 
@@ -57,7 +57,7 @@ def open_engine(
         return _Local(workers, preload)
     if kind == "ray":
         return _Ray(address, workers, memory)
-    raise UsageError(f"unknown engine {kind!r}: use local or ray")
+    raise UsageError(f"unknown engine {kind!r}; use local or ray")
 
 
 class _Local:
@@ -123,7 +123,7 @@ class _Ray:
             raise UsageError("the engine ray needs Ray: pip install 'ray>=2.52.1'") from None
 
         at = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
-        problem = f"no Ray cluster at {at} (HOST:PORT or auto): start one with `ray start --head`"
+        problem = f"no Ray cluster at {at} (HOST:PORT or auto); start one with `ray start --head`"
         if at != "auto" and not _is_open(at):  # Ray itself would try for minutes
             raise UsageError(problem)
         self._ray: Any = ray
@@ -131,8 +131,8 @@ class _Ray:
             ray.init(at, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
         except (ConnectionError, ray.exceptions.AuthenticationError) as error:
             if "AuthToken" in f"{error} {error.__cause__}":
-                problem = f"the Ray cluster at {at} wants its token: set RAY_AUTH_MODE=token, and "
-                problem += "copy ~/.ray/auth_token from its head"
+                problem = f"the Ray cluster at {at} needs a token; set RAY_AUTH_MODE=token and "
+                problem += "copy ~/.ray/auth_token from its head node"
             raise UsageError(problem) from None
         self._head: str = ray.get_runtime_context().gcs_address
         self._cluster = _cluster_id(self._head)
@@ -143,9 +143,9 @@ class _Ray:
         self._seen_head = self._seen_nodes = time.monotonic()
         self._look()
         if not self._slots:
-            problem = f"no node at {at} has a CPU and {memory:,} bytes: add nodes or lower --memory"
+            problem = f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
         elif differences := find_skew(_versions(), self._probe_nodes()):
-            problem = "\n  ".join(["install the same versions on all nodes:", *differences])
+            problem = "\n  ".join(["nodes differ; install the same versions on all:", *differences])
         else:
             return
         self.close()
@@ -228,7 +228,7 @@ class _Ray:
         else:
             time.sleep(_MOMENT_SECONDS / 5)
         if now > self._seen_head + _HEAD_SECONDS:
-            raise DataError(f"the head of the Ray cluster at {self._head} has gone. {_AGAIN}")
+            raise DataError(f"the head node of the Ray cluster at {self._head} is gone. {_AGAIN}")
         if now > self._seen_nodes + _NO_NODES_SECONDS:
             raise DataError(f"the Ray cluster at {self._head} has lost all its nodes. {_AGAIN}")
 
@@ -319,7 +319,7 @@ def _answer(task: Task, outcome: str, value: Any) -> Answer:
 
 def _hopeless(task: Task, times: int, reason: str) -> DataError:
     cure = "If the machine ran out of memory, use a lower --memory or fewer --workers."
-    lost = f"task {task.stage}/{task.name} was lost {times} times, at last because {reason}."
+    lost = f"task {task.stage}/{task.name} failed {times} times, last because {reason}."
     return DataError(f"{lost} {cure} {_AGAIN}")
 
 

@@ -41,8 +41,8 @@ def lock_job(work: str) -> Iterator[None]:
     try:
         if take_lock(lock, mark) is False:
             raise UsageError(
-                f"another job is working in {work}: wait for its end, or choose another folder "
-                "by --work and another --output"
+                f"another job is using {work}; wait until it ends, or pass another --work and "
+                "another --output"
             )
         try:
             yield
@@ -74,8 +74,8 @@ def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -
     other = [key for key in {*wanted, *found} if wanted.get(key) != found.get(key)]
     if other:
         raise UsageError(
-            f"{work} holds an unfinished job with other {', '.join(sorted(other))}: begin anew "
-            "with --restart, which removes it, or choose another folder by --work"
+            f"{work} has an unfinished job with other {', '.join(sorted(other))}; pass --restart "
+            "to remove it and start over, or pass another --work"
         )
     return store
 
@@ -120,9 +120,9 @@ class JobPlan:
         """Raises where the disk cannot hold what the job needs."""
         if self.disk_free is not None and self.disk_needed > self.disk_free:
             raise DataError(
-                f"the disk cannot hold this job: it needs about {self.disk_needed / 1e9:,.1f} GB "
-                f"and has {self.disk_free / 1e9:,.1f} GB free; give larger ones with --work and "
-                "--output",
+                f"the disk is too small: this job needs about {self.disk_needed / 1e9:,.1f} GB, "
+                f"and {self.disk_free / 1e9:,.1f} GB are free; pass --work and --output on a "
+                "larger disk",
                 path=self.work,
             )
 

@@ -95,9 +95,9 @@ class _Job:
         self.room = memory - _HOST_BYTES
         if self.room < _LEAST_ROOM:
             least = (_HOST_BYTES + _LEAST_ROOM) // MIB
-            raise UsageError(f"memory must be at least {least} MiB a worker, most of it Axolotl's")
+            raise UsageError(f"memory must be at least {least} MiB per worker; most is for Axolotl")
         if not Path(config).is_file():
-            raise UsageError(f"{config} is no file: prepare takes the YAML file of a training")
+            raise UsageError(f"{config} is not a file; pass the YAML configuration of a training")
         self.cfg, self.tokenizer = load_configuration(config, dict(overrides))
         self.unit_bytes = max(_CHUNK_BYTES, min(_MOST_UNIT_BYTES, self.room // 16))
         self.slice_bytes = max(MIB, self.room // 64)
@@ -156,7 +156,7 @@ class _Job:
                     name=f"{number:03d}",
                 )
                 if not source.units:
-                    raise DataError(f"dataset {config.path} has no rows")
+                    raise DataError(f"dataset {config.path} has no rows; check its path and split")
                 found.sources.append(source)
             self._look(found)
             yield found
@@ -179,7 +179,7 @@ class _Job:
                 if made.table is not None or seen >= _MOST_PROBED_ROWS:
                     break
             if schema is None or made is None:
-                raise DataError(f"dataset {config.path} has no rows")
+                raise DataError(f"dataset {config.path} has no rows; check its path and split")
             split.raw.append(schema)
             split.probed.append(
                 {
@@ -193,14 +193,14 @@ class _Job:
                 results.append(Dataset(InMemoryTable(made.table)))
         if not results:
             raise DataError(
-                f"none of the first {_MOST_PROBED_ROWS:,} rows is kept: check "
+                f"all of the first {_MOST_PROBED_ROWS:,} rows are dropped; check "
                 "sequence_len, roles_to_train and the fields of the datasets"
             )
         try:
             merged = concatenate_datasets(results) if len(results) > 1 else results[0]
         except ValueError as error:
             raise DataError(
-                f"datasets whose rows differ in type cannot be merged: {error}"
+                f"the datasets have different column types and cannot be merged: {error}"
             ) from None
         split.final = merged.features.arrow_schema
 
@@ -372,7 +372,7 @@ def _prepare_split(
             totals.dropped[reason] = totals.dropped.get(reason, 0) + count
     if not parts:
         raise DataError(
-            "no row is left: all are too long, too short or without trainable tokens; check "
+            "no row is left: all are too long, too short or have no trainable tokens; check "
             "sequence_len, train_on_inputs and roles_to_train"
         )
     repeated = np.zeros(0, np.int64)
@@ -414,7 +414,7 @@ def _prepare_split(
     )
     count = sum(answer["rows"] for answer in written.values())
     if count != num_rows:
-        raise DataError(f"{count:,} rows were written in place of {num_rows:,}: use --restart")
+        raise DataError(f"{count:,} rows were written instead of {num_rows:,}; pass --restart")
     totals.rows_out += num_rows
     totals.duplicates += len(repeated)
     totals.tokens += sum(answer["tokens"] for answer in written.values())
@@ -554,7 +554,7 @@ def _publish(split: _Split, names: Sequence[str]) -> None:
     if not store.names("shards") >= {*names}:
         if target.names("") >= {*names, "state.json"}:
             return  # by a run that was interrupted after this
-        raise DataError(f"{store.url} has lost files of the prepared dataset: use --restart")
+        raise DataError(f"files of the prepared dataset are missing in {store.url}; pass --restart")
     features = Features.from_arrow_schema(split.final)
     empty = Dataset.from_dict({key: [] for key in features}, features=features)
     about = f"{split.output} {[name for _, name, _ in split.units]}"

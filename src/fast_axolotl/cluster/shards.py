@@ -216,7 +216,7 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
         return table.replace_schema_metadata(schema.metadata)
     if more := set(table.column_names) - set(schema.names):
         raise DataError(
-            f"{unit}: column {min(more)!r} is in none of the first rows of the datasets"
+            f"{unit}: column {min(more)!r} is missing in the first rows of all datasets"
         )
     for column in schema:
         if column.name not in table.column_names:
@@ -225,7 +225,7 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
         return table_cast(table.select(schema.names), schema)
     except (CastError, pa.ArrowInvalid, KeyError, TypeError) as error:
         raise DataError(
-            f"{unit}: its rows do not come out with the types of the first rows: {error}"
+            f"{unit}: tokenising gives other column types than for the first rows: {error}"
         ) from None
 
 

@@ -56,7 +56,7 @@ class Share:
         unit = self.units[rows.start.piece]
         item = self.files[unit.file]
         kind = "byte" if item.format in ("json", "jsonl", "csv", "text") else "row group"
-        behind = f", counted from {kind} {unit.start:,} on" if unit.start else ""
+        behind = f", counted from {kind} {unit.start:,}" if unit.start else ""
         return {"path": item.source.path, "place": f"row {rows.start.row + row + 1:,}{behind}"}
 
 
@@ -79,7 +79,7 @@ class Shares:
         budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
         with warnings.catch_warnings():
             # CSV as text is only what a sample says; the scan follows.
-            warnings.filterwarnings("ignore", "of more than", FormatWarning)
+            warnings.filterwarnings("ignore", "only the first rows of more than", FormatWarning)
             reader = open_dataset(paths, format=format, memory_budget=budget, **options)
         return cls(dataset=dataset_of(reader), schema=reader.schema, format=format, memory=memory)
 

@@ -36,7 +36,7 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
 _FEW_ROWS = 1000
 """As many as Hugging Face writes at a time: these decide the types of what a function returns."""
 
-_OTHER_TYPE = "has rows that differ in type from the first rows of the dataset"
+_OTHER_TYPE = "has rows with other column types than the first rows of the dataset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Unit:
     def place(self, row: int) -> str:
         """Where people find one of its rows: its line, if these can be counted."""
         if self.kind != "json" or self.stop < 0 or "://" in self.path:
-            return f"{self}, row {row + 1:,} of it"
+            return f"{self}, row {row + 1:,}"
         with Path(self.path).open("rb") as file:
             blocks = iter(lambda: file.read(min(_LINE_BYTES, self.start - file.tell())), b"")
             before = sum(block.count(b"\n") for block in blocks)
@@ -85,7 +85,7 @@ def find_source(
     config: Any, cfg: Any, split: str, *, unit_bytes: int, store: Store, name: str
 ) -> Source:
     """The units of a dataset, in the order of their rows."""
-    reason = "it is sharded by its configuration" if config.shards else None
+    reason = "its configuration sets shards" if config.shards else None
     # Of preferences, Axolotl takes what there is to train on, also for tests.
     split = "train" if cfg.rl else split
     found = None
@@ -113,27 +113,27 @@ def _find_files(config: Any, split: str) -> tuple[tuple[str, list[str]] | None, 
 
     path, options = str(config.path), {}
     if not split.isidentifier():
-        return None, f"only {split} of it is used"
+        return None, f"only the split {split} is used"
     kind, data_files = shared.get_dataset_type(config), path
     if path.startswith("s3://"):
         filesystem, options["storage_options"] = shared._get_remote_filesystem(path)
         if not filesystem.isfile(path):
-            return None, f"{path} is no file"
+            return None, f"{path} is not a file"
     elif not Path(path).exists():
-        return None, f"{path} is no file or folder of this machine"
+        return None, f"{path} is not a local file or folder"
     elif Path(path).is_dir():
         data_files = config.data_files
         if not data_files:
             if Path(path, "state.json").exists() or Path(path, "dataset_dict.json").exists():
-                return None, f"{path} was saved by Hugging Face"
+                return None, f"{path} was saved with save_to_disk"
             if Path(path, "README.md").exists():
-                return None, f"{path} has a README.md, which may say how to read it"
+                return None, f"{path} has a README.md, which may configure how to load it"
             kind = path
     builder = load_dataset_builder(kind, name=config.name, data_files=data_files, **options)
     kind = type(builder).__module__.rpartition(".")[2]
     by_split = builder.config.data_files or {}
     if kind not in _KINDS or split not in by_split:
-        return None, f"{split} of it is no list of {', '.join(_KINDS)} files"
+        return None, f"its split {split} is not a list of {', '.join(_KINDS)} files"
     return (kind, [str(file) for file in by_split[split]]), ""
 
 
@@ -150,13 +150,13 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
         if isinstance(dataset, DatasetDict):
             chosen = config.split if config.split in dataset and not cfg.rl else split
             if chosen not in dataset:
-                raise DataError(f"dataset {config.path} has no split {split}: name one by split:")
+                raise DataError(f"dataset {config.path} has no split {split}; set another split:")
             dataset = dataset[chosen]
         if config.shards:
             index = config.get("shards_idx", 0)
             dataset = dataset.shuffle(seed=cfg.seed).shard(num_shards=config.shards, index=index)
         if not isinstance(dataset, Dataset):
-            raise DataError(f"dataset {config.path} is loaded as {type(dataset).__name__}")
+            raise DataError(f"dataset {config.path} loads as {type(dataset).__name__}, not Dataset")
         units = []
         step = max(1, len(dataset) // max(1, -(-dataset._estimate_nbytes() // (32 << 20))))
         rows = dataset.with_format("arrow")

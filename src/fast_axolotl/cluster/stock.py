@@ -57,20 +57,20 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
         cfg = load_cfg(config, is_preprocess=True, **overrides)
         tokenizer = load_tokenizer(cfg)
     except Exception as error:  # noqa: BLE001  Axolotl and its libraries raise what they like
-        raise UsageError(f"Axolotl does not take {config}: {error}") from None
+        raise UsageError(f"Axolotl rejects {config}: {error}") from None
     cfg.is_preprocess = True
     _quieten(logging.WARNING)
     for key in ("skip_prepare_dataset", "pretraining_dataset", "streaming"):
         if cfg.get(key):
-            raise UsageError(f"{config} has {key}: there is nothing to prepare, train at once")
+            raise UsageError(f"{config} sets {key}; nothing to prepare, start the training")
     types = [str(entry.type) for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
     for key in ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic"):
         if cfg.get(key) or key in types:
-            raise UsageError(f"{config} has {key}, which prepare cannot do: use axolotl preprocess")
+            raise UsageError(f"{config} sets {key}, unsupported here; use axolotl preprocess")
     for plugin in PluginManager.get_instance().plugins.values():
         if type(plugin).load_datasets is not BasePlugin.load_datasets:
             name = type(plugin).__name__
-            raise UsageError(f"plugin {name} loads datasets itself: use axolotl preprocess")
+            raise UsageError(f"plugin {name} loads datasets itself; use axolotl preprocess")
     return cfg, tokenizer
 
 
@@ -131,7 +131,7 @@ class Pipeline:
             [merged] = datasets
             made.num_merged = len(merged)
             if len(merged) < len(dataset):
-                made.dropped["the strategy or the length"] = len(dataset) - len(merged)
+                made.dropped["prompt strategy or length"] = len(dataset) - len(merged)
             return merged.add_column(_NUMBER, list(range(len(merged)))) if len(merged) else merged
 
         def counted(name: str, reason: str) -> Any:
@@ -178,7 +178,7 @@ def open_pipeline(url: str) -> Pipeline:
         try:
             found = pickle.loads(path.read_bytes())
         except (ImportError, AttributeError) as error:
-            raise DataError(f"the configuration cannot be opened here: {error}") from None
+            raise DataError(f"the configuration cannot be loaded on this node: {error}") from None
     # Whatever is wrong with rows was told of the first rows, where the job was started.
     _quieten(logging.ERROR)
     return Pipeline(*found)

@@ -73,7 +73,7 @@ def dedupe_on(
         names = list(schema.names if columns is None else columns)
         if not names or not set(names) <= set(schema.names) or len(set(names)) != len(names):
             store.remove()  # nothing is left of a job that cannot be meant
-            raise UsageError(f"columns must be some of {', '.join(schema.names)}, not {names}")
+            raise UsageError(f"columns must be among {', '.join(schema.names)}, not {names}")
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
         secret = store.read_json("secret.json")
@@ -131,7 +131,7 @@ def pack_on(
     """
     how = {"length": length, "long": long, "method": method}
     if length < 1 or long not in ("error", "drop", "cut"):
-        raise UsageError(f"length must be at least 1 and long error, drop or cut: {how}")
+        raise UsageError(f"length must be 1 or more, and long one of error, drop or cut, not {how}")
     about = {"job": "pack", "columns": [column, *(others or ())], **how}
     job = _Job(inputs, output, about, **options)
     known = job.shares.schema
@@ -141,13 +141,15 @@ def pack_on(
         kept = set(known.names) - {"position_ids", "lengths"}
         if not set(columns) <= kept or len(set(columns)) != len(columns):
             job.store.remove()
-            raise UsageError(f"columns must be some of {', '.join(sorted(kept))}, not {columns}")
+            raise UsageError(f"columns must be among {', '.join(sorted(kept))}, not {columns}")
         given = [{"share": share} for share in job.shares.cut(least_bytes=_PACK_BYTES)]
         schema = pa.schema([known.field(name) for name in columns])
         packed = job.run("pack", given, schema=schema, target=job.parts.url, **how)
     dropped = {reason: _sum(packed, reason) for reason in ("too long", "empty", "unreadable")}
     packs, tokens = _sum(packed, "packs"), _sum(packed, "tokens")
-    extra = {name: _sum(packed, name) for name in ("sequences", "cut")}
+    extra: dict[str, Any] = {name: _sum(packed, name) for name in ("sequences", "cut")}
+    if rejections := [item for answer in packed for item in answer["rejections"]]:
+        extra["rejections"] = rejections[:_MOST_REJECTIONS]
     return job.finish(
         rows_in=_sum(packed, "rows"),
         dropped={reason: count for reason, count in dropped.items() if count},
@@ -193,7 +195,7 @@ class _Job:
         self.output = self.parts = Store(str(output).rstrip("/")).anchored()
         if format_of_name(self.output.url)[0] not in (None, "parquet"):
             raise UsageError(
-                f"output {output} becomes a folder of Parquet files: give it no ending"
+                f"output {output} becomes a folder of Parquet files; remove the file ending"
             )
         if self.output.is_local:
             self.parts = Store(f"{self.output.url}.parts")
@@ -202,18 +204,18 @@ class _Job:
         is_file = self.output.is_local and Path(self.output.url).is_file()
         if is_file or (is_new and self.output.names("") and not overwrite):
             raise UsageError(
-                f"output {output} exists and is left as it is: pass overwrite=True (--overwrite) "
-                "to replace it, or choose another name"
+                f"output {output} already exists; pass overwrite=True (--overwrite) to replace it, "
+                "or choose another name"
             )
         self.shares = Shares.open(inputs, memory=memory, **read_options)
         sources = [item.source.identity for item in self.shares.dataset.inputs]
         if f"{folder.url}/".startswith(f"{self.output.url}/"):
-            raise UsageError(f"--work {folder.url} is the output, or in it: choose another folder")
+            raise UsageError(f"--work {folder.url} is inside the output; choose another folder")
         if inside := [path for path in sources if path.startswith(f"{self.output.url}/")]:
-            raise UsageError(f"output {output} holds {inside[0]}, which is read: write elsewhere")
+            raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
         description = {**about, "output": self.output.url, **self.shares.describe()}
         if folder.names("") and not folder.exists("job.json"):
-            raise UsageError(f"{folder.url} is not the folder of a job: choose another by --work")
+            raise UsageError(f"{folder.url} is not the work folder of a job; pass another --work")
         with ExitStack() as held:
             held.enter_context(lock_job(folder.url))
             self.store = open_job(folder.url, description, restart=restart)
@@ -280,9 +282,7 @@ def digest(
         "rows": num_rows,
         "bytes_out": 16 * num_rows,
         "rejected": sum(item.num_rows or 0 for item in rejections),
-        "rejections": [
-            f"{item.path}, {item.place}: {item.reason}" for item in rejections[:_MOST_REJECTIONS]
-        ],
+        "rejections": _listed(rejections),
     }
 
 
@@ -316,8 +316,8 @@ def write(
         num_bytes = path.stat().st_size
         if at != len(keep):
             raise DataError(
-                f"of {len(keep):,} rows that were read first {at:,} are there now: the input "
-                "changed meanwhile; run again with restart=True (--restart)",
+                f"the input had {len(keep):,} rows at the first read and {at:,} at the second: it "
+                "changed; run again with restart=True (--restart)",
                 path=share.files[0].source.path,
             )
     return {"rows": int(keep.sum()), "bytes_out": num_bytes}
@@ -338,9 +338,10 @@ def pack(
     options = replace(share.options, columns=tuple(schema.names), may_widen=True)
     share = replace(share, options=options)
     counts: Counter[str] = Counter()
+    rejections: list[Rejection] = []
     names = [*schema.names, "position_ids", "lengths"]
     sequences = (
-        _sequences(share, rows, schema.names, length, long, counts)
+        _sequences(share, rows, schema.names, length, long, counts, rejections)
         for rows in read_share(share, schema, memory)
     )
     with Store(target).writing(f"part-{share.name}.parquet") as path:
@@ -363,11 +364,26 @@ def pack(
                 writer.write_table(pa.table(list(columns), names), row_group_size=rows_in_group)
                 counts.update(packs=len(plan), sequences=len(lengths), tokens=plan.total_length)
         counts["bytes_out"] = path.stat().st_size
-    return dict(counts)
+    counts["unreadable"] = sum(item.num_rows or 0 for item in rejections)
+    return {**counts, "rejections": _listed(rejections)}
+
+
+def _listed(rejections: Sequence[Rejection]) -> list[str]:
+    """The first of them: file, place and reason."""
+    return [
+        f"{', '.join(filter(None, (item.path, item.place)))}: {item.reason}"
+        for item in rejections[:_MOST_REJECTIONS]
+    ]
 
 
 def _sequences(
-    share: Share, rows: Rows, columns: Sequence[str], length: int, long: str, counts: Counter[str]
+    share: Share,
+    rows: Rows,
+    columns: Sequence[str],
+    length: int,
+    long: str,
+    counts: Counter[str],
+    rejections: list[Rejection],
 ) -> pa.Table:
     """The rows to pack, as lists of 32-bit numbers."""
     table, lists = rows.table, list[pa.Array]()
@@ -376,27 +392,27 @@ def _sequences(
             cast = table[name].cast(_TOKENS).chunks
             lists.append(pa.concat_arrays([pa.array([], _TOKENS), *cast]))
             if lists[-1].flatten().null_count:
-                raise pa.ArrowInvalid("null among them")
+                raise pa.ArrowInvalid("there are nulls")
         except pa.ArrowException as error:
             raise DataError(
-                f"column {name!r} of type {table[name].type} holds no token ids of 32 bits "
-                f"({error}); tokenise first, or name another column",
+                f"column {name!r} of type {table[name].type} has no 32-bit token ids "
+                f"({error}); tokenise first, or pass another column",
                 path=share.place(rows, 0)["path"],
             ) from None
     lengths, *others = (pc.fill_null(pc.list_value_length(item), 0).to_numpy() for item in lists)
     is_long = lengths > length
-    wrong = [(is_long & (long == "error"), f"more than {length:,} tokens; pass --long cut or drop")]
+    wrong = [(is_long & (long == "error"), f"more than {length:,}; pass --long cut or --long drop")]
     for name, found in zip(columns[1:], others, strict=True):
-        wrong.append((found != lengths, f"another number of {name} than of {columns[0]}"))
+        wrong.append((found != lengths, f"a different number of {name}; make them equal"))
     for is_wrong, reason in wrong:
         if is_wrong.any():
             row = int(np.argmax(is_wrong))
             raise DataError(
-                f"a row of {lengths[row]:,} tokens has {reason}", **share.place(rows, row)
+                f"the row has {lengths[row]:,} tokens, {reason}", **share.place(rows, row)
             )
     keep = (lengths > 0) & ~(is_long & (long == "drop"))
     counts["rows"] += table.num_rows
-    counts["unreadable"] += sum(item.num_rows or 0 for item in rows.rejections)
+    rejections += rows.rejections
     counts["empty"] += int(np.count_nonzero(lengths == 0))
     counts["cut" if long == "cut" else "too long"] += int(np.count_nonzero(is_long))
     lists = [pc.list_slice(item, 0, length) for item in lists] if is_long.any() else lists

@@ -67,11 +67,11 @@ class DedupeSummary:
     rows_in: int
     rows_out: int
     duplicates: int
-    """Rows dropped, whichever they repeat."""
+    """Duplicate rows dropped, including those of ``against``."""
     duplicates_of_others: int
-    """Of those, rows that repeat one of ``against``."""
+    """Of those, rows that occur in ``against``."""
     rejected_rows: int
-    """Rows that could not be read, under ``on_error="skip"``, as far as their number is known."""
+    """Rows skipped with ``on_error="skip"``, as far as their number is known."""
     rejections: tuple[Rejection, ...]
     """What could not be read and why, in the input and in ``against``."""
     files_in: int
@@ -106,19 +106,19 @@ def dedupe_files(
     progress: Progress | None = None,
     **read_options: Any,
 ) -> DedupeSummary:
-    """Writes the rows of ``inputs`` that come for the first time, in their order.
+    """Remove duplicate rows: write the first row of each value, in the original order.
 
     Args:
         inputs: What ``open_dataset`` reads: files, folders, globs or URIs.
         output: A ``.parquet``, ``.arrow``, ``.feather`` or ``.jsonl`` file (also ``.jsonl.gz`` and
             ``.jsonl.zst``). It appears whole or not at all.
-        columns: Compare these columns only; whole rows are written all the same.
-        against: Other data, whose rows are left out as well.
-        report: A file of the same kinds that lists every dropped row and which one it repeats.
-        overwrite: Replace ``output`` and ``report`` where they exist.
-        memory_budget: Bytes for this work, beside what the process holds already.
-        num_threads: Decode threads; 0 takes what this process may use.
-        temp_dir: Where records go that memory does not hold; beside ``output`` by default.
+        columns: Compare only these columns; whole rows are written in any case.
+        against: Other data; rows that occur there are dropped as well.
+        report: A file, in one of these formats, that lists each dropped row and its first copy.
+        overwrite: Replace ``output`` and ``report`` if they exist.
+        memory_budget: Memory for this work in bytes, on top of what the process already uses.
+        num_threads: Decode threads; 0 uses all available processors.
+        temp_dir: Where data spills beyond the memory budget; by default next to ``output``.
         progress: Called after every batch.
         read_options: For ``open_dataset``: ``format``, ``split``, ``json_field``, ``on_error``, ….
     """
@@ -133,11 +133,11 @@ def dedupe_files(
         )
     check_target(target, "output", overwrite=overwrite)
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"temp_dir {folder} is no folder that can be written to")
+        raise UsageError(f"temp_dir {folder} is not a writable folder; pass another")
     if listing is not None:
         check_target(listing, "report", overwrite=overwrite)
         if listing.resolve() == target.resolve():
-            raise UsageError(f"output and report are the same file, {target}")
+            raise UsageError(f"output and report are the same file, {target}; pass two names")
     working_bytes = max(_LEAST_WORKING_BYTES, memory_budget // 4)
     settings = {
         "batch_size": _BATCH_ROWS,
@@ -147,14 +147,14 @@ def dedupe_files(
         **read_options,
     }
     if progress is not None:
-        progress("looking at the files", 0, 0, 0)
+        progress("opening files", 0, 0, 0)
     reader = open_dataset(_as_paths(inputs), **settings)
     others = None if against is None else open_dataset(_as_paths(against), **settings)
     files = [*reader.files, *(others.files if others is not None else ())]
     for path in (path for path in (target, listing) if path is not None and path.exists()):
         sources = (Path(file.source.path) for file in files)
         if any(source.exists() and path.samefile(source) for source in sources):
-            raise UsageError(f"{path} is one of the files to read: write to another name")
+            raise UsageError(f"{path} is one of the input files; write to another name")
     key = _key_schema(reader, others, columns)
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
     with closing(_Ledger(key, folder, memory_budget - working_bytes, num_threads)) as ledger:
@@ -240,7 +240,7 @@ class _Work:
 
     def _run(self) -> None:
         if self._others is not None:
-            for batch, start in self._batches(self._others, "reading what to leave out"):
+            for batch, start in self._batches(self._others, "reading the rows to remove"):
                 # Rows of the other data are numbered -1, -2, …: before any row of the input.
                 self._ledger.firsts(batch, -1 - np.arange(start, start + batch.num_rows))
             self._note_rejections(self._others)
@@ -258,7 +258,7 @@ class _Work:
         if spill is None or decided == self._rows_in:
             return
         if self._progress is not None:
-            self._progress("finding repeated rows on disk", 0, 0, self._rows_in)
+            self._progress("finding duplicates on disk", 0, 0, self._rows_in)
         with disk_errors(spill.folder):
             spill.resolve()
         if state is not None:
@@ -271,8 +271,8 @@ class _Work:
             self._write(batch, start, spill.firsts(start, row))
         if row != self._rows_in:
             raise DataError(
-                f"the input had {self._rows_in:,} rows when it was first read and has others now: "
-                "it changed meanwhile; run again when nothing writes to it"
+                f"the input had {self._rows_in:,} rows when it was first read and changed before "
+                "the second read; run again when nothing writes to it"
             )
 
     def _note_rejections(self, reader: Reader) -> None:
@@ -348,13 +348,13 @@ def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | 
     """The columns that are compared, under types that both sides can be brought to."""
     names = reader.schema.names if columns is None else list(columns)
     if not names and columns is None:
-        raise DataError("the input has no columns, so there is nothing to compare")
+        raise DataError("the input has no columns to compare; check that the files have rows")
     if isinstance(columns, str) or not names or len(set(names)) != len(names):
-        raise UsageError(f"columns must be a list of different names, not {columns!r}")
+        raise UsageError(f"columns must be a list of distinct names, not {columns!r}")
     key = _select(reader.schema, names, "the input")
     if others is None or not others.schema.names:
         return key
-    theirs = _select(others.schema, names, "what it is compared against")
+    theirs = _select(others.schema, names, "the dataset to compare with")
     for name in names:
         if _is_json(key.field(name)) != _is_json(theirs.field(name)):
             raise _conflict(TypeClash(name, key.field(name).type, theirs.field(name).type))
@@ -373,8 +373,8 @@ def _is_json(field: pa.Field) -> bool:
 
 def _conflict(clash: TypeClash) -> ConflictError:
     return ConflictError(
-        f"column {clash.path!r} is {clash.known} in one of the two datasets and {clash.found} in "
-        "the other, and these cannot be compared; bring them to one type, or compare other columns"
+        f"column {clash.path!r} has the type {clash.known} in one dataset and {clash.found} in the "
+        "other, which cannot be compared; make the types equal, or compare other columns"
     )
 
 
@@ -382,8 +382,8 @@ def _select(schema: pa.Schema, names: Sequence[str], side: str) -> pa.Schema:
     missing = [name for name in names if name not in schema.names]
     if missing:
         raise UsageError(
-            f"{side} has no column {missing[0]!r}, only {', '.join(schema.names)}: choose columns "
-            "that both have"
+            f"{side} has no column {missing[0]!r}; it has {', '.join(schema.names)}; choose "
+            "columns that both have"
         )
     return pa.schema([schema.field(name) for name in names])
 

@@ -68,8 +68,8 @@ def parallel_hash_rows(
 ) -> list[str] | pa.Array | pa.ChunkedArray:
     """The SHA-256 digest of every row, in order.
 
-    At most ``num_threads`` threads work on it, 0 meaning the processors that this process may use;
-    short rows of a list gain nothing from them and stay on one.
+    Uses up to ``num_threads`` threads, 0 for all available processors; short rows of a list do not
+    gain from threads and use one.
 
     A list or iterable of ``str`` and ``bytes`` gives a list of hex digests. An Arrow column of text
     or bytes, dictionary-encoded or not, gives an Arrow column of ``fixed_size_binary(32)`` in the
@@ -92,10 +92,10 @@ def deduplicate_indices(
     existing_hashes: Iterable[str] | None = None,
     num_threads: int = 0,
 ) -> tuple[list[int], list[str]]:
-    """The indices of the rows seen for the first time, and their hashes in hex.
+    """The indices of the first row of each value, and their hashes in hex.
 
-    ``existing_hashes`` holds digests as ``parallel_hash_rows`` gives them for a list; rows with one
-    of these are left out. ``rows`` are as there, but for nulls, which have no hash.
+    ``existing_hashes`` are digests as ``parallel_hash_rows`` returns them for a list; rows with one
+    of these are dropped. ``rows`` may be what that function takes, but without nulls.
     """
     _require_threads(num_threads)
     known = () if existing_hashes is None else existing_hashes
@@ -107,7 +107,7 @@ def deduplicate_indices(
         hashed = pa.chunked_array(_hash_chunks(chunks, rows.type, num_threads), _DIGEST)
         if hashed.null_count:
             index = pc.index(hashed.is_null(), True).as_py()
-            raise TypeError(f"row {index} is null, which has no hash: drop or fill the nulls first")
+            raise TypeError(f"row {index} is null; drop or fill the nulls before hashing")
         parts = []
         for chunk in hashed.chunks:
             flat = np.frombuffer(chunk.buffers()[1] or b"", np.uint8).reshape(-1, _DIGEST_BYTES)
@@ -121,12 +121,12 @@ def deduplicate_indices(
 
 def _require_threads(num_threads: int) -> None:
     if num_threads < 0:
-        raise UsageError(f"num_threads must be 0 (automatic) or more, not {num_threads}")
+        raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
 
 
 def _require_many(name: str, values: object) -> None:
     if isinstance(values, str | bytes):
-        raise TypeError(f"{name} is one {type(values).__name__}: pass a list of them")
+        raise TypeError(f"{name} is a single {type(values).__name__}; pass a list")
 
 
 def _hex(digests: ByteArray) -> list[str]:
@@ -210,13 +210,13 @@ def _encode(index: int, row: object) -> bytes:
     if isinstance(row, bytes):
         return row
     if not isinstance(row, str):
-        raise TypeError(f"row {index} is of type {type(row).__name__}: rows must be str or bytes")
+        raise TypeError(f"row {index} has the type {type(row).__name__}; pass str or bytes")
     try:
         return row.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"row {index} holds the lone surrogate {row[error.start]!r} at character "
-            f"{error.start}, which UTF-8 cannot express: pass bytes, or encode the row with "
+            f"row {index} has the lone surrogate {row[error.start]!r} at character {error.start}, "
+            "which UTF-8 cannot represent; pass bytes, or encode the row with "
             "errors='surrogatepass'"
         ) from error
 
@@ -264,7 +264,7 @@ def _hash_piece(rows: Sequence[str | bytes], lengths: IntArray) -> ByteArray:
         np.cumsum(lengths, out=offsets[1:])
         if offsets[-1] != len(joined):
             raise TypeError(
-                "a row is of a subclass that gives a length of its own: pass str or bytes"
+                "a row is of a subclass that overrides __len__; pass plain str or bytes"
             )
         data, words = np.frombuffer(joined, np.uint8), digests.reshape(-1).view(np.uint32)
         hash_rows(data, offsets, 0, len(rows), data.size, words)
@@ -309,8 +309,8 @@ def _hash_chunks(chunks: list[pa.Array], kind: pa.DataType, num_threads: int) ->
         return [hashed[at].take(chunk.indices) for at, chunk in zip(places, chunks, strict=True)]
     if not is_one_of(kind, (*TEXT, *BINARY, pa.types.is_fixed_size_binary)):
         raise TypeError(
-            f"rows are of the Arrow type {kind}, which has no bytes of its own to hash: cast them, "
-            "for instance rows.cast(pyarrow.string())"
+            f"rows have the Arrow type {kind}, which cannot be hashed as text; cast them, for "
+            "example with rows.cast(pyarrow.string())"
         )
     are_few = sum(map(len, chunks)) < _FEW_ROWS
     tasks: list[Callable[[], Any]] = []

@@ -35,19 +35,19 @@ _ENDINGS = ".parquet, .arrow, .feather, .jsonl, .jsonl.gz or .jsonl.zst"
 def check_target(path: Path, name: str, *, overwrite: bool) -> None:
     """Everything about a target that can be known before the work begins."""
     if ":/" in str(path):
-        raise UsageError(f"{name} {path} is no local file: write to a local one, and copy it")
+        raise UsageError(f"{name} {path} is not a local path; write to a local file, then copy it")
     _writer_for(path, name)
     if path.is_dir():
-        raise UsageError(f"{name} {path} is a folder: name a file in it, with {_ENDINGS}")
+        raise UsageError(f"{name} {path} is a folder; pass a file name that ends in {_ENDINGS}")
     if path.exists() and not overwrite:
         raise UsageError(
-            f"{name} {path} exists and is left as it is: pass overwrite=True (--overwrite) to "
-            "replace it, or choose another name"
+            f"{name} {path} already exists; pass overwrite=True (--overwrite) to replace it, or "
+            "choose another name"
         )
     if not path.parent.is_dir():
-        raise MissingFileError("the folder to write to does not exist; make it", path=str(path))
+        raise MissingFileError("the output folder does not exist; create it", path=str(path))
     if not os.access(path.parent, os.W_OK):
-        raise AccessError("this folder may not be written to", path=str(path.parent))
+        raise AccessError("this folder is not writable; choose another", path=str(path.parent))
 
 
 @contextlib.contextmanager
@@ -57,13 +57,13 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"writing failed ({error.strerror or error}); make room or choose another place",
+            f"writing failed ({error.strerror or error}); free disk space or choose another disk",
             path=str(path),
         ) from error
     except pa.ArrowException as error:
         raise DataError(
-            f"this kind of file cannot hold the columns ({error}); choose another ending, or other "
-            "columns",
+            f"this file format cannot store the columns ({error}); choose another file ending, or "
+            "other columns",
             path=str(path),
         ) from error
 
@@ -126,7 +126,7 @@ def _writer_for(
         return lambda target, schema: _Parquet(target, schema, group_bytes)
     if kind in ("arrow", "feather") and compression is None:
         return _Arrow
-    raise UsageError(f"{name} {path} has an ending that cannot be written: use {_ENDINGS}")
+    raise UsageError(f"{name} {path} has an unknown file ending; use {_ENDINGS}")
 
 
 def decoded_schema(schema: pa.Schema) -> pa.Schema:
@@ -196,8 +196,8 @@ class _JsonLines:
         for field in schema:
             if _holds_bytes(field.type):
                 raise UsageError(
-                    f"column {field.name!r} is of type {field.type}, and JSON has no bytes: write "
-                    ".parquet or .arrow instead"
+                    f"column {field.name!r} has the type {field.type}, which JSON cannot store; "
+                    "write .parquet or .arrow instead"
                 )
         self._file = pa.output_stream(str(path), compression=compression)
         self._encode = json.JSONEncoder(ensure_ascii=False, default=str).encode

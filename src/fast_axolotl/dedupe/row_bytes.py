@@ -240,8 +240,8 @@ def _offsets(array: pa.Array, num_items: int) -> Any:
 def _require_sound(array: pa.Array, is_sound: bool) -> None:
     if not is_sound:
         raise DataError(
-            f"an array of type {array.type} has offsets out of order or buffers too short, so it "
-            "was damaged where it was made or stored; Array.validate(full=True) tells where"
+            f"an array of type {array.type} has unsorted offsets or buffers that are too short; "
+            "find the corrupt part with Array.validate(full=True)"
         )
 
 

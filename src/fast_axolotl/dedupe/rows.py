@@ -44,18 +44,18 @@ def unique_rows(
     columns: Sequence[str] | None = None,
     seen: SeenRows | None = None,
 ) -> Any:
-    """The indices of the rows that come for the first time, ascending, as an int64 array.
+    """The indices of the first row of each value, ascending, as an int64 array.
 
     Args:
         table: Any types, nested ones too; see ``row_bytes`` for which values are equal.
-        columns: Compare these columns only; ``None`` compares whole rows.
-        seen: Rows of earlier calls, which are left out as well; the new ones are added to it.
+        columns: Compare only these columns; ``None`` compares whole rows.
+        seen: Rows of earlier calls, which count as seen; the new rows are added to it.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if not isinstance(table, pa.Table):
         raise TypeError(
-            f"table is of type {type(table).__name__}: pass a pyarrow Table or RecordBatch, for "
+            f"table has the type {type(table).__name__}; pass a pyarrow Table or RecordBatch, for "
             "example pa.Table.from_pylist(rows)"
         )
     compared = table.select(_names(table, columns))
@@ -82,8 +82,8 @@ def _first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
             ", ".join(f"{name}: {kind}" for name, kind in some) for some in (seen.types, types)
         )
         raise UsageError(
-            f"the rows seen so far have the columns {known}, and this table has {here}: cast it, "
-            "or use another SeenRows"
+            f"earlier tables have the columns {known}, and this one has {here}; cast it, or use "
+            "another SeenRows"
         )
     digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
     joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, np.zeros(0, np.uint64)])
@@ -218,7 +218,5 @@ def _names(table: pa.Table, columns: Sequence[str] | None) -> list[str]:
 def _distinct(names: Sequence[str]) -> list[str]:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise UsageError(
-            f"the column name {repeated[0]!r} comes more than once: rename or drop one"
-        )
+        raise UsageError(f"two columns have the name {repeated[0]!r}; rename or drop one")
     return list(names)

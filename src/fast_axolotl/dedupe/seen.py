@@ -64,15 +64,15 @@ _RECORD_ROWS = 131_072
 
 
 class SeenRows:
-    """The rows of earlier tables, so that ``unique_rows`` leaves them out of later ones.
+    """The rows of earlier tables, so that ``unique_rows`` drops them from later ones.
 
-    Give the same object to every call. Rows of earlier calls are known by their digest alone: 128
+    Pass the same object to every call. Rows of earlier calls are known by their digest alone: 128
     bits under a secret drawn when the object is made.
     """
 
     def __init__(self, num_threads: int = 0) -> None:
         if num_threads < 0:
-            raise UsageError(f"num_threads must be 0 (automatic) or more, not {num_threads}")
+            raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
         self._threads = num_threads or usable_cores()
         num_regions = min(_MOST_REGIONS, 1 << (self._threads - 1).bit_length())
         self._regions = [_Region(index, num_regions) for index in range(num_regions)]

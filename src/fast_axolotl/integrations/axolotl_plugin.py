@@ -72,61 +72,61 @@ class FastAxolotlArgs(BaseModel):
     """The keys that this package adds to Axolotl's configuration."""
 
     fast_axolotl: bool | None = Field(
-        default=None, description="false: Axolotl runs as it is. Default: true."
+        default=None, description="Set to false to run stock Axolotl. Default: true."
     )
     fast_axolotl_skip: list[str] | None = Field(
         default=None,
-        description="Replacements to leave out, by the names that `fast-axolotl status` lists.",
+        description="Replacements to skip, by the names in `fast-axolotl status`.",
     )
     fast_axolotl_measure: bool | str | None = Field(
         default=None,
-        description="Measure the training into this folder; true: into fast-axolotl-measure in the "
-        "output_dir. Figures join the trainer's logs; `fast-axolotl show FOLDER` prints the rest.",
+        description="Measure the training and write the record to this folder; true writes to "
+        "fast-axolotl-measure in output_dir. Key figures also appear in the trainer's logs; "
+        "`fast-axolotl show FOLDER` prints all.",
     )
     fast_axolotl_gradient_noise: bool | None = Field(
-        default=None, description="true: measure the gradient noise scale, too. Default: false."
+        default=None, description="Also measure the gradient noise scale. Default: false."
     )
     dataset_use_rust_streaming: bool | None = Field(
         default=None,
         description="Read streamed files with fast-axolotl's reader: bounded memory, exact resume. "
-        "Takes effect for files over 1 GiB with a sequence_len over 10,000, and not together with "
-        "dataset_keep_in_memory.",
+        "Takes effect for files of 1 GiB or more with a sequence_len of 10,000 or more, and not "
+        "together with dataset_keep_in_memory.",
     )
     fast_axolotl_streaming_force: bool | None = Field(
         default=None,
-        description="Stream with fast-axolotl's reader whatever the size and sequence_len.",
+        description="Use fast-axolotl's reader for any file size and sequence_len.",
     )
     fast_axolotl_streaming_min_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Files of this many bytes and more are streamed. Default: 1073741824 (1 GiB).",
+        description="Stream files of at least this many bytes. Default: 1073741824 (1 GiB).",
     )
     fast_axolotl_streaming_min_sequence_len: int | None = Field(
         default=None,
         ge=0,
-        description="Files are streamed from this sequence_len on. Default: 10000.",
+        description="Stream files if sequence_len is at least this. Default: 10000.",
     )
     fast_axolotl_weights: list[float] | None = Field(
         default=None,
-        description="How often texts are drawn from each entry of pretraining_dataset, one number "
-        "each. Default: in proportion to the sizes of the files.",
+        description="Sampling weight of each entry of pretraining_dataset, one number per entry. "
+        "Default: proportional to file size.",
     )
     fast_axolotl_memory_budget: int | None = Field(
         default=None,
         ge=1,
-        description="Bytes that the reader of one process may hold. Default: 67108864 (64 MiB).",
+        description="Memory of the reader in one process, in bytes. Default: 67108864 (64 MiB).",
     )
     fast_axolotl_buffer_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens, by estimate, after which a streaming buffer is full, whatever the "
-        "number of rows.",
+        description="Size limit of a streaming buffer in estimated tokens, for any number of rows.",
     )
     fast_axolotl_buffer_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Bytes of text after which a streaming buffer is full, whatever the number of "
-        "rows. Default: 67108864 (64 MiB).",
+        description="Size limit of a streaming buffer in bytes of text, for any number of rows. "
+        "Default: 67108864 (64 MiB).",
     )
 
 
@@ -146,7 +146,7 @@ class FastAxolotlPlugin(BasePlugin):
         name_unknown_keys(cfg)
         if cfg.get("fast_axolotl") is False:
             uninstall()
-            _say("Axolotl runs as it is: the configuration has fast_axolotl: false")
+            _say("stock Axolotl runs: the configuration has fast_axolotl: false")
             return
         install(skip=cfg.get("fast_axolotl_skip") or ())
         # Under ``fast-axolotl run`` the line has been printed.
@@ -237,8 +237,8 @@ def name_unknown_keys(cfg: Any) -> None:
         if key in KEYS or key in _NAMED or not (is_ours or near):
             continue
         _NAMED.add(key)
-        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(KEYS)}"
-        _say(f"the configuration has {key}, which is no key of this package; {meant}")
+        meant = f"did you mean {near[0]}?" if near else f"the known keys are {', '.join(KEYS)}"
+        _say(f"the configuration has {key}, which is not a key of fast-axolotl; {meant}")
 
 
 _NAMED: set[str] = set()

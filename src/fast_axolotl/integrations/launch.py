@@ -146,17 +146,17 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
     if program is not None:
         return program
     if name.startswith("-"):
-        text = f"there is no option {name}: see --help; a command goes after --"
+        text = f"there is no option {name}; see --help, and put the command after --"
     elif _ASSIGNMENT.match(name):
-        text = f"no shell runs the command, so {name!r} sets nothing: write env {name} COMMAND"
+        text = f"{name!r} is not a command; to set a variable, write env {name} COMMAND"
     elif "/" in name and Path(name).is_dir():
-        text = f"{name!r} is a folder, not a command"
+        text = f"{name!r} is a folder, not a command; pass a program"
     elif "/" in name and Path(name).is_file():
-        text = f"{name!r} is not executable: chmod +x it, or name its interpreter before it"
+        text = f"{name!r} is not executable; run chmod +x on it, or put its interpreter before it"
     else:
         text = (
             f"there is no command {name!r} on PATH or in {beside}; "
-            "activate the environment that has it, or give its full path"
+            "activate the environment that has it, or pass its full path"
         )
     raise UsageError(text)
 
@@ -164,10 +164,10 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
 def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:
     """One line: what is replaced in Axolotl, what is not, and why."""
     if environment.get(SWITCH) == "0":
-        return f"Axolotl runs as it is: the environment has {SWITCH}=0"
+        return f"stock Axolotl runs: {SWITCH}=0 is set"
     host = host_name()
     if not host:
-        return "Axolotl is not installed beside this package: nothing to accelerate here"
+        return "nothing to accelerate: Axolotl is not installed in this environment"
     found = check() if patches is None else tuple(patches)
     loud = inactive_line(found)
     parts = [f"WARNING: {loud}" if loud else host]
@@ -181,7 +181,7 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
     if left:
         # Without the module, which ``fast-axolotl status`` shows.
         reasons = [f"{item.name} ({item.reason.rpartition(':')[2].strip()})" for item in left]
-        parts.append(f"left alone: {', '.join(dict.fromkeys(reasons))}")
+        parts.append(f"not replaced: {', '.join(dict.fromkeys(reasons))}")
     return "; ".join(parts)
 
 
@@ -265,9 +265,9 @@ def end_as(code: int) -> NoReturn:
 def cannot_start(program: str, error: OSError) -> UsageError:
     """What to say of a file that can be executed by its mode, and yet not by the system."""
     if error.errno == errno.ENOEXEC:
-        text = "is neither a program nor begins with #! and its interpreter; add that line"
+        text = "is not a program and has no #! line; add one that names its interpreter"
     elif error.errno == errno.ENOENT:
-        text = "names an interpreter in its first line (#!) that is not there; correct that line"
+        text = "names an interpreter in its #! line that does not exist; correct that line"
     else:
         text = f"cannot be started: {error.strerror or error}"
     return UsageError(f"{program} {text}")

@@ -86,9 +86,9 @@ def read_shape(
         peak_tflops: The device's peak, given by the user.
     """
     if not hasattr(model, "named_modules"):
-        raise UsageError(f"read_shape needs a torch module, and this is a {type(model).__name__}")
+        raise UsageError(f"read_shape needs a torch module, not a {type(model).__name__}")
     if peak_tflops is not None and not peak_tflops > 0:
-        raise UsageError(f"peak_tflops is {peak_tflops}: give the device's dense TFLOP/s, above 0")
+        raise UsageError(f"peak_tflops is {peak_tflops}; pass the device's dense TFLOP/s, above 0")
     # The model below ``torch.compile``, DDP, FSDP, DeepSpeed's engine and the like.
     while True:
         inner = getattr(model, "_orig_mod", None)
@@ -155,12 +155,12 @@ def measure_matmul_tflops(
         import torch
     except ImportError:
         raise MissingExtraError(
-            "measuring the matmul rate needs PyTorch: pip install 'fast-axolotl[torch]'"
+            "measuring the matmul rate needs PyTorch: pip install torch"
         ) from None
     name = normalise_dtype(dtype)
     kind = getattr(torch, "float32" if name == "tf32" else name, None)
     if name not in ("bfloat16", "float16", "float32", "tf32") or kind is None:
-        raise UsageError(f"no plain matmul in {dtype!r}: bfloat16, float16, float32 or tf32")
+        raise UsageError(f"no matmul rate for {dtype}; pass bfloat16, float16, float32 or tf32")
     place = torch.device(device)
     edge = size or (CPU_SIZE if place.type == "cpu" else GPU_SIZE)
     left, right = (torch.randn(edge, edge, device=place, dtype=kind) for _ in range(2))
@@ -302,7 +302,7 @@ def _count_matrices(
     towers = [item for item in model.modules() if id(getattr(item, "config", None)) in parts]
     if towers:
         names = sorted({type(tower).__name__ for tower in towers})
-        reasons["towers"] = f"the FLOPs of {', '.join(names)} are left out: only text is counted"
+        reasons["towers"] = f"the FLOPs of {', '.join(names)} are not counted, only those of text"
     top_k, num_experts = _look_up(config, *_TOP_K), _look_up(config, *_NUM_EXPERTS)
     sums = {"all": 0.0, "frozen": 0.0, "adapter": 0.0}
     has_experts = False
@@ -318,7 +318,7 @@ def _count_matrices(
     if not sums["all"]:
         _block(reasons, "the model has no matrices to count")
     elif has_experts and not (top_k and num_experts):
-        _block(reasons, "the model has experts, and its config does not say how many a token meets")
+        _block(reasons, "the config does not say how many experts each token uses")
     elif num_experts and num_experts > 1 and not has_experts:
         _block(reasons, f"the weights of the {num_experts} experts were not found in the model")
     return sums
@@ -327,7 +327,7 @@ def _count_matrices(
 def _read_layers(config: Any, reasons: dict[str, str]) -> list[tuple[int, int | None]]:
     """Width of attention and window, if there is one, of every layer that has attention."""
     if getattr(config, "is_encoder_decoder", False):
-        _block(reasons, "models with an encoder and a decoder are not counted")
+        _block(reasons, "FLOPs of encoder-decoder models are not counted")
     num_layers = _look_up(config, "num_hidden_layers", "n_layer", "n_layers")
     if num_layers is None:
         _block(reasons, "the model's config does not say how many layers it has")
@@ -361,7 +361,7 @@ def _read_width(config: Any, reasons: dict[str, str]) -> int:
     """Heads times head size. Where keys and values differ in size (MLA), times their mean."""
     heads = _look_up(config, "num_attention_heads", "n_head", "n_heads")
     if heads is None:
-        reasons["attention_width"] = "the config names no attention heads: none is counted"
+        reasons["attention_width"] = "the config has no attention heads; attention is not counted"
         return 0
     key, value = _look_up(config, "qk_head_dim"), _look_up(config, "v_head_dim")
     if key and value:

@@ -51,7 +51,7 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
             if not self.is_over:
                 method(self, *arguments)
         except Exception as error:  # noqa: BLE001 - what is raised here would end the training
-            failed = f"the norms of the gradients failed: {type(error).__name__}: "
+            failed = f"the gradient norms failed: {type(error).__name__}: "
             self.stop(f"{'' if isinstance(error, UsageError) else failed}{error}")
 
     return call
@@ -125,7 +125,7 @@ class NoiseScale:
         local = [grad for kept, leaf in held for grad in (kept, leaf.grad) if grad is not None]
         gradients = [*local, *(one.grad for one in self._parameters() if one.grad is not None)]
         if not gradients or any(hasattr(item, "_fsdp_flattened") for item in self._parameters()):
-            raise UsageError("DeepSpeed, FSDP1 and steps inside of backward show no gradients")
+            raise UsageError("DeepSpeed, FSDP1 and steps inside backward hide the gradients")
         if self._passes == self._expected and self._events and gradients[0].device.type != "cpu":
             events = self._events.record()
         squared = self._square(gradients)
@@ -155,18 +155,18 @@ class NoiseScale:
             both, event = torch.stack([line.pop("first"), line.pop("whole")]), None
             if both.device.type != "cpu":
                 if self._events is None:
-                    raise UsageError(f"norms on {both.device.type} are not read without waiting")
+                    raise UsageError(f"norms on {both.device.type} cannot be read without blocking")
                 both, event = both.to("cpu", non_blocking=True), self._events.record()
             self._waiting.append((line, both, event))
         if self._step and self._owner != id(optimizer):
-            raise UsageError("several optimizers step after backward passes of their own")
+            raise UsageError("several optimizers have separate backward passes")
         if not self._step:
             self._owner, self._since = id(optimizer), time.perf_counter() - 1e-6
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._ranks = torch.distributed.get_world_size()
         self._expected, self._passes, self._step = self._passes, 0, self._step + 1
         if self._step > 1 and self._expected == self._ranks == 1:
-            raise UsageError("a step is one micro-batch of one rank: accumulate two or more")
+            raise UsageError("a step has only one micro-batch on one rank; accumulate two or more")
         self._read()
         # A step that is looked at has two norms.
         share = (

@@ -82,8 +82,8 @@ def rank_in_mesh(mesh: Any) -> tuple[int, int]:
             rank, size = rank * length + index, size * length
         elif name not in _SAME_ROWS and length > 1:
             raise UsageError(
-                f"the device mesh has a dimension {name!r}, which does not say whether its ranks "
-                "read the same rows; pass shard=(index, count), equal on ranks that do"
+                f"the device mesh has a dimension {name!r}, and it is unknown whether its ranks "
+                "read the same rows; pass shard=(index, count), with equal values on ranks that do"
             )
     return rank, size
 
@@ -110,7 +110,7 @@ def find_data_rank() -> tuple[int, int] | None:
             for group in getattr(world, "pg_map", ())
         ):
             raise UsageError(
-                f"the ranks of a group {name!r} must read the same rows; pass device_mesh=, the "
-                "mesh of the training, or shard=(index, count), equal on ranks of one group"
+                f"the ranks of a group {name!r} must read the same rows; pass device_mesh, or "
+                "shard=(index, count) with equal values on the ranks of one group"
             )
     return distributed.get_rank(), distributed.get_world_size()

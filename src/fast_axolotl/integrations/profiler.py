@@ -130,7 +130,7 @@ def window_of(
     inside.sort(key=lambda event: event.start)
     is_seen = world_size < 2 or bool(collectives)
     if not is_seen:
-        reason = f"the profiler saw nothing of {world_size} ranks that is known as communication"
+        reason = f"the profiler saw no known communication between the {world_size} ranks"
         reasons |= dict.fromkeys(("communication_seconds", "exposed_communication_seconds"), reason)
     spans, other = clip(_intervals(collectives), window), clip(_intervals(work), window)
     exposed = total([*spans, *other]) - total(other)
@@ -238,7 +238,7 @@ class WindowProfiler:
                 found = window_of(read_events(profile), steps=done, world_size=world, **place)
                 self._meter.window(found)
             else:
-                self._explain("no profiler window: it ended before its first step did")
+                self._explain("no profiler window: it ended before its first step")
         profile.profiler = None  # it refers to itself, and would hold its events for long
 
     def _is_due(self) -> bool:

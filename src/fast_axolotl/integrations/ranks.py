@@ -88,9 +88,9 @@ def compare_ranks(cfg: Any, trainer: Any, resume_from_checkpoint: Any) -> NoRetu
     here = [rank for rank in ranks if board.count(f"{__version__} on {rank}")]
     if len(here) < len(ranks) and here[:1] == [_number("RANK")]:
         _say(
-            f"version {__version__} is not active on {_names(set(ranks) - set(here))} of "
-            f"{len(ranks)}, or not yet, and the others wait for what is slower there: have the "
-            "launcher pass on PYTHONPATH and FAST_AXOLOTL_RUN, or name the plugin in the YAML"
+            f"version {__version__} is not (yet) active on {_names(set(ranks) - set(here))} of "
+            f"{len(ranks)}, and the other ranks wait for these; make the launcher pass PYTHONPATH "
+            "and FAST_AXOLOTL_RUN on, or list the plugin in the YAML"
         )
     raise NotAsked
 
@@ -127,7 +127,7 @@ class _Board:
         except Exception as error:  # noqa: BLE001
             # Ranks that do not hear of each other go on as in stock.
             self.store = None
-            _say(f"rank {_number('RANK')} does not wait for others: their store fails: {error}")
+            _say(f"rank {_number('RANK')} does not wait for other ranks: the store failed: {error}")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ def _wait_for_the_others(board: _Board) -> None:
             done = [rank for rank in ranks if board.count(f"ended {rank}")]
             if done[:1] == [_number("RANK")]:
                 others = _names(set(ranks) - set(done))
-                without = ", unless this package is not active there," * (not is_begun)
+                without = ", unless fast-axolotl is not active there," * (not is_begun)
                 _say_wait(f"{others}{without}", begin)
         time.sleep(_POLL_SECONDS)
 

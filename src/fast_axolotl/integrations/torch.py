@@ -47,16 +47,14 @@ try:
     import torch
     from torch.utils.data import Dataset, IterableDataset, default_convert, get_worker_info
 except ImportError:
-    raise MissingExtraError(
-        "the torch dataset needs PyTorch: pip install 'fast-axolotl[torch]'"
-    ) from None
+    raise MissingExtraError("the torch dataset needs PyTorch: pip install torch") from None
 
 __all__ = ["TorchDataset"]
 
 _EPOCH, _USED_BY, _HAS_WARNED = 0, 1, 2
 """Cells of the memory that a dataset shares with its loader's workers."""
 
-_CURE = "leave the loader out of accelerator.prepare(), and every rank reads its own share"
+_CURE = "do not pass the loader to accelerator.prepare(), so that each rank reads its own shard"
 
 _MIX_OPTIONS = ("stop", "source_column")
 _MIXED_ROWS = 100
@@ -75,16 +73,16 @@ class TorchDataset(IterableDataset[Any]):
         paths: As for ``open_dataset``; or, for a mix, ``{name: (paths, weight), ...}`` or a list of
             ``(paths, weight)``, as ``mix_datasets`` mixes them.
         output: ``torch``, ``numpy``, ``python`` or ``arrow``.
-        rows: Yields single rows, for a loader with a ``batch_size`` and ``collate_fn`` of its own,
-            as the HF Trainer's; the dataset's ``batch_size`` then only sets how many are converted
-            at a time.
+        rows: Yield single rows, for a loader with its own ``batch_size`` and ``collate_fn``, such
+            as that of the HF Trainer; the dataset's ``batch_size`` then only sets how many rows are
+            converted at a time.
         shard: This rank's ``(index, count)``; by default from accelerate, ``torch.distributed`` or
             the variables ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``. Workers divide it further.
-        device_mesh: The ``DeviceMesh`` of the training, in place of ``shard``: along dimensions
-            ``tp``, ``cp``, ``sp`` and ``pp`` ranks read the same rows.
+        device_mesh: The ``DeviceMesh`` of the training, instead of ``shard``: ranks along the
+            dimensions ``tp``, ``cp``, ``sp`` and ``pp`` read the same rows.
         epoch: Changes the shuffle; see ``set_epoch``.
-        num_workers: Workers of the loader; only ``len`` asks, and it needs ``even``.
-        num_threads: Decode threads of a worker; 0 divides the processors among the workers.
+        num_workers: Workers of the loader; used only by ``len()``, which needs ``even``.
+        num_threads: Decode threads per worker; 0 divides the processors among the workers.
         options: The other keywords of ``open_dataset``; for a mix also ``stop`` and
             ``source_column``. The memory budget is that of one worker; the sources of a mix share
             it and the threads.
@@ -106,14 +104,14 @@ class TorchDataset(IterableDataset[Any]):
         if output not in OUTPUTS:
             raise UsageError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
         if rows and output == "arrow":
-            raise UsageError('rows=True gives dicts; use output="python", "numpy" or "torch"')
+            raise UsageError('rows=True yields dicts; pass output="python", "numpy" or "torch"')
         if shard is not None and device_mesh is not None:
-            raise UsageError("shard and device_mesh both say who reads what; pass one of them")
+            raise UsageError("shard and device_mesh both set the shard; pass only one of them")
         self._paths: Any = paths
         self._sources = _find_sources(paths)
         known = [*inspect.signature(open_dataset).parameters, *_MIX_OPTIONS * bool(self._sources)]
         if unknown := sorted(set(options) - set(known)):
-            raise UsageError(f"open_dataset takes no {unknown[0]!r}")
+            raise UsageError(f"open_dataset has no option {unknown[0]!r}")
         self._output = output
         self._rows = rows
         self._shard = None if shard is None else check_shard(shard)
@@ -149,8 +147,8 @@ class TorchDataset(IterableDataset[Any]):
         is_open = state is not None and state._shared_state.get("num_processes", 1) > 1
         if not self._options.get("even") or (is_open and self._shard is None):
             raise TypeError(
-                "a TorchDataset has a length with even=, and under accelerate with shard=, too: "
-                "(0, 1) where the loader is prepared"
+                "a TorchDataset has a length only with even; with accelerate, also pass shard, "
+                "which is (0, 1) for a prepared loader"
             )
         rank, world, _ = self._layout()
         workers = max(1, self._num_workers)
@@ -161,10 +159,10 @@ class TorchDataset(IterableDataset[Any]):
         return True
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the passes to come, in persistent workers too.
+        """Set the epoch of later passes, also in persistent workers.
 
-        A loaded state belongs to its own epoch: in any other a pass starts at the beginning.
-        accelerate's loaders call this on every rank when a pass begins.
+        A loaded state is valid in its own epoch; in other epochs a pass starts at the beginning.
+        accelerate's loaders call this on every rank when a pass starts.
         """
         loader = _find_loader(self)
         if loader is not None and get_worker_info() is None:
@@ -174,13 +172,14 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_EPOCH] = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this process's next batch begins; under workers, ask the loader instead."""
+        """The position of this process's next batch; with workers, save the loader's state "
+        "instead."""
         loader = _find_loader(self)
         if loader is not None and not loader.use_stateful_dataloader:
             raise UsageError(
-                "accelerate's loader reads ahead of what it hands out, and this state would lose "
-                "batches; take that of a loader with DataLoaderConfiguration(dispatch_batches=False"
-                f", use_stateful_dataloader=True), or {_CURE}"
+                "accelerate's loader reads ahead, so this state would lose batches; save the state "
+                "of a loader with DataLoaderConfiguration(dispatch_batches=False, "
+                f"use_stateful_dataloader=True), or {_CURE}"
             )
         if self._reader is not None:
             state = self._reader.state_dict(*self._taken)
@@ -189,17 +188,17 @@ class TorchDataset(IterableDataset[Any]):
         return self._open(self._state).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
-        """The next pass continues where ``state`` was taken; passes after it start anew.
+        """Resume the next pass from ``state``; later passes start at the beginning.
 
-        Takes what ``Reader.load_state_dict`` takes: one state where the ranks and workers are the
-        same, and anything that holds the states of all of them where they are not.
+        Takes what ``Reader.load_state_dict`` takes: one state if the numbers of ranks and workers
+        are unchanged, and otherwise an object that contains the states of all of them.
         """
         states = find_states(state, "fast_axolotl_mix") if self._sources else find_states(state)
         if not states:
-            raise ResumeError("no state of such a dataset in this; pass what state_dict gave")
+            raise ResumeError("no state of a TorchDataset; pass the return value of state_dict()")
         if _holds_late_snapshot(state):
             raise ResumeError(
-                "the loader's state is older than its last batch; take it with "
+                "the loader's state is older than its last batch; use "
                 "StatefulDataLoader(snapshot_every_n_steps=1)"
             )
         # Ranks of one tensor parallel group give the same state.
@@ -268,8 +267,8 @@ class TorchDataset(IterableDataset[Any]):
         for batch in reader:
             if is_dispatched and is_short:
                 raise UsageError(
-                    "accelerate's dispatcher loses rows where a batch in mid-stream is short, here "
-                    "because rows are large; pass a smaller batch_size or even="
+                    "accelerate's dispatcher loses rows after a short batch, and large rows make "
+                    "batches short here; pass a smaller batch_size, or even"
                 )
             is_short = batch.num_rows < reader.batch_size
             yield convert(batch, self._output)
@@ -302,7 +301,7 @@ class TorchDataset(IterableDataset[Any]):
                 shard = check_shard((int(rank), int(world)))
             except ValueError:
                 raise UsageError(
-                    f"RANK={rank!r} and WORLD_SIZE={world!r} are no rank of a world; set both, or "
+                    f"RANK={rank!r} and WORLD_SIZE={world!r} do not fit together; set both, or "
                     "pass shard=(rank, world_size)"
                 ) from None
         elif shard[0] == 0 < shard[1] - 1 and not (
@@ -310,8 +309,8 @@ class TorchDataset(IterableDataset[Any]):
         ):
             self._shared[_HAS_WARNED] = 1
             warnings.warn(
-                f"{shard[1]} ranks may get different numbers of batches, and DDP and FSDP wait for "
-                'ever for a rank that has fewer; pass even="drop" or even="pad"',
+                f"{shard[1]} ranks may get different numbers of batches, and DDP and FSDP hang if "
+                'one rank has fewer; pass even="drop" or even="pad"',
                 stacklevel=2,
             )
         return *shard, False
@@ -320,30 +319,30 @@ class TorchDataset(IterableDataset[Any]):
         """What would come out wrong in a pass through accelerate's loader, and a cure."""
         loaded = self._state[0]["epoch"] if self._state and not self._shared[_USED_BY] else epoch
         if loaded != epoch:
-            return f"accelerate begins epoch {epoch}; call the loader's set_epoch({loaded})"
+            return f"accelerate starts epoch {epoch}; call the loader's set_epoch({loaded})"
         is_dispatcher = _is_dispatcher(loader)
         if not is_dispatcher and not _is_wrapper(loader.dataset):
             return None
         if self._shard not in (None, (0, 1)):
-            return f"accelerate divides the rows, and shard={self._shard} does it again; drop it"
+            return f"accelerate already shards the rows; remove shard={self._shard}"
         if not is_dispatcher and loader.dataset.batch_size is not None:
             return None
         if not is_dispatcher:
-            return "accelerate divides only a loader with a batch_size; set it"
+            return "accelerate shards only a loader with a batch_size; set it"
         mesh = loader.torch_device_mesh
         right = 1 if mesh and "tp" in mesh.mesh_dim_names else loader.state.num_processes
         if loader.use_stateful_dataloader or (mesh and rank_in_mesh(mesh)[1] != right):
             return (
-                "accelerate's dispatcher loses rows in its states, and gives wrong ones to ranks "
-                "of a mesh; use DataLoaderConfiguration(dispatch_batches=False) with a batch_size"
+                "accelerate's dispatcher loses rows on resume, and gives wrong rows to ranks of a "
+                "mesh; use DataLoaderConfiguration(dispatch_batches=False) with a batch_size"
             )
         if loader.batch_size is None and loader.collate_fn is default_convert:
             is_cut = not self._rows and self._output in ("numpy", "torch")
             for field in self._open(None).schema:
                 if not is_cut or not types.is_primitive(field.type):
                     return (
-                        f"accelerate's dispatcher cannot cut {field.name!r} of {field.type} for "
-                        "the ranks; give the loader a collate_fn that makes tensors of equal length"
+                        f"accelerate's dispatcher cannot split {field.name!r} of {field.type} "
+                        "between ranks; pass a collate_fn that makes tensors of equal length"
                     )
         return None
 
@@ -359,7 +358,7 @@ def _find_sources(paths: Any) -> dict[str, tuple[Any, float]] | None:
     except (TypeError, ValueError):
         sources = {}
     if not sources:
-        raise UsageError("a mix is {name: (paths, weight), ...} or a list of (paths, weight)")
+        raise UsageError("pass a mix as {name: (paths, weight), ...} or a list of (paths, weight)")
     return sources
 
 
@@ -379,8 +378,8 @@ def _find_loader(dataset: TorchDataset) -> Any:
             isinstance(part, TorchDataset) for part in _parts(inner)
         ):
             raise UsageError(
-                f"accelerate deals out the rows of a {type(inner).__name__}, and it cannot be seen "
-                "whether that reads this dataset; pass shard=(0, 1) if it does, and otherwise "
+                f"accelerate shards a {type(inner).__name__}, and it is unknown whether that reads "
+                "this dataset; pass shard=(0, 1) if it does, and otherwise "
                 "shard=(rank, world_size)"
             )
     return None
@@ -409,7 +408,7 @@ def _parts(dataset: Any, depth: int = 5) -> list[Any]:
 def _refuse_to_read() -> Iterator[Any]:
     yield from ()
     raise UsageError(
-        "accelerate's dispatcher reads on rank 0 only, and this rank is asked for rows; finish the "
+        "accelerate's dispatcher reads only on rank 0, but this is another rank; finish the "
         "pass over the prepared loader first, or read another TorchDataset of the same files"
     )
 

@@ -244,8 +244,8 @@ class TorchWatch:
         if self._thread is not None and self._thread != here:
             self.meter.reason(
                 "stall_fraction",
-                "the loader is read in another thread than the optimizer steps in: "
-                "its waits are not the training's",
+                "the loader is read in another thread than the optimizer, so its waits are "
+                "not those of the training",
             )
         self._thread = here
         self._datasets.step()
@@ -263,7 +263,7 @@ class TorchWatch:
 
     def give_up(self, error: Exception) -> None:
         """Watch no more: something in here is broken, and the training goes on."""
-        LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
+        LOG.warning("fast-axolotl stopped measuring: %s: %s", type(error).__name__, error)
         self._is_inside = False
         if self in _WATCHES:
             _WATCHES.remove(self)

@@ -42,7 +42,7 @@ LOG = logging.getLogger("fast_axolotl")
 PREFIX = "fast_axolotl/"
 """Before the names of our figures in a trainer's log."""
 
-GIVEN_UP = "the training was given up"
+GIVEN_UP = "the training was aborted"
 """The error of a training whose end its trainer never reported."""
 
 _LOGGED = (
@@ -71,7 +71,7 @@ def never_raises(event: _Event) -> _Event:
             return event(self, *arguments, **named)
         except Exception as error:  # noqa: BLE001
             # The one broad except of the callbacks: what is raised here would end the training.
-            LOG.warning("fast_axolotl stopped measuring: %s: %s", type(error).__name__, error)
+            LOG.warning("fast-axolotl stopped measuring: %s: %s", type(error).__name__, error)
             with suppress(Exception):
                 # What was broken may be in the way here, too.
                 self._close("exception", f"the meter failed: {type(error).__name__}: {error}")

@@ -74,8 +74,8 @@ def read(sequences: Any, name: str = "sequences") -> Rows | Flat:
     if isinstance(sequences, np.ndarray) and sequences.dtype != object:
         if sequences.ndim != 2:
             raise UsageError(
-                f"{name} is an array of {sequences.ndim} dimensions: pass two, one row a sequence, "
-                "or the tuple (values, offsets)"
+                f"{name} is an array of {sequences.ndim} dimensions; pass two dimensions, one row "
+                "per sequence, or the tuple (values, offsets)"
             )
         count, length = sequences.shape
         edges = np.arange(count + 1, dtype=np.int64) * length
@@ -86,7 +86,7 @@ def read(sequences: Any, name: str = "sequences") -> Rows | Flat:
     if arrow is not None and isinstance(sequences, arrow.Array | arrow.ChunkedArray):
         return _from_arrow(sequences, name)
     if isinstance(sequences, str | bytes | Mapping) or not isinstance(sequences, Iterable):
-        raise UsageError(f"{name} is {_shown(sequences)}: pass a list of token sequences")
+        raise UsageError(f"{name} is {_shown(sequences)}; pass a list of token sequences")
     rows = sequences if isinstance(sequences, list) else list(sequences)
     kinds = set(map(type, rows))
     if kinds <= {list, tuple}:
@@ -169,7 +169,7 @@ def integer(name: str, value: Any, dtype: str | None = None) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise UsageError(f"{name} must be an integer, and it is {_shown(value)}") from None
+        raise UsageError(f"{name} must be an integer, not {_shown(value)}") from None
     if dtype is not None and not _fits(number, dtype):
         raise _too_large(name, number, dtype)
     return number
@@ -178,43 +178,43 @@ def integer(name: str, value: Any, dtype: str | None = None) -> int:
 def _from_values(values: Array, offsets: Array, name: str) -> Flat:
     if values.ndim != 1 or offsets.ndim != 1 or not len(offsets):
         raise UsageError(
-            f"{name} has values of shape {values.shape} and offsets of shape {offsets.shape}: pass "
-            "two arrays of one dimension, offsets one longer than the number of sequences"
+            f"{name} has values of shape {values.shape} and offsets of shape {offsets.shape}; pass "
+            "two one-dimensional arrays, with one offset more than there are sequences"
         )
     if offsets.dtype.kind not in "iu":
-        raise UsageError(f"the offsets of {name} are {offsets.dtype}: pass integers")
+        raise UsageError(f"the offsets of {name} are {offsets.dtype}; pass integers")
     edges = np.ascontiguousarray(offsets, np.int64)
     falls = edges[1:] < edges[:-1]
     if falls.any():
         index = int(np.argmax(falls))
         raise UsageError(
-            f"the offsets of {name} fall from {edges[index]} to {edges[index + 1]} at index "
-            f"{index + 1}: give them in ascending order"
+            f"the offsets of {name} decrease from {edges[index]} to {edges[index + 1]} at index "
+            f"{index + 1}; pass them in ascending order"
         )
     if edges[0] < 0 or edges[-1] > len(values):
         raise UsageError(
-            f"the offsets of {name} go from {edges[0]} to {edges[-1]}, and there are "
-            f"{len(values)} values: keep them from 0 to {len(values)}"
+            f"the offsets of {name} go from {edges[0]} to {edges[-1]}, but there are {len(values)} "
+            f"values; keep them between 0 and {len(values)}"
         )
     return Flat(_integers(values, name), edges)
 
 
 def _from_arrow(column: Any, name: str) -> Flat:
     if not str(column.type).startswith(_ARROW_LISTS):
-        raise UsageError(f"{name} is an Arrow array of {column.type}: pass lists of integers")
+        raise UsageError(f"{name} is an Arrow array of {column.type}; pass lists of integers")
     parts: list[Flat] = []
     num_rows = 0
     for chunk in column.chunks if hasattr(column, "chunks") else [column]:
         if chunk.null_count:
             index = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
-            raise UsageError(f"{name}[{num_rows + index}] is null: fill or drop it")
+            raise UsageError(f"{name}[{num_rows + index}] is null; fill or drop it")
         values = chunk.flatten()
         edges = _offsets(chunk.value_lengths().to_numpy(zero_copy_only=False))
         if values.null_count:
             place = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
             index = int(np.searchsorted(edges, place, "right")) - 1
             where = f"{name}[{num_rows + index}][{place - int(edges[index])}]"
-            raise UsageError(f"{where} is null: fill or drop it")
+            raise UsageError(f"{where} is null; fill or drop it")
         tokens = values.to_numpy(zero_copy_only=False) if len(values) else _NOTHING
         parts.append(_from_values(tokens, edges, name))
         num_rows += len(chunk)
@@ -229,7 +229,7 @@ def _from_tensor(tensor: Any, name: str) -> Array:
     try:
         values: Array = tensor.numpy(force=True)
     except TypeError:
-        raise UsageError(f"{name} is a tensor of {tensor.dtype}: pass integers") from None
+        raise UsageError(f"{name} is a tensor of {tensor.dtype}; pass integers") from None
     return values
 
 
@@ -239,11 +239,11 @@ def _row(row: Any, name: str, tensor: Any) -> Any:
         row = _from_tensor(row, name)
     if isinstance(row, np.ndarray):
         if row.ndim != 1:
-            raise UsageError(f"{name} is an array of {row.ndim} dimensions: a sequence has one")
+            raise UsageError(f"{name} is an array of {row.ndim} dimensions; pass one dimension")
         return _integers(row, name)
     is_sequence = hasattr(row, "__len__") and hasattr(row, "__getitem__")
     if not is_sequence or isinstance(row, str | bytes | Mapping):
-        raise UsageError(f"{name} is {_shown(row)}: a sequence is a list or an array of tokens")
+        raise UsageError(f"{name} is {_shown(row)}; pass a list or an array of token ids")
     return list(row)
 
 
@@ -253,10 +253,10 @@ def _integers(values: Array, name: str) -> Array:
     if not values.size:
         return _NOTHING
     if isinstance(values, np.ma.MaskedArray):
-        raise UsageError(f"{name} is a masked array: fill it, or drop what is masked")
+        raise UsageError(f"{name} is a masked array; fill or drop the masked values")
     if kind not in "iub":
         first = values[:1].tolist()[0]
-        raise UsageError(f"{name} holds {values.dtype}, such as {first!r}: pass integers")
+        raise UsageError(f"{name} has {values.dtype} values, such as {first!r}; pass integers")
     if kind == "u" and size == 8 and values.max() > _INT64_MOST:
         place = int(np.argmax(values > _INT64_MOST))
         raise _too_large(f"{name}, value {place},", int(values[place]), "int64")
@@ -283,9 +283,7 @@ def _culprit(rows: Rows, dtype: str | None, name: str) -> UsageError | None:
             try:
                 number = operator.index(token)
             except TypeError:
-                return UsageError(
-                    f"{name}[{index}][{place}] is {_shown(token)}: tokens are integers"
-                )
+                return UsageError(f"{name}[{index}][{place}] is {_shown(token)}; pass integers")
             if dtype is not None and not limits.min <= number <= limits.max:
                 return _too_large(f"{name}[{index}][{place}]", number, dtype)
     return None
@@ -297,8 +295,8 @@ def _fits(number: int, dtype: str) -> bool:
 
 
 def _too_large(where: str, number: int, dtype: str) -> UsageError:
-    cure = 'pass dtype="int64"' if _fits(number, "int64") else "token ids have 64 bits at most"
-    return UsageError(f"{where} is {number}, which {dtype} cannot hold: {cure}")
+    cure = 'pass dtype="int64"' if _fits(number, "int64") else "token ids must fit in 64 bits"
+    return UsageError(f"{where} is {number}, which does not fit in {dtype}; {cure}")
 
 
 def _shown(value: Any) -> str:

@@ -25,7 +25,7 @@ def check_options(
     option("too_long", too_long, ways)
     option("dtype", dtype, ("int64", "int32"))
     if integer("num_threads", num_threads) < 0:
-        raise UsageError(f"num_threads must be 0, for every processor, or more: not {num_threads}")
+        raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
 
 
 def option(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -85,7 +85,5 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise MissingExtraError(
-            "the torch output needs PyTorch: pip install 'fast-axolotl[torch]'"
-        ) from None
+        raise MissingExtraError("the torch output needs PyTorch: pip install torch") from None
     return torch

@@ -42,10 +42,10 @@ def pad_sequences(
     attention_mask: bool = False,
     num_threads: int = 0,
 ) -> Any:
-    """Pad every sequence to ``target_length``, or to the longest one where that is ``None``.
+    """Pad every sequence to ``target_length``, or to the longest one if that is ``None``.
 
-    The length is then rounded up to ``pad_to_multiple_of``; ``None`` and 0 leave it. A longer
-    sequence keeps its first tokens, whichever the padding side, or is an error with
+    The length is then rounded up to a multiple of ``pad_to_multiple_of``, unless that is ``None``
+    or 0. A longer sequence keeps its first tokens for either padding side, or raises with
     ``too_long="error"``.
 
     The rows are lists, or with ``output="numpy"`` or ``"torch"`` one array of ``dtype``, which does
@@ -68,7 +68,7 @@ def pad_sequences(
     if too_long == "error" and longest > width:
         index = int(np.argmax(lengths > width))
         raise UsageError(
-            f"sequence {index} has {lengths[index]} tokens, and rows have {width}: raise "
+            f"sequence {index} has {lengths[index]} tokens, but target_length is {width}; raise "
             'target_length, or pass too_long="truncate"'
         )
     is_left = padding_side == "left"
@@ -99,7 +99,7 @@ def pad_sequences(
 
 
 def create_padding_mask(current_length: int, target_length: int, *, output: str = "lists") -> Any:
-    """The position ids of the padding, ``[0, 1, …]``: empty where nothing is missing."""
+    """The position ids of the padding, ``[0, 1, …]``; empty if no padding is needed."""
     option("output", output, OUTPUTS)
     current = _length("current_length", current_length)
     missing = max(0, _length("target_length", target_length) - current)
@@ -130,5 +130,5 @@ def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
 def _length(name: str, value: int) -> int:
     number = integer(name, value, "int64")
     if number < 0:
-        raise UsageError(f"{name} must not be negative, and it is {number}")
+        raise UsageError(f"{name} must be 0 or more, not {number}")
     return number

@@ -111,20 +111,21 @@ def plan_packs(
     method: Method = "first_fit",
     group_size: int | None = None,
 ) -> PackPlan:
-    """Distribute lengths over packs that hold ``capacity`` each, and ``max_rows`` lengths at most.
+    """Assign lengths to packs of at most ``capacity`` tokens and ``max_rows`` sequences each.
 
     - ``first_fit``: each length, in order, into the first pack with room for it.
     - ``first_fit_decreasing``: the same, longest first; equal lengths in order of their index.
-    - ``best_fit_decreasing``: longest first, into the pack it leaves the least space in; among
+    - ``best_fit_decreasing``: longest first, into the pack where the least space remains; among
       equals, the one opened first.
-    - ``sequential``: one pack open at a time; what does not fit closes it. The order is kept.
+    - ``sequential``: one open pack at a time; a length that does not fit opens the next. Keeps the
+      order.
 
-    Packs come in the order in which they were opened, their members in that in which they were
-    placed. ``group_size`` plans every so many lengths on their own, as Axolotl does each 100,000;
-    ``None`` plans all together. What is not a non-negative integer is an error that names it.
+    Packs are in the order in which they were opened, and their members in the order in which they
+    were placed. ``group_size`` plans groups of this many lengths separately, as Axolotl does with
+    100,000; ``None`` plans all together. A length that is not a non-negative integer raises.
     """
     if method not in get_args(Method):
-        raise UsageError(f"method is {method!r}; it is one of {', '.join(get_args(Method))}")
+        raise UsageError(f"method is {method!r}; pass one of {', '.join(get_args(Method))}")
     capacity = _at_least_one("capacity", capacity)
     values = _as_lengths(lengths)
     from fast_axolotl.kernels import binpack
@@ -211,7 +212,7 @@ def _as_lengths(lengths: Any) -> _Integers:
             values = _one_by_one(lengths)
         if not values.ndim:
             raise TypeError(
-                f"lengths is of type {type(lengths).__name__}; "
+                f"lengths has the type {type(lengths).__name__}; "
                 "pass a list, a numpy array or an Arrow array of integers"
             )
         if values.ndim > 1 or values.dtype.kind not in "iu":

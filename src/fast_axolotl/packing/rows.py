@@ -60,21 +60,20 @@ def pack_sequences(
 ) -> dict[str, Any]:
     """Pack sequences, each followed by one EOS (a label, attended) and one PAD (neither).
 
-    Labels repeat the tokens. The rows are those of Axolotl's ``encode_streaming``, the padded last
-    one included; it cuts over-long texts while it tokenizes them, here ``too_long`` decides about a
-    sequence that leaves no room for its EOS and PAD: ``"error"``; ``"truncate"``, which keeps its
-    first ``max_length - 2`` tokens; or ``"split"``, which gives it rows of its own, cut every
-    ``max_length`` tokens, with EOS and PAD after the last piece alone (in the next row, where the
-    piece leaves no room for both). Others may follow the last piece in its row.
+    Labels equal the tokens. The rows equal those of Axolotl's ``encode_streaming``, including the
+    padded last one. ``too_long`` decides about a sequence that leaves no room for its EOS and PAD:
+    ``"error"`` raises; ``"truncate"`` keeps its first ``max_length - 2`` tokens; ``"split"`` starts
+    a new row and cuts it every ``max_length`` tokens, with EOS and PAD only after the last piece
+    (in the next row if there is no room for both). Other sequences may follow the last piece.
 
     The result has ``input_ids``, ``labels`` and ``attention_mask``: lists of rows, or with
-    ``output="numpy"`` or ``"torch"`` arrays of ``dtype`` and shape (rows, max_length); ``dtype``
-    does not concern lists. On request also:
+    ``output="numpy"`` or ``"torch"`` arrays of ``dtype`` and shape (rows, max_length). Lists ignore
+    ``dtype``. Optional columns:
 
     - ``position_ids``, like the others: counted from 0 for each sequence, its EOS and PAD included,
       for each piece of a split one, and for the padding at the end of a row.
     - ``cu_seqlens``, flat and of 32 bits, as flash-attention takes it: where those counts start
-      in the rows end to end, then the end. So padding is a segment of its own.
+      in the concatenated rows, then the end. Padding is a separate segment.
     """
     rules = _Rules(
         width=_width(max_length),
@@ -117,7 +116,7 @@ def concatenate_and_pack(
     cu_seqlens: bool = False,
     num_threads: int = 0,
 ) -> dict[str, Any]:
-    """Pack sequences that already carry their labels and masks, adding nothing between them.
+    """Pack sequences that already have labels and masks, without separators between them.
 
     Columns that disagree on a length are a ``UsageError``. A sequence longer than ``max_length`` is
     cut to it (``too_long="truncate"``), and a row of padding alone precedes it at the start and
@@ -145,8 +144,8 @@ def concatenate_and_pack(
     for name, column in rows.items():
         if len(column) != count:
             raise UsageError(
-                f"input_ids has {count} sequences and {name} has {len(column)}, so index "
-                f"{min(count, len(column))} has no partner: pass columns of equal length"
+                f"input_ids has {count} sequences and {name} has {len(column)}; pass columns of "
+                "equal length"
             )
     lengths = lengths_of(rows["input_ids"])
     for name, column in rows.items():
@@ -155,8 +154,8 @@ def concatenate_and_pack(
         if differ.any():
             index = int(np.argmax(differ))
             raise UsageError(
-                f"sequence {index} has {lengths[index]} input_ids and {others[index]} {name}: "
-                "give every token one label and one mask value"
+                f"sequence {index} has {lengths[index]} input_ids and {others[index]} {name}; "
+                "pass one label and one mask value per token"
             )
     rules.check_lengths(lengths)
     plain = {name: column for name, column in rows.items() if isinstance(column, list)}
@@ -216,12 +215,12 @@ class _Rules:
         index = int(np.argmax(lengths > room))
         length = int(lengths[index])
         needed = length + self.separators
-        with_separators = f" and needs {needed} places with its EOS and PAD"
+        with_separators = f", {needed} with EOS and PAD"
         raise UsageError(
             f"sequence {index} has {length} tokens{with_separators if self.separators else ''}, "
-            f"but max_length is {self.width}: cut or split the sequence, which "
-            'too_long="truncate" and too_long="split" do where max_length is at least '
-            f"{self.separators or 1}, or raise max_length to at least {needed}"
+            f"but max_length is {self.width}; raise max_length to at least {needed}, or pass "
+            'too_long="truncate" or too_long="split", which need a max_length of at least '
+            f"{self.separators or 1}"
         )
 
     def cut(self, rows: Rows) -> Iterable[Sequence[int]]:
@@ -269,8 +268,8 @@ class _Rules:
         most = np.iinfo(np.int32).max
         if self.cu_seqlens and num_places > most:
             raise UsageError(
-                f"cu_seqlens would count {num_places} places, and its 32 bits end at {most}: "
-                "pack fewer sequences at a time"
+                f"cu_seqlens would reach {num_places}, which does not fit in 32 bits (at most "
+                f"{most}); pack fewer sequences at a time"
             )
         for name, (tokens, padding, eos) in columns.items():
             own = layout._replace(offsets=tokens.offsets)

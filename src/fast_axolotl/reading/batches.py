@@ -134,8 +134,8 @@ def convert(batch: pa.RecordBatch, output: str) -> Any:
             columns[name] = change(column)
         except _NO_PYTHON_VALUE as error:
             raise DataError(
-                f"column {name!r} of type {column.type} holds a value that Python cannot express "
-                f'({error}); read it with output="arrow", or leave the column out'
+                f"column {name!r} of type {column.type} has a value that Python cannot represent "
+                f'({error}); pass output="arrow", or read only other columns'
             ) from error
     return _tensors(columns) if output == "torch" else columns
 
@@ -145,9 +145,7 @@ def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        raise MissingExtraError(
-            "the torch output needs PyTorch: pip install 'fast-axolotl[torch]'"
-        ) from None
+        raise MissingExtraError("the torch output needs PyTorch: pip install torch") from None
 
     def tensors(value: Any) -> Any:
         if isinstance(value, dict):

@@ -55,7 +55,7 @@ _OFFSETS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvDialect:
-    """How a CSV file is written; what is ``None`` is detected from its first rows."""
+    """The dialect of a CSV file; values that are ``None`` are detected from its first rows."""
 
     delimiter: str | None = None
     """One character between the fields."""
@@ -88,13 +88,13 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A row, or a part of a file, that could not be read and was skipped on request."""
+    """A row, a part of a file or a file that could not be read and was skipped."""
 
     path: str
     place: str
     reason: str
     num_rows: int | None
-    """``None`` where the number of rows behind the damage cannot be known."""
+    """``None`` if the number of lost rows is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,8 @@ class ParquetFile(_Columnar):
         expected = self.metadata.row_group(index).num_rows
         if seen != expected:
             raise DataError(
-                f"{seen:,} of {expected:,} rows can be read; the file is damaged: fetch it again",
+                f"only {seen:,} of {expected:,} rows can be read; replace the file with an intact "
+                "copy",
                 path=self.label,
                 place=f"row group {index}",
             )
@@ -305,7 +306,8 @@ class ArrowFile(_Columnar):
         mark = self.source.read_at(file.tell() - len(_END_OF_STREAM), len(_END_OF_STREAM))
         if mark != _END_OF_STREAM and self.source.read_at(0, 4) == _END_OF_STREAM[:4]:
             raise DataError(
-                "the stream has no end mark: it is cut off or still being written; fetch it again",
+                "the stream has no end marker: it is truncated or still being written; replace the "
+                "file with an intact copy",
                 path=self.label,
                 place=f"after record batch {index - 1}",
             )
@@ -495,7 +497,7 @@ def open_parquet(
             group = metadata.row_group(index)
             if group.num_rows < 0 or group.total_byte_size < 0:
                 raise DataError(
-                    "the footer holds negative counts; it is damaged: fetch the file again",
+                    "the footer has negative counts; replace the file with an intact copy",
                     path=label,
                     place=f"row group {index}",
                 )
@@ -510,7 +512,7 @@ def open_arrow(
     with _named(label, "schema"):
         if head.startswith(b"FEA1"):
             raise DataError(
-                "Feather version 1 is not supported; write the table again with pyarrow.feather",
+                "Feather version 1 is not supported; convert the file with pyarrow.feather",
                 path=label,
             )
         if head.startswith(b"ARROW1"):
@@ -531,7 +533,7 @@ def _common(
     names: list[str] = schema.names
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
-        raise DataError(f"two columns are called {min(repeated)!r}; rename one", path=label)
+        raise DataError(f"two columns have the name {min(repeated)!r}; rename one", path=label)
     columns = [name for name in names if options.columns is None or name in options.columns]
     return {
         "source": source,
@@ -550,8 +552,8 @@ def _check_fields(fields: Iterable[pa.Field], label: str) -> None:
         name, kind = column.name, column.type
         if pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):
             raise DataError(
-                f"column {name!r} has the type {kind}, which pyarrow can hardly do anything with; "
-                "write the file again with plain types",
+                f"column {name!r} has the type {kind}, which pyarrow supports only in part; "
+                "rewrite the file with plain types",
                 path=label,
                 place="schema",
             )
@@ -568,7 +570,7 @@ def _named(path: str, place: str) -> Iterator[None]:
     except _DECODE_ERRORS as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
-            f"cannot be decoded ({reason}); the file is damaged or cut off: fetch it again",
+            f"the file is corrupt or truncated ({reason}); replace it with an intact copy",
             path=path,
             place=place,
         ) from error

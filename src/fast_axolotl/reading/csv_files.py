@@ -90,8 +90,8 @@ class CsvFile:
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise DataError(
-                f"two columns are called {min(repeated)!r}; rename one in the header, or pass "
-                "CsvDialect(column_names=...)",
+                f"two columns have the name {min(repeated)!r}; rename one in the header, or pass "
+                "csv=CsvDialect(column_names=...)",
                 path=source.path,
                 place="line 1",
             )
@@ -264,13 +264,13 @@ class _ParsedBlock:
         if len(record) != expected:
             cause = f"expected {expected} fields, found {len(record)}"
         elif any("\udc80" <= char <= "\udcff" for value in record for char in value):
-            cause = "bytes that are not UTF-8"
+            cause = "invalid UTF-8"
         else:
             self.values.append(record)
             return
         place = f"line {self.file.line_at(self.offset) + line - 1}"
         if self.file.options.on_error == "raise":
-            cure = 'mend the row, or pass on_error="skip" to leave it out and count it'
+            cure = 'fix the row, or pass on_error="skip" to skip and count such rows'
             raise DataError(f"{cause}; {cure}", path=self.file.source.path, place=place)
         self.rejections.append(
             Rejection(path=self.file.source.path, place=place, reason=cause, num_rows=1)
@@ -316,8 +316,8 @@ class _Cutter:
                 return
             if is_last and held and end <= len(held):
                 raise DataError(
-                    "a quoted field is not closed: the file is cut off, or a quote is missing; "
-                    "fetch it again or mend it",
+                    "a quoted field is not closed: the file is truncated, or a quote is missing; "
+                    "fix the quote, or replace the file with an intact copy",
                     path=file.source.path,
                     place=f"line {file.line_at(offset + end)}",
                 )

@@ -82,8 +82,8 @@ def find_files(
             data = eligible  # the pattern says which files are meant, whatever they are called
         if not data:
             raise MissingFileError(
-                "no data file in this folder; pass another, or use names that end in .parquet, "
-                ".arrow, .jsonl, .json, .csv, .txt or their compressed forms",
+                "no data files in this folder; pass another folder, or file names that end in "
+                ".parquet, .arrow, .jsonl, .json, .csv or .txt, compressed or not",
                 path=path,
             )
         by_split = []
@@ -106,12 +106,12 @@ def _choose(named: list[tuple[str, _Item]], split: str | None, path: str) -> lis
     names = ", ".join(splits.values())
     if split is None:
         raise UsageError(
-            f'{path}: there are several splits: {names}; pass split="train", or split="all" '
-            "to read them all"
+            f'{path}: the folder has several splits: {names}; pass split="train" for one of them, '
+            'or split="all" for all'
         )
     wanted = split if split in splits else _SPLIT_OF_WORD.get(split)
     if wanted not in splits:
-        raise UsageError(f"{path}: no split {split!r}; there are: {names}")
+        raise UsageError(f"{path}: no split {split!r}; the folder has: {names}")
     return [item for name, item in named if name == wanted]
 
 
@@ -123,8 +123,8 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
         for name in splits:
             if name == ".." or Path(name).name != name or (folder / name).is_symlink():
                 raise DataError(
-                    f"the index names the split {name!r}, which is no sub-folder of this folder; "
-                    "save the dataset again",
+                    f"the index names the split {name!r}, which is not a sub-folder of this "
+                    "folder; save the dataset again",
                     path=str(index),
                 )
         folders = _choose([(name, folder / name) for name in splits], split, str(folder))
@@ -145,7 +145,7 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
         # A name with dots or of a link leads elsewhere than it says.
         if not name.endswith(".arrow") or os.path.realpath(folder / name) != f"{inside}/{name}":
             raise DataError(
-                f"the index names {name!r}, which is no Arrow file in this folder; save the "
+                f"the index names {name!r}, which is not an Arrow file in this folder; save the "
                 "dataset again",
                 path=str(state),
             )
@@ -162,8 +162,8 @@ def _names_in(path: Path, pick: Callable[[Any], Any]) -> list[str]:
             raise ValueError(f"expected names, found {names!r}")
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise DataError(
-            f"the index of this saved dataset is damaged ({type(error).__name__}: {error}); save "
-            "it again",
+            f"the index of this saved dataset is corrupt ({type(error).__name__}: {error}); save "
+            "the dataset again",
             path=str(path),
         ) from None
     return names
@@ -187,7 +187,7 @@ def _local_files(path: str) -> tuple[list[Source], str]:
             matches = glob.glob(str(target), recursive=True)  # noqa: PTH207 - absolute too
             files = [item for item in sorted(map(Path, matches)) if item.is_file()]
             if not files:
-                raise MissingFileError("no file matches this pattern; check it", path=path)
+                raise MissingFileError("no file matches this pattern; check the pattern", path=path)
             root = os.path.commonpath([item.parent for item in files])
             return [_local_source(item) for item in files], root
         return [_local_source(target)], str(target.parent)
@@ -231,16 +231,16 @@ def _remote_files(
     except ImportError as missing:
         try:
             if options:
-                raise pa.ArrowInvalid("storage options need the fsspec package") from None
+                raise pa.ArrowInvalid("storage_options needs fsspec") from None
             native, inner = fs.FileSystem.from_uri(uri)
         except (pa.ArrowException, OSError):
             raise MissingExtraError(
                 f"{mask_secrets(uri)}: reading {scheme}:// needs a package that is not installed "
-                f"({missing}); for S3: pip install 'fast-axolotl[s3]'"
+                f"({missing}); for S3: pip install s3fs"
             ) from None
         filesystem = ArrowFSWrapper(native)
     except ValueError as error:
-        raise DataError(f"this address cannot be read: {error}", path=uri) from None
+        raise DataError(f"this address cannot be opened: {error}", path=uri) from None
 
     def listed() -> list[dict[str, Any]]:
         if _is_glob(inner):
@@ -256,7 +256,7 @@ def _remote_files(
         name, size, version = str(details["name"]), details.get("size"), version_of(details)
         path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
         if size is None:
-            raise DataError("the server does not tell the size; download the file first", path=path)
+            raise DataError("the server reports no file size; download the file first", path=path)
         remote = Remote(
             path=path,
             filesystem=filesystem,
@@ -268,5 +268,5 @@ def _remote_files(
         )
         sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
     if not sources:
-        raise MissingFileError("nothing is there; check the address", path=uri)
+        raise MissingFileError("no file at this address; check the address", path=uri)
     return sources

@@ -76,11 +76,11 @@ _LISTED_COMPRESSIONS = ("zst", "gz", "bz2", "xz", "lz4")
 
 
 class FormatWarning(UserWarning):
-    """A file is not what its name or its first rows say, and is read as what it is."""
+    """The content of a file differs from what its name or its first rows suggest."""
 
 
 def detect_format(path: str) -> tuple[str, str | None]:
-    """The format and the compression that a name tells; nothing is opened but a folder's marks.
+    """The format and compression by file name; opens no file, except to recognise HF folders.
 
     >>> detect_format("rows.jsonl.zst")
     ('jsonl', 'zstd')
@@ -124,7 +124,7 @@ def open_files(
     declared = None if base in ("", "auto", "hf_dataset") else _FORMAT_OF_ENDING.get(base, base)
     if declared not in (None, *_FORMATS):
         names = ", ".join(_FORMATS)
-        raise UsageError(f"unknown format {format!r}; use auto or one of {names}")
+        raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
     def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
         try:
@@ -161,16 +161,19 @@ def _open(
             head = head_of(source, compression, _HEAD_BYTES)
     elif named_compression and _COMPRESSIONS[named_compression][0].startswith(head):
         raise DataError(
-            f"the {named_compression} file is cut off after {len(head)} bytes; fetch it again",
+            f"the {named_compression} file is truncated after {len(head)} bytes; replace it with "
+            "an intact copy",
             path=source.path,
             place=f"byte {len(head)}",
         )
     elif not _is_telling(head):
         head = source.read_at(0, _HEAD_BYTES)
     if not head and promised not in ("text", "jsonl"):
-        # An empty text or JSON lines file has no rows; an empty anything else is damaged.
+        # An empty text or JSON lines file has no rows; an empty file of another format is corrupt.
         raise DataError(
-            "the file is empty; fetch it again, or leave it out", path=source.path, place="byte 0"
+            "the file is empty; replace it with an intact copy, or remove it",
+            path=source.path,
+            place="byte 0",
         )
     found = _sniff_format(head, promised)
     if options.json_field is not None and found == "jsonl":
@@ -178,7 +181,7 @@ def _open(
     if named not in (None, found) and declared != found and {named, found} != {"arrow", "feather"}:
         _warn(source, str(named), found)
     if named_compression not in (None, compression):
-        _warn(source, str(named_compression), compression or "not compressed")
+        _warn(source, str(named_compression), compression or "uncompressed")
     file = InputFile(source=source, format=found, compression=compression)
     # Each format imports what it needs when a file of it is met: for one small Parquet file, the
     # other formats' modules would take as long as all of the reading.
@@ -220,7 +223,8 @@ def _is_telling(head: bytes, promised: str | None = None) -> bool:
 
 def _warn(source: Source, named: str, found: str) -> None:
     warnings.warn(
-        f"{source.path}: the name says {named} but the content is {found}; it is read as {found}",
+        f"{source.path}: the file name says {named}, but the content is {found}; it is read as "
+        f"{found}",
         FormatWarning,
         stacklevel=2,
     )

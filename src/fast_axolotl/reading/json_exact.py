@@ -173,14 +173,16 @@ class ExactParse:
             if _SURROGATE.search(text):
                 json.dumps(row, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
-            where = f" of line {error.lineno}" if error.lineno > 1 else ""
-            cause = f"malformed JSON: {error.msg} at character {error.colno}{where}"
+            # Python ends some of its texts with "at": "Unterminated string starting at".
+            where = f" of line {error.lineno} of the row" if error.lineno > 1 else ""
+            problem = error.msg.removesuffix(" at")
+            cause = f"malformed JSON: {problem} at character {error.colno}{where}"
         except UnicodeDecodeError as error:
-            cause = f"bytes that are not UTF-8 at byte {error.start}"
+            cause = f"invalid UTF-8 at byte {error.start} of the row"
         except UnicodeEncodeError:
-            cause = "half of a surrogate pair, which is no text"
+            cause = "an escaped surrogate without its other half, which is not valid text"
         except RecursionError:
-            cause = "nested too deep"
+            cause = "nested too deeply"
         except ValueError as error:
             cause = str(error)
         else:
@@ -189,10 +191,11 @@ class ExactParse:
                 return (
                     row if wanted is None else {name: row[name] for name in wanted if name in row}
                 )
-            names = {list: "an array", str: "text", bool: "true or false", type(None): "null"}
-            cause = f"expected an object, found {names.get(type(row), 'a number')}"
+            names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+            cause = f"expected a JSON object, found {names.get(type(row), 'a number')}"
+        cure = '; fix the row, or pass on_error="skip" to skip and count such rows'
         raise DataError(
-            f'{cause}; mend the row, or pass on_error="skip" to leave it out and count it',
+            cause + cure * (self.options.on_error == "raise"),
             path=self.path,
             place=self.rows.place(start),
         )
@@ -229,7 +232,7 @@ def _to_array(values: list[Any], column: pa.Field) -> pa.Array:
 
 def _type_of(value: Any, room: int = MAX_TYPE_NESTING) -> pa.DataType:
     if room == 0:
-        raise OverflowError("nested too deep")
+        raise OverflowError("nested too deeply")
     if value is None:
         return pa.null()
     if isinstance(value, bool):
@@ -274,5 +277,5 @@ def _depth(value: Any) -> int:
 def _finite_float(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"the number {text} is too large for a float")
+        raise ValueError(f"the number {text} is too large for a 64-bit float")
     return value

@@ -171,7 +171,7 @@ class _DocumentCutter:
             yield from self._elements()
             while _Structure(self._text).end() is None:
                 if not self._more():
-                    raise self._error("the document is not closed: the file is cut off")
+                    raise self._error("the document is not closed: the file is truncated")
             return
         if self._text.startswith(b"["):
             self._drop(1)
@@ -180,7 +180,7 @@ class _DocumentCutter:
             while not self._text and self._more():
                 self._skip_white()
             if self._text:
-                raise self._error("more text after the end of the array")
+                raise self._error("there is text after the end of the array")
             return
         has_more = True
         while has_more:  # objects with nothing but white space between them
@@ -189,7 +189,7 @@ class _DocumentCutter:
                 yield from self._emit(closings[:-1] + 1, int(closings[-1]) + 1, last=False)
             has_more = self._more()
         if self._text.strip():
-            raise self._error("the last object is not closed: the file is cut off")
+            raise self._error("the last object is not closed: the file is truncated")
 
     def _elements(self) -> Iterator[JsonRows]:
         """The elements of an array whose opening bracket has been dropped."""
@@ -206,7 +206,7 @@ class _DocumentCutter:
                 yield from self._emit(separators[:-1], int(separators[-1]), last=False)
                 self._drop(1)
             if not self._more():
-                raise self._error("the array is not closed: the file is cut off")
+                raise self._error("the array is not closed: the file is truncated")
 
     def _emit(self, cuts: _Ints, stop: int, *, last: bool) -> Iterator[JsonRows]:
         """Rows up to ``stop``, which are dropped from the text; separators become spaces."""
@@ -229,7 +229,7 @@ class _DocumentCutter:
                 count=len(edges) - 1,
             )
         elif not last or len(cuts):
-            raise self._error("an element is missing between two commas")
+            raise self._error("a value is missing between two commas")
         self._drop(stop)
 
     def _drop_to_array(self, name: str) -> None:
@@ -249,13 +249,13 @@ class _DocumentCutter:
                         self._drop(len(self._text) - len(value) + 1)
                         return
                     if value:
-                        raise self._error(f"the field {key.decode()} holds no array")
+                        raise self._error(f"the field {key.decode()} is not an array")
                     break
                 start = self._text.find(key, start + 1)
             if not self._more():
                 raise self._error(
-                    f"no field {name!r} that holds an array at the top of the document; "
-                    "check json_field"
+                    f"the document has no top-level field {name!r} that is an array; check "
+                    "json_field"
                 )
 
     def _more(self) -> bool:
@@ -272,4 +272,5 @@ class _DocumentCutter:
 
     def _error(self, cause: str) -> DataError:
         place = f"line {self._line}"
-        return DataError(f"{cause}; fetch the file again or mend it", path=self._path, place=place)
+        message = f"{cause}; fix the file, or replace it with an intact copy"
+        return DataError(message, path=self._path, place=place)

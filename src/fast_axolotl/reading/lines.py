@@ -282,11 +282,11 @@ class _TextBlock:
                 kept.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
                 place = f"line {number}"
-                cause = f"bytes that are not UTF-8 at byte {error.start} of the line"
+                cause = f"invalid UTF-8 at byte {error.start} of the line"
                 if self.file.options.on_error == "raise":
                     raise DataError(
                         f"{cause}; convert the file to UTF-8, or pass "
-                        'on_error="skip" to leave such lines out',
+                        'on_error="skip" to skip and count such lines',
                         path=path,
                         place=place,
                     ) from None

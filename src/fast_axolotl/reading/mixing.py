@@ -90,18 +90,19 @@ def mix_datasets(
     source_column: str | None = None,
     on_conflict: Literal["raise", "json"] = "raise",
 ) -> MixedReader:
-    """A ``MixedReader`` of several readers: it iterates ``pyarrow.RecordBatch``es.
+    """Mix the rows of several readers; the result yields ``pyarrow.RecordBatch``es.
 
     Args:
         sources: Readers and their relative weights: ``{"code": (reader, 3), ...}``, or a list of
             pairs, which are then named ``"0"``, ``"1"`` and so on.
-        seed: Changes the turns that sources take; the readers shuffle their own rows.
-        epoch: Changes them as well, and the shuffle of the readers.
-        stop: The pass ends when the ``first`` source is used up, or when ``all`` of them are; then
-            those used up earlier begin again.
-        batch_size: Rows in a batch; that of the first reader by default.
-        source_column: Adds a column of this name that holds the name of each row's source.
-        on_conflict: ``raise``, or ``json`` to receive as JSON text a column whose types clash.
+        seed: The seed that decides which source gives the next row; readers shuffle their own
+            rows.
+        epoch: Gives each epoch another order of sources, and another shuffle of the readers.
+        stop: End the pass when the ``first`` source is exhausted, or when ``all`` are; sources
+            that are exhausted earlier start again.
+        batch_size: Rows per batch; by default that of the first reader.
+        source_column: Add a column of this name with the name of each row's source.
+        on_conflict: ``raise``, or ``json`` to get a column with conflicting types as JSON text.
     """
     pairs = dict(sources) if isinstance(sources, Mapping) else dict(enumerate(sources))
     held = []
@@ -112,13 +113,20 @@ def mix_datasets(
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
-            raise UsageError(f"source {name!r} must be (reader, weight above 0), not {pair!r}")
+            raise UsageError(
+                f"source {name!r} must be a pair of a reader and a weight above 0, not {pair!r}"
+            )
         held.append(_Source(str(name), reader, float(weight)))
     if len({id(source.reader) for source in held}) < max(1, len(held)):
-        raise UsageError("a mix needs sources, each with a reader of its own; open one for each")
+        raise UsageError(
+            "a mix needs at least one source and a separate reader for each; open one per source"
+        )
     layouts = {source.name: (source.reader.shard, source.reader.even) for source in held}
     if len(set(layouts.values())) > 1:
-        raise UsageError(f"the readers of a mix need the same shard= and even=, not {layouts}")
+        raise UsageError(
+            "all readers of a mix must be opened with the same shard and even; their (shard, even) "
+            f"are {layouts}"
+        )
     batch_size = held[0].reader.batch_size if batch_size is None else batch_size
     for option, is_valid in (
         (f"stop={stop!r}", stop in ("first", "all")),
@@ -127,7 +135,7 @@ def mix_datasets(
         (f"seed={seed!r}", isinstance(seed, int) and seed >= 0),
     ):
         if not is_valid:
-            raise UsageError(f"{option} is not possible; see help(mix_datasets)")
+            raise UsageError(f"{option} is not allowed; see help(mix_datasets)")
     total = sum(source.weight for source in held)
     for source in held:
         source.weight /= total
@@ -271,8 +279,8 @@ class _Source:
 class MixedReader:
     """Record batches of several readers, with a position that can be saved and restored.
 
-    Iterating starts at the beginning, or where ``load_state_dict`` put it. A new iteration stops
-    the one before. While a mix is in use, its readers must not be used otherwise.
+    Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
+    the previous one. Do not use the readers of a mix directly while the mix is in use.
     """
 
     _sources: list[_Source]
@@ -297,11 +305,13 @@ class MixedReader:
                 other = next(one for one in self._sources if column in one.reader.schema.names)
                 raise ConflictError(
                     f"column {clash.path!r} is {clash.known} in source {other.name!r} and "
-                    f"{clash.found} in source {source.name!r}; make the data agree, read other "
+                    f"{clash.found} in source {source.name!r}; make the types equal, read other "
                     'columns, or pass on_conflict="json" to mix_datasets'
                 ) from None
         if self._source_column in self._base.names:
-            raise UsageError(f"the data has a column {self._source_column!r}; use another name")
+            raise UsageError(
+                f"the data already has a column {self._source_column!r}; pass another source_column"
+            )
         if self._source_column is not None:
             self._base = self._base.append(pa.field(self._source_column, pa.string()))
         self.stats = MixStats()
@@ -325,7 +335,7 @@ class MixedReader:
         """The number of batches of a whole pass; needs what ``num_rows`` needs."""
         if self._is_starting and self._end is None:
             # list(mix) asks after it has begun a pass, only to reserve memory.
-            raise TypeError("ask for the length before a pass is begun: the rows must be counted")
+            raise TypeError("call len() before iterating: the rows must be counted first")
         return -(-self.num_rows // self.batch_size)
 
     def __bool__(self) -> bool:
@@ -339,13 +349,13 @@ class MixedReader:
         self.close()
 
     def close(self) -> None:
-        """Stops reading ahead and ends the current iteration; a new one can be started."""
+        """Stop reading ahead and end the current iteration; a new one can start."""
         self._pass, self._is_starting = object(), False
         for source in self._sources:
             source.reader.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Back to the beginning, with the order of another epoch."""
+        """Go back to the beginning, with the order of another epoch."""
         self.close()
         for source in self._sources:
             source.rewind(epoch)
@@ -356,7 +366,7 @@ class MixedReader:
         """The draw at which all shards end the pass, where they are even."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins, as plain JSON values."""
+        """The position of the next batch, as plain JSON values."""
         return {
             _MARK: 1,
             "seed": self._seed,
@@ -371,20 +381,23 @@ class MixedReader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Continues where a state was taken.
+        """Resume from a saved state.
 
-        ``state`` is what ``state_dict`` gave, or anything that holds such states. With the states
-        of all shards the mix continues on another number of them, and every row not yet delivered
-        of the epochs in which the sources were comes exactly once.
+        ``state`` is a return value of ``state_dict``, or an object that contains such states. With
+        the states of all shards, the number of shards may change: every remaining row of each
+        source's current epoch is delivered exactly once.
         """
         states = find_states(state, _MARK)
         if not states:
-            raise ResumeError("no state of a mix in what was given; pass what state_dict gave")
+            raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
         weights = [[source.name, source.weight] for source in self._sources]
         expected = {**states[0], _MARK: 1, "stop": self._stop, "weights": weights}
         for key in (_MARK, "stop", "weights", "seed", "epoch"):
             if found := [one[key] for one in states if one[key] != expected[key]]:
-                raise ResumeError(f"the state has {key} {found[0]} instead of {expected[key]}")
+                raise ResumeError(
+                    f"the state has {key}={found[0]!r} and this mix {key}={expected[key]!r}; use "
+                    "the same sources and options as when the state was saved"
+                )
         self.set_epoch(expected["epoch"])
         self._seed, self._restored = expected["seed"], True
         own = [one for one in states if tuple(one["shard"]) == self._shard]
@@ -423,8 +436,8 @@ class MixedReader:
                     if self._row == row:
                         return
             raise UsageError(
-                "this iteration was stopped: the mix was closed, restored or iterated anew; "
-                "use the newer iterator"
+                "this iterator is no longer valid: the mix was closed, restored or iterated again; "
+                "use the newest iterator"
             )
         finally:
             if self._pass is token:
@@ -438,7 +451,7 @@ class MixedReader:
         if source.is_empty and (self._even or self._stop == "first"):
             raise DataError(
                 f"source {source.name!r} has no rows for shard {self._shard[0]} of "
-                f"{self._shard[1]}; leave the source out, use fewer shards, or open the readers "
+                f"{self._shard[1]}; remove the source, use fewer shards, or open the readers "
                 'with even="pad"'
             )
 

@@ -356,7 +356,7 @@ class ResumePoint:
             try:
                 found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(state["schema"])))
             except (pa.ArrowException, ValueError):
-                raise ResumeError("the schema in the state is damaged; take an older one") from None
+                raise ResumeError("the state has a corrupt schema; use an older one") from None
             try:
                 schema = join_or_mark(schema, found, dataset.options.on_conflict, text_wins=True)
             except TypeClash as clash:
@@ -414,7 +414,10 @@ def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
     except (TypeError, ValueError):
         valid = False
     if not valid:
-        raise UsageError(f"shard must be (index, count) with 0 <= index < count, not {shard!r}")
+        raise UsageError(
+            f"shard is {shard!r}; pass two whole numbers, the index of the shard and the number of "
+            "shards, such as (0, 4) for the first of four"
+        )
     return index, count
 
 
@@ -539,13 +542,13 @@ def warn_of_sharing(dataset: Dataset, dealt: Sequence[Deal]) -> None:
             sum(piece.num_bytes for piece in deal.pieces)
             + sum(unit.num_bytes for unit in deal.units)
         )
-    cure = "write the data as more files, or as uncompressed JSON lines, Parquet or Arrow"
+    cure = "write the data as more files, or as uncompressed JSON Lines, Parquet or Arrow"
     for file, number in readers.items():
         source = dataset.inputs[file].source
         if number > 1 and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
-                f"{source.path}: {number} of {len(dealt)} shards each read this file, because "
-                f"there are fewer parts that can be read on their own than shards; {cure}",
+                f"{source.path}: {number} of {len(dealt)} shards each read all of this file, "
+                f"because the data has fewer separately readable parts than shards; {cure}",
                 ShardWarning,
                 stacklevel=4,
             )
@@ -557,7 +560,7 @@ def warn_of_sharing(dataset: Dataset, dealt: Sequence[Deal]) -> None:
             largest = max(units, key=lambda unit: unit.num_bytes)
             warnings.warn(
                 f"{dataset.inputs[largest.file].source.path}: one of {len(dealt)} shards reads "
-                f"{most / mean:.1f} times its share, because this file cannot be cut; {cure}",
+                f"{most / mean:.1f} times the mean, because this file cannot be split; {cure}",
                 ShardWarning,
                 stacklevel=4,
             )
@@ -566,30 +569,37 @@ def warn_of_sharing(dataset: Dataset, dealt: Sequence[Deal]) -> None:
 def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None:
     """Refuses states of another version, of other files, or of different runs."""
     if not states:
-        raise ResumeError("no state of a reader in what was given; pass what state_dict gave")
+        raise ResumeError("this is not a state of a reader; pass the return value of state_dict()")
     if old := next((s for s in states if s[_STATE_MARK] != _STATE_VERSION), None):
         raise ResumeError(
-            f"the state has format {old[_STATE_MARK]!r} and this version of fast-axolotl reads "
-            f"format {_STATE_VERSION}: the order of rows is another one; start the epoch again, or "
+            f"the state has format {old[_STATE_MARK]!r}, but this version of fast-axolotl reads "
+            f"format {_STATE_VERSION} and orders rows differently; start the epoch again, or "
             "finish it with the version that wrote the state"
         )
     if not all(state.keys() >= _STATE_KEYS for state in states):
-        raise ResumeError("the state is damaged; take an older one")
+        raise ResumeError("the state is incomplete; use an older state")
     fingerprint = dataset.fingerprint
     if any(state["fingerprint"] != fingerprint for state in states):
         raise ResumeError(
-            "the state belongs to other files: names, sizes, formats and their order must be "
-            "the same as when it was taken"
+            "the state belongs to other files; pass files with the same names, sizes, formats and "
+            "order as when it was saved"
         )
     columns = None if dataset.options.columns is None else list(dataset.options.columns)
     if any(state["columns"] != columns for state in states):
-        raise ResumeError(f"the state was taken with other columns than {columns}; use the same")
+        other = next(state["columns"] for state in states if state["columns"] != columns)
+        raise ResumeError(
+            f"the state was saved with columns={other} and the reader has columns={columns}; pass "
+            "the same columns"
+        )
     shards = [tuple(state["shard"]) for state in states]
     if twice := next((shard for shard in shards if shards.count(shard) > 1), None):
-        raise ResumeError(f"the state of shard {twice[0]} of {twice[1]} was given twice")
+        raise ResumeError(f"the state of shard {twice[0]} of {twice[1]} is there twice; pass one")
     for key in ("seed", "epoch", "even", "generations", "plan"):
         if any(state[key] != states[0][key] for state in states):
-            raise ResumeError(f"the states do not belong together: their {key} differs")
+            raise ResumeError(
+                f"the states are not of the same run and step: their {key} differs; pass states "
+                "that were saved together"
+            )
 
 
 def _all_positions(states: Sequence[Mapping[str, Any]]) -> tuple[Position, ...]:
@@ -599,7 +609,10 @@ def _all_positions(states: Sequence[Mapping[str, Any]]) -> tuple[Position, ...]:
     for state in states:
         index, other = state["shard"]
         if other != count:
-            raise ResumeError(f"the states come from {count} and from {other} shards")
+            raise ResumeError(
+                f"some states are of {count} shards and some of {other}; pass states that were "
+                "saved together"
+            )
         positions[index] = Position(*state["position"])
     missing = sorted(set(range(count)) - set(positions))
     if missing:

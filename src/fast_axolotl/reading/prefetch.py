@@ -126,7 +126,7 @@ class Prefetcher(Generic[_Task, _Result]):
     def _take(self) -> _Slot[_Task, _Result] | None:
         shared = self._shared
         if os.getpid() != shared.process:
-            raise UsageError("this iteration was begun before a fork; begin one in this process")
+            raise UsageError("this iterator was created before a fork; create one in this process")
         with shared.changed:
             shared.reserved -= self._held
             self._held = 0

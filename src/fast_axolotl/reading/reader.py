@@ -72,14 +72,18 @@ class ReadStats:
     dropped_rows: int = 0
     """Rows of this shard that are left out under ``even="drop"``."""
     rejected_rows: int = 0
-    """Rows left out under ``on_error="skip"``, as far as their number is known."""
+    """Rows skipped with ``on_error="skip"``; those of ``rejected_files`` are not counted."""
+    rejected_files: set[str] = field(default_factory=set)
+    """Files skipped whole or from some place on, so that the number of lost rows is unknown."""
     rejections: list[Rejection] = field(default_factory=list)
-    """What was left out and why, the first thousand."""
+    """What was skipped and why: the first thousand rows and files."""
     ignored_files: tuple[str, ...] = ()
-    """Files in folders that are no data files."""
+    """Files in folders that are not data files."""
 
     def reject(self, rejection: Rejection) -> None:
         self.rejected_rows += rejection.num_rows or 0
+        if rejection.num_rows is None:
+            self.rejected_files.add(rejection.path)
         if len(self.rejections) < _MOST_LISTED_REJECTIONS:
             self.rejections.append(rejection)
 
@@ -107,32 +111,32 @@ def open_dataset(
     cache_dir: str | Path | None = None,
     cache_bytes: int = 10 * 1024 * MIB,
 ) -> Reader:
-    """A ``Reader`` of files of any supported format: it iterates ``pyarrow.RecordBatch``es.
+    """Open files of any supported format; the ``Reader`` yields ``pyarrow.RecordBatch``es.
 
     Args:
         paths: A file, folder, glob or URI, or a list of them, read in this order.
         format: ``auto``, or one of ``list_supported_formats()``.
-        columns: Only these columns, in this order.
-        batch_size: Rows in a batch.
-        num_threads: Decode threads; 0 takes what this process may use, at most 8.
-        memory_budget: Bytes that reading ahead may hold.
-        shard: ``(index, count)``: only this share of the rows.
-        shuffle: A seed; ``None`` keeps the order of the files.
-        epoch: Changes the shuffle.
-        even: Every shard gives the same number of batches: ``drop`` leaves out what some shards
-            have more than others, ``pad`` repeats rows and marks them in a column ``is_padding``.
-        on_error: ``raise``, or ``skip`` to leave out what cannot be read and list it in ``stats``.
-        on_conflict: ``raise``, or ``json`` to receive a column of clashing types as JSON text.
-        infer: ``scan`` reads JSON and CSV once before the first batch, so that the schema is final
-            from the start; ``auto`` looks at the first rows, and then no type changes any more.
-        split: Which split of a folder that has several; ``all`` for all of them.
+        columns: Read only these columns, in this order.
+        batch_size: Rows per batch.
+        num_threads: Decode threads; 0 uses all available processors, at most 8.
+        memory_budget: Memory for reading ahead, in bytes.
+        shard: ``(index, count)``: read only this shard, counted from 0.
+        shuffle: The seed of the shuffle; ``None`` keeps the order of the files.
+        epoch: Gives each epoch another shuffle.
+        even: Make all shards yield the same number of batches: ``drop`` drops surplus rows,
+            ``pad`` repeats rows and marks them in a column ``is_padding``.
+        on_error: ``raise``, or ``skip`` to skip rows and files that cannot be read; ``stats``
+            counts and lists them.
+        on_conflict: ``raise``, or ``json`` to get a column with conflicting types as JSON text.
+        infer: ``auto`` infers the types of JSON and CSV from the first rows and then keeps them;
+            ``scan`` reads all files once before the first batch.
+        split: The split to read if a folder has several; ``all`` reads all of them.
         json_field: The field of a JSON document that holds the rows.
-        csv: The dialect, where detection should not decide.
-        storage_options: For fsspec.
-        retry_seconds: How long a remote request that fails is tried again, in total.
-        cache_dir: A folder in which what was read of remote files is kept for later passes;
-            processes may share it.
-        cache_bytes: How much is kept there; what was not read for longest goes first.
+        csv: The CSV dialect; detected by default.
+        storage_options: Options for fsspec, such as credentials.
+        retry_seconds: How long to retry a failed remote request, in total.
+        cache_dir: A folder that caches the parts read from remote files; processes may share it.
+        cache_bytes: Size limit of the cache; the least recently read parts are removed first.
     """
     for name, value, choices in (
         ("infer", infer, ("auto", "scan")),
@@ -145,7 +149,7 @@ def open_dataset(
     if columns is not None and (
         isinstance(columns, str) or not columns or len(set(columns)) != len(columns)
     ):
-        raise UsageError(f"columns must be a list of different names, not {columns!r}")
+        raise UsageError(f"columns must be a list of distinct names, not {columns!r}")
     _check_at_least("memory_budget", memory_budget, LEAST_MEMORY_BUDGET)
     _check_at_least("cache_bytes", cache_bytes, MIB)
     if not retry_seconds >= 0:
@@ -199,8 +203,8 @@ def open_dataset(
 class Reader:
     """Record batches of a dataset, with a position that can be saved and restored.
 
-    Iterating starts at the beginning, or where ``load_state_dict`` put it. A new iteration stops
-    the one before.
+    Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
+    the previous one.
     """
 
     def __init__(
@@ -245,7 +249,7 @@ class Reader:
         self._rewind()
         if even == "pad" and _PADDING.name in self._base.names:
             raise UsageError(
-                f'the data has a column {_PADDING.name!r} itself; rename it, or use even="drop"'
+                f'the data already has a column {_PADDING.name!r}; rename it, or pass even="drop"'
             )
 
     def _rewind(self) -> None:
@@ -268,17 +272,17 @@ class Reader:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Its index, and the number of shards."""
+        """The index of this shard, and the number of shards."""
         return self._shard
 
     @property
     def even(self) -> Literal["drop", "pad"] | None:
-        """How every shard comes to the same number of batches."""
+        """The option ``even``: how all shards get the same number of batches."""
         return self._even
 
     @property
     def batch_size(self) -> int:
-        """Rows in a batch."""
+        """Rows per batch."""
         return self._batch_size
 
     @property
@@ -288,36 +292,36 @@ class Reader:
 
     @property
     def files(self) -> tuple[InputFile, ...]:
-        """The files that are read, and what they are."""
+        """The files to read, with their format and compression."""
         return self._dataset.inputs
 
     @property
     def num_bytes(self) -> int:
-        """The encoded bytes of this reader's share, the measure that ``stats.num_bytes`` nears."""
+        """Encoded bytes of this shard: what ``stats.num_bytes`` reaches at the end of a pass."""
         return sum(piece.num_bytes for piece in self._order.sequence(self._shard))
 
     @property
     def num_rows(self) -> int:
-        """The rows of a whole pass of this reader, those repeated or left out by ``even`` included.
+        """The rows that this reader yields in a full pass, with ``even`` taken into account.
 
-        Known from the metadata of Parquet and Arrow files. Other files are read once for it, and an
-        index of them is kept in the user's cache folder.
+        Parquet and Arrow files store the number. Other files are read once to count their rows,
+        and the counts are kept in the user's cache folder.
         """
         counts = self._shard_rows()
         choose = {"drop": min, "pad": max}.get(self._even or "")
         return choose(counts) if choose else counts[self._shard[0]]
 
     def __len__(self) -> int:
-        """The number of batches of a whole pass; needs what ``num_rows`` needs.
+        """The number of batches of a full pass; counts rows as ``num_rows`` does.
 
-        Without ``even`` more batches come where rows are so large that batches are cut by bytes.
+        Without ``even`` there can be more batches: very large rows make batches smaller.
         """
         is_told = self._order.rows is not None or all(
             unit.num_rows is not None for unit in self._order.units
         )
         if self._is_starting and not is_told:
             # list(reader) asks after it has begun a pass, only to reserve memory.
-            raise TypeError("ask for the length before a pass is begun: the rows must be counted")
+            raise TypeError("call len() before iterating: the rows must be counted first")
         return -(-self.num_rows // self._batch_size)
 
     def __bool__(self) -> bool:
@@ -325,9 +329,9 @@ class Reader:
         return True
 
     def take(self, indices: Sequence[int]) -> pa.Table:
-        """Rows by their number in the order of the files, whatever the shard and the shuffle.
+        """Rows by index, in the order of the files, independent of shard and shuffle.
 
-        Reads only the units that they lie in; needs what ``num_rows`` needs.
+        Reads only the parts of the files that hold them; counts rows as ``num_rows`` does.
         """
         return take_rows(self._dataset, self._base, indices)
 
@@ -350,7 +354,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Stops reading ahead and ends the current iteration; a new one can be started."""
+        """Stop reading ahead and end the current iteration; a new one can start."""
         self._pass = object()
         self._is_starting = False
         if self._stop is not None:
@@ -358,16 +362,16 @@ class Reader:
             self._stop = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Back to the beginning, with the shuffle of another epoch."""
+        """Go back to the beginning, with the shuffle of another epoch."""
         _check_at_least("epoch", epoch, 0)
         self.close()
         self._rewind()
         self._order = replace(self._order, epoch=epoch)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Where the next batch begins, as plain JSON values.
+        """The position of the next batch, as plain JSON values.
 
-        With ``taken``, where the last batch goes on behind so many of its rows.
+        With ``taken``: the position after this many rows of the last batch.
         """
         position, rows = self._position, self._rows
         if taken is not None:
@@ -387,17 +391,17 @@ class Reader:
         return point.state(self._shard)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Continues where a state was taken.
+        """Resume from a saved state.
 
-        ``state`` is what ``state_dict`` gave, or anything that holds such states, for example the
-        state of a ``StatefulDataLoader``. With the states of all ranks and workers, the reader
-        continues on another number of them, and every row not yet delivered comes exactly once.
+        ``state`` is a return value of ``state_dict``, or an object that contains such states, for
+        example the state of a ``StatefulDataLoader``. With the states of all ranks and workers, the
+        number of ranks or workers may change: every remaining row is delivered exactly once.
         """
         point = ResumePoint.from_states(state, self._dataset, self._shard)
         if (point.order.rows is None) != (self._even is None):
             raise ResumeError(
-                f"the state was taken {'without' if self._even else 'with'} even=; open the reader "
-                "in the same way"
+                f"the state was saved {'without' if self._even else 'with'} even; open the reader "
+                f"{'without' if self._even else 'with'} it, too"
             )
         self.close()
         self._dataset, self._order = point.dataset, point.order
@@ -503,8 +507,8 @@ class Reader:
         while left > 0:
             if left > padding or left == before:
                 raise DataError(
-                    f"of {own:,} rows that were counted {left - padding or left:,} are missing: a "
-                    "file was changed since; open the files again"
+                    f"{left - padding or left:,} of {own:,} counted rows are missing: a file "
+                    "changed after its rows were counted; open the files again"
                 )
             before = left
             for rows in self._read(source, Position(), closers):
@@ -532,8 +536,8 @@ class Reader:
     def _check_pass(self, token: object) -> None:
         if self._pass is not token:
             raise UsageError(
-                "this iteration was stopped: the reader was closed, restored or iterated anew; "
-                "use the newer iterator"
+                "this iterator is no longer valid: the reader was closed, restored or iterated "
+                "again; use the newest iterator"
             )
 
     def _delivered(
@@ -567,4 +571,4 @@ def usable_threads() -> int:
 
 def _check_at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least:,}, not {value!r}")
+        raise UsageError(f"{name} must be a whole number, {least:,} or more, not {value!r}")

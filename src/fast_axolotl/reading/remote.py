@@ -52,7 +52,7 @@ _TAGS = ("ETag", "etag", "blob_id")
 _DATES = ("Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created")
 """What fsspec's file systems call the tag of a file, and the time of its last change."""
 
-_CHANGED = "the file was changed or replaced while it was read; read a copy that stays as it is"
+_CHANGED = "the file changed while it was read; read a copy that nothing writes to"
 
 
 clock = time.monotonic
@@ -94,22 +94,22 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
                 raise DataError(_CHANGED, path=path) from None
             is_final = isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"
             if is_final or (status and 400 <= status < 500 and status not in _MAY_GET_BETTER):
-                text = f"the request failed with {name}: {text}; check address and storage options"
+                text = f"the request failed with {name}: {text}; check address and storage_options"
                 raise DataError(text, path=path) from shown
             most = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
             delay = max(random.uniform(0, most), wait or 0.0)
             spent = clock() - began
             if spent + delay > seconds or not threading.main_thread().is_alive():
-                asked = f" (the server asks to wait {wait:,.0f} s)" if wait else ""
+                asked = f" (the server asked to wait {wait:,.0f} s)" if wait else ""
                 raise DataError(
                     f"the connection failed {attempt} times in {spent:,.0f} s, last with {name}: "
-                    f"{text}{asked}; check the network and run again, resuming from the last "
-                    "saved state, or pass a larger retry_seconds",
+                    f"{text}{asked}; check the network and resume from the last saved state, or "
+                    "pass a larger retry_seconds",
                     path=path,
                 ) from shown
             if attempt == 3:
                 text = mask_secrets(f"{path}: the connection failed ({text or name})")
-                _log.warning("%s; trying again for up to %.0f s", text, seconds)
+                _log.warning("%s; retrying for up to %.0f s", text, seconds)
         pause(delay)
 
 
@@ -185,7 +185,9 @@ class Remote:
         def attempt() -> bytes:
             data = self._request(offset, length)
             if len(data) != length:
-                raise EOFError(f"{len(data):,} of {length:,} bytes arrived at byte {offset:,}")
+                raise EOFError(
+                    f"only {len(data):,} of {length:,} bytes came from byte {offset:,} on"
+                )
             return data
 
         try:
@@ -194,8 +196,8 @@ class Remote:
             if "?" not in self.inner_path:
                 raise
             raise AccessError(
-                "access worked when the file was opened and is refused now: the signature in the "
-                "address has expired; open a fresh address and load the last saved state there",
+                "access is denied now, though it worked when the file was opened: the signed URL "
+                "has expired; open a new signed URL and load the last saved state",
                 path=self.path,
             ) from error
 
@@ -250,7 +252,7 @@ class Remote:
                 raise DataError(_CHANGED, path=self.path)
             if response.status == 200 and length < self.num_bytes:
                 raise DataError(
-                    "the server sends the whole file where a part of it is asked for; download it",
+                    "the server does not support range requests; download the file first",
                     path=self.path,
                 )
             data, body = bytearray(), response.content
@@ -313,7 +315,7 @@ class BlockCache:
                 part.replace(path)
         except OSError as error:
             _writes_refused.add(self.folder)
-            _log.warning("%s: no more is cached there, reading goes on: %s", self.folder, error)
+            _log.warning("%s: reading without this cache folder: %s", self.folder, error)
             with suppress(OSError):
                 part.unlink()
 

@@ -69,13 +69,13 @@ class TypeClash(Exception):
         return JSON_TEXT.with_name(self.column)
 
     def error(self, path: str, place: str = "") -> ConflictError:
-        found = "an array of mixed kinds" if self.found == MIXED else self.found
+        found = "an array of mixed types" if self.found == MIXED else self.found
         cure = 'on_conflict="json" to receive that column as JSON text'
         if self.is_late:
-            cure = 'infer="scan" to open_dataset, which then reads everything once before'
+            cure = 'infer="scan" to read everything once and settle the types first'
         return ConflictError(
-            f"column {self.path!r} was {self.known} before and is {found} here; make the data "
-            f"agree, or pass {cure}",
+            f"column {self.path!r} has the type {self.known} in earlier rows and {found} here; "
+            f"make the types equal, or pass {cure}",
             path=path,
             place=place,
         )

@@ -127,8 +127,8 @@ class Source:
     def _check_size(self, size: int) -> None:
         if size != self.num_bytes:
             raise DataError(
-                f"the file has {size:,} bytes though it had {self.num_bytes:,} when reading began; "
-                "it is being written or was replaced: read a finished copy",
+                f"the file has {size:,} bytes now and had {self.num_bytes:,} when it was opened; "
+                "read a finished copy that nothing writes to",
                 path=self.path,
             )
 
@@ -282,9 +282,10 @@ def open_chunks(
     if isinstance(failure, DataError):
         raise failure
     raise DataError(
-        f"the {compression} stream is damaged or cut off after {position:,} decompressed bytes "
-        f"({failure}); fetch or compress the file again",
+        f"the {compression} stream is corrupt or truncated ({failure}); replace the file with an "
+        "intact copy",
         path=source.path,
+        place=f"decompressed byte {position}",
     ) from failure
 
 
@@ -381,8 +382,8 @@ def check_record(num_bytes: int, path: str, offset: int) -> None:
     """Refuses a record that does not end."""
     if num_bytes > MOST_RECORD_BYTES:
         raise DataError(
-            f"a record of more than {MOST_RECORD_BYTES:,} bytes; the file lacks line ends, or is "
-            "no text: check it, and write it with one record per line",
+            f"one row has more than {MOST_RECORD_BYTES:,} bytes; check that the file is text with "
+            "one row per line",
             path=path,
             place=f"byte {offset}",
         )
@@ -403,9 +404,9 @@ def spool(source: Source, compression: str) -> tuple[Source, Any]:
             spare = min(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize, _ENOUGH_FREE_BYTES)
             if size > most or disk.f_bavail * disk.f_frsize < spare:
                 raise DataError(
-                    f"its {source.num_bytes:,} bytes decompress to more than {size:,}, which is "
-                    f"not plausible or leaves no room in {folder}; check the file, decompress it "
-                    "yourself, or make room there",
+                    f"the file has {source.num_bytes:,} bytes and decompresses to more than "
+                    f"{size:,}, which is implausible or fills the disk of {folder}; check the "
+                    "file, decompress it yourself, or free disk space",
                     path=source.path,
                 )
         copy.flush()
@@ -436,9 +437,9 @@ def translate_os_errors(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise MissingFileError("no such file or folder; check the path", path=path) from None
     except PermissionError:
-        raise AccessError("permission denied; make it readable for this user", path=path) from None
+        raise AccessError("permission denied; make the file readable", path=path) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(
-            f"reading failed: {reason}; check the disk, then read it again", path=path
+            f"reading failed: {reason}; check the disk, then try again", path=path
         ) from error

@@ -34,13 +34,13 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
     """The rows of these numbers, in this order, under ``schema`` or a wider one."""
     wanted = np.asarray(indices)
     if wanted.ndim != 1 or (len(wanted) and wanted.dtype.kind not in "iu"):
-        raise UsageError(f"row numbers must be a list of whole numbers, not {indices!r}")
+        raise UsageError(f"indices must be a list of whole numbers, not {indices!r}")
     units, options, known = dataset.units(), dataset.options, Known(schema)
     counts = np.array(unit_rows(dataset, units), dtype=np.int64)
     ends, total = np.cumsum(counts), int(counts.sum())
     outside = wanted[(wanted < 0) | (wanted >= total)]
     if len(outside):
-        raise UsageError(f"no row {outside[0]}: there are {total:,} rows, numbered from 0")
+        raise UsageError(f"no row {outside[0]}: the data has {total:,} rows, counted from 0")
     rows, order = np.unique(wanted.astype(np.int64), return_inverse=True)
     unit_of_row = np.searchsorted(ends, rows, side="right")
     numbers, taken, num_taken = deque[int](), list[pa.Table](), 0
@@ -70,8 +70,8 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
                 position = stop
     if num_taken < len(rows):
         raise DataError(
-            f"{len(rows) - num_taken:,} of the wanted rows are not there any more: the file was "
-            "changed after its rows were counted; open it again",
+            f"{len(rows) - num_taken:,} of the requested rows are missing: the file changed after "
+            "its rows were counted; open it again",
             path=dataset.inputs[units[number].file].source.path,
         )
     tables = [conform(table, known.schema) for table in taken] or [known.schema.empty_table()]

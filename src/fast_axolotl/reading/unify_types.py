@@ -144,10 +144,10 @@ def first_schema(
         numbers = [repr(f.name) for f in schema if f.name in texts and is_number(f.type)]
         if numbers and warn:
             warnings.warn(
-                f"of more than {_SCAN_BYTES / 2**20:g} MiB of CSV only the first rows were looked "
-                "at, so columns that look like numbers arrive as text, "
+                f"only the first rows of more than {_SCAN_BYTES / 2**20:g} MiB of CSV were "
+                "inspected, so columns that look like numbers are read as text: "
                 f'{", ".join(numbers[:_MOST_NAMED])}; pass infer="scan" to read '
-                "everything once and receive numbers where all values are numbers",
+                "everything once and get numbers where all values are numbers",
                 FormatWarning,
                 stacklevel=4,
             )
@@ -163,8 +163,8 @@ def first_schema(
         declared = [name for file in dataset.formats for name in getattr(file, "names", ())]
         inferred = _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
         names = ", ".join(dict.fromkeys([*declared, *inferred]))
-        hint = ' (infer="scan" also finds columns that appear late)' if undeclared else ""
-        raise UsageError(f"no column {missing[0]!r}; there are: {names}{hint}")
+        hint = ' (infer="scan" also finds columns of later rows)' if undeclared else ""
+        raise UsageError(f"there is no column {missing[0]!r}; the data has: {names}{hint}")
     return pa.schema([schema.field(name) for name in columns], schema.metadata)
 
 
@@ -196,7 +196,7 @@ def unify(
                 known = known.set(known.get_field_index(clash.column), marked)
                 continue
         decoded = decode_or_reject(block, known, options)
-    raise DataError("the types of this block keep changing; please report this file")
+    raise DataError("the types of these rows cannot be settled; please report this file as a bug")
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
