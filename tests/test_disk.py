@@ -84,7 +84,7 @@ def test_a_device_that_python_cannot_keep_busy_has_no_rate_of_small_requests(
     monkeypatch.setattr(disk.os, "preadv", lambda _, buffers, __: len(buffers[0]))
     found = probe_capacity(folder, max_seconds=0.2, proc=folder / "none")
     assert found.random_4k_bytes_per_second is None
-    assert "cannot ask for small requests fast enough" in found.reason
+    assert "cannot issue small requests fast enough" in found.reason
     assert found.bytes_per_second is not None
 
 
@@ -158,7 +158,7 @@ def shared_memory() -> Iterator[Path]:
 def test_memory_is_no_device_whether_it_refuses_the_probe_or_not(shared_memory: Path) -> None:
     found = probe_capacity(shared_memory)
     assert found.bytes_per_second is None
-    assert "refused" in found.reason or "do not count as device reads" in found.reason
+    assert "refused" in found.reason or "do not count as disk reads" in found.reason
 
 
 def test_a_refusal_names_the_path_and_the_cause(
@@ -210,7 +210,7 @@ def test_a_small_dataset_or_a_file_full_of_holes_is_too_little(
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("s3://bucket/data", "not on a device"), ("/nowhere/at/all", "there is no /nowhere")],
+    [("s3://bucket/data", "not on a disk"), ("/nowhere/at/all", "there is no /nowhere")],
 )
 def test_a_path_that_is_not_here_has_no_capacity(path: str, words: str) -> None:
     found = probe_capacity(path)

@@ -213,7 +213,7 @@ def test_ranks_are_found_by_their_files_unless_they_are_in_another_container(
     first_line(tmp_path, pid_namespace="another")
     ranks = LocalRanks(tmp_path)
     assert ranks.find_new() == []
-    assert "without rank 3: not visible from here" in ranks.reason
+    assert "do not include rank 3: not visible from here" in ranks.reason
 
 
 def test_ranks_that_cannot_be_sampled_are_noted(tmp_path: Path) -> None:

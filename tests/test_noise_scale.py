@@ -99,7 +99,7 @@ def test_weights_are_the_same_bits_with_the_norms_and_without(tmp_path: Path) ->
     [
         (60, {"passes": 1}, "one micro-batch of one rank"),
         (60, {"passes": 4, "backwards": 2}, "4 fetches, but 8 backward passes"),
-        (20, {"passes": 4}, "10 steps of the later half"),
+        (20, {"passes": 4}, "10 steps of the second half"),
         (60, {"passes": 4, "is_flattened": True}, "FSDP1"),
     ],
 )

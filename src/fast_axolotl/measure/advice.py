@@ -476,9 +476,9 @@ def _speed_up(evidence: Evidence) -> Action:
     is_dispatched = evidence.setting("dispatcher") and world > 1
     if workers is None:
         return Action(
-            f"Load data in more worker processes, up to {most}: "
-            f"{_name_loader(source, num_workers=min(wanted, most))}. The current number was not "
-            "recorded.",
+            "Load data in worker processes: "
+            f"{_name_loader(source, num_workers=min(wanted, most))}, at most {most}. The current "
+            "number was not recorded.",
             all_of_it,
         )
     if workers < most:
@@ -495,12 +495,12 @@ def _speed_up(evidence: Evidence) -> Action:
                 why += f", but there are only {count} {'shards' if count == shards else 'cores'}"
         if is_dispatched:
             why += f". The workers run on rank 0, which reads for all {world} ranks"
-        return Action(f"Set {_name_loader(source, num_workers=count)}: {why}.", gain)
+        return Action(f"Set {_name_loader(source, num_workers=count)}, because {why}.", gain)
     if shards and (shards < workers or shards < cores):
         return Action(
             "Split the data into more shards (files, or num_shards of to_iterable_dataset): each "
-            f"worker needs at least one, and there are {count_words(workers, 'worker')} for "
-            f"{count_words(shards, 'shard')}.",
+            f"worker needs at least one (now {count_words(workers, 'worker')}, "
+            f"{count_words(shards, 'shard')}).",
             all_of_it,
         )
     if is_dispatched:
@@ -555,7 +555,7 @@ def _hand_over(evidence: Evidence) -> Action:
     none = _name_loader(source, num_workers=0)
     if evidence.setting("dataset_is_prepared"):
         return Action(
-            f"Set {none}: the rows are prepared, so the main process can make a batch quickly. "
+            f"Set {none}, because the rows are prepared and quick to load in the main process. "
             "More workers do not help.",
             gain,
         )
@@ -603,12 +603,10 @@ def _deepen(evidence: Evidence) -> Action:
     if gain is not None and figures.reader_ratio is not None:
         gain = min(gain, max(0.0, figures.reader_ratio - 1.0))
     effect = (
-        f"and hide waits {apart}"
-        if ready >= wanted
-        else f"of the {wanted} needed to hide the waits"
+        f" and hide waits {apart}" if ready >= wanted else f", of {wanted} needed to hide waits"
     )
     setting = _name_loader(evidence.source, **values)
-    return Action(f"Set {setting}: {ready} batches are then ready, {effect}.", gain)
+    return Action(f"Set {setting}; {ready} batches are then ready{effect}.", gain)
 
 
 def _spread(evidence: Evidence) -> Action:

@@ -200,7 +200,7 @@ class Evidence:
             # The stall is that of all ranks together.
             where = f" on at least one of {len(self.figures.ranks)} ranks"
         stall = format_share(self.figures.stall_fraction)
-        line = f"stall {stall}: share of the steady time in which {who}{where}"
+        line = f"stall {stall}: share of the time after warm-up in which {who}{where}"
         return f"{line} ({threshold})" if threshold else line
 
     def drain_lines(self) -> list[str]:
@@ -306,11 +306,11 @@ class Evidence:
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
         is_named = figures.stall_period_of in ("epoch", "shard", "step")
         follows = f", once per {figures.stall_period_of}" if is_named else ""
-        limit = "beyond 64 fetches, no ready queue is deep enough"
+        limit = "a ready queue of 64 batches cannot hide this"
         if figures.stall_period_of == "epoch":
             limit = "no ready queue reaches from one epoch into the next"
         elif figures.stall_pattern == "burst":
-            limit = "up to 64 fetches, a ready queue can hide this"
+            limit = "a ready queue of up to 64 batches can hide this"
         every = f"a long wait every {period:,.4g} fetches{samples}{follows}: {limit}{share}"
         return [*lines, every]
 

@@ -87,7 +87,7 @@ def judge(evidence: Evidence) -> Verdict:
         )
     elif figures.end_reason != "exception":
         return verdict
-    text = next(iter(figures.error.strip().splitlines()), "no error message")
+    text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
     if line or verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
         line = line or f"the run ended with an error: {error}"
@@ -138,7 +138,7 @@ def _warming(evidence: Evidence) -> Verdict | None:
     done = count_words(figures.warmup_steps, "step")
     needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _least_time(pace, 1.0)
     headline = f"The run ended during warm-up, after {done}."
-    lines = (f"0 steps after the warm-up, which takes {WARMUP_STEPS} steps",)
+    lines = (f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}",)
     return _inconclusive(evidence, "warming", headline, lines, _run_longer(needed), needed)
 
 
@@ -503,8 +503,8 @@ def _communication(evidence: Evidence) -> Verdict | None:
     if figures.pure_communication_fraction is not None:
         pure, skew = figures.pure_communication_fraction, evidence.skew_share
         lines.append(
-            f"on the fastest rank of each, the collectives take {format_share(pure)} of the time; "
-            f"{format_share(skew)} of the communication is waiting for the last rank"
+            f"the transfers alone (each collective on its fastest rank) take {format_share(pure)} "
+            f"of the time; {format_share(skew)} of the communication is waiting for the last rank"
         )
     headline = "Communication between the ranks is the limit."
     if _is_skewed(evidence):
