@@ -214,7 +214,7 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     action = verdict(stall=0.4, replacements=(), **full).action
     assert ("fast-axolotl run --" in action) is is_prepared
     action = verdict(stall=0.4, **FULL, **full).action
-    assert ("Set dataloader_num_workers: 0: the rows are prepared" in action) is is_prepared
+    assert ("Set dataloader_num_workers: 0, because the rows are prepared" in action) is is_prepared
 
 
 def test_large_batches_that_are_ready_have_to_become_smaller() -> None:

@@ -171,7 +171,7 @@ def test_a_refusal_names_the_path_and_the_cause(
     found = probe_capacity(folder / "large.bin", proc=folder / "none")
     assert found.bytes_per_second is None
     assert found.reason == (
-        f"reading {folder / 'large.bin'} with O_DIRECT was refused: Invalid argument"
+        f"the system refused to read {folder / 'large.bin'} with O_DIRECT: Invalid argument"
     )
 
 

@@ -129,7 +129,7 @@ def test_measured_lengths_take_the_place_of_the_configured_one() -> None:
         ),
         ({"device_name": "NVIDIA X1"}, ("mfu", "hfu", "peak_tflops"), "'NVIDIA X1'"),
         ({"device_name": "NVIDIA X1"}, ("mfu", "hfu"), "--peak-tflops"),
-        ({"dtype": "float32"}, ("mfu", "hfu"), "another type than float32"),
+        ({"dtype": "float32"}, ("mfu", "hfu"), "another data type than float32"),
         ({"reasons": {"model_flops_per_token": "an encoder"}}, ("mfu", "hfu"), "an encoder"),
     ],
 )

@@ -131,7 +131,7 @@ def test_without_a_driver_the_reason_is_what_nvml_answers(
     monkeypatch.setattr(nvml, "nvmlInit", fail)
     reader = open_gpus()
     assert reader.names == ()
-    assert reader.reason == "NVML answers: NVML Shared Library Not Found"
+    assert reader.reason == "NVML reports: NVML Shared Library Not Found"
 
 
 def test_a_driver_without_a_device_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,7 +358,7 @@ def test_nodes_of_an_earlier_run_in_the_same_folder_are_left_out(tmp_path: Path)
     write_run(tmp_path, record)
     kept = read_run(tmp_path)
     assert list(kept.systems) == ["node-a", "node-b"]
-    assert kept.notes == ["the samples of node-z are of an earlier run and were left out"]
+    assert kept.notes == ["the samples of node-z belong to an earlier run and were skipped"]
 
 
 def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:

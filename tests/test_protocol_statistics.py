@@ -155,9 +155,11 @@ def test_pairs_with_a_missing_side_are_left_out() -> None:
 
 
 def test_zeros_and_negative_values_have_no_ratio_and_say_so() -> None:
-    assert "0 has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0]).reason
+    assert "0 here, which has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0]).reason
     assert "negative" in compare_runs([-1.0, 1.0], [1.0, 1.0]).reason
-    assert "0 has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0], is_paired=False).reason
+    assert (
+        "0 here, which has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0], is_paired=False).reason
+    )
 
 
 def test_runs_that_were_not_paired_are_compared_by_welch() -> None:
@@ -268,7 +270,7 @@ NAN = math.nan
         ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.500001)], False, "first at logged loss 2"),
         # One run of the baseline cannot tell a difference from chance.
         ([(2.0, 1.5)], [(2.0, 1.500001)], None, "up to 1e-06, .* loss 2. .*pass more --pairs"),
-        ([(2.0, 1.5)], [(2.0,)], False, "1 to 2"),
+        ([(2.0, 1.5)], [(2.0,)], False, "logged 1 losses, others 2"),
         # What is not a number is equal to nothing, and in one arm it is never chance.
         (
             [(2.0, NAN)],
@@ -276,7 +278,7 @@ NAN = math.nan
             None,
             "NaN or infinite losses, first at logged loss 2: fix that",
         ),
-        ([(2.0, 1.5)], [(2.0, NAN)], False, "drop-in logged some that are not numbers"),
+        ([(2.0, 1.5)], [(2.0, NAN)], False, "drop-in logged NaN or infinite losses"),
         ([(1.0, 0.9), (1.0, 0.91)], [(1.0, 0.9), (NAN, NAN)], False, "at logged loss 1, and the"),
         # A baseline that differs from itself sets the measure; the larger spread of both counts.
         ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.505)], None, "chance"),

@@ -259,7 +259,7 @@ def test_a_record_without_single_waits_tells_between_what_the_stall_lies() -> No
     assert summary.stall_fraction is not None
     assert summary.stall_fraction == pytest.approx(exact / 4)
     assert summary.stall_error == pytest.approx(exact * 3 / 4)
-    assert any("at least 8.8 % and at most 35.1 %" in note for note in summary.notes)
+    assert any("between 8.8 % and 35.1 %" in note for note in summary.notes)
 
 
 def test_damaged_waits_are_no_worse_than_none() -> None:
@@ -505,7 +505,7 @@ def test_waits_are_shared_out_to_what_happened_meanwhile() -> None:
     summary = summarise(record)
     assert summary.waits_by_cause == pytest.approx({"epoch": 0.62, "loader": 0.3, "gc": 0.08})
     assert (
-        "of the waiting, 62.0 % came at the start of an epoch, 8.0 % came in garbage collection"
+        "of all waiting, 62.0 % at the start of an epoch, 8.0 % during garbage collection"
     ) in summary.verdict.evidence
 
 
@@ -546,9 +546,9 @@ def test_axolotl_s_own_figure_agrees_where_its_definition_holds() -> None:
 @pytest.mark.parametrize(
     ("logged", "factor", "cause"),
     [
-        (8 * 100_000.0, "8 ×", "the sum of 8 ranks, not per GPU (axolotl#3362)"),
+        (8 * 100_000.0, "8 ×", "the sum over all 8 ranks, not per GPU (axolotl#3362)"),
         (100_000 / 4, "0.25 ×", "one of 4 gradient accumulation steps (axolotl#3688)"),
-        (8 * 100_000 / 4, "2 ×", "the sum of 8 ranks, for one of 4 gradient"),
+        (8 * 100_000 / 4, "2 ×", "the sum over 8 ranks, for one of 4 gradient"),
         (100_000 / 8, "0.125 ×", "it counts only one of 8 ranks"),
     ],
 )

@@ -145,7 +145,7 @@ def test_files_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "rank-2.jsonl").mkdir()
     record = read_run(tmp_path)
     assert sorted(record.ranks) == [0]
-    assert record.notes[0] == "rank-1.jsonl has no start line and was left out"
+    assert record.notes[0] == "rank-1.jsonl has no start line and was skipped"
     assert record.notes[1].startswith("rank-2.jsonl cannot be read: Is a directory")
 
 

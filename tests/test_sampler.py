@@ -430,7 +430,7 @@ def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path:
     record = system_of(tmp_path)
     assert record.samples == []
     assert record.end is not None
-    assert "had ended" in record.start.reasons["pss_bytes"]
+    assert "the process ended" in record.start.reasons["pss_bytes"]
 
 
 def test_a_full_disk_ends_the_record_and_not_the_sampling(
@@ -463,7 +463,7 @@ def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
     sampler._on_sample = None
     sampler.stop("finished")
     record = system_of(tmp_path)
-    assert record.end.error == "sampling ended: RuntimeError: no such luck"
+    assert record.end.error == "sampling stopped: RuntimeError: no such luck"
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -471,7 +471,7 @@ def dispatched(workers: int) -> Verdict:
 def test_a_dispatcher_is_given_workers_before_it_is_taken_away() -> None:
     few, many = dispatched(1), dispatched(8)
     assert told(few) == "data/rate"
-    assert "dataloader_num_workers: 2: " in few.action
+    assert "dataloader_num_workers: 2, " in few.action
     assert "on rank 0, which reads for all 2 ranks" in few.action
     assert "accelerator_config: {dispatch_batches: false}" in many.action
     assert "more files than there are ranks (2)" in many.action
@@ -579,14 +579,14 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "axolotl", {"wait": HALF}, {"num_workers": 8, **STREAM}, "dataset_use_rust_streaming: true",
     ),
     "bursts without workers": (
-        "axolotl", BURSTS, {}, "dataloader_num_workers: 2 and dataloader_prefetch_factor: 8: ",
+        "axolotl", BURSTS, {}, "dataloader_num_workers: 2 and dataloader_prefetch_factor: 8; ",
     ),
     "bursts without workers, a loop of one's own": (
-        "loop", BURSTS, {}, "DataLoader(num_workers=2, prefetch_factor=8): ",
+        "loop", BURSTS, {}, "DataLoader(num_workers=2, prefetch_factor=8); ",
     ),
     "bursts with four workers": (
         "axolotl", BURSTS, {"num_workers": 4, "prefetch_factor": 2},
-        "dataloader_prefetch_factor: 4: ",
+        "dataloader_prefetch_factor: 4; ",
     ),
     "bursts of a stream, whose prefetch Axolotl does not set": (
         "axolotl", SHORT_BURSTS, {"num_workers": 1, "prefetch_factor": 2, **STREAM},
@@ -598,7 +598,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "Set dataloader_num_workers: 8; 16 batches are then ready, of 32 needed to hide",
     ),
     "bursts that the queue should hide": (
-        "axolotl", BURSTS, {"num_workers": 2, "prefetch_factor": 8}, "dataloader_num_workers: 3: ",
+        "axolotl", BURSTS, {"num_workers": 2, "prefetch_factor": 8}, "dataloader_num_workers: 3, ",
     ),
     "bursts of a stream of one file": (
         "axolotl", SHORT_BURSTS,
@@ -712,7 +712,7 @@ def test_workers_are_counted_for_the_ranks_that_share_a_machine() -> None:
     assert "8 workers per rank on 8 ranks occupy all 64 cores" in action("aaaaaaaa", 8)
     few = "8, because 4 workers cannot keep up; about 20.0 are needed, but there are only 8 cores"
     assert f"dataloader_num_workers: {few}" in action("aaaaaaaa", 4)
-    assert "dataloader_num_workers: 16: " in action("aaaabbbb", 4)
+    assert "dataloader_num_workers: 16, " in action("aaaabbbb", 4)
 
 
 def test_where_processors_are_not_known_few_workers_are_advised() -> None:
