@@ -105,7 +105,7 @@ def test_a_full_queue_is_a_matter_of_handing_over_and_not_of_workers(
 ) -> None:
     before = train(Splintered(), 1)
     assert (before.verdict.kind, before.verdict.subtype) == ("data", "handover")
-    assert "DataLoader(num_workers=0) if a batch takes less than" in before.verdict.action
+    assert "DataLoader(num_workers=0) if making a batch takes less than" in before.verdict.action
     assert "More workers do not help" in before.verdict.action
     assert any("of 2 batches are ready" in line for line in before.verdict.evidence)
     check_promise(before, train(Splintered(rows=160), 0))
@@ -145,7 +145,7 @@ def verdict(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Verdi
 
 def test_an_unknown_number_of_workers_is_not_none() -> None:
     action = verdict("loop", 0.3).action
-    assert "How many there are now was not recorded." in action
+    assert "The current number was not recorded." in action
     assert "0 workers" not in action
     none = verdict(stall=0.3, num_workers=0).action
     assert "currently loaded in the main process (0 workers)" in none
@@ -183,7 +183,7 @@ def test_a_queue_that_hides_a_part_of_a_wait_gives_that_part() -> None:
     settings = {"num_workers": 1, "prefetch_factor": 2, "config": {"streaming": True}}
     rank = make_rank(wait=every(32, 0.3), fetches=3000, settings=settings, source="axolotl")
     found = summarise(make_run(rank)).verdict
-    assert "16 batches are then ready, of 32 between two waits" in found.action
+    assert "16 batches are then ready, of 32 needed" in found.action
     assert found.gain == pytest.approx(0.15 / 0.85, rel=0.02)
     given = Evidence(figures=replace(summarise(make_run(rank)), reader_ratio=1.05), source="loop")
     assert judge(given).gain == pytest.approx(0.05), "no more than the loader gives"
@@ -200,7 +200,7 @@ def test_under_a_quota_no_workers_are_advised() -> None:
     action = found.action
     assert found.kind == "data", "the quota does not explain all of it"
     assert "Raise the CPU quota" in action
-    assert "refuses 30.0 % of the processor time, so more workers do not help" in action
+    assert "withholds 30.0 % of the CPU time, so more workers do not help" in action
     assert "dataloader_num_workers" not in action
 
 
@@ -209,12 +209,12 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     full = {"num_workers": 8, "dataset_is_prepared": is_prepared}
     action = verdict(stall=0.4, **full).action
     assert ("axolotl preprocess" in action) is not is_prepared
-    assert ("the rows are prepared already" in action) is is_prepared
+    assert ("the rows are already prepared" in action) is is_prepared
     # What this package makes cheaper comes first, where it is not in use.
     action = verdict(stall=0.4, replacements=(), **full).action
     assert ("fast-axolotl run --" in action) is is_prepared
     action = verdict(stall=0.4, **FULL, **full).action
-    assert ("Set dataloader_num_workers: 0: the rows are prepared" in action) is is_prepared
+    assert ("Set dataloader_num_workers: 0, because the rows are prepared" in action) is is_prepared
 
 
 def test_large_batches_that_are_ready_have_to_become_smaller() -> None:
@@ -278,16 +278,16 @@ def test_accumulation_is_no_advice_where_every_micro_batch_communicates(
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        ({}, "whether it fits is not known, because GPU memory was not recorded"),
+        ({}, "it may not fit, because GPU memory was not recorded"),
         (
             {"gpu_memory_bytes": 76 * GIGABYTE, "gpu_free_bytes": 4 * GIGABYTE},
-            "Do not raise micro_batch_size: 4 GB of GPU memory are free, one sample more may "
+            "Do not raise micro_batch_size: 4 GB of GPU memory are free; one more sample may "
             "take 19 GB",
         ),
         (
             {"gpu_memory_bytes": 40 * GIGABYTE, "gpu_free_bytes": 40 * GIGABYTE},
-            "Raise micro_batch_size from 4 to 8, for which 40 GB of free GPU memory are enough; "
-            "the total batch grows, so check the learning rate.",
+            "Raise micro_batch_size from 4 to 8: 40 GB of free GPU memory are enough for that; "
+            "the global batch grows, so check the learning rate.",
         ),
         (
             # The allocator holds 70 GB, of which the run needed 40.
@@ -300,7 +300,7 @@ def test_accumulation_is_no_advice_where_every_micro_batch_communicates(
                     "allocated_peak": 40 * GIGABYTE,
                 },
             },
-            "Raise micro_batch_size from 4 to 7, for which 39 GB",
+            "Raise micro_batch_size from 4 to 7: 39 GB",
         ),
     ],
 )

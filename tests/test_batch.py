@@ -102,7 +102,7 @@ def test_a_rate_that_falls_clearly_and_a_failure_end_a_sweep() -> None:
 def test_listed_sizes_are_all_tried_below_the_one_that_does_not_fit() -> None:
     assert [one.micro_batch for one in sweep(4, 0, (8, 1, 2, 16))] == [1, 2, 8]
     sizes, [note] = find_sizes(12, (1, 4, 5, 8))
-    assert (sizes, "Left out: 5, 8, which" in note) == ([1, 4], True)
+    assert (sizes, "Skipped: 5, 8, which" in note) == ([1, 4], True)
 
 
 def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None:
@@ -147,7 +147,7 @@ def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
     full = replace(peak, outcome="out of memory")
     assert "lower micro_batch_size to 2, or sequence_len" in describe_longest(full, 8, [1, 2, 4])
     assert "lower sequence_len" in describe_longest(replace(full, micro_batch=1), 8, [1, 2])
-    assert "no memory of a GPU" in describe_longest(replace(peak, peak_bytes=None), 8, [])
+    assert "GPU memory was not recorded" in describe_longest(replace(peak, peak_bytes=None), 8, [])
     assert "could not be tried" in describe_longest(replace(peak, outcome="failed"), 8, [])
 
 
@@ -204,7 +204,7 @@ def test_a_sweep_is_interrupted_and_goes_on(
     assert "global batch 4" in table
     assert "Set micro-batch: 2 and accumulation: 2." in table
     assert "4 × 1: out of memory: " in table
-    with pytest.raises(UsageError, match="of another command"):
+    with pytest.raises(UsageError, match="with another command"):
         batch(command=f"{command} 1", global_batch=4, steps=12, output=folder)
 
 
@@ -238,7 +238,7 @@ def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
     (tmp_path / "bad.py").write_text("import time; time.sleep(60)")
     with pytest.raises(DataError, match="the first run failed"):
         batch(command=f"{words} {{micro_batch}}", output=tmp_path / "u", run_minutes=0.02)
-    assert "had not ended after 0.02 min" in capsys.readouterr().err
+    assert "did not finish within 0.02 min" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_packs_of_unknown_padding_have_no_real_tokens_and_no_rows(kind: str) -> 
     assert (found.real_tokens, found.rows) == (None, None)
     reasons = counter.take_reasons()
     assert "pad_token_id" in reasons["tokens_per_second"]
-    assert "where the padding begins is not known" in reasons["rows_per_second"]
+    assert "the start of the padding is not known" in reasons["rows_per_second"]
     counter = BatchCounter()
     counter.count({"input_ids": ids, "position_ids": array([[0, 1, 2, 3]], kind)})
     assert "rows_per_second" not in counter.take_reasons()
@@ -180,7 +180,7 @@ def test_once_a_mask_has_numbered_rows_packs_of_one_row_count_too(kind: str) -> 
     assert [rows(counter, ids) for ids in packs] == [2, 1, 2]
     late = BatchCounter()
     assert [rows(late, ids) for ids in ([[1, 1]], [[1, 2]], [[1, 1]])] == [None, 2, 1]
-    assert "seen late" in late.take_reasons()["rows_per_second"]
+    assert "detected late" in late.take_reasons()["rows_per_second"]
 
 
 def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:
@@ -207,8 +207,8 @@ def test_a_tensor_on_a_device_is_never_read() -> None:
     found = counter.count({"input_ids": ids, "attention_mask": ids, "labels": ids})
     assert tokens(found) == (4, None, None, 32)
     reasons = counter.take_reasons()
-    assert "on a device" in reasons["tokens_per_second"]
-    assert "on a device" in reasons["trainable_tokens_per_second"]
+    assert "on the GPU" in reasons["tokens_per_second"]
+    assert "on the GPU" in reasons["trainable_tokens_per_second"]
     found = count({"input_ids": torch.ones(4, 8, dtype=torch.long), "labels": ids})
     assert (found.real_tokens, found.trainable_tokens) == (32, None)
 

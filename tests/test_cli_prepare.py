@@ -249,6 +249,6 @@ def test_the_record_is_shown_and_becomes_a_page(run: Run, tmp_path: Path) -> Non
     assert run("report", "r", "-o", "p.html")[0] == 0, "a page of ours is replaced"
     assert "give it alone" in run("report", "r", "r")[2]
     for words in (["compare", "r", "r"], ["watch", "r"]):
-        assert "the record of a job on data, which has no steps" in run(*words)[2]
+        assert "the record of a data job, which has no steps" in run(*words)[2]
     (tmp_path / "r" / "job.json").write_text('{"schema": 9}')
     assert "not the record of a job (its schema is 9)" in run("show", "r")[2]

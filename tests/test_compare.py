@@ -73,7 +73,7 @@ def test_one_run_each_breaks_no_limit_unless_that_is_asked_for(folders: dict[str
     assert "--single" in careful.checks[0].sentence
     asked = compare_folders(folders["fast"], folders["slow"], limits=limits, is_single=True)
     assert (asked.is_broken, asked.is_unchecked) == (True, False)
-    assert "of a single run" in asked.checks[0].sentence
+    assert "from a single run" in asked.checks[0].sentence
     # A record beside a protocol is one run.
     limits = [parse_check("samples_per_second < 0.9")]
     assert not compare_folders(folders["even"], folders["slow"], limits=limits).is_broken
@@ -87,13 +87,13 @@ def test_pairs_that_are_all_alike_are_not_a_single_run(tmp_path: Path) -> None:
 
 def test_what_has_nothing_to_compare_says_so(tmp_path: Path, folders: dict[str, Path]) -> None:
     run_fake(Plan(title="dedupe", arms=()), tmp_path / "dedupe", FakeLaunch())
-    with pytest.raises(DataError, match="no arms to compare"):
+    with pytest.raises(DataError, match="no variants to compare"):
         compare_folders(tmp_path / "dedupe", folders["fast"])
-    with pytest.raises(UsageError, match="needs a second folder"):
+    with pytest.raises(UsageError, match="pass a second folder"):
         compare_folders(folders["fast"])
-    with pytest.raises(UsageError, match="no arm is named 'x'"):
+    with pytest.raises(UsageError, match="there is no variant 'x'"):
         compare_folders(folders["even"], arm="x")
-    with pytest.raises(UsageError, match="has no arm 'streaming'"):
+    with pytest.raises(UsageError, match="has no variant 'streaming'"):
         compare_folders(folders["even"], folders["slower"], arm="streaming")
 
 
@@ -123,14 +123,14 @@ def test_a_limit_is_broken_when_the_whole_interval_lies_beyond(
 @pytest.mark.parametrize(
     ("name", "limit", "words"),
     [
-        ("even", "tokens_per_second > 0.97", "shown: ratio"),
-        ("slower", "tokens_per_second > 0.9", "shown: ratio 0.909"),
+        ("even", "tokens_per_second > 0.97", "confirmed: ratio"),
+        ("slower", "tokens_per_second > 0.9", "confirmed: ratio 0.909"),
         # Likely is not shown: the interval spans the limit.
-        ("slower", "tokens_per_second > 0.9091", "FAILED, not shown: ratio 0.909"),
-        ("slower", "tokens_per_second > 0.97", "FAILED, not shown"),
-        ("slower", "step_p50_seconds < 1.2", "shown"),
-        ("even", "host_stall_fraction < +0.02", "shown: difference"),
-        ("stalling", "host_stall_fraction < +0.02", "FAILED, not shown: difference"),
+        ("slower", "tokens_per_second > 0.9091", "FAILED, not confirmed: ratio 0.909"),
+        ("slower", "tokens_per_second > 0.97", "FAILED, not confirmed"),
+        ("slower", "step_p50_seconds < 1.2", "confirmed"),
+        ("even", "host_stall_fraction < +0.02", "confirmed: difference"),
+        ("stalling", "host_stall_fraction < +0.02", "FAILED, not confirmed: difference"),
     ],
 )
 def test_what_is_required_fails_unless_the_whole_interval_shows_it(
@@ -213,7 +213,7 @@ def test_a_run_that_ended_with_an_error_is_told_and_passes_no_limit(
     what = end or "cut off"
     assert any(what in note for note in compare_folders(folders["fast"], other).notes)
     limits = [parse_check("tokens_per_second < 0.5")]
-    with pytest.raises(DataError, match="did not end well, so no limit is checked"):
+    with pytest.raises(DataError, match="did not finish, so no limit is checked"):
         compare_folders(folders["fast"], other, limits=limits, is_single=True)
 
 
@@ -222,7 +222,7 @@ def test_an_arm_that_only_failed_is_not_compared_and_the_others_are(tmp_path: Pa
     plan = replace(plan, arms=(*plan.arms, replace(plan.arms[1], name="third")))
     run_fake(plan, tmp_path / "p", FakeLaunch(codes={"third": [1] * 9}))
     assert compare_folders(tmp_path / "p", arm="candidate").second == "candidate"
-    with pytest.raises(DataError, match="No run of third that counts has succeeded"):
+    with pytest.raises(DataError, match="No counted run of third succeeded"):
         compare_folders(tmp_path / "p")
 
 
@@ -230,17 +230,17 @@ def test_two_protocols_are_compared_by_the_arm_that_both_have(folders: dict[str,
     limits = [parse_check("samples_per_second < 0.95")]
     found = compare_folders(folders["even"], folders["slower"], limits=limits)
     assert found.is_broken
-    assert any("not interleaved" in note for note in found.notes)
+    assert any("not run alternately" in note for note in found.notes)
     same = compare_folders(folders["even"], folders["slower"], arm="baseline")
     assert cell_of(same, "samples_per_second").outcome == "no change that matters"
-    assert any("What decides: real tokens." in note for note in same.matrix.notes)
+    assert any("Rows that decide: real tokens." in note for note in same.matrix.notes)
 
 
 def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[str, Path]) -> None:
     settings = {"baseline": {"num_workers": 0}, "candidate": {"num_workers": 4}}
     other = make_protocol(tmp_path / "p", settings=settings)
     [note] = compare_folders(other).notes
-    assert note.startswith("num_workers is 0 in baseline, 4 in candidate, so the arms saw differ")
+    assert note.startswith("num_workers is 0 in baseline, 4 in candidate, so batches differ")
     third = make_protocol(tmp_path / "q", settings={"candidate": {"num_workers": 2}})
     notes = compare_folders(other, third).notes
     assert any("num_workers is 4 in " in note for note in notes)
@@ -251,7 +251,7 @@ def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[
     [
         ("tokens_per_second", "cannot read the limit"),
         ("tokens_per_second = 1", "cannot read the limit"),
-        ("speed < 0.9", "no figure is named 'speed'"),
+        ("speed < 0.9", "there is no figure 'speed'"),
         ("tokens_per_second < -5", "never near 0"),
     ],
 )

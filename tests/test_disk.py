@@ -86,7 +86,7 @@ def test_a_device_that_python_cannot_keep_busy_has_no_rate_of_small_requests(
     # On the clock of this process, other programs of the machine do not count.
     found = probe_capacity(folder, max_seconds=0.2, proc=folder / "none", clock=time.process_time)
     assert found.random_4k_bytes_per_second is None
-    assert "cannot ask for small requests fast enough" in found.reason
+    assert "cannot issue small requests fast enough" in found.reason
     assert found.bytes_per_second is not None
 
 
@@ -160,7 +160,7 @@ def shared_memory() -> Iterator[Path]:
 def test_memory_is_no_device_whether_it_refuses_the_probe_or_not(shared_memory: Path) -> None:
     found = probe_capacity(shared_memory)
     assert found.bytes_per_second is None
-    assert "refused" in found.reason or "do not count as device reads" in found.reason
+    assert "refused" in found.reason or "do not count as disk reads" in found.reason
 
 
 def test_a_refusal_names_the_path_and_the_cause(
@@ -173,7 +173,7 @@ def test_a_refusal_names_the_path_and_the_cause(
     found = probe_capacity(folder / "large.bin", proc=folder / "none")
     assert found.bytes_per_second is None
     assert found.reason == (
-        f"reading {folder / 'large.bin'} with O_DIRECT was refused: Invalid argument"
+        f"the system refused to read {folder / 'large.bin'} with O_DIRECT: Invalid argument"
     )
 
 
@@ -212,7 +212,7 @@ def test_a_small_dataset_or_a_file_full_of_holes_is_too_little(
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("s3://bucket/data", "not on a device"), ("/nowhere/at/all", "there is no /nowhere")],
+    [("s3://bucket/data", "not on a disk"), ("/nowhere/at/all", "there is no /nowhere")],
 )
 def test_a_path_that_is_not_here_has_no_capacity(path: str, words: str) -> None:
     found = probe_capacity(path)

@@ -104,8 +104,8 @@ def test_a_window_bounds_attention_in_its_layers_only() -> None:
     assert flops_per_token(shape, 8192).model == 12 * 4096 * (8 * 8192 + 24 * 1024)
     assert flops_per_token(shape, 512).model == 12 * 4096 * 32 * 512
     assert flops_per_token(shape, 8192).convention.startswith(
-        "model FLOPs a token = 12·8 layers·4096 wide·8192 attended"
-        " + 12·24 layers·4096 wide·1024 attended in their window;"
+        "model FLOPs per token = 12·8 layers·width 4096·attended length 8192"
+        " + 12·24 layers·width 4096·attended length 1024 within their window;"
     )
     narrow = replace(shape, window_width=2048)
     assert flops_per_token(narrow, 8192).model == 12 * (8 * 8192 * 4096 + 24 * 1024 * 2048)
@@ -116,16 +116,20 @@ def test_measured_lengths_take_the_place_of_the_configured_one() -> None:
     measured = utilisation(LLAMA_8B, tokens_per_second=1e4, attended_length=512.0)
     assert configured.model_flops_per_token == flops_per_token(LLAMA_8B, 8192).model
     assert measured.model_flops_per_token == flops_per_token(LLAMA_8B, 512).model
-    assert "512 attended" in measured.convention
+    assert "attended length 512" in measured.convention
 
 
 @pytest.mark.parametrize(
     ("change", "names", "words"),
     [
-        ({"is_packed": True}, ("model_flops_per_token", "mfu"), "sequence lengths were not seen"),
+        (
+            {"is_packed": True},
+            ("model_flops_per_token", "mfu"),
+            "sequence lengths were not recorded",
+        ),
         ({"device_name": "NVIDIA X1"}, ("mfu", "hfu", "peak_tflops"), "'NVIDIA X1'"),
         ({"device_name": "NVIDIA X1"}, ("mfu", "hfu"), "--peak-tflops"),
-        ({"dtype": "float32"}, ("mfu", "hfu"), "another type than float32"),
+        ({"dtype": "float32"}, ("mfu", "hfu"), "another data type than float32"),
         ({"reasons": {"model_flops_per_token": "an encoder"}}, ("mfu", "hfu"), "an encoder"),
     ],
 )
@@ -141,7 +145,7 @@ def test_a_given_peak_is_used_and_named() -> None:
     shape = replace(LLAMA_8B, device_name="NVIDIA X1", peak_tflops=500.0)
     found = utilisation(shape, tokens_per_second=1e3)
     assert found.peak_tflops == 500.0
-    assert found.peak_source == "given by --peak-tflops"
+    assert found.peak_source == "set with --peak-tflops"
     assert found.mfu == pytest.approx(found.model_flops_per_second / 500e12)
 
 
@@ -173,7 +177,8 @@ def test_every_missing_figure_has_a_reason() -> None:
 def test_what_a_shape_leaves_out_stands_beside_the_figure() -> None:
     shape = replace(LLAMA_8B, reasons={"towers": "the FLOPs of a tower are left out"})
     assert flops_per_token(shape, 8192).convention == (
-        "model FLOPs a token = 6·7.505e+09 trained weights"
-        " + 12·32 layers·4096 wide·8192 attended; real tokens only; a causal mask halves nothing"
+        "model FLOPs per token = 6·7.505e+09 trained weights"
+        " + 12·32 layers·width 4096·attended length 8192"
+        "; real tokens only; causal masking not discounted"
         "; the FLOPs of a tower are left out"
     )

@@ -94,7 +94,7 @@ def test_a_protocol_is_followed_from_run_to_run(tmp_path: Path) -> None:
     first, tenth = (tmp_path / "runs" / name for name in ("2-baseline", "10-candidate"))
     (tmp_path / "runs").mkdir()
     assert not ProtocolFollower.is_protocol(tmp_path)
-    with pytest.raises(DataError, match="no record in here"):
+    with pytest.raises(DataError, match="holds no record"):
         ProtocolFollower(tmp_path).check()
     write_run(first, make_run(make_rank()))
     follower = ProtocolFollower(tmp_path)
@@ -176,7 +176,7 @@ def test_a_run_that_is_made_again_is_the_one_to_follow(tmp_path: Path) -> None:
 def test_a_protocol_that_cannot_be_read_and_has_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / PROTOCOL_FILE).write_text("{}")
     assert ProtocolFollower.is_protocol(tmp_path)
-    with pytest.raises(DataError, match="not the result of a protocol"):
+    with pytest.raises(DataError, match="not a protocol result"):
         ProtocolFollower(tmp_path).check()
 
 
@@ -201,7 +201,7 @@ def test_a_new_run_in_the_folder_takes_the_place_of_the_earlier(tmp_path: Path) 
     follower.poll()
     assert sorted(follower.record.ranks) == [0]
     assert sum(block.fetches for block in follower.record.ranks[0].blocks) == 105
-    assert follower.record.notes == ["rank-1.jsonl is of another run: this one had 1 ranks"]
+    assert follower.record.notes == ["rank-1.jsonl is from another run: this one had 1 ranks"]
 
 
 def test_a_rank_that_is_ahead_of_rank_0_is_not_lost(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_spoilt_line_is_noted_and_left_out(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="no such folder"):
         RunFollower(tmp_path / "gone").check()
-    with pytest.raises(DataError, match="no record in here"):
+    with pytest.raises(DataError, match="holds no record"):
         RunFollower(tmp_path).check()
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="this is a file"):
@@ -246,7 +246,7 @@ def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
     rank = make_rank()
     rank.start = dataclasses.replace(rank.start, schema=99)
     write_run(tmp_path, make_run(rank))
-    with pytest.raises(DataError, match="written in format 99"):
+    with pytest.raises(DataError, match="in format 99"):
         RunFollower(tmp_path).poll()
 
 

@@ -118,7 +118,7 @@ def test_without_the_package_the_reason_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     reader = open_gpus()
     assert reader.read() == ()
-    assert reader.reason == 'GPU figures need NVML: pip install "fast-axolotl[gpu]"'
+    assert reader.reason == "GPU figures need NVML: pip install nvidia-ml-py"
     reader.close()
 
 
@@ -131,7 +131,7 @@ def test_without_a_driver_the_reason_is_what_nvml_answers(
     monkeypatch.setattr(nvml, "nvmlInit", fail)
     reader = open_gpus()
     assert reader.names == ()
-    assert reader.reason == "NVML answers: NVML Shared Library Not Found"
+    assert reader.reason == "NVML reports: NVML Shared Library Not Found"
 
 
 def test_a_driver_without_a_device_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:

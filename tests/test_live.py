@@ -151,7 +151,7 @@ def test_a_run_with_nothing_yet_says_what_it_waits_for() -> None:
 def test_warming_up_and_short_are_told_as_of_a_run_that_goes_on() -> None:
     warming = text_of(frame_of(make_run(make_rank(fetches=0, end=None))))
     assert "Warming up  5 steps so far" in warming
-    assert "when it ended" not in warming
+    assert "during warm-up" not in warming
     short = make_run(make_rank(fetches=50, end=None))
     assert "Too early  50 fetches in 500.0 ms so far." in text_of(frame_of(short))
     assert "→ A verdict in about 0:02." in text_of(frame_of(short))

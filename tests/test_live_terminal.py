@@ -27,7 +27,7 @@ from support.records import make_rank, make_run, make_system, steady, write_run
 from test_following import ORDER, write_protocol
 from test_watch import run as watch
 
-pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
+pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no /proc here")
 
 PATIENCE_SECONDS = 60.0
 OTHER_SCREEN, BACK = "\x1b[?1049h", "\x1b[?1049l"
@@ -423,7 +423,7 @@ def test_a_folder_that_is_no_protocol_and_holds_no_run_is_refused(tmp_path: Path
     (tmp_path / "runs").mkdir()
     done = watch(tmp_path)
     assert done.returncode == 1
-    assert "no record in here" in done.stderr
+    assert "holds no record" in done.stderr
 
 
 def test_json_of_a_record_is_its_summary(unfinished: Path) -> None:

@@ -591,7 +591,7 @@ def test_a_loader_is_drained_with_no_model(tmp_path: Path) -> None:
 def test_draining_an_iterator_would_use_up_the_data(tmp_path: Path) -> None:
     with (
         open_meter(tmp_path, Clock()) as meter,
-        pytest.raises(UsageError, match=r"list_iterator.*give it the loader itself"),
+        pytest.raises(UsageError, match=r"list_iterator.*pass the loader itself"),
     ):
         meter.free_run(iter([1, 2]))
 

@@ -213,7 +213,7 @@ def test_ranks_are_found_by_their_files_unless_they_are_in_another_container(
     first_line(tmp_path, pid_namespace="another")
     ranks = LocalRanks(tmp_path)
     assert ranks.find_new() == []
-    assert "without rank 3: not visible from here" in ranks.reason
+    assert "do not include rank 3: not visible from here" in ranks.reason
 
 
 def test_ranks_that_cannot_be_sampled_are_noted(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_nodes_of_an_earlier_run_in_the_same_folder_are_left_out(tmp_path: Path)
     write_run(tmp_path, record)
     kept = read_run(tmp_path)
     assert list(kept.systems) == ["node-a", "node-b"]
-    assert kept.notes == ["the samples of node-z are of an earlier run and were left out"]
+    assert kept.notes == ["the samples of node-z belong to an earlier run and were skipped"]
 
 
 def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_weights_are_the_same_bits_with_the_norms_and_without(tmp_path: Path) ->
     [
         (60, {"passes": 1}, "only one micro-batch on one rank"),
         (60, {"passes": 4, "backwards": 2}, "4 fetches, but 8 backward passes"),
-        (20, {"passes": 4}, "10 steps of the later half"),
+        (20, {"passes": 4}, "10 steps of the second half"),
         (60, {"passes": 4, "is_flattened": True}, "FSDP1"),
     ],
 )
@@ -281,7 +281,9 @@ def test_a_batch_far_above_the_noise_scale_is_told_and_acted_on() -> None:
     assert "global batch of 64 samples, gradient noise scale at most 8 samples" in line
     assert "proxy" in line
     action = summary.verdict.action
-    assert action.startswith("Set gradient_accumulation_steps to 2 (now 8): by the gradient noise")
+    assert action.startswith(
+        "Set gradient_accumulation_steps to 2 (now 8): according to the gradient"
+    )
     assert "√4 with Adam" in action
     assert "4 times the steps" in action
 
@@ -291,7 +293,7 @@ def test_data_that_is_late_keeps_its_verdict_and_a_batch_that_fits_is_left_alone
     assert late.verdict.kind == "data"
     told = [any("noise scale" in text for text in one.verdict.evidence) for one in (late, near)]
     assert told == [True, False]
-    assert "at least 3,200 samples: a larger batch costs little" in below.verdict.evidence[-1]
+    assert "at least 3,200 samples: a larger batch would cost little" in below.verdict.evidence[-1]
     for one in (late, near, below):
         assert "gradient_accumulation_steps" not in one.verdict.action
 

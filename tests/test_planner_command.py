@@ -167,7 +167,7 @@ def test_epochs_are_counted_from_the_record(
 ) -> None:
     record = recorded()
     write_run(tmp_path / "short", record)
-    with pytest.raises(DataError, match="give --tokens"):
+    with pytest.raises(DataError, match="pass --tokens"):
         plan(run=tmp_path / "short", epochs=3)
     for step in (0, 100, 200):
         record.ranks[0].add(Mark(t=1.2 * step, name="epoch", step=step))
@@ -211,7 +211,7 @@ def test_what_cannot_be_meant_is_said(
 
 def test_a_record_without_a_gpu_or_tokens_cannot_calibrate() -> None:
     record = make_run(*make_ranks(1))
-    with pytest.raises(DataError, match="which model ran on which GPU"):
+    with pytest.raises(DataError, match="does not name the model and the GPU"):
         read_reference(record, summarise(record))
     record.ranks[0].add(MODEL)
     with pytest.raises(DataError, match="has no tokens/s"):

@@ -166,7 +166,7 @@ def test_bad_configs_name_the_file_and_the_cure(tmp_path: Path) -> None:
         ("[]", "no JSON object"),
         ("{}", "hidden_size"),
         (json.dumps({**LLAMA_8B, "mamba_num_heads": 64}), "state-space"),
-        (json.dumps({**LLAMA_8B, "layer_types": ["linear_attention"]}), "not modelled"),
+        (json.dumps({**LLAMA_8B, "layer_types": ["linear_attention"]}), "not supported in a plan"),
     ]:
         file.write_text(text)
         with pytest.raises(DataError, match=words) as caught:

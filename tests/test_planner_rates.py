@@ -178,7 +178,7 @@ def test_the_global_batch_stays_until_accumulation_is_one() -> None:
 def test_a_batch_that_grows_too_large_is_a_warning() -> None:
     notes = plan([8, 512], reference=measured()).notes
     (note,) = [note for note in notes if "too large" in note]
-    assert "From 512 GPUs on" in note
+    assert "From 512 GPUs, the batch" in note
     assert "4,194,304 tokens per step instead of 262,144" in note
     assert "learning rate" in note
 
@@ -213,8 +213,8 @@ def test_the_loader_binds_where_it_cannot_keep_up(scales: bool, binding: list[in
         last = found.candidates[1]
         assert last.tokens_per_second is not None
         assert last.tokens_per_second.value == pytest.approx(ceiling)
-        assert "At 64 GPUs" in notes[0]
-        assert f"yours gives {ceiling:,.0f}" in notes[0]
+        assert "On 64 GPUs" in notes[0]
+        assert f"yours delivers {ceiling:,.0f}" in notes[0]
 
 
 def test_slow_links_bind_and_make_more_gpus_dearer() -> None:
@@ -268,7 +268,7 @@ def test_prices_have_a_source_and_a_date_and_no_placeholders() -> None:
 
 
 def test_an_unknown_gpu_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"'L40' is not known; known are .*L40S"):
+    with pytest.raises(UsageError, match=r"'L40' is not known; choose one of .*L40S"):
         find_gpu("L40")
     with pytest.raises(UsageError, match="at least 1"):
         plan([0])
@@ -286,4 +286,4 @@ def test_from_one_gpu_to_several_the_interval_is_wider() -> None:
 
 def test_a_batch_larger_than_any_published_one_is_named() -> None:
     (note,) = [note for note in plan([64, 8192]).notes if "published" in note]
-    assert note.startswith("From 8192 GPUs on a step has")
+    assert note.startswith("From 8192 GPUs, a step has")

@@ -71,7 +71,7 @@ def noisy(scale: float) -> FakeLaunch:
 def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) -> None:
     found = run(plan(pairs=5), tmp_path / "quiet", noisy(0.0002))
     assert found.paragraph.startswith("candidate: no change that matters.\n")
-    assert "no faster reader can help" in found.paragraph
+    assert "a faster reader cannot help" in found.paragraph
     assert not any(note.startswith("One pair") for note in found.notes)
     found = run(plan(pairs=5), tmp_path / "loud", noisy(0.02))
     cell = cell_of(found, "tokens_per_second")
@@ -121,8 +121,8 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
         "drop-in: the whole run is 29 % shorter (61.4 → 43.4 s); training speed is unchanged."
     )
     assert figures.startswith("The time to the first step is 36 % shorter (47.7 → 30.7 s).")
-    assert "Use it: start Axolotl behind fast-axolotl run --" in figures
-    assert "What it gains is the time before the first step." in figures
+    assert "Use it: start Axolotl with fast-axolotl run --" in figures
+    assert "The gain is in the time before the first step." in figures
     deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}
     assert deciding == {"tokens_per_second", "start_to_step_seconds", "duration_seconds"}
     notes = " ".join(found.matrix.notes)
@@ -152,7 +152,9 @@ def test_one_pair_leads_with_the_time_and_says_what_it_cannot_show(tmp_path: Pat
         "drop-in: the whole run was 29 % shorter (61.3 → 43.3 s) in one pair of runs, which cannot"
     )
     assert len(warned) == 1
-    assert warned[0].startswith("One pair shows no change for certain, two show only one of 16 ti")
+    assert warned[0].startswith(
+        "One pair cannot show any change. Two pairs show only changes of 16 ti"
+    )
     assert warned[0] in found.notes
 
 
@@ -180,8 +182,8 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
     assert len(warned) == 2
     assert warned[0].startswith("runs/04-baseline: other programs used 34 % of the processors: its")
     assert warned[1].startswith(f"runs/06-candidate: {stolen} the time: its figures may be too low")
-    [note] = [note for note in found.notes if "shared the processors" in note]
-    assert note.startswith("2 of 6 runs shared the processors (runs/04-baseline: other programs")
+    [note] = [note for note in found.notes if "shared the CPU" in note]
+    assert note.startswith("2 of 6 runs shared the CPU (runs/04-baseline: other programs")
     assert note.endswith("add pairs: fast-axolotl protocol a.yml --output p --pairs 5")
     # Whoever continues it finds the note again, from the records.
     assert note in run(wanted, tmp_path / "p", FakeLaunch()).notes
@@ -190,7 +192,7 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
 def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
     launch = FakeLaunch(stall={"baseline": 0.4, "candidate": 0.01}, step_seconds=slower)
     found = run(plan(), tmp_path / "p", launch)
-    assert "Stall went from 40.0 % to 1.0 %: the data was a bottleneck" in found.paragraph
+    assert "Stall: 40.0 % → 1.0 %: data was a bottleneck" in found.paragraph
     assert found.arms[0].verdict.startswith("data")
     assert "Use the candidate." in found.paragraph
 
@@ -255,7 +257,7 @@ def test_of_several_trainings_the_one_with_the_most_steps_counts(tmp_path: Path)
     assert one.losses == found.arms[0].runs[0].losses
     assert any("trained up to 2 times" in note for note in found.notes)
     late = cell_of(found, "start_to_step_seconds")
-    assert late.reason == "another training of the same run came before"
+    assert late.reason == "an earlier training of the same run"
     assert cell_of(found, "working_set_peak_bytes").value is not None
     launch = FakeLaunch()
     assert run(plan(), tmp_path / "p", launch).matrix == found.matrix
@@ -275,10 +277,10 @@ def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
     assert not any(word in found.paragraph for word in ("Use", "Keep"))
     launch = FakeLaunch(fetches={"baseline": 0, "candidate": 0}, warmups={"candidate": 3})
     found = run(plan(), tmp_path / "short", launch)
-    assert "they have not done the same work, so nothing is compared" in found.paragraph
+    assert "they did not do the same work, so nothing is compared" in found.paragraph
     assert not any("Holm" in note for note in found.matrix.notes)
     found = run(plan(), tmp_path / "less", FakeLaunch(fetches={"candidate": 400}))
-    assert any(note.startswith("Not the same work: steps recorded are ") for note in found.notes)
+    assert any(note.startswith("Not the same work: recorded steps are ") for note in found.notes)
 
 
 def test_runs_that_seem_to_have_succeeded_or_do_not_end_count_as_failed(tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ def test_runs_that_seem_to_have_succeeded_or_do_not_end_count_as_failed(tmp_path
     assert "exit code 0, but its training ended" in found.arms[1].runs[0].log_tail
     assert found.pairs == 0
     found = run(plan(warmup=0, run_minutes=0.5), tmp_path / "late", FakeLaunch(seconds=40.0))
-    assert "had not ended after 0.5 min" in found.arms[0].runs[0].log_tail
+    assert "did not finish within 0.5 min" in found.arms[0].runs[0].log_tail
     silent = FakeLaunch(is_silent=True)
     found = run(plan(warmup=0), tmp_path / "silent", silent)
     assert "it left no record" in found.arms[0].runs[0].log_tail
@@ -302,7 +304,7 @@ def test_damaged_records_count_for_nothing_and_are_made_again(tmp_path: Path) ->
     found = run(plan(), folder, again)
     assert again.arms == ["candidate", "baseline"]
     assert found.pairs == 3
-    assert sum("was made again" in note for note in found.notes) == 2
+    assert sum("was run again" in note for note in found.notes) == 2
     shutil.rmtree(folder / "runs" / "05-baseline")
     assert run(plan(max_minutes=0.001), folder, late).pairs == 2
     assert not late.calls
@@ -321,7 +323,7 @@ def test_only_one_protocol_runs_in_a_folder(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in ("file", "file/below"):
-        with pytest.raises(DataError, match=r"cannot be the folder of a protocol.*--output"):
+        with pytest.raises(DataError, match=r"cannot hold a protocol.*--output"):
             run(plan(), tmp_path / path, FakeLaunch())
 
 
@@ -386,16 +388,16 @@ def test_what_has_failed_stays_until_it_is_tried_again(tmp_path: Path) -> None:
     found = run(plan(max_minutes=0.001), tmp_path / "p", broken)
     assert broken.arms == ["candidate"], "the pair that was under way"
     assert found.arms[1].runs[1:] == before.arms[1].runs[1:]
-    assert sum("made again" in note for note in found.notes) == 1
+    assert sum("run again" in note for note in found.notes) == 1
     mended = FakeLaunch()
     progress: list[Progress] = []
     found = run(plan(), tmp_path / "p", mended, progress=progress.append)
     assert mended.arms == ["candidate"] * 4
     assert found.pairs == 3
     assert [one.done for one in progress[::2]] == [4, 5, 6, 7], "those that are not made again"
-    told = [note for note in found.notes if "made again" in note]
+    told = [note for note in found.notes if "run again" in note]
     assert told == [
-        f"runs/{number}-candidate was made again: it had failed." for number in ("02", "03")
+        f"runs/{number}-candidate was run again: it had failed." for number in ("02", "03")
     ], "the others were left out then"
 
 
@@ -491,7 +493,7 @@ def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:
     launch = FakeLaunch(losses=lambda arm, n: (2.0, 1.5 if arm == "baseline" else 1.6))
     found = run(plan(), tmp_path / "p", launch)
     assert found.are_losses_equal is False
-    assert "Explain the losses first" in found.paragraph
+    assert "Explain the different losses first" in found.paragraph
     assert "Use" not in found.paragraph
 
 
@@ -523,4 +525,4 @@ def test_the_page_cache_is_noted_and_dropped_on_request(tmp_path: Path) -> None:
     assert (proc / "sys" / "vm" / "drop_caches").read_text() == "3\n"
     refused = prepare_page_cache(True, proc=tmp_path, flush=lambda: None)
     assert refused.startswith("could not be dropped (No such file or directory)")
-    assert refused.endswith("its size is not told here")
+    assert refused.endswith("its size is not available here")

@@ -121,8 +121,8 @@ def test_a_list_can_be_pinned() -> None:
 def test_pins_that_are_none_are_refused() -> None:
     for words, texts in {
         "KEY=VALUE": ("num_workers", "=2", "num_workers=2,max_steps"),
-        "is no value of YAML": ("a={1: 2: 3}",),
-        "begins does not end": ("a=[1", "a='x, y", "name=a[b,max_steps=5"),
+        "is not a YAML value": ("a={1: 2: 3}",),
+        "is not closed": ("a=[1", "a='x, y", "name=a[b,max_steps=5"),
     }.items():
         for text in texts:
             with pytest.raises(UsageError, match=words):
@@ -202,7 +202,7 @@ def test_dedupe_on_its_own_has_an_interval(tmp_path: Path) -> None:
     found = try_dedupe(tmp_path, {"rows": 2000, "kept": 1600, "is_equal": True, **seconds})
     assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
     assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
-    assert "2,000 rows, 1,600 kept by both alike: 10.0× the speed" in found["sentence"]
+    assert "2,000 rows, same 1,600 kept: 10.0× the speed" in found["sentence"]
 
 
 def test_a_dedupe_that_fails_or_differs_says_so_and_is_tried_again(tmp_path: Path) -> None:

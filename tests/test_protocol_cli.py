@@ -81,7 +81,7 @@ def test_two_commands_from_the_command_line(tmp_path: Path, loop: str) -> None:
     assert rows["host_stall_fraction"][0]["value"] > rows["host_stall_fraction"][1]["value"]
     assert "run 4 of 4: baseline, pair 2 of 2" in err
     # Few pairs are told before the first run begins, and in the result.
-    few = "One pair shows no change for certain"
+    few = "One pair cannot show any change"
     assert -1 < err.index(few) < err.index("run 1 of 4")
     assert any(note.startswith(few) for note in found["notes"])
     assert found["matrix"]["matters"] == 0.02

@@ -126,7 +126,9 @@ def test_chance_makes_a_row_better_or_worse_in_one_of_twenty_matrices(
     assert 0.03 < decided / 1500 < 0.065
     assert labelled / 1500 < 0.06
     labels = [row.label for row in judged.rows if row.name in ("tokens_per_second", *times)]
-    assert describe_judgement(judged).startswith(f"What decides: {', '.join(labels)}. Another row")
+    assert describe_judgement(judged).startswith(
+        f"Rows that decide: {', '.join(labels)}. Any other row"
+    )
 
 
 def test_a_ratio_is_the_geometric_mean_over_pairs_with_its_interval() -> None:
@@ -149,13 +151,15 @@ def test_pairs_with_a_missing_side_are_left_out() -> None:
     found = compare_runs([100, None, 100, math.nan], [110, 120, 110, 100])
     assert found == compare_runs([100, 100], [110, 110])
     assert found.value == pytest.approx(1.1)
-    assert compare_runs([None], [1.0]).reason == "no pair has this figure in both arms"
+    assert compare_runs([None], [1.0]).reason == "no pair has this figure in both variants"
 
 
 def test_zeros_and_negative_values_have_no_ratio_and_say_so() -> None:
-    assert "0 has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0]).reason
+    assert "0 here, which has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0]).reason
     assert "negative" in compare_runs([-1.0, 1.0], [1.0, 1.0]).reason
-    assert "0 has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0], is_paired=False).reason
+    assert (
+        "0 here, which has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0], is_paired=False).reason
+    )
 
 
 def test_runs_that_were_not_paired_are_compared_by_welch() -> None:
@@ -262,23 +266,28 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("baseline", "arm", "is_equal", "words"),
     [
-        ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5)], True, "2 each in 3 runs"),
+        ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5)], True, "2 in each of 3 runs"),
         ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.500001)], False, "first at logged loss 2"),
         # One run of the baseline cannot tell a difference from chance.
-        ([(2.0, 1.5)], [(2.0, 1.500001)], None, "up to 1e-06, .* loss 2; .*give more --pairs"),
-        ([(2.0, 1.5)], [(2.0,)], False, "1 to 2"),
+        ([(2.0, 1.5)], [(2.0, 1.500001)], None, "up to 1e-06, .* loss 2. .*pass more --pairs"),
+        ([(2.0, 1.5)], [(2.0,)], False, "logged 1 losses, others 2"),
         # What is not a number is equal to nothing, and in one arm it is never chance.
-        ([(2.0, NAN)], [(2.0, NAN)], None, "not numbers, first at logged loss 2: mend that"),
-        ([(2.0, 1.5)], [(2.0, NAN)], False, "drop-in logged some that are not numbers"),
+        (
+            [(2.0, NAN)],
+            [(2.0, NAN)],
+            None,
+            "NaN or infinite losses, first at logged loss 2: fix that",
+        ),
+        ([(2.0, 1.5)], [(2.0, NAN)], False, "drop-in logged NaN or infinite losses"),
         ([(1.0, 0.9), (1.0, 0.91)], [(1.0, 0.9), (NAN, NAN)], False, "at logged loss 1, and the"),
         # A baseline that differs from itself sets the measure; the larger spread of both counts.
         ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.505)], None, "chance"),
-        ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.7)], False, "runs of one arm by up to 0.01"),
+        ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.7)], False, "runs of the same variant by up to 0.01"),
         ([(2.0,), (2.01,)], [(2.0,), (2.05,)], None, "chance"),
         # An arm that scatters where the baseline does not is different.
         ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5), (2.0, 1.6)], False, "DIFFERENT"),
-        ([()], [()], None, "neither arm has logged any"),
-        ([(1.0,)], [()], None, "one arm has logged none"),
+        ([()], [()], None, "neither variant logged any"),
+        ([(1.0,)], [()], None, "one variant logged none"),
     ],
 )
 def test_losses_are_equal_different_or_as_far_apart_as_chance_makes_them(

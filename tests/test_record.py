@@ -126,7 +126,7 @@ def test_a_line_that_is_cut_off_is_noted_and_the_rest_is_read(tmp_path: Path) ->
         record = read_run(tmp_path)
         assert record.ranks[0].blocks == [BLOCK]
         assert len(record.notes) == 1
-        assert "cut off in line 3" in record.notes[0]
+        assert "truncated in line 3" in record.notes[0]
 
 
 def test_lines_that_are_none_are_noted_with_their_numbers(tmp_path: Path) -> None:
@@ -145,14 +145,14 @@ def test_files_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "rank-2.jsonl").mkdir()
     record = read_run(tmp_path)
     assert sorted(record.ranks) == [0]
-    assert record.notes[0] == "rank-1.jsonl has no start line and was left out"
+    assert record.notes[0] == "rank-1.jsonl has no start line and was skipped"
     assert record.notes[1].startswith("rank-2.jsonl cannot be read: Is a directory")
 
 
 def test_a_later_format_says_what_to_do(tmp_path: Path) -> None:
     late = Start(schema=SCHEMA + 1, time=1, pid=1, host="here", version="9")
     write(tmp_path / "rank-0.jsonl", late)
-    with pytest.raises(DataError, match=f"format {SCHEMA + 1}.*up to {SCHEMA}.*--upgrade"):
+    with pytest.raises(DataError, match=f"format {SCHEMA + 1}.*up to {SCHEMA}.*newer fast-axolotl"):
         read_run(tmp_path)
 
 
@@ -164,7 +164,7 @@ def test_what_is_no_record_says_so(tmp_path: Path) -> None:
         read_run(tmp_path / "file")
     # A folder with records below is no protocol yet.
     write(tmp_path / "runs" / "before" / "system.jsonl")
-    with pytest.raises(DataError, match=r"no record in here: .*measure"):
+    with pytest.raises(DataError, match=r"holds no record: .*measure"):
         read_run(tmp_path)
 
 

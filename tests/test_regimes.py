@@ -61,7 +61,9 @@ def test_a_run_that_stalls_at_its_end_is_judged_by_its_end(late: RunRecord) -> N
     assert last.tokens_per_second == pytest.approx(0.55 * 2000, rel=0.03)
     verdict = summary.verdict
     assert verdict.kind == "data"
-    assert verdict.headline.startswith(f"Since step {last.first_step:,}, 9.0 h in, the loader is")
+    assert verdict.headline.startswith(
+        f"Since step {last.first_step:,} (after 9.0 h), the loader is"
+    )
     assert any("the stall of the whole run is 5." in line for line in verdict.evidence)
     assert any("the model was the limit, stall 0.5 %" in line for line in verdict.evidence)
     assert "num_workers" in verdict.action

@@ -179,7 +179,7 @@ def test_a_slide_fills_the_height_that_it_is_given(browser: Browser, tmp_path: P
         difference_low=-0.682,
         difference_high=-0.661,
         outcome="better",
-        reason="compared by difference: a run is near 0, where ratios mean nothing",
+        reason="compared by difference, because a run is near 0, where ratios mean nothing",
     )
     stall = replace(matrix.rows[2], cells=(matrix.rows[2].cells[0], by_difference, by_difference))
     small = Cell(value=51_196.0, ratio=0.99993, low=0.99988, high=0.99997, outcome="worse")

@@ -180,7 +180,7 @@ def test_colours_can_be_told_apart(place: int) -> None:
 
 def test_a_reason_that_stands_in_many_cells_is_told_once() -> None:
     protocol = make_protocol()
-    reason = "one pair has no interval: give more --pairs"
+    reason = "one pair has no interval: pass more --pairs"
     rows = tuple(
         replace(row, cells=tuple(Cell(value=1.0, ratio=1.0, reason=reason) for _ in row.cells))
         for row in protocol.matrix.rows
@@ -262,7 +262,7 @@ def test_every_axis_says_what_it_shows(name: str) -> None:
             assert one["title"]["text"], key
             assert "ticksuffix" not in one
     titles = {f["layout"]["xaxis"]["title"]["text"] for f in figures.values()}
-    assert titles <= {"time (s)", "rank", "step", "wait of a fetch"}
+    assert titles <= {"time (s)", "rank", "step", "wait per fetch"}
 
 
 def test_a_name_cannot_turn_the_page_around() -> None:

@@ -359,7 +359,7 @@ def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
     with measure(tmp_path / "alone") as meter:
         list(meter.watch([[1, 2]] * 3))
     reasons = read_figures(tmp_path / "alone").reasons
-    assert reasons["start_to_step_seconds"] == "nobody watched the process from its start"
+    assert reasons["start_to_step_seconds"] == "the process was not watched from its start"
 
 
 @pytest.mark.parametrize("has_hard_links", [True, False])
@@ -429,7 +429,7 @@ def test_a_program_with_a_meter_of_its_own_is_shown_by_the_run_around_it(
     assert total(read_run(tmp_path / "own").ranks[0], "steps") in (29, 30)
     told = done.stderr.count("records into own by itself")
     assert told == 1
-    assert "no torch DataLoader" not in done.stderr
+    assert "did not use a torch DataLoader" not in done.stderr
 
 
 AXOLOTL_STAND_IN = """
@@ -452,7 +452,7 @@ print(meter.summary().replacements)
 def test_a_meter_names_the_replacements_and_how_to_measure_without(tmp_path: Path) -> None:
     done = run_python(AXOLOTL_STAND_IN, cwd=tmp_path)
     assert done.stdout == "('dedupe',)\n", done.stderr
-    assert "set FAST_AXOLOTL=0 in the environment to measure Axolotl as it is" in done.stderr
+    assert "set FAST_AXOLOTL=0 in the environment to measure stock Axolotl" in done.stderr
     off = run_child(
         *FAST_AXOLOTL, "measure", "-q", "--", sys.executable, "-c", AXOLOTL_STAND_IN, cwd=tmp_path
     )

@@ -136,7 +136,7 @@ def test_the_first_line_says_why_figures_are_missing(tmp_path: Path) -> None:
         "disk_bytes_per_second",
         "gpus",
     }
-    assert "named a file" in start.reasons["disk_bytes_per_second"]
+    assert "names a file" in start.reasons["disk_bytes_per_second"]
     assert start.reasons["gpus"] == NO_GPU.reason
     sampler.stop()
     assert [line["kind"] for line in lines_of(tmp_path / "run")] == [
@@ -163,7 +163,7 @@ def test_an_old_kernel_that_does_not_divide_pss_counts_files_and_says_so(tmp_pat
     lay_out(tmp_path)
     (tmp_path / "10" / "smaps_rollup").write_text("x\nPss: 512 kB\n")
     sampler = make(tmp_path, Clock())
-    assert "mapped files are in the working set" in sampler.begin().reasons["pss_file_bytes"]
+    assert "cannot separate mapped files" in sampler.begin().reasons["pss_file_bytes"]
     sample = sampler.sample()
     assert (sample.working_set_bytes, sample.pss_file_bytes) == (512 * 1024, None)
 
@@ -207,7 +207,9 @@ def test_without_procfs_there_is_no_sample_and_a_reason(tmp_path: Path) -> None:
     assert (record.samples, sampler.is_alive) == ([], False)
     assert record.start.memory_bytes
     for name in ("rss_bytes", "read_bytes", "psi_memory_full_seconds", "swap_in_bytes"):
-        assert record.start.reasons[name] == "only Linux tells: there is no procfs here"
+        assert (
+            record.start.reasons[name] == "this is only available on Linux: there is no /proc here"
+        )
 
 
 @pytest.fixture
@@ -428,7 +430,7 @@ def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path:
     record = system_of(tmp_path)
     assert record.samples == []
     assert record.end is not None
-    assert "had ended" in record.start.reasons["pss_bytes"]
+    assert "the process ended" in record.start.reasons["pss_bytes"]
 
 
 def test_a_full_disk_ends_the_record_and_not_the_sampling(
@@ -461,7 +463,7 @@ def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
     sampler._on_sample = None
     sampler.stop("finished")
     record = system_of(tmp_path)
-    assert record.end.error == "sampling ended: RuntimeError: no such luck"
+    assert record.end.error == "sampling stopped: RuntimeError: no such luck"
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -324,7 +324,7 @@ def test_a_rank_or_a_block_that_did_not_count_leaves_no_sum() -> None:
     summary = summarise(make_run(rank))
     assert summary.tokens_per_second == pytest.approx(9000)
     assert (summary.padded_tokens_per_second, summary.padding_share) == (None, None)
-    assert summary.reasons["padded_tokens_per_second"].startswith("a part of the batches")
+    assert summary.reasons["padded_tokens_per_second"].startswith("some batches were not counted")
 
 
 def test_lengths_of_sequences_that_are_looked_at_now_and_then_are_enough() -> None:
@@ -419,7 +419,7 @@ def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
     summary = summarise(make_run(rank, system=system))
     assert (summary.working_set_peak_bytes, summary.limit_share) == (None, None)
     assert "not sampled after the first step" in summary.reasons["working_set_peak_bytes"]
-    assert summary.reasons["limit_share"] == "the highest working set or the limit is not known"
+    assert summary.reasons["limit_share"] == "the peak working set or the limit is not known"
     system.samples = late
     assert summarise(make_run(rank, system=system)).working_set_peak_bytes == 4 * GIGABYTE
     system.samples = early
@@ -614,7 +614,8 @@ def test_a_record_tells_what_is_wrong_with_itself() -> None:
     record.notes.append("rank-0.jsonl: cut off in line 7")
     assert summarise(record).notes[:3] == (
         "rank-0.jsonl: cut off in line 7",
-        "1 of 4 ranks left a record: sums are of those alone; if other nodes recorded on their own "
+        "only 1 of 4 ranks left a record, and sums cover only those; if "
+        "other nodes recorded on their own "
         "disks, copy their rank-*.jsonl and system-*.jsonl files into this folder",
         "rank 0: the date moved by +3.0 s",
     )

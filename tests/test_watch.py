@@ -20,7 +20,7 @@ from fast_axolotl.measure.sampler import check_process
 from fast_axolotl.measure.system_figures import Watched
 from fast_axolotl.record import SystemSample, SystemStart, read_run
 
-linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no procfs here")
+linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no /proc here")
 
 PROGRAM = [sys.executable, "-m", "fast_axolotl"]
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
@@ -137,7 +137,9 @@ def test_a_pid_that_is_not_there_is_an_error_that_names_the_largest_that_are() -
     done = run(gone.pid)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith(f"fast-axolotl: there is no process {gone.pid}; the largest here")
+    assert done.stderr.startswith(
+        f"fast-axolotl: there is no process {gone.pid}; the largest processes"
+    )
 
 
 @pytest.mark.parametrize("pid", [0, -5])
@@ -160,7 +162,7 @@ def test_a_thread_is_no_process_and_the_error_names_the_process() -> None:
 
 
 def test_without_procfs_nobody_can_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="on Linux only"):
+    with pytest.raises(UsageError, match="only be watched on Linux"):
         check_process(os.getpid(), proc=tmp_path)
 
 

@@ -105,15 +105,15 @@ def _name_batch_size(source: str) -> str:
 def see_fetches(evidence: Evidence) -> str:
     """Make the meter see fetches."""
     if evidence.source == "loop":
-        return "Iterate with meter.watch(loader), so that fetches are timed."
+        return "Wrap the loader: for batch in meter.watch(loader). Fetches are then timed."
     if evidence.source in ("", "watch"):
         return (
-            "Run it with fast-axolotl measure -- COMMAND, or wrap the loader in the code: "
-            "for batch in meter.watch(loader)."
+            "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your "
+            "code: for batch in meter.watch(loader)."
         )
     return (
-        "Wrap the loader in the code, because no torch DataLoader was read in training: "
-        "with measure(RUN) as meter, for batch in meter.watch(loader)."
+        "Wrap the loader in your code, because the training did not use a torch DataLoader: with "
+        "measure(RUN) as meter, then for batch in meter.watch(loader)."
     )
 
 
@@ -121,7 +121,7 @@ def profile(evidence: Evidence) -> str:
     """Make communication visible; where a window did not, by comparing with one rank."""
     reason = evidence.figures.reasons.get("exposed_communication_fraction", "")
     if reason and not reason.startswith("no profiler window"):
-        return f"Measure one rank, too, and compare both with fast-axolotl scale: {reason}."
+        return f"Also measure one rank, and compare both with fast-axolotl scale: {reason}."
     return "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
 
 
@@ -135,34 +135,33 @@ def lower_working_set(evidence: Evidence) -> str:
         and not evidence.figures.oom_kills
     ):
         return (
-            "End the other programs that hold the memory: this run took at most "
+            "Stop the other programs that use the memory: this run used at most "
             f"{format_share(share)} of it."
         )
     # Axolotl gives its prefetch to datasets that know their rows, not to streams.
     is_heard = not (source == "axolotl" and evidence.is_stream)
     if workers and prefetch and prefetch > MOST_READ_AHEAD and is_heard:
         setting = _name_loader(source, prefetch_factor=MOST_READ_AHEAD // 2)
-        return f"Set {setting}; now {workers * prefetch:,} batches are kept ready."
+        return f"Set {setting}; currently {workers * prefetch:,} batches are kept ready."
     if workers and workers > 1:
         setting = _name_loader(source, num_workers=workers // 2)
-        return f"Set {setting}; now {workers} workers hold memory of their own."
+        return f"Set {setting}; each of the current {workers} workers needs memory of its own."
     if evidence.is_stream:
         return (
-            f"Lower the working set, or give the machine more memory: a smaller "
-            f"{_name_batch_size(source)} comes first."
+            f"Use less memory, or a larger machine: try a smaller {_name_batch_size(source)} first."
         )
     if source == "axolotl":
         return (
-            "Stream the data instead of holding it: streaming: true, with max_steps, which a "
-            "stream needs."
+            "Stream the data instead of loading it all: set streaming: true and max_steps, which "
+            "a stream needs."
         )
-    return "Stream the data instead of holding it: load_dataset(streaming=True) in datasets."
+    return "Stream the data instead of loading it all: load_dataset(streaming=True) in datasets."
 
 
 def free_processors(evidence: Evidence, subtype: str) -> str:
     """Get the processors back that a quota, the hypervisor or other programs take."""
     if subtype == "steal":
-        return "Move the run to a machine with processors of its own: this one shares them."
+        return "Move the run to a machine with dedicated CPU cores: this one shares them."
     workers = evidence.number("num_workers")
     fewer = "OMP_NUM_THREADS=1"
     if workers and workers > 1:
@@ -173,8 +172,8 @@ def free_processors(evidence: Evidence, subtype: str) -> str:
             f"resources.limits.cpu in Kubernetes. If that is not possible, set {fewer}."
         )
     return (
-        "End the other programs, or lower their priority with renice -n 19 -p PID; top shows them. "
-        f"If that is not possible, set {fewer}."
+        "Stop the other programs, or lower their priority with renice -n 19 -p PID; top lists "
+        f"them. If that is not possible, set {fewer}."
     )
 
 
@@ -183,42 +182,43 @@ def read_less(evidence: Evidence) -> str:
     if evidence.is_random:
         copy = "copy the data to a local NVMe drive or into memory (/dev/shm)"
         if evidence.source == "axolotl" and not evidence.is_stream:
-            return f"Do not read at random from this disk: {copy} and set dataset_prepared_path."
+            return f"Avoid random reads from this disk: {copy} and set dataset_prepared_path."
         return (
-            f"Read in order instead of at random: {copy}, or shuffle in a buffer "
-            "(dataset.to_iterable_dataset().shuffle(buffer_size=10_000)). More workers do not help."
+            f"Read in order, not at random: {copy}, or shuffle in a buffer "
+            "(dataset.to_iterable_dataset().shuffle(buffer_size=10_000)). More workers do not "
+            "help."
         )
     if evidence.source == "axolotl" and not evidence.is_stream:
         return (
-            "Put the prepared rows on a faster device: dataset_prepared_path, after axolotl "
+            "Put the prepared rows on a faster disk: set dataset_prepared_path, after axolotl "
             "preprocess."
         )
     if evidence.source == "axolotl":
         return (
-            "Read fewer bytes: convert the data to compressed Parquet with the columns that are "
-            "needed; or move it to a faster device."
+            "Read fewer bytes: convert the data to compressed Parquet with only the columns you "
+            "need; or move it to a faster disk."
         )
     return (
-        "Read fewer bytes: convert the data to compressed Parquet and read only the columns that "
-        "are needed (fast_axolotl.open_dataset(columns=…)); or move it to a faster device."
+        "Read fewer bytes: convert the data to compressed Parquet and read only the columns you "
+        "need (fast_axolotl.open_dataset(columns=…)); or move it to a faster disk."
     )
 
 
 def resolve_contradiction(evidence: Evidence, apart: float) -> str:
     """Find out which of two measurements is right."""
     if apart <= 0:
-        return "Replay more than one batch, of the usual length: meter.watch(loader, replay=200)."
+        return "Replay more batches, of typical length: meter.watch(loader, replay=200)."
     workers = evidence.number("num_workers")
     if workers is None or workers == 1:
         return (
-            "Leave a core to the loader: torch.set_num_threads(CORES − 1) in training, or "
-            "OMP_NUM_THREADS in its environment, and compare."
+            "Leave one CPU core to the loader: set torch.set_num_threads(CORES − 1) in the "
+            "training code, or OMP_NUM_THREADS in its environment, and compare."
         )
     if not workers:
         setting = _name_loader(evidence.source, num_workers=1)
-        return f"Set {setting}; the loader then no longer shares the interpreter with the model."
+        return f"Set {setting}; the loader then no longer shares Python's GIL with the model."
     setting = _name_loader(evidence.source, num_workers=workers // 2)
-    return f"Leave cores to the model: set {setting} (now {workers}), and compare."
+    return f"Leave CPU cores to the model: set {setting} (now {workers}), and compare."
 
 
 def talk_less(evidence: Evidence) -> Action:
@@ -232,9 +232,9 @@ def talk_less(evidence: Evidence) -> Action:
         elif source == "lightning":
             change = f"Set Trainer(accumulate_grad_batches={count})"
         else:
-            change = f"Call optimizer.step() every {count} batches, with model.no_sync() between"
+            change = f"Call optimizer.step() every {count} batches, with model.no_sync() in between"
         return Action(
-            f"{change}; gradients are then exchanged half as often. The total batch doubles, so "
+            f"{change}; gradients are then exchanged half as often. The global batch doubles, so "
             "check the learning rate.",
             possible_gain(exposed / 2),
         )
@@ -246,7 +246,7 @@ def talk_less(evidence: Evidence) -> Action:
     if stage > 2:
         change = "use ZeRO-2 (zero2.json) if the parameters fit on every GPU"
     elif stage == 2:
-        change = "use ZeRO-1 (zero1.json), under which accumulation helps, if gradients fit"
+        change = "use ZeRO-1 (zero1.json), where accumulation helps, if the gradients fit"
     else:
         setting = "fsdp_config: {reshard_after_forward: false}"
         if source == "transformers":
@@ -254,7 +254,7 @@ def talk_less(evidence: Evidence) -> Action:
         hybrid = "shard inside each node only (hybrid sharding)"
         if source == "axolotl":
             hybrid = "set dp_shard_size to the GPUs of a node and dp_replicate_size to the nodes"
-        change = f"set {setting} if the parameters fit on every GPU; or with several nodes {hybrid}"
+        change = f"set {setting} if the parameters fit on every GPU; with several nodes, {hybrid}"
     return Action(f"{why}: {change}. {larger}", possible_gain(exposed))
 
 
@@ -272,8 +272,8 @@ def even_out(evidence: Evidence) -> Action:
             possible_gain(lost),
         )
     return Action(
-        f"Look at the machine of rank {slow}: its GPU's clocks and power (nvidia-smi "
-        "-q -d PERFORMANCE), other programs on its cores.",
+        f"Check the machine of rank {slow}: its GPU clocks and power (nvidia-smi -q -d "
+        "PERFORMANCE), and other programs on its CPU cores.",
         possible_gain(lost),
     )
 
@@ -290,16 +290,16 @@ def compute_better(evidence: Evidence) -> Action:
             count = math.ceil(now / times)
             change, times = f"Set gradient_accumulation_steps to {count} (now {now})", now // count
         return Action(
-            f"{change}: by the gradient noise scale, a proxy, the global batch is too large. Keep "
-            f"the learning rate; if the loss gets unstable, divide it by up to √{times} with Adam, "
-            f"{times} with SGD. Warm up over the same samples, {times} times the steps; compare "
-            "losses after equal numbers of samples."
+            f"{change}: according to the gradient noise scale (a proxy), the global batch is too "
+            "large. Keep the learning rate; if the loss becomes unstable, divide it by up to "
+            f"√{times} with Adam, {times} with SGD. Keep the warm-up the same in samples, which "
+            f"is {times} times the steps. Compare losses after equal numbers of samples."
         )
     change, is_known_to_fit = _raise_batch(evidence)
     gain = None
     if padding is not None and evidence.is_padded:
         gain = possible_gain(padding)
-        change = f"{format_share(padding)} of the positions are padding: {_pad_less(evidence)}."
+        change = f"{format_share(padding)} of all positions are padding: {_pad_less(evidence)}."
     elif idle is not None and idle >= thresholds.MUCH_IDLE:
         gain = possible_gain(idle)
         if not evidence.setting("torch_compile") and not is_known_to_fit:
@@ -307,13 +307,13 @@ def compute_better(evidence: Evidence) -> Action:
             if source in ("axolotl", "transformers"):
                 compiled = f"Set {_name_setting(source, 'torch_compile', 'true')}"
             change = f"{compiled}. {change}"
-        change = f"The device is idle {format_share(idle)} of the time between kernels. {change}"
+        change = f"The GPU is idle between kernels {format_share(idle)} of the time. {change}"
     elif mfu is not None and mfu < thresholds.LOW_MFU:
         if evidence.setting("attn_implementation") == "eager":
             # sdpa has flash kernels, too; eager attention is slow whatever the batch.
             setting = 'attn_implementation="sdpa"'
             setting = "attn_implementation: sdpa" if source == "axolotl" else setting
-            change = f"Set {setting}: eager attention writes the whole attention matrix. {change}"
+            change = f"Set {setting}: eager attention stores the whole attention matrix. {change}"
         change = f"MFU is low. {change}"
     else:
         return Action("Leave the data path as it is: a faster loader would change nothing.")
@@ -330,19 +330,22 @@ def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
     size = evidence.number("micro_batch_size") or evidence.number("batch_size")
     used, free = evidence.gpu_memory
     if not size or not used or free is None:
-        what = "GPU memory" if not used or free is None else "its present size"
-        unknown = f"whether it fits is not known, because {what} was not recorded"
-        return f"Try a larger {name}: {unknown}.", False
+        what = "GPU memory" if not used or free is None else "its current size"
+        unknown = f"it may not fit, because {what} was not recorded"
+        return f"Try a larger {name}; {unknown}.", False
     more = min(size, math.floor(free / (used / size)))
     if more < 1:
-        need = f"one sample more may take {format_bytes(used / size)}"
-        return f"Do not raise {name}: {format_bytes(free)} of GPU memory are free, {need}.", False
+        need = f"one more sample may take {format_bytes(used / size)}"
+        return (
+            f"Do not raise {name}: {format_bytes(free)} of GPU memory are free; {need}.",
+            False,
+        )
     accumulation = evidence.number("gradient_accumulation") or 1
-    caveat = "the total batch grows, so check the learning rate"
+    caveat = "the global batch grows, so check the learning rate"
     if more == size and accumulation % 2 == 0:
-        caveat = f"halve gradient_accumulation_steps (now {accumulation}) to keep the total batch"
-    room = f"{format_bytes(free)} of free GPU memory are enough"
-    return f"Raise {name} from {size} to {size + more}, for which {room}; {caveat}.", True
+        caveat = f"halve gradient_accumulation_steps (now {accumulation}) to keep the global batch"
+    room = f"{format_bytes(free)} of free GPU memory are enough for that"
+    return f"Raise {name} from {size} to {size + more}: {room}; {caveat}.", True
 
 
 def _pad_less(evidence: Evidence) -> str:
@@ -350,7 +353,7 @@ def _pad_less(evidence: Evidence) -> str:
         return "set sample_packing: true"
     if evidence.source == "transformers" and not evidence.is_stream:
         return 'set TrainingArguments(train_sampling_strategy="group_by_length")'
-    return "put samples of similar length into a batch, or pack them"
+    return "group samples of similar length in a batch, or pack them"
 
 
 # What to do about time beside the steps.
@@ -358,16 +361,16 @@ def _pad_less(evidence: Evidence) -> str:
 
 def save_less(evidence: Evidence) -> str:
     """Fewer, smaller or concurrent checkpoints."""
-    other = "save while training goes on: torch.distributed.checkpoint.async_save"
+    other = "save in the background: torch.distributed.checkpoint.async_save"
     if evidence.source in ("axolotl", "transformers"):
         only = _name_setting(evidence.source, "save_only_model", "true")
-        other = f"save less: {only} leaves out what a run is resumed from"
+        other = f"save less: {only} drops the optimizer state, so resuming is not exact"
     return f"Save less often: {_less_often(evidence, 'checkpoint', 'save')}. Or {other}."
 
 
 def evaluate_less(evidence: Evidence) -> str:
     """Fewer or shorter evaluations."""
-    other = "evaluate on a part of the rows"
+    other = "evaluate on fewer rows"
     if evidence.source == "axolotl":
         other += ", with a smaller val_set_size"
     return f"Evaluate less often: {_less_often(evidence, 'evaluation', 'eval')}. Or {other}."
@@ -383,31 +386,31 @@ def _less_often(evidence: Evidence, part: str, verb: str) -> str:
     if source in ("axolotl", "transformers") and steps:
         setting = _name_setting(source, f"{verb}_steps", str(times * steps))
         return f"set {setting} (now every {steps:,} steps)"
-    return f"leave {times} times as many steps between two"
+    return f"leave {times} times as many steps in between"
 
 
 def start_faster(evidence: Evidence) -> str:
     """Do once what is done before every run."""
     if evidence.setting("dataset_is_prepared"):
-        return "Keep the model's files on a local disk (HF_HOME): the dataset is prepared already."
+        return "Keep the model files on a local disk (HF_HOME): the dataset is already prepared."
     if evidence.source == "axolotl":
-        return "Prepare the data once: axolotl preprocess CONFIG, with dataset_prepared_path."
-    return "Prepare the data once and load the result: datasets' map(…).save_to_disk(…)."
+        return "Prepare the data once: axolotl preprocess CONFIG, with dataset_prepared_path set."
+    return "Prepare the data once and load the result: map(…).save_to_disk(…) in datasets."
 
 
 def resume_faster(evidence: Evidence) -> str:
     """Go on without reading what was read before."""
     if evidence.source == "axolotl":
         return (
-            "Train on a prepared dataset, which skips rows without reading them: axolotl "
-            "preprocess CONFIG, with dataset_prepared_path."
+            "Train on a prepared dataset, where rows are skipped without being read: run axolotl "
+            "preprocess CONFIG with dataset_prepared_path set."
         )
     first = "Use"
     if evidence.source == "transformers":
-        first = "Set TrainingArguments(ignore_data_skip=True) to repeat rows of the epoch, or use"
+        first = "Set TrainingArguments(ignore_data_skip=True), which repeats some rows, or use"
     return (
-        f"{first} a reader that resumes at its place: fast_axolotl.open_dataset, with state_dict "
-        "and load_state_dict."
+        f"{first} a reader that resumes where it stopped: fast_axolotl.open_dataset, with "
+        "state_dict and load_state_dict."
     )
 
 
@@ -419,8 +422,8 @@ def feed(evidence: Evidence) -> Action:
     collected = evidence.figures.waits_by_cause.get("gc", 0.0)
     if collected >= MUCH_COLLECTED:
         return Action(
-            f"Python's garbage collector causes {format_share(collected)} of the waiting: have the "
-            "collate function return tensors or arrays, not many Python objects; or call "
+            f"Python's garbage collector causes {format_share(collected)} of the waiting: let the "
+            "collate function return tensors or arrays instead of many Python objects; or call "
             "gc.freeze() before training.",
             possible_gain(evidence.stall * collected),
         )
@@ -435,7 +438,8 @@ def feed(evidence: Evidence) -> Action:
         has_workers = evidence.number("num_workers")
         loader = "" if has_workers else _name_loader(evidence.source, num_workers=1)
         return Action(
-            f"Pack the next rows while these are trained on: {_use_our_reader(evidence, loader)}.",
+            "Pack the next rows while the model trains on the current ones: "
+            f"{_use_our_reader(evidence, loader)}.",
             possible_gain(evidence.stall),
         )
     actions = {"burst": _deepen, "periodic": _spread, "handover": _hand_over}
@@ -445,7 +449,7 @@ def feed(evidence: Evidence) -> Action:
 def _use_our_reader(evidence: Evidence, *more: str) -> str:
     names = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
     settings = [*(_name_setting(evidence.source, name, "true") for name in names), *more]
-    return f"set {', '.join(filter(None, settings))}, and start Axolotl by fast-axolotl run --"
+    return f"set {', '.join(filter(None, settings))}, and start Axolotl with fast-axolotl run --"
 
 
 def _speed_up(evidence: Evidence) -> Action:
@@ -460,8 +464,8 @@ def _speed_up(evidence: Evidence) -> Action:
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:
         return Action(
-            "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu): it refuses "
-            f"{format_share(throttled)} of the processor time, so more workers do not help.",
+            "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu): it withholds "
+            f"{format_share(throttled)} of the CPU time, so more workers do not help.",
             all_of_it,
         )
     # Where the loop itself reads, reading takes stall ÷ (1 − stall) times as long as the model.
@@ -472,9 +476,9 @@ def _speed_up(evidence: Evidence) -> Action:
     is_dispatched = evidence.setting("dispatcher") and world > 1
     if workers is None:
         return Action(
-            f"Load data in more worker processes, up to {most}: "
-            f"{_name_loader(source, num_workers=min(wanted, most))}. How many there are now was "
-            "not recorded.",
+            "Load data in worker processes: "
+            f"{_name_loader(source, num_workers=min(wanted, most))}, at most {most}. The current "
+            "number was not recorded.",
             all_of_it,
         )
     if workers < most:
@@ -488,14 +492,15 @@ def _speed_up(evidence: Evidence) -> Action:
             few = "one worker" if workers == 1 else f"{workers} workers"
             why = f"{few} cannot keep up; about {workers / (1.0 - stall):.1f} are needed"
             if count < wanted:
-                why += f", and there are {'shards' if count == shards else 'cores'} for {count}"
+                why += f", but there are only {count} {'shards' if count == shards else 'cores'}"
         if is_dispatched:
-            why += f". They work on rank 0, which reads for all {world} ranks"
-        return Action(f"Set {_name_loader(source, num_workers=count)}: {why}.", gain)
+            why += f". The workers run on rank 0, which reads for all {world} ranks"
+        return Action(f"Set {_name_loader(source, num_workers=count)}, because {why}.", gain)
     if shards and (shards < workers or shards < cores):
         return Action(
-            "Divide the data into more shards (files; num_shards of to_iterable_dataset): each "
-            f"worker takes at least one, and {count_words(workers, 'worker')} share {shards}.",
+            "Split the data into more shards (files, or num_shards of to_iterable_dataset): each "
+            f"worker needs at least one (now {count_words(workers, 'worker')}, "
+            f"{count_words(shards, 'shard')}).",
             all_of_it,
         )
     if is_dispatched:
@@ -504,26 +509,29 @@ def _speed_up(evidence: Evidence) -> Action:
             "transformers": 'TrainingArguments(accelerator_config={"dispatch_batches": False})',
         }.get(source, "DataLoaderConfiguration(dispatch_batches=False) of accelerate")
         return Action(
-            f"Let every rank read its own share: {dispatch_off}; but only if the data has more "
-            f"files than there are ranks ({world}), else each rank reads everything.",
+            f"Let every rank read its own part: set {dispatch_off}, but only if the data has more "
+            f"files than there are ranks ({world}); otherwise each rank reads everything.",
             all_of_it,
         )
     ranks, cores_there = evidence.local_ranks or world, evidence.figures.environment.get("cores")
-    full = f"{workers} workers fill {cores_there} cores"
+    full = f"{workers} workers occupy all {cores_there} cores"
     if ranks > 1 and not evidence.setting("dispatcher"):
-        full = f"{workers} workers per rank, and {ranks} ranks, fill {cores_there} cores"
-    cheaper = "tokenise once beforehand, with datasets' map(…).save_to_disk(…)"
+        full = f"{workers} workers per rank on {ranks} ranks occupy all {cores_there} cores"
+    cheaper = "tokenise once in advance, with map(…).save_to_disk(…) in datasets"
     if source == "axolotl":
-        cheaper = "prepare the rows beforehand: axolotl preprocess, with dataset_prepared_path"
+        cheaper = "prepare the rows in advance, with axolotl preprocess and dataset_prepared_path"
         if evidence.is_stream and not evidence.setting("dataset_use_rust_streaming"):
             cheaper = _use_our_reader(evidence)
         elif evidence.setting("dataset_is_prepared"):
             # What is left is to read the rows, to collate and to hand them over.
             cheaper = (
-                "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
+                (
+                    "start Axolotl with fast-axolotl run --, which replaces its collators and "
+                    "fetching"
+                )
                 if evidence.figures.replacements == ()
-                else "the rows are prepared already, so keep dataset_prepared_path on a local disk "
-                "or in memory (/dev/shm)"
+                else "the rows are already prepared, so keep dataset_prepared_path on a local "
+                "disk or in memory (/dev/shm)"
             )
     return Action(f"Make loading cheaper, because {full}: {cheaper}.", all_of_it)
 
@@ -540,24 +548,23 @@ def _hand_over(evidence: Evidence) -> Action:
         num_bytes = figures.bytes_per_second * figures.measured_seconds / max(1, figures.fetches)
     if num_bytes is not None and num_bytes >= LARGE_BATCH_BYTES:
         return Action(
-            f"Hand over fewer bytes: a batch has {format_bytes(num_bytes)}. Drop the columns that "
-            "the model does not use, and use smaller types (int32, uint8). More workers do not "
-            "help.",
+            f"Hand over fewer bytes: a batch has {format_bytes(num_bytes)}. Drop columns that the "
+            "model does not use, and use smaller types (int32, uint8). More workers do not help.",
             gain,
         )
     none = _name_loader(source, num_workers=0)
     if evidence.setting("dataset_is_prepared"):
         return Action(
-            f"Set {none}: the rows are prepared, so a batch is cheap to make in the main process. "
+            f"Set {none}, because the rows are prepared and quick to load in the main process. "
             "More workers do not help.",
             gain,
         )
-    fewer = "have the collate function return a few large tensors, not many small ones or lists"
+    fewer = "let the collate function return a few large tensors, not lists or many small ones"
     if workers and evidence.cores is not None and workers >= evidence.cores:
-        fewer = "leave a core to the main process (fewer workers, OMP_NUM_THREADS=1)"
+        fewer = "leave one CPU core to the main process (fewer workers, or OMP_NUM_THREADS=1)"
     return Action(
-        f"Set {none} if a batch takes less than {format_seconds(wait)} to make, which is what its "
-        f"hand-over costs; else {fewer}. More workers do not help.",
+        f"Set {none} if making a batch takes less than {format_seconds(wait)}, which is the cost "
+        f"of handing it over; otherwise {fewer}. More workers do not help.",
         gain,
     )
 
@@ -573,7 +580,7 @@ def _deepen(evidence: Evidence) -> Action:
         own_seconds = figures.measured_seconds * (1.0 - evidence.stall) / max(1, figures.fetches)
         longest = figures.wait_max_seconds or 0.0
         wanted = min(64, max(4, math.ceil(longest / own_seconds))) if own_seconds > 0 else 16
-        apart = "of the length seen"
+        apart = "of the observed length"
     if figures.queue_capacity is not None and figures.queue_capacity >= wanted:
         return _speed_up(evidence)
     shards = evidence.number("num_shards")
@@ -595,9 +602,11 @@ def _deepen(evidence: Evidence) -> Action:
     gain = possible_gain(hidden)
     if gain is not None and figures.reader_ratio is not None:
         gain = min(gain, max(0.0, figures.reader_ratio - 1.0))
-    effect = f"and hide waits {apart}" if ready >= wanted else f"of {wanted} between two waits"
+    effect = (
+        f" and hide waits {apart}" if ready >= wanted else f", of {wanted} needed to hide waits"
+    )
     setting = _name_loader(evidence.source, **values)
-    return Action(f"Set {setting}: {ready} batches are then ready, {effect}.", gain)
+    return Action(f"Set {setting}; {ready} batches are then ready{effect}.", gain)
 
 
 def _spread(evidence: Evidence) -> Action:
@@ -608,7 +617,7 @@ def _spread(evidence: Evidence) -> Action:
     if figures.stall_period_of == "epoch":
         return Action(_join_epochs(evidence), gain)
     if figures.stall_period_of == "shard":
-        return Action("Write the data in smaller shards: each wait comes with a new one.", gain)
+        return Action("Write the data in smaller shards: each wait comes with a new shard.", gain)
     if source == "axolotl" and evidence.is_stream and evidence.setting("sample_packing"):
         now = evidence.number("streaming_multipack_buffer_size") or STREAMED_PACK_ROWS
         fewer = max(LEAST_PACK_ROWS, now // 10)
@@ -618,14 +627,14 @@ def _spread(evidence: Evidence) -> Action:
     rows = figures.stall_period_rows
     if source != "axolotl" and rows is not None and abs(rows - MAP_ROWS) <= 0.05 * MAP_ROWS:
         return Action(
-            "Work in smaller units: 1,000 rows is the default batch of datasets' map; use "
-            "map(batched=True, batch_size=100).",
+            "Work in smaller units: map in datasets processes 1,000 rows at a time by default; "
+            "use map(batched=True, batch_size=100).",
             gain,
         )
     unit = f"every {rows:,.0f} samples" if rows is not None else "at these distances"
     return Action(
-        f"Look at what is done {unit} (a map over a batch of rows, a shuffle buffer, a row group) "
-        "and make that unit smaller.",
+        f"Find out what happens {unit} (a map over a batch of rows, a shuffle buffer, a row "
+        "group) and make that unit smaller.",
         gain,
     )
 
@@ -634,21 +643,21 @@ def _join_epochs(evidence: Evidence) -> str:
     """The wait comes with each epoch."""
     source, workers = evidence.source, evidence.number("num_workers")
     longest = evidence.figures.wait_max_seconds
-    cost = "" if longest is None else f", {about_seconds(longest)} at most"
+    cost = "" if longest is None else f" (up to {about_seconds(longest)})"
     if not workers or evidence.setting("persistent_workers"):
         return (
-            f"Look at what is done as an epoch begins{cost}: a shuffle, files that are opened, a "
-            "plan of packs; do it ahead, or less often with more rows an epoch."
+            f"Find out what happens when an epoch begins{cost}: shuffling, opening files, "
+            "planning packs. Do it in advance, or less often with more rows per epoch."
         )
     if source == "axolotl":
         limits = (evidence.cores, evidence.number("num_shards"))
         more = min(2 * workers, *(limit for limit in limits if limit))
-        change = "train on more rows an epoch"
+        change = "train on more rows per epoch"
         if more > workers:
-            change = f"set {_name_loader(source, num_workers=more)}, so that batches come sooner"
+            change = f"set {_name_loader(source, num_workers=more)}, so that batches arrive sooner"
         return (
-            f"Each epoch begins with new workers{cost}, and Axolotl has no setting that keeps "
-            f"them: {change}."
+            f"Each epoch starts new workers{cost}, and Axolotl has no setting that keeps them: "
+            f"{change}."
         )
     return f"Keep the workers between epochs: {_name_loader(source, persistent_workers=True)}."
 

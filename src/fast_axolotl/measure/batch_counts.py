@@ -49,24 +49,24 @@ _MOST_ERROR_TEXT = 160
 
 _TOKEN_RATES = ("tokens_per_second", "trainable_tokens_per_second")
 
-_TELL = "tell the meter with meter.tokens(...)"
+_TELL = "report the number with meter.tokens(...)"
 _ON_DEVICE = (
-    "the batches are on a device when they reach the meter, and reading them would make the host "
-    f"wait for it: {_TELL}"
+    "the batches are on the GPU when they reach the meter, and reading them would block the CPU: "
+    f"{_TELL}"
 )
-_NO_INPUT_IDS = f"the batches hold no input_ids that could be counted: {_TELL}"
-_NO_LABELS = "the batches hold no labels of the shape of input_ids"
+_NO_INPUT_IDS = f"the batches hold no input_ids that can be counted: {_TELL}"
+_NO_LABELS = "the batches hold no labels of the same shape as input_ids"
 _PACKED_WITHOUT_MASK = (
-    "packed batches came without an attention mask, and which token pads them is not known: "
-    "tell with meter.settings(pad_token_id=…)"
-)
-_PACKED_LATE = "that rows are packed was seen late: not all of them were counted"
-_PACKED_ROWS = (
-    "rows are packed, and where the padding begins is not known: tell with "
+    "packed batches have no attention mask, and the padding token is not known: set it with "
     "meter.settings(pad_token_id=…)"
 )
+_PACKED_LATE = "packing was detected late, so not all rows were counted"
+_PACKED_ROWS = (
+    "rows are packed, and the start of the padding is not known: set meter.settings(pad_token_id=…)"
+)
 _NO_MASK = (
-    "the batches hold no attention_mask of the shape of input_ids: every position counts as real"
+    "the batches hold no attention_mask of the same shape as input_ids: every position counts "
+    "as real"
 )
 
 

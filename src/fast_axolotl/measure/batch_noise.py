@@ -69,15 +69,15 @@ def add_noise(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
     fetches = total(ratio(rank.steady.fetches, rank.steady.steps) for rank in readers) or 0.0
     values: list[float | None] = [None, None, None]
     if len(pairs) < LEAST_STEPS:
-        steps = f"{len(pairs)} steps of the later half were looked at on all ranks"
-        reason = f"{steps}, and {LEAST_STEPS} are needed: run longer" if any(lines) else ""
+        steps = f"{len(pairs)} steps of the second half were measured on all ranks"
+        reason = f"{steps}, but {LEAST_STEPS} are needed: run longer" if any(lines) else ""
     elif len(ranks) < count or copies > 1:
-        reason = "ranks left no record, or share gradients by tensor or context parallelism"
+        reason = "ranks left no record, or share gradients in tensor or context parallel groups"
     elif units < 2 or abs(fetches / (passes * count) - 1.0) > _UNLIKE:
         reason = f"a step has {fetches:.3g} fetches, but {passes * count} backward passes"
         reason = reason if units > 1 else "all ranks have the same gradients"
     else:
-        reason = "noise hides the gradient: run longer" if batch else "samples were not counted"
+        reason = "the noise hides the gradient: run longer" if batch else "samples were not counted"
         samples = times(ratio(batch, fetches), passes * count / units)
         values = [times(found, samples) for found in noise_interval(pairs, units)]
     for end, value in zip(("", "_low", "_high"), values, strict=True):

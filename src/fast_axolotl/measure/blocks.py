@@ -370,7 +370,7 @@ class StepQueue:
     def no_device_reason(self) -> str:
         """Why there is no device that could be timed; empty where there is one."""
         if self._events is None:
-            return "this process has not initialised CUDA: there is no device to time"
+            return "this process has not initialised CUDA, so there is no GPU to time"
         return self._events.failure
 
     def record(self) -> Any:

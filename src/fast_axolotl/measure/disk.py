@@ -103,10 +103,10 @@ def probe_capacity(
         reads = _read_blocks(list(blocks), block_bytes, seconds, clock)
         num_bytes += reads.num_bytes
         if reads.refusal:
-            reason = f"reading {where} with O_DIRECT was refused: {reads.refusal}"
+            reason = f"the system refused to read {where} with O_DIRECT: {reads.refusal}"
             return replace(found, reason=reason)
         if not reads.num_bytes or reads.seconds <= 0:
-            return replace(found, reason=f"no read of {where} came back within {seconds:g} s")
+            return replace(found, reason=f"no read of {where} returned within {seconds:g} s")
         is_busy = reads.cpu_seconds + reads.delay_seconds > _MOST_BUSY * reads.seconds
         is_computing = reads.cpu_seconds > _MOST_CPU * reads.seconds
         if block_bytes == _MEBIBYTE or not (is_busy and is_computing):
@@ -116,8 +116,8 @@ def probe_capacity(
         counted_bytes = counted_after.read_bytes - counted.read_bytes
         if counted_bytes < _COUNTED_SHARE * num_bytes:
             reason = (
-                f"reads of {where} do not count as device reads of the process, "
-                "so there is nothing to compare with"
+                f"reads of {where} do not count as disk reads of the process, so there is nothing "
+                "to compare with"
             )
             return replace(found, reason=reason)
     is_whole = len(rates) == len(patterns)
@@ -128,7 +128,7 @@ def probe_capacity(
         random_64k_bytes_per_second=rates.get(64 * _KIBIBYTE),
         reason=""
         if is_whole
-        else "the probe cannot ask for small requests fast enough to fill the device",
+        else "the test cannot issue small requests fast enough to saturate the disk",
     )
 
 
@@ -214,7 +214,7 @@ def capacity_at(probe: DiskProbe, request_bytes: float | None) -> float | None:
 def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
     """The largest files, until they hold ``max_bytes``; none, and why."""
     if "://" in str(path):
-        return [], f"{path} is not on a device of this machine"
+        return [], f"{path} is not on a disk of this machine"
     given = Path(path)
     if not given.exists():
         return [], f"there is no {path} on this machine"
@@ -236,8 +236,8 @@ def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
         total += num_bytes
     if total < min(_LEAST_BYTES, max_bytes):
         return [], (
-            f"{path} holds {total / 1e6:.1f} MB in files without holes or compression, "
-            "too little to measure a device with"
+            f"{path} holds {total / 1e6:.1f} MB in files without holes or compression, too little "
+            "to measure the disk"
         )
     return chosen, ""
 

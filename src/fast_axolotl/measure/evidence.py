@@ -16,15 +16,15 @@ from fast_axolotl.record.units import format_bytes, format_seconds, format_share
 
 __all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
 
-MLPERF = "MLPerf Storage passes at 90 % accelerator utilisation"
+MLPERF = "MLPerf Storage requires 90 % accelerator utilisation"
 
 _CAUSES = {
-    "epoch": "came at the start of an epoch",
-    "shard": "came with a new shard",
-    "refill": "came while the shuffle buffer was filled",
-    "gc": "came in garbage collection",
-    "checkpoint": "came after a checkpoint",
-    "handover": "was for batches that were ready and had to be handed over",
+    "epoch": "at the start of an epoch",
+    "shard": "at a new shard",
+    "refill": "while the shuffle buffer was filling",
+    "gc": "during garbage collection",
+    "checkpoint": "after a checkpoint",
+    "handover": "for batches that were ready and only had to be handed over",
 }
 _LEAST_CAUSE = 0.05
 """Of the waiting, for a cause to be worth a line. Ours."""
@@ -180,23 +180,27 @@ class Evidence:
         batch, low = self.figures.global_batch_samples or 0.0, self.figures.gradient_noise_scale_low
         show = FIGURES["gradient_noise_scale"].format
         about = f"global batch of {show(batch)}, gradient noise scale"
-        proxy = "(threshold 4 times: ours; a proxy, doubted by arXiv 2505.23971)"
+        proxy = "(threshold: a factor of 4, our choice; a proxy, questioned by arXiv 2505.23971)"
         if (excess := self.batch_excess) >= thresholds.LARGE_BATCH:
-            return [f"{about} at most {show(batch / excess)}: most samples add little {proxy}"]
+            return [
+                f"{about} at most {show(batch / excess)}: most samples of a step add little {proxy}"
+            ]
         if low is not None and 0.0 < batch * thresholds.LARGE_BATCH <= low:
-            return [f"{about} at least {show(low)}: a larger batch costs little quality {proxy}"]
+            return [
+                f"{about} at least {show(low)}: a larger batch would cost little quality {proxy}"
+            ]
         return []
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"
-        who = "the device had nothing to run" if is_device else "the loop waited"
+        who = "the GPU had nothing to run" if is_device else ("the training loop waited for data")
         where = "" if self.decided_by is None else f" on rank {self.decided_by}"
         if len(self.figures.ranks) > 1 and not self.setting("dispatcher"):
             # The stall is that of all ranks together.
             where = f" on at least one of {len(self.figures.ranks)} ranks"
         stall = format_share(self.figures.stall_fraction)
-        line = f"stall {stall}: share of the steady time in which {who}{where}"
+        line = f"stall {stall}: share of the time after warm-up in which {who}{where}"
         return f"{line} ({threshold})" if threshold else line
 
     def drain_lines(self) -> list[str]:
@@ -204,15 +208,15 @@ class Evidence:
         depth, capacity = self.figures.queue_depth, self.figures.queue_capacity or 0
         if depth is None and capacity > self.figures.fetches and self.stall < thresholds.DATA_STALL:
             return [
-                f"the queue of ready batches cannot be looked into, and may have held {capacity:,} "
-                f"when these {self.figures.fetches:,} were fetched: a loader that is too slow "
-                "would not show yet"
+                "the queue of ready batches cannot be inspected and may have held "
+                f"{capacity:,} batches while these {self.figures.fetches:,} were fetched: a "
+                "loader that is too slow would not show yet"
             ]
         if self.drain is None or not self.drain.is_over:
             return []
         return [
-            f"the queue of ready batches had run dry by step {self.drain.dry_step:,}; what it hid "
-            "until then is left out"
+            f"the queue of ready batches was empty by step {self.drain.dry_step:,}; the "
+            "figures leave out the steps before that, because the queue hid the waits"
         ]
 
     def rank_lines(self) -> list[str]:
@@ -222,31 +226,31 @@ class Evidence:
             return []
         if self.setting("dispatcher"):
             return [
-                f"rank {decided_by} reads for all {figures.world_size} ranks (dispatcher): its "
-                "wait looks like communication on the others"
+                f"rank {decided_by} reads for all {figures.world_size} ranks (dispatcher): on "
+                "the other ranks its wait looks like communication"
             ]
         lines = []
         fraction, rank = figures.straggler_fraction, figures.straggler_rank
         if rank is not None and fraction is not None:
             late = {
-                "data": "waits for data in steps in which the others do not",
+                "data": "waits for data in steps in which the others do not wait",
                 "compute": "computes longer than the others",
                 "tokens": "computes longer than the others, because it has more tokens",
-                "device clock": "computes longer than the others, and its GPU's clock is lower",
+                "device clock": "computes longer than the others, and its GPU clock is lower",
             }.get(figures.straggler_part, "is late")
             lost = format_share(fraction)
-            lines.append(f"rank {rank} {late}: the other ranks lose {lost} of the time to it")
+            lines.append(f"rank {rank} {late}: this costs the other ranks {lost} of the time")
         stalls = {rank.rank: rank.stall_fraction for rank in figures.ranks}
         known = [stall for stall in stalls.values() if stall is not None]
         own, least = stalls.get(decided_by) or 0.0, min(known, default=0.0)
         if self.stall - max(known, default=0.0) >= thresholds.FREE_STALL:
             lines.append(
-                f"each rank alone waits {format_share(least)} to {format_share(max(known))} of the "
-                "time; they are late in different steps, and the others wait each time"
+                f"each rank alone waits {format_share(least)} to {format_share(max(known))} of "
+                "the time, but in different steps, and each time the others wait for it"
             )
         elif own - least >= thresholds.FREE_STALL:
             lines.append(
-                f"the ranks wait unevenly: rank {decided_by} {format_share(own)}, the least "
+                f"the ranks wait unevenly: rank {decided_by} {format_share(own)}, the best rank "
                 f"{format_share(least)}; the others wait for it in their collectives"
             )
         return lines
@@ -275,9 +279,10 @@ class Evidence:
         if not (is_low and is_free) or seconds >= thresholds.SHORT_PASS_SECONDS:
             return []
         return [
-            f"low latency, but low throughput: a pass takes {format_seconds(seconds)} (threshold "
-            f"0.5 s), MFU is {format_share(mfu)} (threshold 30 %), and {format_bytes(free)} of GPU "
-            f"memory are free beside {format_bytes(used)} in use (threshold: as much; all ours)"
+            "low latency, but low throughput: a forward and backward pass takes "
+            f"{format_seconds(seconds)} (threshold 0.5 s), MFU is {format_share(mfu)} (threshold "
+            f"30 %), and {format_bytes(free)} of GPU memory are free with {format_bytes(used)} in "
+            "use (threshold: as much; all our choice)"
         ]
 
     def pattern_lines(self) -> list[str]:
@@ -288,25 +293,25 @@ class Evidence:
             for name, share in figures.waits_by_cause.items()
             if name != "loader" and share >= _LEAST_CAUSE
         ]
-        lines = [f"of the waiting, {', '.join(causes)}"] if causes else []
+        lines = [f"of all waiting, {', '.join(causes)}"] if causes else []
         if figures.stall_pattern in ("", "steady"):
             return lines
         share = ""
         if figures.worst_percent_share is not None:
             worst = format_share(figures.worst_percent_share)
-            share = f"; the worst 1 % of fetches hold {worst} of the waiting"
+            share = f"; the slowest 1 % of fetches account for {worst} of the waiting"
         if period is None:
-            return [*lines, f"few fetches hold the waiting, at no regular distance{share}"]
+            return [*lines, f"few fetches cause most of the waiting, at irregular distances{share}"]
         rows = figures.stall_period_rows
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
         is_named = figures.stall_period_of in ("epoch", "shard", "step")
-        follows = f", with each {figures.stall_period_of}" if is_named else ""
-        limit = "beyond 64 no queue is deep enough"
+        follows = f", once per {figures.stall_period_of}" if is_named else ""
+        limit = "a ready queue of 64 batches cannot hide this"
         if figures.stall_period_of == "epoch":
-            limit = "no queue reaches from one epoch into the next"
+            limit = "no ready queue reaches from one epoch into the next"
         elif figures.stall_pattern == "burst":
-            limit = "up to 64 a ready queue hides it"
-        every = f"long waits every {period:,.4g} fetches{samples}{follows}: {limit}{share}"
+            limit = "a ready queue of up to 64 batches can hide this"
+        every = f"a long wait every {period:,.4g} fetches{samples}{follows}: {limit}{share}"
         return [*lines, every]
 
     def loader_lines(self) -> list[str]:
@@ -325,7 +330,7 @@ class Evidence:
                 full = f", and the median fetch still takes {wait}"
             lines.append(f"{depth:.1f} of {capacity} batches are ready when a fetch begins{full}")
         if cached is not None:
-            lines.append(f"with a cached batch a step is {format_share(cached)} shorter")
+            lines.append(f"with a cached batch, a step is {format_share(cached)} shorter")
         return lines
 
     def hidden_lines(self) -> list[str]:
@@ -334,8 +339,8 @@ class Evidence:
         if host is None or device is None or host - device < thresholds.HIDDEN_WAIT:
             return []
         return [
-            f"the host waits {format_share(host)}, but most of it behind work queued on the "
-            "device: timing the loop alone would call that stall"
+            f"the CPU-side wait is {format_share(host)}, but most of it is hidden behind work "
+            "queued on the GPU: a timer around the loop alone would count it as stall"
         ]
 
     def memory_lines(self) -> list[str]:
@@ -345,14 +350,14 @@ class Evidence:
         is_pressed = pressure > thresholds.PRESSURE_MEMORY
         if figures.is_swap_sustained and (is_pressed or swapped >= thresholds.PROCESS_SWAP_BYTES):
             lines.append(
-                f"{about_rate(figures.swap_in_bytes_per_second)} come back from swap, in at least "
-                "half of the samples and three in a row (threshold 1 MB/s: ours); up to "
-                f"{format_bytes(swapped)} of this run lie in swap"
+                f"{about_rate(figures.swap_in_bytes_per_second)} are read back from swap, in "
+                "at least half of the samples and in three in a row (threshold 1 MB/s, our "
+                f"choice); up to {format_bytes(swapped)} of this run are in swap"
             )
         if is_pressed:
             lines.append(
-                f"in {format_share(pressure)} of the time every task waited for memory "
-                "(threshold 1 %: Linux PSI memory full, 0 on a healthy machine)"
+                f"every task waited for memory {format_share(pressure)} of the time (threshold "
+                "1 %; Linux PSI, 0 on a healthy machine)"
             )
         return lines
 
@@ -362,23 +367,26 @@ class Evidence:
         throttled, stolen = figures.cpu_throttled_share or 0.0, figures.cpu_steal_share or 0.0
         if throttled >= thresholds.CPU_LOST:
             lines.append(
-                f"the CPU quota of the control group refused {format_share(throttled)} of the "
-                "processor time that the run asked for (threshold 10 %: ours)"
+                f"the CPU quota of the control group withheld {format_share(throttled)} of the "
+                "CPU time that the run asked for (threshold 10 %, our choice)"
             )
         if stolen >= thresholds.CPU_LOST:
             lines.append(
-                f"the hypervisor gave {format_share(stolen)} of the processor time to other "
-                "machines (steal, threshold 10 %: ours)"
+                f"the hypervisor gave {format_share(stolen)} of the CPU time to other virtual "
+                "machines (steal; threshold 10 %, our choice)"
             )
         if self.cpu_lost_to_others >= thresholds.CPU_LOST:
-            who = "a process of the run" if figures.cpu_wait_share is not None else "some program"
+            who = "a process of the run" if figures.cpu_wait_share is not None else "a program"
             lines.append(
-                f"other programs took {format_share(figures.other_cpu_share)} of the processors, "
-                f"and {who} waited for one in {format_share(self.cpu_lost_to_others)} of the time "
-                "(threshold 10 % each: ours)"
+                f"other programs used {format_share(figures.other_cpu_share)} of the CPU "
+                f"cores, and {who} waited for a core {format_share(self.cpu_lost_to_others)} "
+                "of the time (threshold 10 % each, our choice)"
             )
             if figures.psi_cpu_some is not None:
-                lines.append(f"CPU pressure {format_share(figures.psi_cpu_some)} (PSI cpu some)")
+                lines.append(
+                    f"CPU pressure {format_share(figures.psi_cpu_some)}: share of time in "
+                    "which some task waited for a core (Linux PSI)"
+                )
         return lines
 
     def system_lines(self) -> list[str]:
@@ -387,12 +395,12 @@ class Evidence:
         lines = self.memory_lines()
         if self.figures.is_swap_sustained and not lines:
             rate = about_rate(self.figures.swap_in_bytes_per_second)
-            lines.append(f"the machine swaps in {rate}, but hardly anything of this run")
+            lines.append(f"the machine reads {rate} from swap, but hardly any for this run")
         lines += self.cpu_lines()
         if disk is not None and disk >= thresholds.DISK_NEAR:
-            lines.append(f"reads take {format_share(disk)} of the disk's capacity")
+            lines.append(f"reads use {format_share(disk)} of the disk's capacity")
         if gpu is not None:
-            lines.append(f"a kernel ran on the GPUs in {format_share(gpu)} of the time")
+            lines.append(f"a kernel was running on the GPUs {format_share(gpu)} of the time")
         return lines
 
 

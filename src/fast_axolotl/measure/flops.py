@@ -83,9 +83,9 @@ def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
         width = shape.attention_width if shape.window_width is None else shape.window_width
         reach = min(attended_length, window)
         attended += near_layers * width * reach
-        parts.append(_describe_layers(near_layers, width, reach) + " in their window")
-    convention = f"model FLOPs a token = {' + '.join(parts)}"
-    convention += "; real tokens only; a causal mask halves nothing"
+        parts.append(_describe_layers(near_layers, width, reach) + " within their window")
+    convention = f"model FLOPs per token = {' + '.join(parts)}"
+    convention += "; real tokens only; causal masking not discounted"
     if shape.is_checkpointed:
         convention += "; HFU adds one forward pass for checkpointed activations"
     notes = [shape.reasons[name] for name in _NOTES if name in shape.reasons]
@@ -112,7 +112,7 @@ def utilisation(
     the same ranks.
     """
     if shape is None:
-        return _unknown("the model was not seen: its weights and layers are not known")
+        return _unknown("the model was not detected, so its weights and layers are not known")
     blocked = shape.reasons.get("model_flops_per_token")
     if blocked:
         return _unknown(blocked)
@@ -120,21 +120,19 @@ def utilisation(
     if length is None and not shape.is_packed:
         length = shape.sequence_len
     if length is None:
-        return _unknown(
-            "sequence lengths were not seen, so it is not known how far attention reaches"
-        )
+        return _unknown("sequence lengths were not recorded, so the attended length is not known")
     flops = flops_per_token(shape, length)
     devices = shape.num_devices if num_devices is None else num_devices
     peak = find_peak(shape.device_name, shape.dtype)
     if shape.peak_tflops is not None:
-        peak = Peak(tflops=shape.peak_tflops, source="given by --peak-tflops")
+        peak = Peak(tflops=shape.peak_tflops, source="set with --peak-tflops")
     reasons: dict[str, str] = {}
     if peak is None:
         reasons["mfu"] = reasons["hfu"] = explain_missing(shape.device_name, shape.dtype)
     if shape.matmul_tflops is None:
         reasons["matmul_share"] = shape.reasons.get(
             "matmul_tflops",
-            "the matmul rate of this device was not measured: fast-axolotl measure --matmul",
+            "the matmul rate of this GPU was not measured; use fast-axolotl measure --matmul",
         )
     if tokens_per_second is None:
         rates = ("model_flops_per_second", "mfu", "hfu", "matmul_share")
@@ -145,8 +143,9 @@ def utilisation(
     mfu, hfu = _share(rate, tflops, devices), _share(hardware, tflops, devices)
     if mfu is not None and mfu > 1.0:
         reasons["mfu"] = reasons["hfu"] = (
-            f"{mfu:.0%} of the peak of {tflops:g} TFLOP/s cannot be: the arithmetic is in another "
-            f"type than {shape.dtype}, or the peak is wrong: give it with --peak-tflops"
+            f"{mfu:.0%} of the peak of {tflops:g} TFLOP/s is impossible: the training uses "
+            f"another data type than {shape.dtype}, or the peak is wrong; set it with "
+            "--peak-tflops"
         )
         mfu = hfu = None
     return Utilisation(
@@ -169,7 +168,7 @@ def _share(flops_per_second: float | None, tflops: float | None, devices: int) -
 
 
 def _describe_layers(layers: int, width: int, attended_length: float) -> str:
-    return f"12·{layers} layers·{width} wide·{attended_length:.6g} attended"
+    return f"12·{layers} layers·width {width}·attended length {attended_length:.6g}"
 
 
 def _unknown(reason: str) -> Utilisation:

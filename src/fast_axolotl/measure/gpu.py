@@ -98,12 +98,12 @@ def open_gpus() -> GpuReader:
     try:
         import pynvml
     except ImportError:
-        return GpuReader('GPU figures need NVML: pip install "fast-axolotl[gpu]"')
+        return GpuReader("GPU figures need NVML: pip install nvidia-ml-py")
     try:
         pynvml.nvmlInit()
         reader = NvmlReader(pynvml)
     except pynvml.NVMLError as error:
-        return GpuReader(f"NVML answers: {error}")
+        return GpuReader(f"NVML reports: {error}")
     return reader if reader.names else GpuReader("NVML finds no GPU")
 
 

@@ -201,21 +201,21 @@ def compare_communication(
     ]
     pure, reason = None, ""
     if len(ranks) < 2:
-        reason = "there is one rank: communication takes two"
+        reason = "there is only one rank, so there is no communication"
     elif len(seen) < len(ranks):
-        reason = f"{len(seen)} of {len(ranks)} ranks recorded a profiler window"
+        reason = f"only {len(seen)} of {len(ranks)} ranks recorded a profiler window"
     elif not shared:
         reason = "no profiler window began at the same step on all ranks"
     elif not any(one.collectives for same in shared for one in same):
-        reason = "the profiler window saw no collective"
+        reason = "the profiler window contains no collective"
     elif alike:
         lists = ([window.collectives for window in same] for same in alike)
         pure = total(min(times) for same in lists for times in zip(*same, strict=True))
     else:
         numbers = {one.num_collectives or len(one.collectives) for same in shared for one in same}
         reason = (
-            f"the ranks' windows hold between {min(numbers)} and {max(numbers)} collectives, "
-            "which cannot be compared one by one"
+            f"the windows of the ranks hold between {min(numbers)} and {max(numbers)} "
+            "collectives, so they cannot be compared one by one"
         )
     by_rank = list(zip(*alike, strict=True))
     sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
@@ -238,10 +238,10 @@ def compare_communication(
         ),
         reasons={
             "device_idle_fraction": why.get(
-                "device_idle_seconds", "the profiler window saw no device"
+                "device_idle_seconds", "the profiler window has no GPU work"
             ),
             "exposed_communication_fraction": why.get(
-                "exposed_communication_seconds", "the profiler window saw no collective"
+                "exposed_communication_seconds", "the profiler window contains no collective"
             ),
             "pure_communication_fraction": reason,
         },
@@ -266,7 +266,9 @@ def find_straggler(
     """The rank that costs the others most."""
     steady = [rank for rank in ranks if rank.steady.steps]
     if len(steady) < 2:
-        return Straggler(reason="there is one rank with steady steps: stragglers take two")
+        return Straggler(
+            reason="only one rank has steady steps, so no rank can be slower than the others"
+        )
     found = []
     late = max(job.alone, key=lambda rank: job.alone[rank], default=None)
     if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
@@ -320,8 +322,8 @@ def _find_slow_forward(ranks: Sequence[RankFigures]) -> tuple[Straggler | None, 
         rank.settings.get("fsdp") or rank.settings.get("deepspeed_stage") == 3 for rank in ranks
     ):
         return None, (
-            "weights are gathered in the forward pass (FSDP, ZeRO-3), so a slow rank shows in a "
-            "profiler window only: fast-axolotl measure --profile-steps 5"
+            "weights are gathered in the forward pass (FSDP, ZeRO-3), so a slow rank shows only "
+            "in a profiler window; use fast-axolotl measure --profile-steps 5"
         )
     passes = {rank.rank: _forward_of(rank) for rank in ranks}
     times = {number: found for number, found in passes.items() if found is not None}
@@ -398,7 +400,11 @@ def find_replicas(ranks: Sequence[RankFigures], world_size: int) -> Replicas:
         # Rank 0 counts all of it, once.
         return Replicas(data_parallel_size=max(1, world_size // copies) if known else None)
     if copies > 1 and (are_all_other or world_size % copies):
-        why = "every rank saw other batches" if are_all_other else f"{world_size} ranks do not fit"
+        why = (
+            "every rank received different batches"
+            if are_all_other
+            else (f"{world_size} ranks cannot be divided by it")
+        )
         text = ", ".join(f"{name} {size}" for name, size in known.items() if size > 1)
         note = f"the settings say {text.replace('_', ' ')}, but {why}: nothing is divided by it"
         return Replicas(data_parallel_size=world_size if are_all_other else None, note=note)
@@ -406,13 +412,13 @@ def find_replicas(ranks: Sequence[RankFigures], world_size: int) -> Replicas:
     if (known and is_plain) or are_all_other:
         return Replicas(copies=copies, data_parallel_size=world_size // copies)
     note = (
-        f"tokens, samples and rows are summed over {world_size} ranks: whether ranks of a tensor "
-        "or context parallel group saw the same batches is not known"
+        f"tokens, samples and rows are summed over {world_size} ranks: it is not known whether "
+        "ranks of a tensor or context parallel group received the same batches"
     )
     if groups is not None and groups < len(ranks):
         note = (
-            f"{len(ranks)} ranks saw {groups} different streams of batches: tokens and rows are "
-            f"probably counted {len(ranks) / groups:.3g} times; pass the sizes with "
+            f"{len(ranks)} ranks received {groups} different streams of batches: tokens and rows "
+            f"are probably counted {len(ranks) / groups:.3g} times; pass the sizes with "
             "meter.settings(tensor_parallel=…, context_parallel=…)"
         )
     return Replicas(note=note)

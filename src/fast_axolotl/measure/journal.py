@@ -70,7 +70,7 @@ class Journal:
         owner = find_owner(path)
         refusal = ""
         if isinstance(owner, Start):
-            refusal = f"process {owner.pid} on {owner.host} is recording into it"
+            refusal = f"process {owner.pid} on {owner.host} is already recording into it"
         self.is_refused = bool(refusal)
         """Whether the file is another process's, and nothing is written."""
         self._writer = LineWriter(path, refusal=refusal)
@@ -106,7 +106,7 @@ class Journal:
         if self._writer.failure and not self._is_failure_told:
             self._is_failure_told = True
             what = "nothing is recorded" if self.is_refused else "recording has stopped"
-            _log.warning("%s, the run goes on: %s", what, self._writer.failure)
+            _log.warning("%s, but the run continues: %s", what, self._writer.failure)
 
     def mark(self, name: str, *, at: float | None = None, text: str = "", **place: int) -> None:
         """Note something that happened at a moment, and at which step, fetch and row."""
@@ -156,11 +156,11 @@ class Journal:
         self.phase_start = t
         self._is_mark_of_phase = reset_high_water(proc=self._proc)
         if not has_procfs(self._proc):
-            self.reason("hwm_by_phase", "this system has no /proc, and keeps no high-water mark")
+            self.reason("hwm_by_phase", "this system has no /proc, and does not record peak memory")
         elif not self._is_mark_of_phase:
             self.reason(
                 "hwm_by_phase",
-                "the high-water mark could not be set back: clear_refs is not writable",
+                "the peak memory could not be reset: clear_refs is not writable",
             )
 
     def check_date(self) -> None:
@@ -169,7 +169,9 @@ class Journal:
         moved = self._wall_clock() - expected
         if abs(moved) > _CLOCK_STEP_SECONDS:
             self._date += moved
-            self.mark("clock_step", text=f"the date moved by {moved:+.1f} s against the clock")
+            self.mark(
+                "clock_step", text=f"the system date moved by {moved:+.1f} s against the clock"
+            )
 
     def end(
         self,

@@ -63,15 +63,15 @@ def add_stall(builder: SummaryBuilder, rank: RankFigures | None, job: JobStall) 
     builder.put_steady(
         "first_steady_step",
         blocks[0].first_step if blocks else None,
-        "no time passed in the steady phase",
+        "the steady phase has no duration",
     )
     builder.put_steady("stall_fraction", job.stall_fraction)
     builder.put_steady("stall_error", job.error)
     if job.unknown > _MUCH_UNKNOWN:
         builder.values["notes"] += (
-            f"the stall is at least {format_share(job.stall_fraction)} and at most "
+            f"the stall is between {format_share(job.stall_fraction)} and "
             f"{format_share((job.stall_fraction or 0.0) + job.unknown)}: the record does not hold "
-            "the waits of single steps, and ranks may have waited in the same steps or not",
+            "the waits of single steps, so it is not known which ranks waited in the same steps",
         )
     builder.put_steady("host_stall_fraction", job.host_stall_fraction)
     builder.put_steady(
@@ -171,7 +171,7 @@ def _compare_cached(rank: RankFigures | None) -> tuple[float | None, str]:
                 return None, f"the cached batch has {own:,.0f} {word}, the mean batch {mean:,.0f}"
             break
     took = ratio(ratio(cached.wall_seconds, cached.fetches), ratio(real.wall_seconds, real.fetches))
-    return None if took is None else 1.0 - took, "no time passed in the steady phase"
+    return None if took is None else 1.0 - took, "the steady phase has no duration"
 
 
 def add_queue(builder: SummaryBuilder, rank: RankFigures | None) -> None:
@@ -179,7 +179,7 @@ def add_queue(builder: SummaryBuilder, rank: RankFigures | None) -> None:
     points = ready_queue.read_queue(rank.steady_blocks) if rank else []
     builder.put_steady("queue_depth", ready_queue.mean_depth(points))
     builder.put("queue_capacity", ready_queue.find_capacity(rank.settings) if rank else None)
-    short = "the queue was looked at in fewer than three blocks of steps" if points else ""
+    short = "the queue was inspected in fewer than three blocks of steps" if points else ""
     builder.put_steady("queue_drift_per_step", ready_queue.find_drift(points), short, "queue_depth")
 
 
@@ -195,12 +195,12 @@ def add_reading(
     ``copies`` ranks see the same samples."""
     readers = find_readers(ranks)
     samples = _sum_rates(readers, "samples", copies) or None
-    uncounted = "the batches have no first dimension to count samples along"
+    uncounted = "the batches have no first dimension along which to count samples"
     builder.put_steady("samples_per_second", samples, uncounted, "samples")
     num_bytes = _sum_rates(readers, "num_bytes")
     builder.put_steady("bytes_per_second", num_bytes, _partly(readers, "num_bytes"), "num_bytes")
     rows = _sum_rates(readers, "rows", copies)
-    packed = "samples are packed, and the rows inside were not counted"
+    packed = "samples are packed, and the rows in them were not counted"
     is_packed = any(map(_is_packed, ranks))
     if rows is None and not is_packed:
         rows = samples
@@ -223,7 +223,7 @@ def add_reading(
     together = len(reading) * min(reading) if reading and len(reading) == len(readers) else None
     reader = times(ratio(together, copies), rows_per_sample)
     has_workers = any(ready_queue.number_of(rank.settings, "num_workers") for rank in readers)
-    unknown = "" if has_workers else "whether the loader reads ahead is not known"
+    unknown = "" if has_workers else "it is not known whether the loader reads ahead"
     builder.put_steady("reader_rows_per_second", reader, unknown)
     builder.put_steady("reader_ratio", ratio(reader, rows))
 
@@ -286,19 +286,19 @@ def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
         builder.put("trainer_tokens_ratio", None)
         return
     all_ranks, all_steps = f"{world_size} ranks", f"{accumulation} gradient accumulation steps"
-    summed = f"it counts each token on all of {all_ranks}"
+    summed = f"it counts each token on all {all_ranks}"
     if name in _PER_GPU:
-        summed = f"it is the sum of {all_ranks}, not per GPU (axolotl#3362)"
+        summed = f"it is the sum over all {all_ranks}, not per GPU (axolotl#3362)"
     # Factor → what explains it; of equal ones, the later and likelier.
     factors = {
         float(world_size * accumulation): f"{all_ranks} times {all_steps}",
         1.0 / (world_size * accumulation): f"1 ÷ ({all_ranks} times {all_steps})",
         accumulation / world_size: f"{all_steps} ÷ {all_ranks}",
         float(accumulation): f"it counts each token once for each of {all_steps}",
-        1.0 / world_size: f"it counts one of {all_ranks}",
-        float(copies): f"{copies} ranks that see the same batch are added up",
-        world_size / accumulation: f"it is the sum of {all_ranks}, for one of {all_steps}",
-        1.0 / accumulation: f"it counts one of {all_steps} (axolotl#3688)",
+        1.0 / world_size: f"it counts only one of {all_ranks}",
+        float(copies): f"it adds up {copies} ranks that receive the same batch",
+        world_size / accumulation: f"it is the sum over {all_ranks}, for one of {all_steps}",
+        1.0 / accumulation: f"it counts only one of {all_steps} (axolotl#3688)",
         float(world_size): summed,
         1.0: "",
     }
@@ -308,7 +308,7 @@ def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
     )
     builder.put("trainer_tokens_ratio", value)
     if factor != 1.0 and abs(value / factor - 1.0) <= _CLOSE:
-        note = f"{name} of the trainer is {value:.3g} × ours: {factors[factor]}"
+        note = f"the trainer's {name} is {value:.3g} × ours: {factors[factor]}"
         builder.values["notes"] += (note,)
 
 
@@ -354,7 +354,7 @@ def _sum_rates(ranks: Sequence[RankFigures], name: str, copies: int = 1) -> floa
 def _partly(ranks: Sequence[RankFigures], name: str) -> str:
     """The reason of a rate that is missing because not everything was counted."""
     is_partial = any(name in rank.steady.counts for rank in ranks)
-    return "a part of the batches was not counted, so there is no sum" if is_partial else ""
+    return "some batches were not counted, so there is no sum" if is_partial else ""
 
 
 def _is_packed(rank: RankFigures) -> bool:

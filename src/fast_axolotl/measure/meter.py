@@ -107,7 +107,7 @@ def measure(
     ``clock``, ``wall_clock``, ``events`` and ``proc`` are there for tests.
     """
     if accumulation < 1:
-        raise UsageError(f"accumulation is {accumulation}, and a step has at least one fetch")
+        raise UsageError(f"accumulation is {accumulation}, but must be at least 1")
     if rank is None:
         rank, count, local = read_rank()
         world_size = world_size or count
@@ -171,7 +171,7 @@ def _show_in_run(journal: Journal) -> None:
         if share_record(journal.path, run):
             where = f", and {run} holds the same record"
         if journal.rank == 0:
-            _say(f"this program records into {journal.folder} by itself{where}")
+            _say(f"this program already records into {journal.folder}{where}")
 
 
 def is_fetching() -> bool:
@@ -196,7 +196,7 @@ def _guarded(method: _Method) -> _Method:
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the training
             self.is_quiet = True
             text = f"the meter has stopped: {type(error).__name__}: {error}"
-            _log.warning("%s; the run goes on", text, exc_info=error)
+            _log.warning("%s; the run continues", text, exc_info=error)
             self._journal.mark("error", text=text)
             return None
 
@@ -513,8 +513,8 @@ class Meter:
         known = self._journal.values.get("replacements", [])
         if active and not known and self.rank == 0 and os.environ.get(_RUN) != "1":
             _say(
-                f"the run measured in {self.run_dir} has functions of Axolotl replaced by this "
-                "package: set FAST_AXOLOTL=0 in the environment to measure Axolotl as it is"
+                "fast-axolotl has replaced functions of Axolotl in the run measured in "
+                f"{self.run_dir}: set FAST_AXOLOTL=0 in the environment to measure stock Axolotl"
             )
         self._journal.settings({"replacements": list(dict.fromkeys([*known, *active]))})
 
@@ -548,8 +548,8 @@ class Meter:
         """
         if isinstance(loader, Iterator):
             raise UsageError(
-                f"free_run was given an iterator ({type(loader).__name__}), and draining it would "
-                "use up the training data: give it the loader itself"
+                f"free_run received an iterator ({type(loader).__name__}), and reading it would "
+                "use up the training data: pass the loader itself"
             )
         counter, total, batches = BatchCounter(), BatchCount(num_bytes=0), 0
         with self.span("free_run"):

@@ -63,7 +63,7 @@ _PRESSURE = ("psi_memory_full_seconds", "psi_io_full_seconds", "psi_cpu_some_sec
 _SWAP = ("swap_in_bytes", "swap_out_bytes")
 _PROCESSORS = ("machine_cpu_seconds", "steal_seconds")
 
-_NO_DATA = "neither the configuration nor the dataset named a file of this machine"
+_NO_DATA = "neither the configuration nor the dataset names a file on this machine"
 _LOOK_SECONDS = 300.0
 """So long after the first rank has begun its record it is looked at for the path of the data."""
 _LOOK_BYTES, _LOOK_FILES = 1 << 16, 4
@@ -148,7 +148,7 @@ class SystemSampler:
             try:
                 self.run()
             except Exception as error:  # noqa: BLE001 - the run that is watched must go on
-                self.failure = f"sampling ended: {type(error).__name__}: {error}"
+                self.failure = f"sampling stopped: {type(error).__name__}: {error}"
 
         self._thread = threading.Thread(target=run, name="system-sampler", daemon=True)
         self._thread.start()
@@ -233,7 +233,7 @@ class SystemSampler:
         if self._thread is not None:
             self._thread.join(timeout=_PATIENCE_SECONDS)
         if self._thread is not None and self._thread.is_alive():
-            self.failure = "a file of procfs did not answer"
+            self.failure = "a file in /proc could not be read"
         elif self.begun is not None:
             # A last sample, unless there was one just now, or there is nobody left to look at.
             stat = procfs.read_stat(self.root_pid, proc=self._proc)
@@ -369,7 +369,7 @@ class SystemSampler:
 def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     """Refuse what cannot be sampled, and say what could be."""
     if not procfs.has_procfs(proc):
-        raise UsageError("processes can be watched on Linux only: there is no procfs here")
+        raise UsageError("processes can only be watched on Linux: there is no /proc here")
     stat = procfs.read_stat(pid, proc=proc) if pid > 0 else None
     status = procfs.read_status(pid, proc=proc) if stat is not None else None
     if stat is None or status is None:
@@ -381,34 +381,32 @@ def check_process(pid: int, *, proc: Path = system.PROC) -> None:
         ]
         largest = sorted((item for item in found if item[1] != os.getpid()), reverse=True)[:3]
         named = "; ".join(f"{number} ({command})" for _, number, command in largest)
-        hint = f"; the largest here are {named}" if named else ""
+        hint = f"; the largest processes are {named}" if named else ""
         raise UsageError(f"there is no process {pid}{hint}")
     leader = int(status.get(b"Tgid", b"%d" % pid))
     if leader != pid:
         raise UsageError(f"{pid} is a thread of process {leader}: watch {leader}")
     if not stat.is_alive:
-        raise UsageError(f"process {pid} has ended; its parent {stat.parent_pid} has yet to notice")
+        raise UsageError(f"process {pid} has ended (parent {stat.parent_pid} has not reaped it)")
 
 
 def explain_missing(sample: SystemSample, *, has_procfs: bool) -> dict[str, str]:
     """Why fields of a first sample are ``None``: one sentence under each field's name."""
     unread = (
-        "a process of the tree may not be read: watch it as its own user or as root"
+        "a process of the tree is not readable: watch it as its own user or as root"
         if sample.processes
-        else "the process had ended before it was looked at"
+        else "the process ended before it could be sampled"
     )
     reasons = {
         **dict.fromkeys((*_MEMORY, "read_bytes", "read_chars"), unread),
-        **dict.fromkeys(_PRESSURE, "this kernel does not count pressure (PSI)"),
+        **dict.fromkeys(_PRESSURE, "this kernel does not report pressure (PSI)"),
         **dict.fromkeys(_SWAP, "/proc/vmstat has no swap counters"),
-        **dict.fromkeys(_PROCESSORS, "/proc/stat has no counters of processors"),
+        **dict.fromkeys(_PROCESSORS, "/proc/stat has no CPU counters"),
     }
     if not has_procfs:
-        return dict.fromkeys(reasons, "only Linux tells: there is no procfs here")
+        return dict.fromkeys(reasons, "this is only available on Linux: there is no /proc here")
     reasons["cgroup_bytes"] = reasons["oom_kills"] = "there is no memory cgroup here"
     reasons["throttled_seconds"] = "no cgroup above the process sets a CPU quota"
     if sample.pss_bytes is not None:
-        reasons["pss_file_bytes"] = (
-            "this kernel does not divide ΣPSS: mapped files are in the working set"
-        )
+        reasons["pss_file_bytes"] = "this kernel cannot separate mapped files from the working set"
     return {name: text for name, text in reasons.items() if getattr(sample, name) is None}

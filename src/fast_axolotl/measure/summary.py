@@ -91,7 +91,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         figure = f"{name}_fraction"
         builder.put(figure, getattr(seen, figure), seen.reasons.get(figure, ""))
     straggler = find_straggler(ranks, job, seen, clocks)
-    nobody = "no rank holds the others up"
+    nobody = "no rank makes the others wait"
     builder.put_steady("straggler_rank", straggler.rank, straggler.reason or nobody)
     builder.put_steady("straggler_fraction", straggler.fraction, straggler.reason)
     builder.values["straggler_part"] = straggler.part
@@ -172,7 +172,7 @@ def _add_course(
     if kill:
         notes.append(kill)
     if ranks and len(ranks) < world_size:
-        text = f"{len(ranks)} of {world_size} ranks left a record: sums are of those alone"
+        text = f"only {len(ranks)} of {world_size} ranks left a record, and sums cover only those"
         if world_size - len(ranks) >= max(Counter(start.host for start in starts).values()):
             text += (
                 "; if other nodes recorded on their own disks, copy their rank-*.jsonl and "
@@ -185,8 +185,8 @@ def _add_course(
     if chosen is not None and chosen.is_long_enough:
         # Ranks that recorded too little to decide, where another decides.
         notes += [
-            f"rank {rank.rank} is too short to be judged: {rank.steady.fetches:,} fetches of the "
-            "steady phase"
+            f"rank {rank.rank} is too short to judge: its steady phase has "
+            f"{rank.steady.fetches:,} fetches"
             for rank in ranks
             if rank.steady.fetches and not rank.is_long_enough
         ]
@@ -246,7 +246,7 @@ def _find_kill(record: RunRecord) -> str:
     has_failed = any(end.reason == "exception" for end in all_ends)
     lost = [number for number, own in ends.items() if own is None]
     if lost and has_failed and not any(_SIGNALLED.fullmatch(end.error) for end in commands):
-        return f"rank {lost[0]} ended without a word while the run ended with an error"
+        return f"rank {lost[0]} stopped without a message while the run ended with an error"
     return ""
 
 
@@ -293,12 +293,12 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
     ]
     if len(folded) > 1 and worst:
         notes.append(
-            f"memory, processors, disk, swap and GPUs are those of {worst}, the node under most "
+            f"memory, CPU, disk, swap and GPU figures are from {worst}, the node under most "
             f"pressure of {len(folded)}"
         )
     unwatched = [node for node in folded if node not in record.systems]
     if worst and unwatched:
-        notes.append(f"no samples of {', '.join(unwatched)}")
+        notes.append(f"there are no samples from {', '.join(unwatched)}")
     builder.values["notes"] += tuple(notes)
     by_phase: dict[str, int] = {}
     for rank in ranks:
@@ -310,7 +310,7 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
     peaks = [one.get("allocated_peak", 0) for one in held if isinstance(one, dict)]
     values["gpu_peak_allocated_bytes"] = max(peaks, default=0) or None
     if values.get("gpu_memory_bytes") is None:
-        reasons["gpu_peak_allocated_bytes"] = reasons.get("gpu_memory_bytes", "no GPU was seen")
+        reasons["gpu_peak_allocated_bytes"] = reasons.get("gpu_memory_bytes", "no GPU was detected")
     for name, value in values.items():
         builder.put(name, value, reasons.get(name, ""), is_system=True)
 
@@ -366,9 +366,9 @@ def _add_overhead(builder: SummaryBuilder, rank: RankFigures | None) -> None:
     """What the meter itself costs."""
     end = rank.record.end if rank else None
     per_fetch = ratio(end.overhead_seconds, end.overhead_fetches) if end else None
-    reason = "the record was cut off before the meter told its own cost"
+    reason = "the record ends before the meter wrote its own cost"
     if end is not None:
-        reason = "the meter saw no fetch"
+        reason = "the meter timed no fetch"
     if rank is None:
         reason = builder.unseen
     builder.put("overhead_seconds_per_fetch", per_fetch, reason)

@@ -42,7 +42,7 @@ class SummaryBuilder:
         if recorded and not is_system:
             self.reasons[name] = recorded[0]
         elif self._is_outside and not is_system:
-            self.reasons[name] = "no training process was seen from inside"
+            self.reasons[name] = "the training process was not measured from inside"
         else:
             self.reasons[name] = reason or FIGURES[name].missing
 

@@ -33,9 +33,9 @@ are at most five seconds apart."""
 
 
 _UNKNOWN = {
-    "stall": "who waits for whom is decided inside the process",
-    "throughput": "rows, tokens and steps are counted inside the process",
-    "mfu": "the model's shape is known inside the process",
+    "stall": "waits can only be measured inside the training process",
+    "throughput": "rows, tokens and steps can only be counted inside the training process",
+    "mfu": "the model's shape is known only inside the training process",
 }
 """What cannot be known from outside, and why."""
 
@@ -299,20 +299,20 @@ def _explain(
         if key in system.start.reasons:
             return system.start.reasons[key]
     if not samples:
-        return "the record of the process tree holds no sample"
+        return "the process tree was never sampled"
     if source == "gpus" and any(sample.gpus for sample in samples):
-        return "the driver does not tell it"
+        return "the driver does not report it"
     is_sampled = any(getattr(one, source, None) is not None for one in system.samples)
     if name in _LEVELS and is_sampled and is_steady:
-        return "it was not sampled in the steady phase, which is too short: run longer"
+        return "it was not sampled in the steady phase, which was too short: run longer"
     if name in _LEVELS and is_sampled:
         return "no step of the steady phase was recorded"
     if name == "working_set_peak_bytes" and is_sampled:
-        return "it was not sampled after the first step, the run is too short: run longer"
+        return "it was not sampled after the first step, because the run was too short: run longer"
     if FIGURES[name].missing != _UNWATCHED:
         return FIGURES[name].missing
     if len(samples) < 2:
-        return "one sample of the process tree makes no rate"
+        return "a rate needs more than one sample of the process tree"
     return f"{source} could not be read on this machine"
 
 

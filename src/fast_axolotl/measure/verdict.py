@@ -36,8 +36,8 @@ from fast_axolotl.record.units import count_words, format_bytes, format_share
 __all__ = ["judge", "judge_course"]
 
 _ASKED = (
-    f"{thresholds.LEAST_FETCHES} fetches in {thresholds.LEAST_FETCHES_SECONDS:.0f} s or more, or "
-    f"{thresholds.LEAST_SECONDS:.0f} s"
+    f"at least {thresholds.LEAST_FETCHES} fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} "
+    f"s, or {thresholds.LEAST_SECONDS:.0f} s"
 )
 _MOST_LETTERS = 200
 _LEAST_GAIN = 0.01
@@ -46,7 +46,7 @@ _LOST: dict[str, tuple[VerdictKind, str, Callable[[Evidence], str]]] = {
     "checkpoint": ("checkpoint", "Checkpoints take", advice.save_less),
     "evaluation": ("evaluation", "Evaluation takes", advice.evaluate_less),
     "startup": ("startup", "Start-up takes", advice.start_faster),
-    "resume": ("startup", "Skipping what was trained on before takes", advice.resume_faster),
+    "resume": ("startup", "Skipping rows that were already trained on takes", advice.resume_faster),
 }
 _MOST_REGIMES = 3
 """Earlier ones that are named."""
@@ -82,12 +82,12 @@ def judge(evidence: Evidence) -> Verdict:
     line = ""
     if figures.end_reason == "cut off" and (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR:
         line = (
-            f"the record has no end, and {format_share(figures.limit_share)} of the memory limit "
-            "were in use: if the run is over, it was probably killed for want of memory"
+            f"the record has no end line, and the run used {format_share(figures.limit_share)} of "
+            "its memory limit: if the run is over, it probably ran out of memory"
         )
     elif figures.end_reason != "exception":
         return verdict
-    text = next(iter(figures.error.strip().splitlines()), "it left no message")
+    text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
     if line or verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
         line = line or f"the run ended with an error: {error}"
@@ -95,9 +95,9 @@ def judge(evidence: Evidence) -> Verdict:
         return verdict if is_told else replace(verdict, evidence=(*verdict.evidence, line))
     return replace(
         verdict,
-        headline=f"An error ended the run before it could be judged: {error}.",
+        headline=f"The run failed before it could be judged: {error}.",
         evidence=(verdict.headline, *verdict.evidence),
-        action=f"Fix the error first, then measure again: {error}.",
+        action=f"Fix this error first, then measure again: {error}.",
         seconds_needed=None,
     )
 
@@ -116,13 +116,13 @@ def _unseen(evidence: Evidence) -> Verdict | None:
     pressure, share = figures.psi_io_full or 0.0, figures.disk_share or 0.0
     if pressure >= thresholds.PRESSURE_IO and share >= thresholds.DISK_NEAR:
         line = (
-            f"in {format_share(pressure)} of the time every task waited for a disk (Linux PSI io "
-            f"full; it stands in for the stall, threshold 10 %: {MLPERF})"
+            f"every task waited for the disk {format_share(pressure)} of the time (Linux PSI, "
+            f"used instead of the stall; threshold 10 %: {MLPERF})"
         )
         return _slow_disk(evidence, line)
-    what = "no step was" if not figures.steps else "steps were seen, but no fetch was"
-    seen = "" if figures.ranks else ", and the process was watched from outside only"
-    headline = f"There is nothing to judge the data by: {what} recorded{seen}."
+    what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
+    seen = "" if figures.ranks else ", because the process was only watched from outside"
+    headline = f"No {what} was recorded{seen}."
     lines = ("0 fetches of a training loop were timed",)
     return _inconclusive(evidence, "unseen", headline, lines, advice.see_fetches(evidence))
 
@@ -137,8 +137,8 @@ def _warming(evidence: Evidence) -> Verdict | None:
         pace = figures.duration_seconds / max(1, figures.warmup_steps)
     done = count_words(figures.warmup_steps, "step")
     needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _least_time(pace, 1.0)
-    headline = f"The run was still warming up when it ended, after {done}."
-    lines = (f"0 steps after the warm-up, which takes {WARMUP_STEPS}",)
+    headline = f"The run ended during warm-up, after {done}."
+    lines = (f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}",)
     return _inconclusive(evidence, "warming", headline, lines, _run_longer(needed), needed)
 
 
@@ -152,7 +152,7 @@ def _short(evidence: Evidence) -> Verdict | None:
     took = about_seconds(figures.measured_seconds)
     count = count_words(figures.fetches, "fetch")
     headline = f"Too short to judge: {count} in {took}."
-    lines = (f"{count} and {took} of the steady phase: {_ASKED}, are asked for{stalled}",)
+    lines = (f"the steady phase has {count} in {took}; a verdict needs {_ASKED}{stalled}",)
     return _inconclusive(evidence, "short", headline, lines, _run_longer(needed), needed)
 
 
@@ -162,23 +162,23 @@ def _draining(evidence: Evidence) -> Verdict | None:
     # A stall that is there already only grows when the queue is empty.
     if drain is None or drain.is_over or evidence.stall >= thresholds.DATA_STALL:
         return None
-    stalled = f"{evidence.stall_line()}, so far: waits"
+    stalled = f"{evidence.stall_line()}, so far; waits"
     if drain.dry_step is None:
         steps = drain.left / drain.batches_per_step
         in_steps = count_words(round(steps), "step")
         pace = figures.measured_seconds / max(1, figures.steps)
         emptying = about_seconds(steps * pace)
         needed = steps * pace + _least_time(pace, figures.fetches / max(1, figures.steps))
-        headline = f"The queue of ready batches is running dry: it is empty in {in_steps}."
+        headline = f"The loader falls behind: its ready queue will be empty in {in_steps}."
         lines = (
-            f"the queue falls by {drain.batches_per_step:.3g} batches a step; about "
-            f"{drain.left:,.1f} are left: {drain.left:,.1f} ÷ {drain.batches_per_step:.3g} = "
+            f"the queue shrinks by {drain.batches_per_step:.3g} batches per step and holds "
+            f"about {drain.left:,.1f}: {drain.left:,.1f} ÷ {drain.batches_per_step:.3g} = "
             f"{in_steps}, {emptying}",
-            f"{stalled} are hidden until the queue is empty",
+            f"{stalled} stay hidden until the queue is empty",
         )
         action = (
-            f"Let it run about {about_seconds(needed)} longer, {emptying} to empty the "
-            "queue and the rest to see what follows."
+            f"Run about {about_seconds(needed)} longer: {emptying} to empty the queue, the "
+            "rest to measure what follows."
         )
     else:
         fetches, lasted = drain.fetches_since, drain.seconds_since
@@ -186,14 +186,14 @@ def _draining(evidence: Evidence) -> Verdict | None:
             needed = _seconds_left(fetches, lasted)
         else:
             needed = _least_time(figures.measured_seconds / max(1, figures.fetches), 1.0)
-        headline = "The queue of ready batches has just run dry: what it hid has yet to show."
+        headline = "The loader fell behind: its ready queue has just become empty."
         lines = (
-            f"the queue fell by {drain.batches_per_step:.3g} batches a step and was empty by step "
-            f"{drain.dry_step:,}; {fetches:,} fetches and {about_seconds(lasted)} since: {_ASKED}, "
-            "are asked for",
-            f"{stalled} were hidden until the queue was empty",
+            f"the queue shrank by {drain.batches_per_step:.3g} batches per step and was empty "
+            f"by step {drain.dry_step:,}; {fetches:,} fetches and {about_seconds(lasted)} "
+            f"since then, and a verdict needs {_ASKED}",
+            f"{stalled} stayed hidden until the queue was empty",
         )
-        action = f"Let it run about {about_seconds(needed)} longer."
+        action = f"Run about {about_seconds(needed)} longer."
     return _inconclusive(evidence, "draining", headline, lines, action, needed)
 
 
@@ -206,18 +206,21 @@ def _contradiction(evidence: Evidence) -> Verdict | None:
     if abs(apart) <= thresholds.MOST_CONTRADICTION:
         return None
     why = (
-        "reading slows the model down without making it wait: it shares cores, memory or the "
-        "interpreter's lock with it"
+        "loading slows the model down without making it wait, because both share CPU cores, "
+        "memory or Python's GIL"
         if apart > 0
-        else "the waits hide work that is done anyway, or other batches cost less than the cached"
+        else (
+            "either the waits overlap with work that has to be done anyway, or the cached "
+            "batch costs more than other batches"
+        )
     )
     lines = (
-        f"by the waits the stall is {format_share(figures.stall_fraction)}; with a cached "
-        f"batch a step is {format_share(figures.cached_stall_fraction)} shorter",
-        f"more than {100 * thresholds.MOST_CONTRADICTION:.0f} points apart (ours: half of "
-        f"MLPerf Storage's 10 %): {why}",
+        f"the waits give a stall of {format_share(figures.stall_fraction)}; with a cached "
+        f"batch, a step is {format_share(figures.cached_stall_fraction)} shorter",
+        f"they differ by more than {100 * thresholds.MOST_CONTRADICTION:.0f} points (our "
+        f"threshold, half of MLPerf Storage's 10 %): {why}",
     )
-    headline = "Two ways of measuring the stall contradict each other."
+    headline = "Two measurements of the stall contradict each other."
     action = advice.resolve_contradiction(evidence, apart)
     return _inconclusive(evidence, "contradiction", headline, lines, action)
 
@@ -242,7 +245,7 @@ def _inconclusive(
 
 def _run_longer(needed: float) -> str:
     """In whole seconds: how much is needed is known no better."""
-    return f"Let it run about {about_seconds(max(1.0, float(math.ceil(needed))))} longer."
+    return f"Run about {about_seconds(max(1.0, float(math.ceil(needed))))} longer."
 
 
 def _seconds_left(fetches: int, lasted: float) -> float:
@@ -274,20 +277,19 @@ def _memory(evidence: Evidence) -> Verdict | None:
         return None
     lines = [evidence.killed] if evidence.killed else []
     headline = (
-        f"The run ended with {format_share(share)} of its memory limit in use: it most likely ran "
-        "out of memory."
+        f"Probably out of memory: the run ended at {format_share(share)} of its memory limit."
     )
     if kills:
         headline = f"Out of memory: the kernel killed {count_words(kills, 'process')}."
-        lines.append(f"out-of-memory kills counted by the kernel: {kills:,} (threshold: any)")
+        lines.append(f"the kernel counted {kills:,} out-of-memory kills (threshold: any)")
     if figures.limit_share is not None:
         lines.append(
-            f"the working set reached {format_share(share)} of the "
-            f"{format_bytes(figures.limit_bytes)} it may take (threshold 80 % for a run that was "
-            "killed: ours)"
+            f"the working set reached {format_share(share)} of its "
+            f"{format_bytes(figures.limit_bytes)} limit (threshold 80 % for a run that was "
+            "killed, our choice)"
         )
     if evidence.memory_growth:
-        lines.append(f"what grew: {evidence.memory_growth}")
+        lines.append(f"memory that grew: {evidence.memory_growth}")
     return Verdict(
         kind="memory",
         headline=headline,
@@ -302,13 +304,14 @@ def _swap(evidence: Evidence) -> Verdict | None:
     lines = evidence.memory_lines()
     if not lines:
         return None
-    how = "it swaps" if figures.is_swap_sustained else "its tasks wait for memory to be freed"
+    how = "it is swapping" if figures.is_swap_sustained else "its tasks wait for memory to be freed"
     if figures.limit_share is not None:
         share = format_share(figures.limit_share)
-        lines.append(f"the working set reached {share} of the memory it may take")
+        lines.append(f"the working set reached {share} of the memory available to it")
     return Verdict(
         kind="swap",
-        headline=f"The machine is short of memory: {how}, and every other figure is worthless.",
+        headline=f"The machine is short of memory: {how}. Ignore the other figures until this "
+        "is fixed.",
         evidence=tuple(lines),
         action=advice.lower_working_set(evidence),
     )
@@ -330,14 +333,14 @@ def _cpu(evidence: Evidence) -> Verdict | None:
         return None
     share = format_share(lost[subtype])
     headlines = {
-        "quota": f"The CPU quota slows the run down: it refuses {share} of the processor time.",
-        "steal": f"The hypervisor slows the run down: it takes {share} of the processor time.",
-        "others": "The machine is busy: other programs take "
-        f"{format_share(figures.other_cpu_share)} of the processors.",
+        "quota": f"The CPU quota slows the run down: it withholds {share} of the CPU time.",
+        "steal": f"The hypervisor slows the run down: it takes {share} of the CPU time.",
+        "others": "The machine is busy: other programs use "
+        f"{format_share(figures.other_cpu_share)} of the CPU cores.",
     }
     lines = evidence.cpu_lines()
     if figures.cpu_cores is not None:
-        lines.append(f"the run itself used {figures.cpu_cores:.1f} cores on average")
+        lines.append(f"the run itself used {figures.cpu_cores:.1f} CPU cores on average")
     if figures.stall_fraction is not None:
         lines.append(evidence.stall_line())
     return Verdict(
@@ -360,24 +363,24 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
     figures = evidence.figures
     share, pressure = figures.disk_share or 0.0, figures.psi_io_full or 0.0
     size, subtype = figures.disk_request_bytes, "random" if evidence.is_random else ""
-    reads = f"{about_rate(figures.read_bytes_per_second)} from the device"
+    reads = f"{about_rate(figures.read_bytes_per_second)} read from the disk"
     reads += "" if size is None else f" in requests of {format_bytes(size)} on average"
     if share >= thresholds.DISK_NEAR:
         is_near = share < thresholds.DISK_FULL
-        word = "nearly as fast as" if is_near else "as fast as"
+        word = "almost as fast as" if is_near else "as fast as"
         subtype = subtype or ("near" if is_near else "")
-        headline = f"The disk is the limit: data is read {word} its device gives it."
+        headline = f"The disk is the limit: data is read {word} the disk can deliver it."
         lines = [
             f"{reads}, {format_share(share)} of the {about_rate(figures.disk_bytes_per_second)} "
-            "that O_DIRECT reads reached (threshold 70 %, and 90 % is full: by queueing a read "
-            "takes 1 ÷ (1 − share) as long)"
+            "the disk reached in a test with O_DIRECT (threshold 70 %; 90 % is full: queueing "
+            "makes a read take 1 ÷ (1 − share) times as long)"
         ]
     elif pressure >= thresholds.PRESSURE_IO:
         waited = format_share(pressure)
         headline = f"The disk is the limit: every task waits for it {waited} of the time."
         lines = [
-            f"in {waited} of the time every task waited for a disk (Linux PSI io full, threshold "
-            "10 %: ours)",
+            f"every task waited for the disk {waited} of the time (Linux PSI; threshold 10 %, "
+            "our choice)",
             reads,
         ]
     else:
@@ -402,7 +405,7 @@ def _interruption(evidence: Evidence) -> Verdict | None:
     losses = (seconds.get(name, 0.0) for name in ("data", "communication"))
     if evidence.lost_share(part) < thresholds.LOST_TIME or seconds[part] <= max(losses):
         return None
-    return _lost(evidence, part, "threshold 10 %: ours, the line of data")
+    return _lost(evidence, part, "threshold 10 %, our choice, as for data")
 
 
 def _startup(evidence: Evidence) -> Verdict | None:
@@ -412,7 +415,7 @@ def _startup(evidence: Evidence) -> Verdict | None:
     is_long = seconds.get(part, 0.0) >= thresholds.LEAST_STARTUP_SECONDS
     if evidence.lost_share(part) < thresholds.LOST_TIME or not is_long:
         return None
-    return _lost(evidence, part, "threshold 10 % and 60 s: ours, short trials start up long")
+    return _lost(evidence, part, "threshold 10 % and 60 s, our choice")
 
 
 def _lost(evidence: Evidence, part: str, threshold: str) -> Verdict:
@@ -436,15 +439,16 @@ def judge_course(verdict: Verdict, figures: RunSummary, late: Verdict | None) ->
     if late is None or late.kind == "inconclusive" or verdict.kind in _OF_THE_WHOLE:
         earlier = [regime for regime in figures.regimes if regime.kind != last.kind]
     else:
-        since = f"Since step {last.first_step:,}, {about_seconds(last.begin_seconds)} in,"
+        since = f"Since step {last.first_step:,} (after {about_seconds(last.begin_seconds)}),"
         headline = f"{since} {late.headline[:1].lower()}{late.headline[1:]}"
         lines.append(
-            f"these figures are of the last {about_seconds(last.end_seconds - last.begin_seconds)}"
-            f"; the stall of the whole run is {format_share(figures.stall_fraction)}"
+            "these figures are for the last "
+            f"{about_seconds(last.end_seconds - last.begin_seconds)}; the stall of the whole "
+            f"run is {format_share(figures.stall_fraction)}"
         )
         verdict = replace(late, headline=headline)
     lines += [
-        f"from step {regime.first_step:,} on, for "
+        f"from step {regime.first_step:,}, for "
         f"{about_seconds(regime.end_seconds - regime.begin_seconds)}: "
         f"{_REGIME_WORDS[regime.kind]}, stall {format_share(regime.stall_fraction)}"
         for regime in earlier[-_MOST_REGIMES:]
@@ -463,9 +467,9 @@ def _data(evidence: Evidence) -> Verdict | None:
     stall = f"{format_share(figures.stall_fraction)} of the time is spent waiting for data."
     headlines = {
         "rate": f"The loader is too slow: {stall}",
-        "burst": f"Data comes in bursts: {stall}",
-        "periodic": f"Data is very late now and then: {stall}",
-        "handover": f"Batches are ready, but expensive to hand over: {stall}",
+        "burst": f"Data arrives in bursts: {stall}",
+        "periodic": f"Data is occasionally very late: {stall}",
+        "handover": f"Batches are ready, but slow to hand over: {stall}",
     }
     action, gain = advice.feed(evidence)
     return Verdict(
@@ -492,20 +496,20 @@ def _communication(evidence: Evidence) -> Verdict | None:
     if evidence.exposed < thresholds.BOUND_COMMUNICATION:
         return None
     lines = [
-        f"in {format_share(figures.exposed_communication_fraction)} of the profiled time only "
-        "communication ran (threshold 20 %: ours, twice the line of data)",
+        f"in {format_share(figures.exposed_communication_fraction)} of the profiled time, only "
+        "communication ran (threshold 20 %, our choice, twice that for data)",
         *evidence.communication_lines(),
     ]
     if figures.pure_communication_fraction is not None:
         pure, skew = figures.pure_communication_fraction, evidence.skew_share
         lines.append(
-            f"every collective at its shortest across ranks takes {format_share(pure)}; "
-            f"{format_share(skew)} of the communication is waiting for the last rank"
+            f"the transfers alone (each collective on its fastest rank) take {format_share(pure)} "
+            f"of the time; {format_share(skew)} of the communication is waiting for the last rank"
         )
     headline = "Communication between the ranks is the limit."
     if _is_skewed(evidence):
         headline = (
-            f"The ranks wait for rank {evidence.slow_rank}, which comes last to their collectives."
+            f"The ranks wait for rank {evidence.slow_rank}, which reaches their collectives last."
         )
     action, gain = _communicate_better(evidence)
     return Verdict(
@@ -534,21 +538,22 @@ def _compute(evidence: Evidence) -> Verdict | None:
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
     if evidence.exposed >= thresholds.FREE_COMMUNICATION or is_unprofiled:
         return None
-    lines = [evidence.stall_line("threshold 5 %: ours, half of MLPerf Storage's 10 %")]
+    lines = [evidence.stall_line("threshold 5 %, our choice, half of MLPerf Storage's 10 %")]
     if figures.world_size == 1 and figures.device_stall_fraction is not None:
         lines.append(
-            "one GPU has no communication: its tokens/s times the number of GPUs is more than they "
-            "will give; fast-axolotl plan predicts how much more"
+            "one GPU has no communication, so N GPUs will give less than N times its tokens/s; "
+            "fast-axolotl plan predicts how much less"
         )
     elif figures.exposed_communication_fraction is not None:
         exposed = format_share(evidence.exposed)
-        lines.append(f"exposed communication {exposed} (threshold 10 %: ours, half of bound)")
+        lines.append(f"exposed communication {exposed} (threshold 10 %, our choice)")
         lines += evidence.communication_lines()
     if figures.mfu is not None:
         lines.append(f"MFU {format_share(figures.mfu)}")
     if figures.device_idle_fraction is not None:
         lines.append(
-            f"the profiler saw the device idle {format_share(figures.device_idle_fraction)}"
+            f"the profiler saw the GPU idle {format_share(figures.device_idle_fraction)} of "
+            "the time"
         )
     headline = "The model is the limit: it hardly ever waits for data."
     small = evidence.small_batch_lines()
@@ -574,7 +579,9 @@ def _compute(evidence: Evidence) -> Verdict | None:
 
 def _straggling(evidence: Evidence) -> str:
     lost = format_share(evidence.figures.straggler_fraction)
-    return f"Rank {evidence.figures.straggler_rank} is slow: the others lose {lost} of the time."
+    return (
+        f"Rank {evidence.figures.straggler_rank} is slow: it costs the others {lost} of the time."
+    )
 
 
 def _mixed(evidence: Evidence) -> Verdict:
@@ -584,7 +591,8 @@ def _mixed(evidence: Evidence) -> Verdict:
     lines = [evidence.stall_line("under 5 % is fine; 10 % or more is data-bound")]
     if figures.exposed_communication_fraction is not None:
         lines.append(
-            f"exposed communication {exposed} (less than 10 % is free, 20 % or more is bound)"
+            f"exposed communication {exposed} (under 10 % is fine; 20 % or more is "
+            "communication-bound)"
         )
         lines += evidence.communication_lines()
     is_waiting = evidence.stall >= thresholds.FREE_STALL
@@ -593,18 +601,18 @@ def _mixed(evidence: Evidence) -> Verdict:
     if evidence.holds_up and lost >= max(evidence.stall, evidence.exposed):
         headline, action = _straggling(evidence), advice.even_out(evidence)
     elif figures.stall_fraction is None:
-        headline = "No single limit: the stall is not known."
+        headline = "No single limit: the stall was not measured."
         action = advice.Action(advice.see_fetches(evidence))
     elif is_talking and not (is_waiting and evidence.stall >= evidence.exposed):
-        headline = f"No single limit: {exposed} of the time only communication runs."
+        headline = f"No single limit: {exposed} of the time is spent only on communication."
         action = _communicate_better(evidence)
     elif is_waiting:
         headline = f"No single limit: {stall} of the time is spent waiting for data."
         action = advice.feed(evidence)
     else:
-        headline = "Not the data: the model or the communication, which were not told apart."
+        headline = "Data is not the limit: the model or the communication is (not measured which)."
         why = figures.reasons.get("exposed_communication_fraction", "no profiler window")
-        lines.append(f"{figures.world_size} ranks, and their communication was not seen: {why}")
+        lines.append(f"communication of the {figures.world_size} ranks was not measured: {why}")
         action = advice.Action(advice.profile(evidence))
     return Verdict(
         kind="mixed",

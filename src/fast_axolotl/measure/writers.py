@@ -132,7 +132,7 @@ class LocalRanks:
             return ""
         ranks = ", ".join(map(str, sorted(self._hidden)))
         return (
-            f"memory and processors are without rank {ranks}: not visible from here, because "
+            f"memory and CPU figures do not include rank {ranks}: not visible from here, because "
             "they run in other containers or on machines of the same name"
         )
 

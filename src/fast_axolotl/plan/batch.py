@@ -62,7 +62,7 @@ def find_sizes(share: int, wanted: Sequence[int] = ()) -> tuple[Sequence[int], l
         return sorted(set(wanted)) or range(1, _MOST + 1), []
     divisors = [size for size in range(1, share + 1) if share % size == 0]
     others = ", ".join(str(size) for size in sorted(set(wanted) - set(divisors)))
-    note = f"Left out: {others}, which does not divide the {share:,} samples of a rank's step."
+    note = f"Skipped: {others}, which does not divide the {share:,} samples of a rank's step."
     return [size for size in divisors if not wanted or size in wanted], [note] if others else []
 
 
@@ -103,7 +103,7 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     full = min((one.micro_batch for one in trials if one.outcome == "out of memory"), default=None)
     timed = [(one, one.rate) for one in ran if one.rate is not None]
     if not timed:
-        text = "No run gave a rate: give more --steps, or look at a record with fast-axolotl show."
+        text = "No run gave a rate: pass more --steps, or look at a record with fast-axolotl show."
         if full is not None and not ran:
             text = (
                 f"{key}: {full} runs out of memory. Shorten the sequences, recompute activations "
@@ -121,7 +121,7 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     size = f"{key}: {knee.micro_batch}"
     is_kept = is_axolotl or any(one.accumulation > 1 for one in trials)
     together = f" and {other_key}: {knee.accumulation}" if is_kept else ""
-    text = f"{size} is as fast as any that ran"
+    text = f"{size} is as fast as any size that ran"
     if knee is not first:
         text = f"{size} gives {own / slowest:.2f} × the {knee.unit} of {first.micro_batch}"
     other = last if best is knee else best
@@ -139,8 +139,8 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
     if noise is None:
         sentences.append(
-            "Whether the global batch is larger than it need be is not known: the gradient noise "
-            "scale takes --steps 60 or more, and accumulation or several ranks."
+            "It is not known whether the global batch is larger than necessary: measuring the "
+            "gradient noise scale needs --steps 60 or more, and accumulation or several ranks."
         )
     return Advice(
         knee=knee.micro_batch,
@@ -157,23 +157,23 @@ def _warn(first: Trial, knee: Trial, share: float, noise: float | None) -> Itera
     if share < SLOW and first.step_seconds:
         pass_seconds = format_seconds(first.step_seconds / first.accumulation)
         yield (
-            f"A pass of micro-batch {first.micro_batch} takes only {pass_seconds}, and its "
+            f"A pass with micro-batch {first.micro_batch} takes only {pass_seconds}, but its "
             f"throughput is {format_share(share, decimals=0)} of the best: low latency is not "
-            f"speed. Compare {first.unit}."
+            f"high throughput. Compare {first.unit}."
         )
     if knee.stall is not None and knee.stall >= DATA_STALL:
         yield (
-            f"At {knee.micro_batch} training waits for data {format_share(knee.stall)} of the "
-            "time: the loader is measured, not the batch. Make it faster first."
+            f"At {knee.micro_batch}, training waits for data {format_share(knee.stall)} of the "
+            "time, so this measures the loader, not the batch. Make the loader faster first."
         )
     samples = knee.micro_batch * knee.accumulation * knee.ranks
     if noise and samples >= _FAR_ABOVE * noise:
         yield (
-            f"The global batch of {samples:,} samples is {format_count(samples / noise)} times the "
-            f"gradient noise scale ({format_count(noise)}): most samples of a step add little. For "
-            "a batch smaller by a factor k, divide the learning rate by k (SGD) or √k (Adam), and "
-            "keep the warm-up in samples. The noise scale is a proxy (arXiv 2505.23971), and it "
-            "grows during training."
+            f"The global batch of {samples:,} samples is {format_count(samples / noise)} times "
+            f"the gradient noise scale ({format_count(noise)}): most samples of a step add "
+            "little. If you make the batch smaller by a factor k, divide the learning rate by k "
+            "(SGD) or √k (Adam), and keep the warm-up the same in samples. The noise scale is a "
+            "proxy (arXiv 2505.23971), and it grows during training."
         )
 
 
@@ -183,10 +183,10 @@ def describe_longest(trial: Trial, tokens: int, sizes: Sequence[int]) -> str:
     if trial.outcome == "out of memory":
         smaller = sizes[: bisect_left(sizes, trial.micro_batch)][-1:]
         lower = "".join(f"micro_batch_size to {size}, or " for size in smaller)
-        return f"Runs out of memory with the longest batch, {rows}: lower {lower}sequence_len."
+        return f"The longest batch, {rows}, runs out of memory: lower {lower}sequence_len."
     if trial.outcome == "failed":
         return f"The longest batch could not be tried: see {trial.folder}/log.txt."
     if trial.peak_bytes is None or trial.total_bytes is None:
-        return f"Runs with the longest batch, {rows}; no memory of a GPU was recorded."
+        return f"The longest batch, {rows}, runs; GPU memory was not recorded."
     peak, whole = format_bytes(trial.peak_bytes), format_bytes(trial.total_bytes)
-    return f"Fits: peak {peak} of {whole} with the longest batch, {rows}."
+    return f"The longest batch, {rows}, fits: peak {peak} of {whole}."

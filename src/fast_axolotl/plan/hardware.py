@@ -74,7 +74,7 @@ def find_gpu(name: str) -> Gpu:
         if name in gpu.names or name.lower() == gpu.key.lower():
             return gpu
     known = ", ".join(gpu.key for gpu in known_gpus())
-    raise UsageError(f"GPU {name!r} is not known; known are {known}")
+    raise UsageError(f"GPU {name!r} is not known; choose one of {known}")
 
 
 def find_price(gpu: Gpu) -> Price | None:

@@ -152,7 +152,7 @@ class _Text:
     def value(self) -> Any:
         """The next JSON value, whole."""
         if not self.peek():
-            raise self.error("the file ends here, before the trace does; copy it again")
+            raise self.error("the file is truncated here; copy it again")
         while True:
             try:
                 value, end = self._decode(self._text, self.at)
@@ -160,7 +160,9 @@ class _Text:
                 if len(self._text) - self.at > _LONGEST_VALUE:
                     raise self.error(f"this is not JSON: {error}") from None
                 if not self._fill():
-                    raise self.error(f"the file ends here, inside of a value ({error})") from None
+                    raise self.error(
+                        f"the file is truncated here, inside a value ({error})"
+                    ) from None
                 continue
             if end < len(self._text) or not self._fill():
                 self.at = end

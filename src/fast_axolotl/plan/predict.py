@@ -202,7 +202,7 @@ def make_plan(
         )
         if memory.total > usable:
             need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
-            reason = f"needs at least {need} per GPU, and the {gpu.key} has {room} to use"
+            reason = f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
             candidates.append(replace(found, reason=reason))
             continue
         step = predict_step(shape, gpu, chosen, network=network)
@@ -293,7 +293,7 @@ def _fit(
 ) -> tuple[Layout, tuple[str, ...]]:
     """The layout on ``count`` GPUs at the same global batch, changed until it fits."""
     if count < 1:
-        raise UsageError(f"--gpus {count}: give numbers of at least 1")
+        raise UsageError(f"--gpus {count}: pass numbers of at least 1")
     split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
     shard = layout.shard if layout.shard and count % layout.shard == 0 else 0
     batch, ep = layout.step_tokens, math.gcd(layout.ep, count)
@@ -326,7 +326,7 @@ def _fit(
         "sharding": "shards weights (FSDP or ZeRO-3)",
         "recompute": "recomputes activations",
         "micro_batch": f"has a micro-batch of {start.micro_batch:g}",
-        "tp": f"splits layers over {start.tp} GPUs (TP)",
+        "tp": f"splits layers over {start.tp} GPUs (tensor parallel)",
     }
     changed = (name for name in texts if getattr(start, name) != getattr(layout, name))
     return start, tuple(texts[name] for name in changed)
@@ -360,39 +360,39 @@ def _note(
     huge = next((one for one in possible if one.global_batch_tokens > _HUGE_BATCH), None)
     if huge is not None:
         yield (
-            f"From {huge.gpus} GPUs on a step has {format_count(huge.global_batch_tokens)} tokens "
-            "or more: larger than any published training of a language model. Split the model "
-            "over GPUs (TP, PP), or use fewer."
+            f"From {huge.gpus} GPUs, a step has {format_count(huge.global_batch_tokens)} tokens "
+            "or more, which is larger than in any published training of a language model. Split "
+            "the model over GPUs (TP, PP), or use fewer GPUs."
         )
     if reference is None:
         return
     if not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:
         yield (
-            f"The run is {level:.2g} times as fast as predicted, which no published stack is: look "
-            "whether its tokens, model and GPU are right, and whether a tiny batch held it up."
+            f"The run is {level:.2g} times as fast as predicted, which no published stack is: "
+            "check its tokens, model and GPU, and whether a tiny batch slowed it down."
         )
     starved = next((one for one in possible if one.binds == "data"), None)
     if starved is not None:
         yield (
-            f"At {starved.gpus} GPUs the loader must deliver "
-            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours gives "
+            f"On {starved.gpus} GPUs, the loader must deliver "
+            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
             f"{format_count(starved.loader_tokens_per_second)}."
         )
     last = possible[-1] if possible else None
     if reference.layout.gpus == 1 and last is not None and last.gpus > 1:
         naive = reference.tokens_per_second * reference.real_share * last.gpus
         yield (
-            f"The run used one GPU, so no communication was measured. {last.gpus} times its rate "
-            f"would be {format_count(naive)} tokens/s; predicted "
-            f"are {format_count(last.demand_tokens_per_second)}, with "
+            f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
+            f"would be {format_count(naive)} tokens/s; the prediction is "
+            f"{format_count(last.demand_tokens_per_second)} tokens/s, with "
             f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
-            "from the links' rates alone. Measure a short run on two nodes before you rent more."
+            "from the link rates alone. Measure a short run on two nodes before you rent more."
         )
     batch = reference.layout.step_tokens
     large = next((one for one in possible if one.global_batch_tokens > _LARGE_BATCH * batch), None)
     if large is not None:
         yield (
-            f"From {large.gpus} GPUs on the batch is too large for the same training: "
+            f"From {large.gpus} GPUs, the batch is too large for the same training: "
             f"{format_count(large.global_batch_tokens)} tokens per step instead of "
             f"{format_count(batch)}, because accumulation cannot go below 1. The same tokens make "
             "fewer steps: raise learning rate and warm-up with care, and compare the losses."
@@ -402,11 +402,14 @@ def _note(
 def _assume(gpu: Gpu, reference: Reference | None, network: float | None) -> Iterator[str]:
     if reference is None:
         yield (
-            "No run of yours calibrates this plan: the rates are those of published, well-tuned "
-            "stacks, and the intervals are wide. A short run under fast-axolotl narrows them."
+            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
+            "stacks, and its intervals are wide. A short measured run narrows them."
         )
     elif gpu != reference.gpu:
-        yield f"The run was on {reference.gpu.key}: its level is assumed to hold on {gpu.key}."
+        yield (
+            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
+            "same share of its predicted speed."
+        )
     rate = gpu.network if network is None else network
     yield (
         f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {rate:g} GB/s per GPU, without "
@@ -414,6 +417,6 @@ def _assume(gpu: Gpu, reference: Reference | None, network: float | None) -> Ite
     )
     if reference is not None and reference.loader_tokens_per_second is not None:
         if reference.loader_scales:
-            yield "Every rank brings loader workers and processors of its own."
+            yield "Assumption: every rank brings its own loader workers and CPU cores."
         else:
-            yield "One rank reads for all, so the loader does not grow with the GPUs."
+            yield "One rank reads for all, so the loader does not get faster with more GPUs."

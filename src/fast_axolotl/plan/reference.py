@@ -28,7 +28,7 @@ def read_reference(
     name = models[0].device_name if models else None
     if name is None:
         raise DataError(
-            "does not say which model ran on which GPU, so it cannot calibrate a plan; measure a "
+            "does not name the model and the GPU, so it cannot calibrate a plan; measure a "
             "training on a GPU, or plan without a record: --model config.json --gpu H100-SXM",
             path=record.path,
         )
@@ -99,5 +99,6 @@ def count_epoch_tokens(record: RunRecord, summary: RunSummary) -> float:
             each = summary.tokens_per_second / summary.steps_per_second
             return (steps[-1] - steps[0]) / (len(steps) - 1) * each
     raise DataError(
-        "does not hold a whole epoch, so its tokens are not known; give --tokens", path=record.path
+        "does not hold a whole epoch, so the number of tokens is not known; pass --tokens",
+        path=record.path,
     )

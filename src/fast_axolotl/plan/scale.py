@@ -189,7 +189,9 @@ def make_scaling(
     if len(by_count) < 2:
         sizes = (count_words(one, "GPU") for one in by_count)
         told = " on ".join((count_words(len(runs), "run"), *sizes))
-        raise UsageError(f"{told}: give runs on two numbers of GPUs; see protocol --world-size")
+        raise UsageError(
+            f"{told}: pass runs on two or more numbers of GPUs; see protocol --world-size"
+        )
     (smallest, first), *_ = by_count.items()
     rounds = {run.pair: run.rate / smallest for run in first if run.pair}
     counts: list[Count] = []
@@ -245,10 +247,13 @@ def make_scaling(
         "Worth it up to: the last count at which an added GPU brings at least half of what a GPU "
         f"brings on {count_words(smallest, 'GPU')}; beyond it, the {unit} of an added GPU cost "
         f"more than twice as much. (far): more than {FAR} times the largest measured count.": True,
-        "No USL: two counts do not determine its three unknowns.": len(gpus) < 3,
-        "Intervals of one run are of its steps and leave out how much runs differ; a short one has "
-        "none. Repeat it.": any(one.interval_from != "runs" for one in counts),
-        "Communication is in what is not explained: measure with --profile-steps 5.": is_unseen,
+        "No fit of the Universal Scalability Law: two counts cannot determine its three "
+        "parameters.": len(gpus) < 3,
+        "The interval of a single run covers only the variation of its steps, not between runs; a "
+        "short run has no interval. Repeat the run.": any(
+            one.interval_from != "runs" for one in counts
+        ),
+        "The unexplained part includes communication: measure with --profile-steps 5.": is_unseen,
     }
     batches = [one.batch_per_gpu for one in counts]
     wholes = [one.batch_per_gpu * one.gpus for one in counts]
@@ -297,7 +302,7 @@ def _compare_jobs(runs: Sequence[Run]) -> list[str]:
             other = known.setdefault(key, run)
             if abs(value - other.model[key]) > 0.02 * other.model[key]:
                 text = f"another model: {value:,} {key}, and {other.model[key]:,} in {other.name}"
-                raise DataError(f"{text}; scaling is of one job", path=run.name)
+                raise DataError(f"{text}; scaling compares runs of the same job", path=run.name)
     warnings = []
     for key in dict.fromkeys(key for run in runs for key in run.job):
         values = {str(run.job[key]): run.name for run in runs if key in run.job}
@@ -322,9 +327,9 @@ def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: 
     stalls = [_mean(by_count[end.gpus], "data") for end in (one, other)]
     if stalls[1] - stalls[0] >= FREE_STALL:
         one_reads = any(run.is_dispatched for run in by_count[other.gpus])
-        why = "rank 0 reads for all" if one_reads else "the ranks share a disk or processors"
+        why = "rank 0 reads for all ranks" if one_reads else "the ranks share a disk or CPU cores"
         shares = (format_share(stall) for stall in stalls)
-        found.append(f"Waiting for data grows, {' → '.join(shares)} of the time: {why}.")
+        found.append(f"Waiting for data grows ({' → '.join(shares)} of the time): {why}.")
     if is_lower:
         dearer = f"{1 / other.efficiency:.2f} times as much as on {few}"
         found.append(f"More GPUs cost more: {unit} on {many} cost {dearer}.")

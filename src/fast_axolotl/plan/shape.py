@@ -158,12 +158,12 @@ def read_config(path: str | Path) -> Shape:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        message = "there is no such file; give a model's config.json"
+        message = "there is no such file; pass a model's config.json"
         raise MissingFileError(message, path=str(file)) from None
     except (ValueError, OSError) as error:
         raise DataError(f"cannot be read as JSON: {error}", path=str(file)) from None
     if not isinstance(config, dict):
-        raise DataError("holds no JSON object; give a model's config.json", path=str(file))
+        raise DataError("holds no JSON object; pass a model's config.json", path=str(file))
     inner = config.get("text_config")
     return parse_config(inner if isinstance(inner, dict) else config, str(file))
 
@@ -177,7 +177,7 @@ def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
         if default is None:
-            message = f"does not say {names[0]}; a plan needs a decoder's config.json"
+            message = f"does not contain {names[0]}; a plan needs the config.json of a decoder"
             raise DataError(message, path=path)
         return default
 
@@ -187,9 +187,7 @@ def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
     words = [str(config.get("model_type", "")), *kinds, *(name for name in config if config[name])]
     for word in words:
         if any(word.startswith(name) for name in _REFUSED):
-            message = (
-                f"{word!r}: state-space layers and encoders are not modelled, so there is no plan"
-            )
+            message = f"{word!r}: state-space layers and encoders are not supported in a plan"
             raise DataError(message, path=path)
     hidden = find("hidden_size", "n_embd", "d_model")
     heads = find("num_attention_heads", "n_head", "n_heads")

@@ -145,20 +145,25 @@ def summarise_traces(
     for path in paths:
         trace = read_trace(path)
         if trace.rank is None and len(paths) > 1:
-            raise DataError("no rank in the trace or its name; call it rank3.json", path=trace.path)
+            raise DataError(
+                "no rank in the trace or in its file name; rename it, for example to rank3.json",
+                path=trace.path,
+            )
         rank = trace.rank or 0
         if rank in found:
-            raise DataError(f"{found[rank].path} is of rank {rank}, too; pass one", path=trace.path)
+            raise DataError(
+                f"{found[rank].path} is also of rank {rank}; pass only one", path=trace.path
+            )
         found[rank] = _measure(trace, steps, kernels, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
     if len(sizes) > 1:
-        raise DataError(f"the traces are of jobs of {sizes} ranks; pass those of one job")
+        raise DataError(f"the traces are from jobs of {sizes} ranks; pass those of one job")
     size = sizes[0] if sizes else None
     missing = tuple(rank for rank in range(size or 0) if rank not in found)
     _match(ranks, notes)
     if missing:
-        effect = "not known" if len(ranks) == 1 else "at least what is shown"
+        effect = "not known" if len(ranks) == 1 else "at least the value shown"
         absent = f"{len(missing)} of {size} ranks have no trace here"
         notes.append(f"{absent}: waiting for peers is {effect}.")
     means = tuple(_mean(item.steps) for item in ranks)
@@ -192,7 +197,7 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
         places, bounds = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
         numbers = [trace.steps[place][0] for place in places]
         if left_out := len(trace.steps) - len(numbers):
-            notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels left out.")
+            notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels skipped.")
     else:
         bounds = np.array([[busy[0, 0], busy[-1, 1]]])
     if wanted is not None:
@@ -200,7 +205,7 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
         numbers = [number for number in numbers if number in wanted]
     if not numbers:
         held = f"steps {trace.steps[0][0]} to {trace.steps[-1][0]}" if trace.steps else "no steps"
-        raise DataError(f"no step of those asked for: the trace holds {held}", path=trace.path)
+        raise DataError(f"none of the requested steps: the trace holds {held}", path=trace.path)
     _complete(trace, items, launches[classes == COMMUNICATION] if trace.collectives else None)
     c, m, e, b = (_inside(part, bounds) for part in (compute, communication, either, busy))
     whole = bounds[:, 1] - bounds[:, 0]
@@ -224,7 +229,7 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
 
 def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
     """A job of several ranks communicates: none found means none recognised."""
-    message = "holds no kernels, and NCCL's time is not on the CPU; use ProfilerActivity.CUDA"
+    message = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
     if len(durations):
         labels, longest = list(trace.labels), np.argsort(-np.bincount(names, weights=durations))
         message = "holds no communication recognised by name; profile whole steps, optimizer "
@@ -337,7 +342,7 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
     for index, rank in enumerate(ranks):
         for item in sorted(rank.collectives, key=lambda item: item.start):
             if item.group is None:
-                failed["the trace does not say to which of several groups they belong"] += 1
+                failed["the trace does not name their process group, and there are several"] += 1
             elif item.kind in _UNORDERED:
                 failed["sends and receives have no common order"] += 1
             else:
@@ -350,14 +355,16 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
         if len(present) < 2:
             failed["only one rank of their group has a trace here"] += sum(counts)
         elif lists.keys() != present or len(set(counts)) > 1:
-            failed["ranks differ in how many of their kind and size they have"] += sum(counts)
+            failed["ranks have different numbers of collectives of their kind and size"] += sum(
+                counts
+            )
         else:
             for items in zip(*lists.values(), strict=True):
                 shortest = min(item.end - item.start for item in items)
                 for item in items:
                     item.waiting = item.end - item.start - shortest
     for reason, count in failed.items():
-        notes.append(f"Waiting is not known of {count_words(count, 'collective')}: {reason}.")
+        notes.append(f"Waiting is not known for {count_words(count, 'collective')}: {reason}.")
     for rank in ranks:
         # Waiting comes first in a collective, and the transfer last.
         known = [item for item in rank.collectives if item.waiting is not None]
@@ -381,10 +388,10 @@ def _find_straggler(ranks: Sequence[StepParts]) -> tuple[int | None, str]:
     """The rank that waits least, where all others wait clearly longer."""
     waits = sorted((w, item.rank) for item in ranks if (w := item.waiting_seconds) is not None)
     if len(waits) < 2:
-        return None, "Waiting for peers is known of fewer than two ranks."
+        return None, "Waiting for peers is known for fewer than two ranks."
     lead = (waits[1][0] - waits[0][0]) / ranks[0].seconds
     if lead < _STRAGGLER_LEAD:
-        return None, "No rank is waited for clearly more than the others."
+        return None, "No rank clearly makes the others wait."
     return waits[0][1], f"Every other rank waits at least {format_share(lead)} of a step longer."
 
 

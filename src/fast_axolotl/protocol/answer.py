@@ -21,7 +21,7 @@ _MOST_PERCENT = 2.0
 
 _WORDS = {
     "duration_seconds": ("the whole run", "longer", "shorter", "long"),
-    "start_to_step_seconds": ("the time to the first step", "longer", "shorter", "long"),
+    "start_to_step_seconds": ("the time to first step", "longer", "shorter", "long"),
     "working_set_bytes": ("the working set", "larger", "smaller", "large"),
 }
 """What a figure is called in a sentence, and its comparatives; all others are rates."""
@@ -31,7 +31,7 @@ _FIRST = {"duration_seconds": 0, "start_to_step_seconds": 1}
 _FOUND = ("better", "worse")
 
 _USE = {
-    "drop-in": "Use it: start Axolotl behind fast-axolotl run --, or add its plugin to the YAML.",
+    "drop-in": "Use it: start Axolotl with fast-axolotl run --, or add its plugin to the YAML.",
     "streaming": "Use it: set streaming: true and dataset_use_rust_streaming: true in the YAML.",
     "candidate": "Use the candidate.",
 }
@@ -63,14 +63,14 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     name = primary_name(matrix, arm.name)
     cell = find_cell(matrix, name, arm.name)
     if cell is None or not cell.values:
-        return [f"{arm.name}: no pair of runs counts yet."]
+        return [f"{arm.name}: no complete pair of runs yet."]
     if name == "duration_seconds" and (baseline.steps or 0) != (arm.steps or 0):
         less = min(baseline, arm, key=lambda one: one.steps or 0)
         first, second = (
             count_words(round(one.steps or 0), "training step") for one in (baseline, arm)
         )
         return [
-            f"{baseline.name} recorded {first}, {arm.name} {second}: they have not done the same "
+            f"{baseline.name} recorded {first}, {arm.name} {second}: they did not do the same "
             f"work, so nothing is compared. {less.headline}"
         ]
     at = matrix.arms.index(arm.name)
@@ -86,8 +86,8 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             is_own = arm.name == "candidate"
             pinned = "DataLoader(prefetch_factor=2)" if is_own else "--pin prefetch_factor=2"
             sentences.append(
-                f"Steps could not be compared: {unsure.headline} Give more steps, or make the "
-                f"loader's queue shorter: {pinned}."
+                f"Steps could not be compared: {unsure.headline} Use more steps, or a shorter "
+                f"queue: {pinned}."
             )
         elif arm.headline:
             sentences.append(f"Steps could not be compared: {arm.headline}")
@@ -99,19 +99,22 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
         if arm.verdict.startswith("inconclusive"):
             why = ""
         elif is_relieved:
-            why = ": the data was a bottleneck, and it is less of one now"
+            why = ": data was a bottleneck, and now is less of one"
         elif after >= DATA_STALL:
             why = f": training {'still waits' if before >= DATA_STALL else 'waits'} for data"
         elif before < FREE_STALL and "better" not in outcomes.values():
-            why = ": the model's own work takes the time, and no faster reader can help that"
+            why = ": the model is the limit, so a faster reader cannot help"
         else:
-            why = ": little of the time is waiting for data"
-        sentences.append(f"Stall went from {format_share(before)} to {format_share(after)}{why}.")
+            why = ": little time is spent waiting for data"
+        sentences.append(f"Stall: {format_share(before)} → {format_share(after)}{why}.")
     for row in matrix.rows:
         if row.name in _WORDS and row.name not in names and row.cells[at].outcome in _FOUND:
             sentences.append(_capital(f"{_describe_change(row, at)}."))
     if not is_trusted:
-        return [*sentences, "Explain the losses first: the arms have not learned the same."]
+        return [
+            *sentences,
+            "Explain the different losses first: the variants did not learn the same.",
+        ]
     return [*sentences, *_advise(baseline, arm, outcomes, is_relieved=is_relieved)]
 
 
@@ -120,14 +123,18 @@ def find_missing(baseline: Arm, arm: Arm) -> str:
     both = (baseline, arm)
     waiting = [one.name for one in both if all(run.pair < 0 for run in one.runs)]
     if waiting:
-        return f"{' and '.join(waiting)}: no run that counts yet."
+        return f"{' and '.join(waiting)}: no counted run yet."
     done = [
         {run.pair for run in one.runs if run.pair >= 0 and run.status == "done"} for one in both
     ]
     failed = " or ".join(one.name for one, pairs in zip(both, done, strict=True) if not pairs)
     if failed:
-        return f"No run of {failed} that counts has succeeded: the end of the log tells why."
-    return "" if done[0] & done[1] else f"{arm.name}: in no pair of runs have both arms succeeded."
+        return f"No counted run of {failed} succeeded: see the end of the log."
+    return (
+        ""
+        if done[0] & done[1]
+        else (f"{arm.name}: there is no pair in which both variants succeeded.")
+    )
 
 
 def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float) -> list[str]:
@@ -140,7 +147,7 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
     if not tested:
         return [
             f"{arm}: {_describe_change(known[0], at, verb='was')} in one pair of runs, which "
-            "cannot tell a change from noise: give --pairs 5."
+            "cannot tell a change from noise: pass --pairs 5."
         ]
     found = [row for row in tested if row.cells[at].outcome in _FOUND]
     unclear = [row for row in tested if row.cells[at].outcome == "no clear change"]
@@ -154,7 +161,7 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
     if not found:
         parts = ["no clear change" if unclear else "no change that matters"]
         if unclear and unclear[0].name in _WORDS:
-            parts.append(f"{_describe_change(unclear[0], at, verb='was')}, which may be chance")
+            parts.append(f"{_describe_change(unclear[0], at, verb='was')}, possibly by chance")
     elif speed not in found and speed.name not in _WORDS:
         is_unclear = speed in unclear
         parts.append(f"training speed {'shows no clear change' if is_unclear else 'is unchanged'}")
@@ -169,7 +176,7 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
             least = f"changes{what} above {_percent(cell.detectable)}"
             if cell.detectable >= 1:
                 least = f"a factor{what} of {1 + cell.detectable:.2g} or more"
-            sentences.append(f"With {pairs}, only {least} would show (in 80 % of such protocols).")
+            sentences.append(f"With {pairs}, only {least} would show (with a probability of 80 %).")
             needed = f"about {cell.pairs_needed:,}" if cell.pairs_needed else "more than 1,000"
             if matters:
                 sentences.append(f"A change of {100 * matters:g} % needs {needed} pairs.")
@@ -228,21 +235,21 @@ def _advise(
         found = {outcomes["duration_seconds"]}
     if found == {"better"}:
         is_start = start == "better" and list(outcomes.values())[-1] != "better"
-        what = ["What it gains is the time before the first step."] if is_start else []
+        what = ["The gain is in the time before the first step."] if is_start else []
         return [use, *what, *_then("After that", arm)]
     if found == {"worse"}:
         return ["Keep the baseline.", *_then("Next", baseline)]
     advice = []
     if found:
         advice.append(
-            "It gains time before the first step and loses speed: it pays off in short runs only."
+            "It starts sooner but trains more slowly: it pays off only in short runs."
             if start == "better"
-            else "It trains faster and starts later: it pays off in long runs only."
+            else "It trains faster but starts later: it pays off only in long runs."
         )
     elif "no clear change" in outcomes.values() and is_relieved:
         advice.append(
-            "What the shorter waits gain does not stand out from the noise of these runs: give "
-            "more pairs, or more steps."
+            "The gain from shorter waits is smaller than the noise of these runs: use more pairs "
+            "or steps."
         )
     return [*advice, *_then("Next", arm)]
 
@@ -252,4 +259,4 @@ def _then(when: str, arm: Arm) -> list[str]:
     if not arm.action:
         return []
     is_open = arm.verdict.startswith("inconclusive")
-    return [f"{f'To find out what bounds {arm.name}' if is_open else when}: {arm.action}"]
+    return [f"{f'To find out what limits {arm.name}' if is_open else when}: {arm.action}"]

@@ -76,7 +76,7 @@ def plan_axolotl(
 ) -> Plan:
     """The five steps for one configuration."""
     if sequence_len is not None and 3 not in steps:
-        raise UsageError("--sequence-len is about streaming: add 3 to --steps")
+        raise UsageError("--sequence-len only affects streaming: add 3 to --steps")
     pins = pins or {}
     config = read_config(config_path, pins)
     unpinned = {}
@@ -86,27 +86,31 @@ def plan_axolotl(
         config |= unpinned
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
-    shared = [key for key in _OWN_FOLDERS if key in pins] + ["downloads of the hub"]
+    shared = [key for key in _OWN_FOLDERS if key in pins] + ["Hugging Face downloads"]
     notes = [
-        f"Each run has its own {', '.join([*folders, 'cache of datasets'])}; shared are "
+        f"Each run has its own {', '.join([*folders, 'datasets cache'])}; all runs share "
         f"{', '.join([*shared, 'the page cache'])} and compiled kernels."
     ]
     if pins:
         pinned = ", ".join(f"{key}={value}" for key, value in pins.items())
-        notes.append(f"Pinned in all arms: {pinned}.")
+        notes.append(f"Pinned in all variants: {pinned}.")
     if unpinned:
         pinned = ", ".join(f"{key}={value}" for key, value in unpinned.items())
         notes.append(
-            f"Pinned in all arms, so that they load alike: {pinned}; choose others with --pin."
+            f"Pinned in all variants, so that they load alike: {pinned}; choose others with --pin."
         )
     variants: list[tuple[str, str, dict[str, Any]]] = []
     if 1 in steps:
-        variants.append(("baseline", "Axolotl as it is", _stock(config)))
+        variants.append(("baseline", "stock Axolotl", _stock(config)))
     if 2 in steps:
-        variants.append(("drop-in", "nothing changed but our functions", config))
+        variants.append(
+            ("drop-in", "same configuration, with Axolotl's slow functions replaced", config)
+        )
     if 3 in steps:
         streamed, changes = _streamed(config, sequence_len)
-        variants.append(("streaming", "our functions, and our reader as a stream", streamed))
+        variants.append(
+            ("streaming", "functions replaced, and data streamed by our reader", streamed)
+        )
         notes += changes
     arms = tuple(
         ArmPlan(
@@ -150,7 +154,7 @@ def plan_batches(
     try:
         micro_batch, accumulation, whole = (int(config.get(key) or 1) for key in keys)
     except (TypeError, ValueError):
-        text = f"one of {', '.join(keys)} is no whole number"
+        text = f"one of {', '.join(keys)} is not a whole number"
         raise DataError(text, path=str(config_path)) from None
     kept = {
         key: value
@@ -177,14 +181,14 @@ def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise MissingFileError("there is no such configuration", path=str(path)) from None
+        raise MissingFileError("there is no such configuration file", path=str(path)) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"cannot be read: {reason}", path=str(path)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DataError(f"not YAML: {' '.join(str(error).split())}", path=str(path)) from error
     if not isinstance(found, dict):
-        raise DataError("a configuration of Axolotl has keys, and this has none", path=str(path))
+        raise DataError("an Axolotl configuration has keys, but this file has none", path=str(path))
     config = {"seed": _SEED, **found}
     for name, value in pins.items():
         *outer, last = name.split(".")
@@ -193,8 +197,8 @@ def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
             inner = place.get(key)
             if inner is not None and not isinstance(inner, Mapping):
                 raise UsageError(
-                    f"--pin {name}: {key} of the configuration has no keys of its own; pin {key} "
-                    "as a whole, or edit the configuration"
+                    f"--pin {name}: {key} in the configuration has no keys below it; pin {key} as "
+                    "a whole, or edit the configuration"
                 )
             place[key] = dict(inner or {})
             place = place[key]
@@ -218,9 +222,9 @@ def parse_steps(text: str) -> tuple[int, ...]:
     except ValueError:
         steps = ()
     if not steps or not set(steps) <= set(_ALL_STEPS):
-        raise UsageError(f"--steps {text!r}: give numbers from 1 to 5 with commas between")
+        raise UsageError(f"--steps {text!r}: pass comma-separated numbers from 1 to 5")
     if steps in ((4,), (4, 5)):
-        raise UsageError("--steps 4 compares the others: add 1 and 2")
+        raise UsageError("--steps 4 compares the other steps: add 1 and 2")
     return steps
 
 
@@ -231,11 +235,11 @@ def parse_pins(text: str) -> dict[str, Any]:
     for part in _cut(text):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"--pin {part!r}: write KEY=VALUE, with commas between several")
+            raise UsageError(f"--pin {part!r}: write KEY=VALUE, separated by commas")
         try:
             pins[_SHORT_NAMES.get(name.strip(), name.strip())] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise UsageError(f"--pin {part!r}: {value!r} is no value of YAML") from None
+            raise UsageError(f"--pin {part!r}: {value!r} is not a YAML value") from None
     return pins
 
 
@@ -255,7 +259,7 @@ def _cut(text: str) -> list[str]:
             parts[-1] += sign
         before = before if sign.isspace() else sign
     if opened:
-        raise UsageError(f"--pin {text!r}: what {opened[-1]} begins does not end")
+        raise UsageError(f"--pin {text!r}: {opened[-1]} is not closed")
     return [part.strip() for part in parts if part.strip()]
 
 
@@ -306,13 +310,13 @@ def _streamed(
     for key, value in (("val_set_size", 0), ("dataset_exact_deduplication", False)):
         if config.get(key):
             found[key] = value
-            notes.append(f"streaming: {key} is {value}, because Axolotl cannot stream with it")
+            notes.append(f"streaming: {key} is {value}, because Axolotl cannot stream otherwise")
     if sequence_len is not None:
         before = config.get("sequence_len")
         found["sequence_len"] = sequence_len
         notes.append(
-            f"streaming: sequence_len is {sequence_len:,}, and {before} in the other arms: "
-            "steps are not alike; compare tokens, not steps"
+            f"streaming: sequence_len is {sequence_len:,}, but {before} in the other variants, so "
+            "steps differ; compare tokens, not steps"
         )
     return found, notes
 

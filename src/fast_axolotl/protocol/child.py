@@ -91,19 +91,19 @@ def prepare_page_cache(
     drop: bool, *, proc: Path = PROC, flush: Callable[[], None] = os.sync
 ) -> str:
     """The state of the cache in a few words, after it was dropped if that was wanted."""
-    state = "as the last run left it"
+    state = "not cleared between runs"
     if drop:
         # What is not written yet would not be dropped.
         flush()
         try:
             (proc / "sys" / "vm" / "drop_caches").write_text("3\n")
-            state = "dropped"
+            state = "cleared before each run"
         except OSError as error:
             reason = error.strerror or str(error)
-            state = f"could not be dropped ({reason}), so as the last run left it"
+            state = f"not cleared between runs, because clearing failed ({reason})"
     cached = meminfo_bytes(proc, "Cached")
     if cached is None:
-        return f"{state}; its size is not told here"
+        return f"{state}; its size is not available here"
     return f"{state}; {cached / 1e9:,.2f} GB cached"
 
 

@@ -25,10 +25,10 @@ __all__ = ["Check", "Comparison", "Limit", "compare_folders", "parse_check"]
 
 _LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
 _APART = (
-    "The runs of the two were not interleaved: whatever changed on the machine in between counts "
-    "as a change."
+    "The two sides were not run alternately: any change of the machine in between counts as a "
+    "change."
 )
-_SINGLE = "A single run on one side cannot tell a change from noise."
+_SINGLE = "With a single run on one side, a change cannot be told from noise."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +109,12 @@ def parse_check(text: str, *, is_required: bool = False) -> Limit:
         )
     name, sign, prefix, number = found.groups()
     if name not in names:
-        raise UsageError(f"no figure is named {name!r}; there are {', '.join(names)}")
+        raise UsageError(f"there is no figure {name!r}; choose one of {', '.join(names)}")
     zeros = [figure.name for figure in MATRIX if figure.near_zero is not None]
     if prefix and name not in zeros:
         raise UsageError(
-            f"{name} is never near 0, so its limit is a ratio, without a sign; differences are "
-            f"for {', '.join(zeros)}"
+            f"{name} is never near 0, so its limit is a ratio, without a sign; limits on a "
+            f"difference are for {', '.join(zeros)}"
         )
     return Limit(
         text=" ".join(text.split()),
@@ -145,16 +145,14 @@ def compare_folders(
         found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
     else:
         if not (Path(first) / PROTOCOL_FILE).exists():
-            raise UsageError(
-                f"{first} holds no protocol, so it needs a second folder to be compared with"
-            )
+            raise UsageError(f"{first} holds no protocol; pass a second folder to compare it with")
         protocol = ProtocolResult.read(first)
         matrix = protocol.matrix
         if len(matrix.arms) < 2:
-            raise DataError("it has fewer than two arms to compare", path=str(first))
+            raise DataError("it has fewer than two variants to compare", path=str(first))
         chosen = arm or matrix.arms[-1]
         if chosen not in matrix.arms[1:]:
-            raise UsageError(f"no arm is named {chosen!r}; there are {', '.join(matrix.arms[1:])}")
+            raise UsageError(f"there is no variant {chosen!r}, only {', '.join(matrix.arms[1:])}")
         at = matrix.arms.index(chosen)
         missing = find_missing(protocol.arms[0], protocol.arms[at])
         if missing:
@@ -188,20 +186,20 @@ def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bo
         common = [name for name in arms if name in others]
         if not common:
             raise UsageError(
-                f"{first} has the arms {', '.join(arms)} and {second} has {', '.join(others)}: "
-                "none is in both"
+                f"{first} has the variants {', '.join(arms)} and {second} has "
+                f"{', '.join(others)}: they have none in common"
             )
         arm = common[-1]
     sides = (_read_side(first, arm), _read_side(second, arm))
     broken = next((side for side in sides if side.error), None)
     if broken is not None and is_checked:
         raise DataError(
-            f"the run did not end well, so no limit is checked: {broken.error}", path=broken.name
+            f"the run did not finish, so no limit is checked: {broken.error}", path=broken.name
         )
     names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
     rows = []
     for figure in MATRIX:
-        name, unknown = figure.name, "it was not recorded"
+        name, unknown = figure.name, "not recorded"
         columns = [(side.values.get(name, ()), side.reasons.get(name, unknown)) for side in sides]
         rows.append(make_row(figure, columns, is_paired=False))
     is_single = min(side.runs for side in sides) <= 1
@@ -236,10 +234,10 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
     protocol = ProtocolResult.read(folder)
     matrix = protocol.matrix
     if not matrix.arms:
-        raise DataError("it has no arms to compare, only dedupe", path=str(folder))
+        raise DataError("it has no variants to compare, only dedupe", path=str(folder))
     chosen = arm or matrix.arms[-1]
     if chosen not in matrix.arms:
-        raise UsageError(f"{folder} has no arm {chosen!r}; it has {', '.join(matrix.arms)}")
+        raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(matrix.arms)}")
     at = matrix.arms.index(chosen)
     cells = {row.name: row.cells[at] for row in matrix.rows}
     return _Side(
@@ -273,7 +271,7 @@ def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
     if value is None:
         can_differ = not limit.is_difference and cell.difference is not None
         example = "+0.02" if FIGURES[limit.name].unit == "share" else "+1000000"
-        cure = f"; give a limit on the difference: {limit.sign} {example}" if can_differ else ""
+        cure = f"; set a limit on the difference: {limit.sign} {example}" if can_differ else ""
         raise DataError(
             f"{limit.option} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
         )
@@ -285,17 +283,17 @@ def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
         low = high = value
         is_checked = is_single
         sentence = (
-            f"{what} {value:.4g}, of a single run on one side at least"
+            f"{what} {value:.4g}, from a single run on at least one side"
             if is_single
-            else f"not checked: {value:.4g} is of a single run on one side at least, which may be "
-            "noise; compare protocols, or give --single to check it all the same"
+            else f"not checked: {value:.4g} is from a single run on at least one side and may be "
+            "noise; compare protocols, or pass --single to check it anyway"
         )
     is_shown = high < limit.bound if limit.sign == "<" else low > limit.bound
     is_broken = is_checked and is_shown is not limit.is_required
     if is_broken:
-        sentence = f"{'FAILED, not shown' if limit.is_required else 'FAILED'}: {sentence}"
+        sentence = f"{'FAILED, not confirmed' if limit.is_required else 'FAILED'}: {sentence}"
     elif is_checked and limit.is_required:
-        sentence = f"shown: {sentence}"
+        sentence = f"confirmed: {sentence}"
     return Check(
         limit=limit.text,
         is_broken=is_broken,

@@ -34,7 +34,9 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
     first, second = [run for run in baseline if run], [run for run in arm if run]
     if not first or not second:
         who = (
-            "neither arm has logged any" if not first and not second else "one arm has logged none"
+            "neither variant logged any"
+            if not first and not second
+            else ("one variant logged none")
         )
         return LossCheck(is_equal=None, sentence=f"Losses: {who}.")
     # Of each arm, which logged loss is the first that is not a finite number, from 1.
@@ -48,23 +50,23 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
     if all(broken):
         return LossCheck(
             is_equal=None,
-            sentence="Losses: both arms logged some that are not numbers, first at logged loss "
-            f"{min(filter(None, broken))}: mend that first.",
+            sentence="Losses: both variants logged NaN or infinite losses, first at logged loss "
+            f"{min(filter(None, broken))}: fix that first.",
         )
     if any(broken):
         who = name if broken[1] else "the baseline"
         return LossCheck(
             is_equal=False,
-            sentence=f"DIFFERENT losses: {who} logged some that are not numbers, first at logged "
-            f"loss {broken[0] or broken[1]}, and the other arm none.",
+            sentence=f"DIFFERENT losses: {who} logged NaN or infinite losses, first at logged "
+            f"loss {broken[0] or broken[1]}, and the other variant did not.",
         )
     counts = {len(run) for run in (*first, *second)}
     runs = len(first) + len(second)
     if len({tuple(run) for run in (*first, *second)}) == 1:
-        sentence = f"Losses: equal to the last digit, {len(first[0])} each in {runs} runs."
+        sentence = f"Losses: identical to the last digit, {len(first[0])} in each of {runs} runs."
         return LossCheck(is_equal=True, sentence=sentence)
     if len(counts) > 1:
-        sentence = f"DIFFERENT losses: runs logged {min(counts)} to {max(counts)} of them."
+        sentence = f"DIFFERENT losses: some runs logged {min(counts)} losses, others {max(counts)}."
         return LossCheck(is_equal=False, sentence=sentence)
     own = _spread(first)
     # An arm that scatters beside a baseline that does not is a difference, and no excuse.
@@ -74,20 +76,20 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
         return LossCheck(
             is_equal=None,
             sentence=f"Losses: {name} differs from the baseline by up to {far:.3g}, first at "
-            f"logged loss {step}; whether runs of the baseline differ as well, one alone cannot "
-            "tell: give more --pairs.",
+            f"logged loss {step}. With one run, it is not known whether the baseline "
+            "also differs from itself: pass more --pairs.",
         )
     if own and far <= _MOST_SPREADS * own:
         return LossCheck(
             is_equal=None,
-            sentence=f"Losses: runs of one arm differ among themselves by up to {own:.3g}, {name} "
-            f"and the baseline by up to {far:.3g}: not further than chance allows.",
+            sentence=f"Losses: runs of the same variant differ by up to {own:.3g}, and {name} "
+            f"differs from the baseline by up to {far:.3g}: chance can explain that.",
         )
-    among = f", runs of one arm by up to {own:.3g}" if own else ""
+    among = f", runs of the same variant by up to {own:.3g}" if own else ""
     return LossCheck(
         is_equal=False,
-        sentence=f"DIFFERENT losses: {name} differs from the baseline by up to {far:.3g}, "
-        f"first at logged loss {step}{among}. Do not trust the speed before this is explained.",
+        sentence=f"DIFFERENT losses: {name} differs from the baseline by up to {far:.3g}, first "
+        f"at logged loss {step}{among}. Do not trust the speed until this is explained.",
     )
 
 

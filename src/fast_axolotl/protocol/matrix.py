@@ -43,7 +43,7 @@ __all__ = [
     "sum_up",
 ]
 
-_NO_RUN = "no run of this arm counts"
+_NO_RUN = "no run of this variant counts"
 _LATE = ("meter", "watch")
 """Who begins to sample when the process has already run for a while."""
 
@@ -85,7 +85,7 @@ def sum_up(record: RunRecord) -> RunFigures:
             value, reason = _start_to_step(record)
         else:
             value = getattr(summary, name)
-            reason = summary.reasons.get(name, "it was not recorded")
+            reason = summary.reasons.get(name, "not recorded")
         if value is not None and math.isfinite(value):
             values[name] = float(value)
         else:
@@ -99,13 +99,13 @@ def _start_to_step(record: RunRecord) -> tuple[float | None, str]:
     if record.system is None or record.system.start.source in _LATE:
         return None, FIGURES["start_to_step_seconds"].missing
     if not record.ranks:
-        return None, "no training loop was seen in there"
+        return None, "no training loop was detected in it"
     rank = record.ranks[min(record.ranks)]
     at = next((mark.t for mark in rank.marks if mark.name == "first_step"), None)
     if at is None:
         return None, "no step was recorded"
     seconds = rank.start.time + at - record.system.start.time
-    return (seconds, "") if seconds > 0 else (None, "the wall clock was set during the run")
+    return (seconds, "") if seconds > 0 else (None, "the system clock was set during the run")
 
 
 def build_matrix(arms: Mapping[str, Sequence[RunFigures | None]]) -> Matrix:
@@ -166,7 +166,7 @@ def compare_values(
     if figure.near_zero is not None:
         change = compare_runs(baseline, arm, is_paired=is_paired, is_ratio=False)
         if any(value is not None and value < figure.near_zero for value in (*baseline, *arm)):
-            near = "compared by difference: a run is near 0, where ratios mean nothing"
+            near = "compared by difference, because a run is near 0, where ratios mean nothing"
             ratio, tested, reason = Estimate(value=None), change, change.reason or near
     measured = tuple(value for value in arm if value is not None)
     return Cell(
@@ -286,7 +286,7 @@ def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
         if row.better:
             outcome = "better" if (value > 0) == (row.better == "higher") else "worse"
     elif is_beyond:
-        reason = "not clear by Holm's correction for the number of rows"
+        reason = "not clear after Holm's correction for the number of rows"
     return replace(cell, outcome=outcome, reason=reason)
 
 
@@ -300,9 +300,9 @@ def describe_judgement(matrix: Matrix) -> str:
     if not deciding:
         return ""
     return (
-        f"What decides: {', '.join(deciding)}. Another row is called better or worse only if it "
-        "survives Holm's correction for the number of rows. A change below "
-        f"{100 * matrix.matters:g} % does not matter (--matters)."
+        f"Rows that decide: {', '.join(deciding)}. Any other row counts as better or worse only "
+        f"after Holm's correction for the number of rows. A change below {100 * matrix.matters:g} "
+        "% does not matter (--matters)."
     )
 
 

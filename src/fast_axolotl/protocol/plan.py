@@ -128,8 +128,8 @@ class Plan:
         if not self.arms or self.pairs >= FEW_PAIRS:
             return ""
         return (
-            "One pair shows no change for certain, two show only one of 16 times the noise between "
-            "runs. Five pairs show 2.4 times the noise: give --pairs 5."
+            "One pair cannot show any change. Two pairs show only changes of 16 times the noise "
+            "between runs, and five pairs 2.4 times: pass --pairs 5."
         )
 
     def identity(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def plan_commands(
 ) -> Plan:
     """Two commands against each other."""
     return Plan(
-        title=mask_secrets(f"{baseline} against {candidate}"),
+        title=mask_secrets(f"{baseline} vs. {candidate}"),
         arms=(plan_arm("baseline", baseline), plan_arm("candidate", candidate)),
         pairs=pairs,
         warmup=warmup,
@@ -175,17 +175,17 @@ def plan_arm(name: str, text: str) -> ArmPlan:
     except ValueError as error:
         raise UsageError(f"--{name} {text!r} cannot be split into words: {error}") from None
     if not command:
-        raise UsageError(f"--{name} is empty; give a command, in quotes")
+        raise UsageError(f"--{name} is empty; pass a command in quotes")
     shell = _OF_A_SHELL.search(_QUOTED.sub("", text)) or _VARIABLE.match(command[0])
     if shell:
         raise UsageError(
-            f"--{name}: no shell runs the command, which has {shell[0]!r}: quote it if it is "
-            "an argument, else write sh -c '…' around the command, or env NAME=VALUE before it"
+            f"--{name}: the command contains {shell[0]!r}, but no shell runs it: quote it if it "
+            "is an argument; otherwise write sh -c '…', or env NAME=VALUE before the command"
         )
     options = _options_of_run(command)
     taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
     if taken:
-        raise UsageError(f"--{name}: the protocol measures by itself: leave {taken[0]} out")
+        raise UsageError(f"--{name}: the protocol already measures each run: remove {taken[0]}")
     is_ours = options is not None
     return ArmPlan(name=name, text=mask_secrets(text), command=command, is_accelerated=is_ours)
 
@@ -197,9 +197,9 @@ def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
     except ValueError:
         counts = []
     if len(counts) < 2 or counts[0] < 1:
-        raise UsageError(f"--world-size {sizes!r}: give two numbers of GPUs or more, as 1,2,4")
+        raise UsageError(f"--world-size {sizes!r}: pass two or more numbers of GPUs: 1,2,4")
     if len(plan.arms) != 1:
-        raise UsageError("--world-size takes one variant of a configuration: --steps 1, or 2")
+        raise UsageError("--world-size takes one variant of a configuration: --steps 1 or 2")
     [arm] = plan.arms
     if not any("{world_size}" in word for word in arm.command):
         raise UsageError("--world-size needs {world_size} in --command: --nproc-per-node …")
@@ -212,7 +212,10 @@ def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
         )
         for count in counts
     ]
-    more = "Arms have other numbers of GPUs: fast-axolotl scale with this folder tells efficiency."
+    more = (
+        "The variants have different numbers of GPUs: fast-axolotl scale with this folder shows "
+        "the efficiency."
+    )
     return replace(plan, arms=tuple(arms), same_work=None, notes=(*plan.notes, more))
 
 

@@ -46,7 +46,7 @@ _PINS = {
 }
 """What ``--pin`` calls them."""
 
-_HOW = "Values are medians of the runs, ratios geometric means over the pairs."
+_HOW = "Values are medians over runs; ratios are geometric means over pairs."
 
 
 def build_protocol(
@@ -141,12 +141,12 @@ def differing_settings(
             continue
         pairs = ", ".join(f"{value} in {arm}" for arm, value in told.items())
         if name == "num_workers":
-            pairs += ", so the arms saw different batches: seeds and shards are a worker's own"
+            pairs += ", so batches differ: each worker has its own seed and shard"
         # Axolotl gives a stream torch's queue, whatever is pinned.
         chosen = list(told.values())[-1 if name == "prefetch_factor" else 0]
         value = json.dumps(chosen, default=str)
         is_pinned = can_pin and name in _PINS
-        cure = f"; make it the same with --pin {_PINS[name]}={value}" if is_pinned else ""
+        cure = f"; make them equal with --pin {_PINS[name]}={value}" if is_pinned else ""
         sentences.append(f"{name} is {pairs}{cure}.")
     return tuple(sentences)
 
@@ -155,8 +155,8 @@ def find_disturbance(summary: RunSummary) -> str:
     """What kept the processors from a run; empty where nothing did, or nobody looked."""
     parts = []
     for share, most, words in (
-        (summary.other_cpu_share, BUSY_CPU, "other programs used {} of the processors"),
-        (summary.cpu_steal_share, TAKEN_CPU, "the hypervisor took {} of the processors"),
+        (summary.other_cpu_share, BUSY_CPU, "other programs used {} of the CPU cores"),
+        (summary.cpu_steal_share, TAKEN_CPU, "the hypervisor took {} of the CPU time"),
         (summary.cpu_throttled_share, TAKEN_CPU, "the CPU quota stopped it for {} of the time"),
     ):
         if share is not None and share >= most:
@@ -173,9 +173,9 @@ def _describe_disturbances(plan: Plan, figures: Mapping[int, RunFigures]) -> lis
     runs = "; ".join(f"{turn.folder}: {words}" for turn, words in disturbed)
     pairs = plan.pairs + max(2, len({turn.pair for turn, _ in disturbed}))
     return [
-        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the processors ({runs}). "
-        f"Differences may be due to that: repeat on a quiet machine, or add pairs: {plan.again} "
-        f"--pairs {pairs}"
+        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU ({runs}). "
+        "Differences may be caused by that: repeat on an idle machine, or add pairs: "
+        f"{plan.again} --pairs {pairs}"
     ]
 
 
@@ -230,15 +230,13 @@ def _describe_work(arms: Sequence[Arm]) -> list[str]:
         # Rates can be compared all the same; how long the whole took cannot.
         steps = ", ".join(f"{count:,.0f} in {name}" for name, count in counts.items())
         notes.append(
-            f"Not the same work: steps recorded are {steps}. Compare rates, not the whole run."
+            f"Not the same work: recorded steps are {steps}. Compare rates, not the whole run."
         )
     runs = [run for arm in arms for run in arm.runs]
     most = max((run.trainings for run in runs), default=1)
     if most > 1:
-        notes.append(
-            f"A run trained up to {most} times: its training with the most steps is compared."
-        )
+        notes.append(f"A run trained up to {most} times: the one with the most steps is compared.")
     caches = {run.page_cache.partition(";")[0] for run in runs if run.page_cache}
     if caches:
-        notes.append(f"Page cache before each run: {', or '.join(sorted(caches))}.")
+        notes.append(f"Page cache {', or '.join(sorted(caches))}.")
     return notes

@@ -141,7 +141,7 @@ class Running:
             if run.status == "left out":
                 self.spoilt[turn.number] = ()
             elif run.status == "failed":
-                self.spoilt[turn.number] = (f"{turn.folder} was made again: it had failed.",)
+                self.spoilt[turn.number] = (f"{turn.folder} was run again, because it had failed.",)
             else:
                 found = None
                 with contextlib.suppress(DataError):
@@ -150,7 +150,7 @@ class Running:
                     self.figures[turn.number] = found
                 else:
                     del self.state.runs[turn.number]
-                    note = f"{turn.folder} was made again: its record was damaged or gone."
+                    note = f"{turn.folder} was run again: its record was corrupt or missing."
                     self.spoilt[turn.number] = (note,)
         # So that who looks into the folder finds out what is going on.
         self._write()
@@ -167,7 +167,7 @@ class Running:
                 if self._spent() + round_seconds > 60.0 * limit:
                     self.notes.append(
                         f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of "
-                        f"{self.plan.pairs} pairs; the same command with more minutes goes on."
+                        f"{self.plan.pairs} pairs; repeat it with more minutes to continue."
                     )
                     break
             self.state.runs[turn.number] = self.run_turn(turn)
@@ -194,7 +194,7 @@ class Running:
                 folder=turn.folder,
                 pair=turn.pair,
                 status="left out",
-                log_tail=f"{turn.arm.name} has failed {_MOST_FAILURES} times and never succeeded",
+                log_tail=f"{turn.arm.name} failed {_MOST_FAILURES} times and never succeeded",
             )
         folder = self.root / turn.folder
         # What a run that was cut off has left.
@@ -210,7 +210,7 @@ class Running:
             self._tell(turn.arm.name, turn.pair, self.clock() - begin)
             limit = self.plan.run_minutes
             if limit is not None and self.clock() - begin > 60.0 * limit:
-                raise _TooLongError(f"it had not ended after {limit:g} min, and was ended")
+                raise _TooLongError(f"stopped: it did not finish within {limit:g} min")
 
         figures, code, failure = None, None, ""
         try:
@@ -231,7 +231,7 @@ class Running:
         if figures is not None:
             self.figures[turn.number] = figures
             if disturbance := find_disturbance(figures.summary):
-                self.warn(f"{turn.folder}: {disturbance}: its figures may be too low")
+                self.warn(f"{turn.folder}: {disturbance}; its figures may be too low")
             if not self.plan.keep_outputs:
                 # As many models as there are runs.
                 for name in (*turn.arm.own_folders, *turn.arm.own_caches):
@@ -330,15 +330,14 @@ def describe_dedupe(found: Mapping[str, Any]) -> dict[str, Any]:
     count = min(len(stock), len(ours))
     gain = compare_runs(ours[:count], stock[:count])
     if found.get("reason"):
-        sentence = f"Dedupe on its own was not measured: {found['reason']}."
+        sentence = f"Dedupe alone was not measured: {found['reason']}."
     else:
-        cut = ", the first ones" if found.get("is_cut") else ""
+        cut = " (the first ones)" if found.get("is_cut") else ""
         speed = f"{gain.value:,.1f}× the speed" if gain.value else "not compared"
         if gain.low and gain.high:
             speed += f" ({gain.low:,.1f} to {gain.high:,.1f})"
         sentence = (
-            f"Dedupe on its own, {found['rows']:,} rows{cut}, {found['kept']:,} kept by both "
-            f"alike: {speed}."
+            f"Dedupe alone, {found['rows']:,} rows{cut}, same {found['kept']:,} kept: {speed}."
         )
     return {
         **found,
@@ -360,5 +359,5 @@ def _read_chosen(folder: Path) -> RunFigures:
     return replace(
         found,
         values={**found.values, late: None},
-        reasons={**found.reasons, late: "another training of the same run came before"},
+        reasons={**found.reasons, late: "an earlier training of the same run"},
     )

@@ -70,14 +70,14 @@ def open_state(folder: Path, plan: Plan, *, now: float) -> State:
     identity = json.loads(json.dumps(told, default=str))
     if not path.exists():
         if folder.is_dir() and any(item.name != _LOCK_FILE for item in folder.iterdir()):
-            raise UsageError(f"{folder} is not empty and holds no protocol; give another --output")
+            raise UsageError(f"{folder} is not empty and holds no protocol; pass another --output")
         return State(path=path, identity=identity, started=now)
     found = _read(path)
     if found.identity != identity:
         raise UsageError(
-            f"{folder} holds a protocol of another command: "
-            f"{_first_difference(found.identity, identity)}; give another --output, or the command "
-            "as it was to continue that one"
+            f"{folder} holds a protocol with another command: "
+            f"{_first_difference(found.identity, identity)}; pass another --output, or the same "
+            "command again"
         )
     return found
 
@@ -108,7 +108,7 @@ def hold(folder: Path) -> Iterator[tuple[int, ...]]:
         opened = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise DataError(
-            f"cannot be the folder of a protocol: {error.strerror or error}; give another --output",
+            f"cannot hold a protocol: {error.strerror or error}; pass another --output",
             path=str(folder),
         ) from error
     try:
@@ -119,8 +119,8 @@ def hold(folder: Path) -> Iterator[tuple[int, ...]]:
         if not is_ours:
             holder = os.pread(opened, 32, 0).decode(errors="replace").strip()
             raise UsageError(
-                f"{folder} is in use: process {holder or 'unknown'}, or a run that it has started, "
-                "is still at work; wait for it, or end it"
+                f"{folder} is in use: process {holder or 'unknown'}, or a run that it started, is "
+                "still running; wait for it, or stop it"
             )
         os.ftruncate(opened, 0)
         os.pwrite(opened, str(os.getpid()).encode(), 0)
@@ -175,7 +175,7 @@ def _read(path: Path) -> State:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
     raise DataError(
-        f"not the state of a protocol of this version ({reason}); give another --output",
+        f"this is not the state of a protocol of this version ({reason}); pass another --output",
         path=str(path),
     )
 
@@ -184,11 +184,11 @@ def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first thing that differs, as it was and as it is; of configurations only that key."""
     for name, value in now.items():
         if name != "arms" and before.get(name) != value:
-            return f"{name} was {before.get(name)!r} and is {value!r} now"
+            return f"{name} was {before.get(name)!r} and is now {value!r}"
     arms = before.get("arms", {})
     for name, arm in now["arms"].items():
         if name not in arms:
-            return f"it has no arm {name}"
+            return f"it has no variant {name}"
         for part, new in arm.items():
             was = arms[name].get(part)
             if was == new:
@@ -200,6 +200,6 @@ def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
                         break
             elif isinstance(was, list) and isinstance(new, list):
                 was, new = " ".join(map(str, was)), " ".join(map(str, new))
-            return f"{part} of {name} was {was!r} and is {new!r} now"
+            return f"{part} of {name} was {was!r} and is now {new!r}"
     missing = [name for name in arms if name not in now["arms"]]
-    return f"it has the arm {missing[0]}, too" if missing else "something differs"
+    return f"it also has the variant {missing[0]}" if missing else "something differs"

@@ -192,13 +192,13 @@ def compare_runs(
     known, others = ([value for value in values if value is not None] for values in (first, second))
     count, slack = min(len(known), len(others)), 0.0
     if not count:
-        unpaired = "one of the two has no run with this figure"
-        reason = "no pair has this figure in both arms" if is_paired else unpaired
+        unpaired = "one side has no run with this figure"
+        reason = "no pair has this figure in both variants" if is_paired else unpaired
         return Estimate(value=None, reason=reason)
     if is_ratio:
         least = min(*known, *others)
         if least <= 0:
-            zero = "a run has 0 here, and 0 has no ratio"
+            zero = "a run has the value 0 here, which has no ratio"
             reason = "a run has a negative value here" if least else zero
             return Estimate(value=None, reason=reason)
         known, others = (list(map(math.log, values)) for values in (known, others))
@@ -207,7 +207,7 @@ def compare_runs(
     mean = statistics.fmean(others) - statistics.fmean(known)
     if count == 1:
         unpaired = "one run has no interval: the difference may be noise"
-        reason = "one pair has no interval: give more --pairs" if is_paired else unpaired
+        reason = "one pair has no interval: pass more --pairs" if is_paired else unpaired
         return Estimate(value=scale(mean), reason=reason)
     # Values that are rounded to steps of the slack scatter, however alike they look.
     rounding = slack**2 / 12

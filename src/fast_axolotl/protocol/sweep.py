@@ -74,7 +74,7 @@ def run_trial(
 def find_out_of_memory(code: int | None, log: Path) -> str:
     """The line that says that memory ran out, or that the run was killed; empty where none does."""
     lines = read_last_lines(log, _LOG_BYTES, num_bytes=_LOG_BYTES)
-    killed = "signal 9 ended it, as the kernel does where memory is full" if code in _KILLED else ""
+    killed = "signal 9 ended it, as when memory runs out" if code in _KILLED else ""
     return next((line.strip() for line in lines if _OUT_OF_MEMORY.search(line)), killed)
 
 

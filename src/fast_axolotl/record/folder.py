@@ -284,7 +284,7 @@ def read_run(path: str | Path) -> RunRecord:
             if isinstance(home, RankRecord):
                 record.ranks[home.start.rank] = home
             else:
-                record.notes.append(f"{file.name} has no start line and was left out")
+                record.notes.append(f"{file.name} has no start line and was skipped")
         record.systems = sort_systems(
             _read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))
         )
@@ -315,22 +315,22 @@ def check_folder(folder: Path) -> None:
     if not folder.exists():
         raise MissingFileError("there is no such folder", path=str(folder))
     if not folder.is_dir():
-        raise DataError("a record is a folder, and this is a file", path=str(folder))
+        raise DataError("a record is a folder, but this is a file", path=str(folder))
 
 
 def no_record(folder: Path, reason: str = "") -> DataError:
     """What to say of a folder without a record: one that holds a protocol has several below."""
-    reason = reason or "there is neither rank-0.jsonl nor system-NODE.jsonl"
-    text = f"no record in here: {reason}; make one with fast-axolotl measure -- COMMAND"
+    reason = reason or "it contains neither rank-0.jsonl nor system-NODE.jsonl"
+    text = f"this folder holds no record: {reason}; make one with fast-axolotl measure -- COMMAND"
     runs = sorted(find_protocol_runs(folder))
     has_result = (folder / PROTOCOL_FILE).is_file()
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
     if (folder / JOB_FILE).is_file():
-        text = "this is the record of a job on data, which has no steps: fast-axolotl report it"
+        text = "this is the record of a data job, which has no steps; use fast-axolotl report on it"
     elif words:
         commands = ", ".join(f"fast-axolotl {word}" for word in words)
-        text = f"this is the folder of a protocol, with a record for each run: {commands}"
+        text = f"this is the folder of a protocol, with one record per run: {commands}"
     return DataError(text, path=str(folder))
 
 
@@ -347,7 +347,7 @@ def leave_out_earlier(record: RunRecord) -> None:
     for rank in [rank for rank in record.ranks if rank >= first.start.world_size]:
         del record.ranks[rank]
         record.notes.append(
-            f"rank-{rank}.jsonl is of another run: this one had {first.start.world_size} ranks"
+            f"rank-{rank}.jsonl is from another run: this one had {first.start.world_size} ranks"
         )
     hosts = {rank.start.host for rank in record.ranks.values()}
     for node in [node for node in record.systems if node not in hosts and len(record.systems) > 1]:
@@ -355,7 +355,7 @@ def leave_out_earlier(record: RunRecord) -> None:
         last = max((line.t for line in (*system.samples[-1:], system.end) if line), default=0.0)
         if system.start.time + last + _CLOCK_SECONDS < first.start.time:
             del record.systems[node]
-            record.notes.append(f"the samples of {node} are of an earlier run and were left out")
+            record.notes.append(f"the samples of {node} belong to an earlier run and were skipped")
 
 
 def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | None:
@@ -370,7 +370,7 @@ def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | Non
             try:
                 line = parse_line(text)
             except UNREADABLE:
-                what = f"{file.name}: cut off in line {number}"
+                what = f"{file.name}: truncated in line {number}"
                 if text.endswith("\n"):
                     what = f"{file.name}, line {number}: not a line of a record"
                 record.notes.append(what)
@@ -398,8 +398,8 @@ def sort_in(
     if isinstance(line, schema.Start | schema.SystemStart):
         if line.schema > schema.SCHEMA:
             raise DataError(
-                f"written in format {line.schema}, and this version reads up to {schema.SCHEMA}: "
-                "pip install --upgrade fast-axolotl",
+                f"it is in format {line.schema}, but this version reads only up to format "
+                f"{schema.SCHEMA}: install a newer fast-axolotl",
                 path=str(file),
             )
         if isinstance(line, schema.Start):

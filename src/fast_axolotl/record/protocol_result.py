@@ -236,7 +236,7 @@ class ProtocolResult:
             raise DataError(f"cannot be read: {reason}", path=str(path)) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"not the result of a protocol ({error}); run fast-axolotl protocol again",
+                f"not a protocol result ({error}); run fast-axolotl protocol again",
                 path=str(path),
             ) from error
         return result
