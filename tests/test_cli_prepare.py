@@ -235,7 +235,7 @@ def test_a_wrong_call_is_one_line(run: Run, words: str, message: str) -> None:
 
 
 def test_the_record_is_shown_and_becomes_a_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="pip install 'fast-axolotl[report]'")
+    pytest.importorskip("jinja2", reason="pip install plotly jinja2")
     assert run("prepare", "c.yml", "--record", "r")[0] == 0
     assert JobRecord.read(tmp_path / "r").summary == SUMMARY
     assert "longer than sequence_len" in run("show", "r")[1]

@@ -118,7 +118,7 @@ def test_without_the_package_the_reason_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     reader = open_gpus()
     assert reader.read() == ()
-    assert reader.reason == 'GPU figures need NVML: pip install "fast-axolotl[gpu]"'
+    assert reader.reason == "GPU figures need NVML: pip install nvidia-ml-py"
     reader.close()
 
 

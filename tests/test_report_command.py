@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
+pytest.importorskip("plotly", reason="plotly is not installed: pip install plotly jinja2")
 
 from fast_axolotl.cli.demo import demo
 from fast_axolotl.cli.report import make_report, report

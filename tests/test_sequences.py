@@ -265,9 +265,9 @@ def test_torch_is_asked_for_by_its_pip_line_when_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[torch\]'"):
+    with pytest.raises(MissingExtraError, match="pip install torch"):
         pack_sequences([[5]], 8, 0, 1, output="torch")
-    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[torch\]'"):
+    with pytest.raises(MissingExtraError, match="pip install torch"):
         pad_sequences([[5]], output="torch")
     assert pad_sequences([[5]], output="numpy").tolist() == [[5]]
 

@@ -466,4 +466,4 @@ def test_without_torch_the_import_says_what_to_install() -> None:
     said = run_python(program).stdout
 
     assert "MissingExtraError" in said
-    assert "pip install 'fast-axolotl[torch]'" in said
+    assert "pip install torch" in said

@@ -155,7 +155,7 @@ def measure_matmul_tflops(
         import torch
     except ImportError:
         raise MissingExtraError(
-            "measuring the matmul rate needs PyTorch: pip install 'fast-axolotl[torch]'"
+            "measuring the matmul rate needs PyTorch: pip install torch"
         ) from None
     name = normalise_dtype(dtype)
     kind = getattr(torch, "float32" if name == "tf32" else name, None)

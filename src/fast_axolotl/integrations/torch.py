@@ -47,9 +47,7 @@ try:
     import torch
     from torch.utils.data import Dataset, IterableDataset, default_convert, get_worker_info
 except ImportError:
-    raise MissingExtraError(
-        "the torch dataset needs PyTorch: pip install 'fast-axolotl[torch]'"
-    ) from None
+    raise MissingExtraError("the torch dataset needs PyTorch: pip install torch") from None
 
 __all__ = ["TorchDataset"]
 

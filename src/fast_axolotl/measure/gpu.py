@@ -98,7 +98,7 @@ def open_gpus() -> GpuReader:
     try:
         import pynvml
     except ImportError:
-        return GpuReader('GPU figures need NVML: pip install "fast-axolotl[gpu]"')
+        return GpuReader("GPU figures need NVML: pip install nvidia-ml-py")
     try:
         pynvml.nvmlInit()
         reader = NvmlReader(pynvml)

@@ -85,7 +85,5 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise MissingExtraError(
-            "the torch output needs PyTorch: pip install 'fast-axolotl[torch]'"
-        ) from None
+        raise MissingExtraError("the torch output needs PyTorch: pip install torch") from None
     return torch

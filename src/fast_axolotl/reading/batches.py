@@ -141,9 +141,7 @@ def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        raise MissingExtraError(
-            "the torch output needs PyTorch: pip install 'fast-axolotl[torch]'"
-        ) from None
+        raise MissingExtraError("the torch output needs PyTorch: pip install torch") from None
 
     def tensors(value: Any) -> Any:
         if isinstance(value, dict):

@@ -236,7 +236,7 @@ def _remote_files(
         except (pa.ArrowException, OSError):
             raise MissingExtraError(
                 f"{mask_secrets(uri)}: reading {scheme}:// needs a package that is not installed "
-                f"({missing}); for S3: pip install 'fast-axolotl[s3]'"
+                f"({missing}); for S3: pip install s3fs"
             ) from None
         filesystem = ArrowFSWrapper(native)
     except ValueError as error:

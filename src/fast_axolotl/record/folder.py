@@ -399,7 +399,7 @@ def sort_in(
         if line.schema > schema.SCHEMA:
             raise DataError(
                 f"written in format {line.schema}, and this version reads up to {schema.SCHEMA}: "
-                "pip install --upgrade fast-axolotl",
+                "read it with the version that wrote it, or a later one",
                 path=str(file),
             )
         if isinstance(line, schema.Start):
