@@ -266,7 +266,7 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
         one.wait_for("batch 50")
         assert one.wait() == 7
         after = plain(one.text.partition(BACK)[2])
-        verdict, _, log = after.partition("Every figure: fast-axolotl show ")
+        verdict, _, log = after.partition("Every figure: fast-axolotl show --all ")
         assert "Why" in verdict
         assert "Next" in verdict
         assert len(verdict.splitlines()) <= 24
@@ -355,7 +355,7 @@ def test_the_command_that_follows_can_be_pasted(tmp_path: Path) -> None:
     write_run(folder, make_run(make_rank(wait=steady(0.3)), system=make_system()))
     done = watch(folder)
     assert "the run finished" in done.stdout
-    assert f"Every figure: fast-axolotl show '{folder}'" in done.stdout
+    assert f"Every figure: fast-axolotl show --all '{folder}'" in done.stdout
     protocol = tmp_path / "p 1"
     make_protocol(protocol, done=6)
     assert f"The answer: fast-axolotl report '{protocol}'" in watch(protocol).stdout

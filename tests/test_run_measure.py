@@ -262,14 +262,14 @@ def test_the_training_with_the_most_steps_is_shown_and_the_others_are_named(
     _print_summary(str(first), begin)
     err = capsys.readouterr().err
     assert f"this training of 3 has the most steps; the others: {first}, {third}" in err
-    assert f"to see this again: fast-axolotl show {second}" in err
+    assert f"Every figure: fast-axolotl show --all {second}" in err
     # In a terminal it is no longer than a screen.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     _print_summary(str(first), begin)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 25
-    assert f"Every figure: fast-axolotl show {second}" in lines
+    assert f"Every figure: fast-axolotl show --all {second}" in lines
 
 
 class StandIn:

@@ -170,7 +170,7 @@ def test_a_record_that_is_there_is_not_overwritten(
     (tmp_path / "system.jsonl").write_text("kept")
     done = run(sleeper.pid, "-o", tmp_path)
     assert done.returncode == 2
-    assert "is there already: choose another --output" in done.stderr
+    assert "already exists: choose another --output" in done.stderr
     assert (tmp_path / "system.jsonl").read_text() == "kept"
 
 

@@ -140,7 +140,7 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
         # The run that stands for an arm: the one that its verdict is of.
         run = shown_run(arm)
         if run is None:
-            notes.append(f"{arm.name} has no complete run, so it has no charts.")
+            notes.append(f"{arm.name} has no measured run, so it has no charts.")
             continue
         try:
             runs.append(_read(protocols[0] / run.folder, arm.name))
@@ -212,7 +212,7 @@ def check_targets(
             )
     targets = [path.absolute() for path in (output, markdown, png) if path is not None]
     if len(set(targets)) < len(targets):
-        raise UsageError("-o, --markdown and --png need three different files")
+        raise UsageError("-o, --markdown and --png need different files")
 
 
 def _write_all(

@@ -51,7 +51,7 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
             done = [run for run in arm.runs if run.pair >= 0 and run.status == "done"]
             pairs |= {path / run.folder: f"{path}:{run.pair}" for run in done}
             if not done:
-                say(f"{path}: {arm.name} has no complete run and is left out")
+                say(f"{path}: {arm.name} has no measured run and is left out")
     figures: list[Run] = []
     unit = ""
     for path, pair in pairs.items():

@@ -145,7 +145,7 @@ def describe_run(arm: Arm) -> str:
     if run.pair < 0:
         return f"{name}, a warm-up run"
     if count == 1:
-        return f"{name}, the only complete one"
+        return f"{name}, the only measured run"
     if run.folder == arm.shown_run:
         return f"{name}, closest to the median of {count}"
     return f"{name}, the last of {count}"
@@ -198,7 +198,7 @@ def describe_progress(protocol: ProtocolResult) -> str:
 
 def no_counted_run(protocol: ProtocolResult) -> str:
     """Why an arm has no figures."""
-    return "No complete run yet." if describe_progress(protocol) else "No complete run."
+    return "No measured run yet." if describe_progress(protocol) else "No measured run."
 
 
 def describe_replacements(summary: RunSummary) -> str:

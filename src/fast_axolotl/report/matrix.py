@@ -354,7 +354,7 @@ def _describe_missing(matrix: Matrix) -> list[str]:
                 (cell.reason for cell in row.cells if cell.reason),
                 key=lambda reason: reason.startswith("no run "),
             )
-            missing.setdefault(reasons[0] if reasons else "no complete run", []).append(row.label)
+            missing.setdefault(reasons[0] if reasons else "no measured run", []).append(row.label)
     lines = [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
     for at, arm in enumerate(matrix.arms):
         missing = {}

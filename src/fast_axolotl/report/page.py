@@ -325,7 +325,7 @@ def _protocol_parts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
             }
         )
     counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
-    done = f"{count_words(counted, 'complete run')}"
+    done = f"{count_words(counted, 'measured run')}"
     pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")
     course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}." if protocol.arms else ""
     if course and protocol.losses and protocol.are_losses_equal is not False:
