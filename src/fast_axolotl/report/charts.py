@@ -286,7 +286,8 @@ def _stall_text(run: Curves, beyond: Beyond) -> str:
         parts.append(f"{count} waited far longer than most, up to {longest}{drawn}.")
     for name, marks in run.series.get("marks", {}).items():
         few = f", one in {marks['every']:,} drawn" if marks["every"] > 1 else ""
-        parts.append(f"{marks['all']:,} {name} boundaries{few}.")
+        noun = "boundary" if marks["all"] == 1 else "boundaries"
+        parts.append(f"{marks['all']:,} {name} {noun}{few}.")
     parts += [f"{', '.join(regime)}." for regime in describe_regimes(summary)]
     if beyond:
         _, where, high = max(beyond, key=lambda point: point[2])
