@@ -33,7 +33,7 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 9_220,
     "boot": 86,
-    "cli": 5_110,
+    "cli": 5_325,
     "cluster": 2_960,
     "plan": 2_500,
     "dedupe": 1_800,
@@ -45,7 +45,7 @@ MOST_LINES = {
     "protocol": 2_920,
     "reading": 6_950,
     "record": 3_160,
-    "report": 4_830,
+    "report": 4_880,
     "streaming": 117,
     "system": 350,
 }
@@ -54,7 +54,7 @@ MOST_LINES_IN_ALL = 55_050
 MOST_FILES = 209
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 41_020
+MOST_TEST_LINES = 41_150
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

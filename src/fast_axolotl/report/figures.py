@@ -167,7 +167,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("rows_per_second", label="rows"),
         Row("samples_per_second"),
         Row("bytes_per_second"),
-        Row("free_rows_per_second", note="loader alone, without the model"),
+        Row("free_rows_per_second", note="without the model"),
         Row("demand_rows_per_second"),
         Row("headroom", note="loader alone ÷ what the model could consume"),
         Row("reader_rows_per_second", "reader_ratio", parts=("", "of the consumption")),
@@ -180,7 +180,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("goodput_tokens_per_second", note="over the whole wall clock"),
         Row("padding_share", note="of all positions"),
         Row("packing_efficiency"),
-        Row("mean_attended_length", note="Σℓ² ÷ Σℓ"),
+        Row("mean_attended_length", note="mean over tokens"),
         Row("steps_per_second"),
         Row(*(f"step_{name}_seconds" for name in _SPREAD), label="time per step", parts=_SPREAD),
         Row("global_batch_samples", note="per optimizer step"),
@@ -191,10 +191,10 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("model_flops_per_second"),
         Row("mfu", note="of the GPU's peak"),
         Row("hfu", note="MFU plus recomputed activations"),
-        Row("matmul_share", note="of the matmul rate measured on this GPU"),
+        Row("matmul_share", note="measured on this GPU"),
         Row("peak_tflops", source="peak_source"),
     ),
-    "Memory of the process tree": (
+    "Memory of all processes": (
         Row(
             "working_set_bytes",
             "working_set_peak_bytes",
