@@ -118,9 +118,9 @@ def test_the_answer_comes_first_and_the_table_says_what_was_read(
     )
     text = "\n".join(rest)
     assert "The first 30 rows; change that with --rows." in text
-    assert "plain Python: left out: the standard library reads no parquet files" in text
+    assert "plain Python: not measured: the standard library reads no parquet files" in text
     assert "ours ÷ theirs" in text
-    assert "Not in these times: imports, compiling or loading kernels" in text
+    assert "Not included: imports, compiling or loading kernels" in text
 
 
 @pytest.mark.parametrize(
@@ -244,11 +244,11 @@ def test_sentences_say_plainly_who_is_faster() -> None:
     )
     assert found == [
         "fast-axolotl reads these 3 files 2.1× as fast as HF datasets (1.9–2.3×).",
-        "fast-axolotl is slower than slow here: 0.80× its speed (0.70–0.90×).",
+        "fast-axolotl is slower than slow here: 0.80× as fast (0.70–0.90×).",
         "No clear difference from near: 1.0× (0.95–1.1×).",
     ]
     assert sentences(timing("wrong")) == [
-        "Nobody else gave the same answer here, so there is nothing to compare with."
+        "No other library gave the same result here, so there is nothing to compare with."
     ]
 
 

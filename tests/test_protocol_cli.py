@@ -138,7 +138,7 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
         protocol(baseline="a")
     with pytest.raises(UsageError, match="not both"):
         protocol(config=Path("a.yml"), baseline="a")
-    with pytest.raises(UsageError, match="about a configuration"):
+    with pytest.raises(UsageError, match="need an Axolotl configuration"):
         protocol(baseline="a", candidate="b", steps="1")
 
 

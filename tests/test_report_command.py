@@ -194,7 +194,7 @@ def test_an_interrupted_demo_promises_nothing(
     monkeypatch.setattr("fast_axolotl.protocol.run_protocol", stop)
     with pytest.raises(KeyboardInterrupt):
         demo(output=tmp_path / "page.html")
-    assert "goes on from here" not in capsys.readouterr().err
+    assert "continues from here" not in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_and_two_protocols_are_refused(tmp_path: Path) -> None:
