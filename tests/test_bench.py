@@ -152,22 +152,28 @@ def test_the_answer_comes_first_and_the_table_says_what_was_read(
 ) -> None:
     invoke("reader", files["parquet"], "--rows", "30")
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first.startswith(("Ours reads this file ", "Ours is slower than ", "No clear "))
+    assert first.startswith(
+        ("fast-axolotl reads this file ", "fast-axolotl is slower than ", "No clear ")
+    )
     text = "\n".join(rest)
     assert "The first 30 rows; change that with --rows." in text
-    assert "plain Python: left out: the standard library reads no parquet files" in text
+    assert "plain Python: not measured: the standard library reads no parquet files" in text
     assert "ours ÷ theirs" in text
-    assert "Not in these times: imports, compiling or loading kernels" in text
+    assert "Not included: imports, compiling or loading kernels" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (("hash", "jsonl", "--column", "nope"), UsageError, "no column 'nope'; there are id, text"),
-        (("hash", "jsonl", "--column", "id"), UsageError, "holds int64, and bench hash takes text"),
-        (("pack", "jsonl", "--column", "text"), UsageError, "takes lists of token ids"),
+        (
+            ("hash", "jsonl", "--column", "id"),
+            UsageError,
+            "has the type int64, but bench hash needs text",
+        ),
+        (("pack", "jsonl", "--column", "text"), UsageError, "needs lists of token ids"),
         (("pad", "csv"), UsageError, "no column 'input_ids'"),
-        (("reader", "empty"), DataError, "empty.jsonl: no rows to race on"),
+        (("reader", "empty"), DataError, "empty.jsonl: no rows to measure"),
         (("reader", "broken"), DataError, "broken.jsonl"),
         (("reader", "missing"), DataError, "missing.jsonl: no such file"),
     ],
@@ -210,7 +216,7 @@ def test_rows_without_a_value_take_no_part_and_all_files_of_a_folder_do(
     invoke("pad", f"~/{folder.name}", "--rows", "500", "--json")
     found = json.loads(capsys.readouterr().out)
     assert (len(found["files"]), found["rows"]) == (600, 333)
-    with pytest.raises(DataError, match="no rows to race on"):
+    with pytest.raises(DataError, match="no rows to measure"):
         invoke("hash", str(folder), "--column", "none")
 
 
@@ -276,12 +282,12 @@ def test_sentences_say_plainly_who_is_faster() -> None:
         timing("other", 200, 150.2, 1250),
     )
     assert found == [
-        "Ours reads these 3 files 2.1× as fast as HF datasets (1.9–2.3×).",
-        "Ours is slower than slow here: 0.80× its speed (0.70–0.90×).",
+        "fast-axolotl reads these 3 files 2.1× as fast as HF datasets (1.9–2.3×).",
+        "fast-axolotl is slower than slow here: 0.80× as fast (0.70–0.90×).",
         "No clear difference from near: 1.0× (0.95–1.1×).",
     ]
     assert sentences(timing("wrong")) == [
-        "Nobody else gave the same answer here, so there is nothing to compare with."
+        "No other library gave the same result here, so there is nothing to compare with."
     ]
 
 

@@ -132,3 +132,81 @@ def test_a_closed_pipe_is_no_traceback(rows_file: Path) -> None:
     )
     assert done.stdout.splitlines() == ['{"id": 0, "text": "row 0"}']
     assert "Traceback" not in done.stderr
+
+
+def test_errors_name_options_of_the_command_line(broken_file: Path) -> None:
+    stated = run("read", broken_file).stderr
+    assert "--on-error skip" in stated
+    assert "on_error" not in stated
+    assert run("read", broken_file, "--batch-size", "0").stderr.startswith(
+        "fast-axolotl: --batch-size must be"
+    )
+    assert "write 0/8 for the first of 8" in run("read", broken_file, "--shard", "8/8").stderr
+
+
+def test_a_skipped_row_is_listed_without_advice_to_skip_it(broken_file: Path) -> None:
+    shown = run("read", broken_file, "--on-error", "skip").stdout
+    assert "broken.jsonl, line 2501: malformed JSON" in shown
+    assert "on_error" not in shown
+    assert "--on-error" not in shown
+
+
+def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_rows(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no end")
+    shown = run("read", tmp_path / "cut.parquet", "--on-error", "skip").stdout
+    assert "an unknown number in 1 place" in shown
+
+
+def test_translated_names_are_options_of_a_command() -> None:
+    from fast_axolotl.cli import options
+
+    every = "".join(run(name, "--help").stdout for name in ("read", "dedupe", "pack"))
+    for name in f"{options._ARGUMENTS}|{options._WORDS}".split("|"):
+        assert f"--{name.replace('_', '-')} " in every
+
+
+def test_flags_have_no_type_and_arguments_have_their_help() -> None:
+    shown = run("read", "--help").stdout
+    assert "Files, folders, globs or URIs" in shown
+    line = next(line for line in shown.splitlines() if "--json " in line)
+    assert "bool" not in line.lower()
+
+
+def test_every_command_has_an_example_and_every_table_has_json() -> None:
+    shown = run("--help").stdout
+    names = [
+        line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2] != "-"
+    ]
+    names = [name for name in names if name.isalpha() and f"│ {name} " in shown]
+    assert {"show", "read", "demo", "trace", "warmup"} <= set(names)
+    for name in {*names} - {"bench", "it"}:
+        help_text = run(name, "--help").stdout
+        assert f"fast-axolotl {name}" in help_text.partition("Examples:")[2], name
+        assert name in ("run", "measure") or "--json" in help_text, name
+
+
+def test_a_shell_completes_commands_options_and_values() -> None:
+    def complete(words: str, at: int) -> list[str]:
+        command = [sys.executable, "-m", "fast_axolotl"]
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(at)}
+        environment = {**ENVIRONMENT, **asked, "_FAST_AXOLOTL_COMPLETE": "complete_bash"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        return done.stdout.split()
+
+    assert complete("fast-axolotl pro", 1) == ["protocol"]
+    assert complete("fast-axolotl read --on-e", 2) == ["--on-error"]
+    assert complete("fast-axolotl read --on-error ", 3) == ["raise", "skip"]
+    assert "complete -o default" in run("--show-completion", "bash").stdout
+
+
+def test_no_message_installs_a_package_of_the_same_name() -> None:
+    root = Path(__file__).parents[1] / "src"
+    wrong = [
+        file.name
+        for file in root.rglob("*.py")
+        if "pip install fast-axolotl" in (text := file.read_text(encoding="utf-8"))
+        or "fast-axolotl[" in text
+    ]
+    assert wrong == []

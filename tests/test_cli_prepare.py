@@ -128,7 +128,7 @@ def test_a_plan_names_units_stages_disk_and_memory(capsys: pytest.CaptureFixture
     plan_table(PLAN)
     text = capsys.readouterr().out
     expected = ("812", "64", "97 GB", "185 GB at most, 400 GB free", "about 24,300,000,000")
-    expected += ("hub/alpaca is loaded as a whole on this machine first: a Hub set.",)
+    expected += ("hub/alpaca is first loaded completely on this machine: a Hub set.",)
     assert [words for words in expected if words not in text] == []
 
 
@@ -187,7 +187,7 @@ def test_options_reach_the_job_and_the_next_command_repeats_them(run: Run, tmp_p
     code, out, err = run("prepare", "c.yml", *words.split(), *sets)
     assert (code, err.splitlines()[-1]) == (
         0,
-        "fast-axolotl: to see it again: fast-axolotl report r",
+        "fast-axolotl: as an HTML report: fast-axolotl report r",
     )
     sent = {"sequence_len": 64, "sample_packing": False, "hf_token": "abc"}
     assert json.loads((tmp_path / "options.json").read_text()) == (
@@ -222,9 +222,9 @@ def test_a_plan_that_the_disk_cannot_hold_is_printed_and_refused(run: Run, tmp_p
         ("none.yml", "does not exist"),
         ("c.yml --address h:1", "add --engine ray"),
         ("c.yml --set sequence_len", "write --set sequence_len=4096"),
-        ("c.yml --set datasets=[]", "write it into the configuration"),
+        ("c.yml --set datasets=[]", "edit the configuration instead"),
         ("c.yml --memory much", "cannot read 'much' as a size"),
-        ("c.yml --record .", "give an empty folder with --record"),
+        ("c.yml --record .", "pass an empty folder with --record"),
         ("c.yml --engine spark", "spark"),
     ],
 )

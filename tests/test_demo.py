@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fast_axolotl.cli.demo import plan_demo, write_rows
+from fast_axolotl.cli.demo import demo, explain_losses, plan_demo, write_rows
 from fast_axolotl.cli.demo_arm import (
     BATCH_ROWS,
     WIDTH,
@@ -17,6 +19,8 @@ from fast_axolotl.cli.demo_arm import (
     read_ahead,
 )
 from fast_axolotl.errors import MissingFileError
+from fast_axolotl.record.protocol_result import ProtocolResult
+from support.golden import GOLDEN
 
 pytestmark = pytest.mark.kernels
 
@@ -65,3 +69,31 @@ def test_the_plan_has_both_readers_in_front_of_one_model(tmp_path: Path) -> None
     assert [arm.command[-3] for arm in plan.arms] == ["plain", "fast"]
     assert int(plan.arms[0].command[-1]) == int(plan.arms[1].command[-1]) >= 220
     assert plan.pairs == 2
+
+
+def test_a_demo_without_plotly_says_so_first_and_prints_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("fast_axolotl.cli.demo")
+    result = ProtocolResult.read(GOLDEN / "protocols" / "commands")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "write_rows", lambda path: 1)
+    monkeypatch.setattr(module, "plan_demo", lambda path: None)
+    protocol = importlib.import_module("fast_axolotl.cli.protocol")
+    monkeypatch.setattr(protocol, "run_plan", lambda plan, folder: result)
+    demo(tmp_path / "page.html")
+    out, err = capsys.readouterr()
+    assert "pip install plotly jinja2" in err.splitlines()[0]
+    assert result.title in out
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_figure_that_is_worse_in_the_demo_is_explained() -> None:
+    result = ProtocolResult.read(GOLDEN / "protocols" / "commands")
+    row = next(row for row in result.matrix.rows if row.name == "working_set_bytes")
+    worse = replace(row, cells=(row.cells[0], replace(row.cells[1], outcome="worse")))
+    lost = replace(result, matrix=replace(result.matrix, rows=(worse,)))
+    assert any("loads pyarrow" in note for note in explain_losses(lost).notes)
+    same = replace(row, cells=(row.cells[0], replace(row.cells[1], outcome="better")))
+    kept = replace(result, matrix=replace(result.matrix, rows=(same,)))
+    assert explain_losses(kept).notes == result.notes

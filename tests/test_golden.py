@@ -36,7 +36,7 @@ def in_golden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_is_shown(name: str) -> None:
     check(f"show/{name}.json", command("show", name, "--json").json())
     for width in WIDTHS:
-        check(f"show/{name}-{width}.txt", command("show", name, width=width).out)
+        check(f"show/{name}-{width}.txt", command("show", name, "--all", width=width).out)
 
 
 def test_all_verdicts_are_among_the_runs() -> None:

@@ -99,7 +99,7 @@ def test_a_low_terminal_keeps_the_verdict_and_the_stall() -> None:
 
 def test_a_narrow_terminal_tells_what_the_highest_mark_stands_for() -> None:
     text = text_of(frame_of(running(0.46)), width=59, height=20)
-    assert "46.0 % now · 46.0 % overall · top 50 %" in text
+    assert "46.0 % now · 46.0 % overall · full height 50 %" in text
 
 
 STAGE = ProtocolStage(
@@ -114,13 +114,13 @@ def test_the_words_for_a_stage() -> None:
     assert words(pair=-1, seconds_left=None) == "run 3 of 6, candidate, warm-up"
     assert words(seconds_left=600.0).endswith("about 10 min left")
     assert words(seconds_left=9000.0).endswith("about 2.5 h left")
-    assert words(run=0, arm="") == "run 1 of 6 has not begun"
+    assert words(run=0, arm="") == "run 1 of 6 has not started"
     assert words(planned_runs=0, pair=None, seconds_left=None) == "run 3, candidate"
     assert stage_parts(None) == []
 
 
 def test_nothing_is_told_of_what_has_not_begun() -> None:
-    frame = frame_of(make_run(), stage=["run 1 of 6 has not begun"])
+    frame = frame_of(make_run(), stage=["run 1 of 6 has not started"])
     assert "Nothing has been recorded yet." in text_of(frame)
     assert "working set" not in text_of(frame) + format_line(frame)
 
@@ -135,7 +135,7 @@ def test_a_line_tells_when_the_next_run_of_a_protocol_begins() -> None:
     lines = text.getvalue().splitlines()
     rest = "candidate, pair 1 of 2, about 40 s left, p/runs"
     assert lines[0] == f"fast-axolotl: watching run 3 of 6: {rest}/03-candidate"
-    assert lines[3] == f"fast-axolotl: run 4 of 6 begins: {rest}/04-candidate"
+    assert lines[3] == f"fast-axolotl: run 4 of 6 starts: {rest}/04-candidate"
     assert len(lines) == 5
 
 
@@ -217,7 +217,7 @@ def test_device_waits_count_where_there_are_any_and_the_host_s_stand_beside() ->
     rank = make_rank(wait=steady(0.5), device_wait=steady(0.02), fetches=900, end=None)
     frame = frame_of(make_run(rank))
     assert frame.stall_now == pytest.approx(0.02)
-    assert "2.0 % now · 2.0 % overall · host 98.0 %" in text_of(frame)
+    assert "2.0 % now · 2.0 % overall · CPU-side 98.0 %" in text_of(frame)
 
 
 def test_device_waits_of_half_of_the_time_are_not_the_stall_of_the_run_anywhere() -> None:

@@ -266,11 +266,11 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
         one.wait_for("batch 50")
         assert one.wait() == 7
         after = plain(one.text.partition(BACK)[2])
-        verdict, _, log = after.partition("Every figure: fast-axolotl show ")
+        verdict, _, log = after.partition("Every figure: fast-axolotl show --all ")
         assert "Why" in verdict
         assert "Next" in verdict
         assert len(verdict.splitlines()) <= 24
-        assert "what the command printed:" in log
+        assert "output of the command:" in log
         assert "batch 100" in log, "the end of the output of a command that failed comes last"
         assert "the command failed with exit code 7; its last lines:" in log
         assert "captures the keyboard" not in log
@@ -290,7 +290,7 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
         ),
         ("import no_such_module", "failed with exit code 1; its last lines:", ""),
         ("import sys; sys.stdin.read()", "", ""),
-        ("import os; os.kill(os.getpid(), 15)", "was ended by signal 15", ""),
+        ("import os; os.kill(os.getpid(), 15)", "was stopped by signal 15", ""),
     ],
 )
 def test_a_command_that_fails_at_once_is_told_how_and_the_keyboard_only_where_it_wanted_it(
@@ -299,7 +299,7 @@ def test_a_command_that_fails_at_once_is_told_how_and_the_keyboard_only_where_it
     flags = ("--live", "--quiet", "--output", "run")
     with Terminal(tmp_path, "measure", *flags, "--", sys.executable, "-c", code) as one:
         one.wait()
-        end = plain(one.text).partition("what the command printed:")[2]
+        end = plain(one.text).partition("output of the command:")[2]
         assert (f"fast-axolotl: the command {how}" in end) is bool(how)
         assert ("ModuleNotFoundError: No module named 'no_such_module'" in end) is (
             "no_such_module" in code
@@ -317,7 +317,7 @@ def test_quitting_the_view_leaves_the_command_running_with_its_output_on_the_ter
     ) as one:
         one.wait_for(" quit")
         one.press("q")
-        one.wait_for("the command goes on, and Ctrl-C ends it")
+        one.wait_for("the command continues; Ctrl-C stops it")
         one.wait_for("going")
         assert one.is_put_back()
         (tmp_path / "stop").write_text("")
@@ -355,7 +355,7 @@ def test_the_command_that_follows_can_be_pasted(tmp_path: Path) -> None:
     write_run(folder, make_run(make_rank(wait=steady(0.3)), system=make_system()))
     done = watch(folder)
     assert "the run finished" in done.stdout
-    assert f"Every figure: fast-axolotl show '{folder}'" in done.stdout
+    assert f"Every figure: fast-axolotl show --all '{folder}'" in done.stdout
     protocol = tmp_path / "p 1"
     make_protocol(protocol, done=6)
     assert f"The answer: fast-axolotl report '{protocol}'" in watch(protocol).stdout
@@ -370,12 +370,12 @@ def test_of_a_protocol_the_newest_run_is_shown(tmp_path: Path) -> None:
             os.utime(file, (0, 0))
     done = watch(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "the run finished, and none followed" in done.stdout
+    assert "the run finished, and no other run followed" in done.stdout
     assert f"fast-axolotl show {tmp_path / 'runs' / '02-candidate'}" in done.stdout
     write_protocol(tmp_path, done=2)
     done = watch(tmp_path)
     assert "run 2 of 6 · candidate · warm-up · about" in done.stdout
-    assert "the run finished, and none followed" in done.stdout
+    assert "the run finished, and no other run followed" in done.stdout
     assert f"The answer so far: fast-axolotl report {tmp_path}\n" in done.stdout
     with hold(tmp_path):
         done = watch(tmp_path, "--seconds", "1")

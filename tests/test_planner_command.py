@@ -114,15 +114,15 @@ def test_several_kinds_of_gpu_become_one_plan_and_a_page(
     assert best[("H100-SXM", 64)]
     assert not best[("B200", 8)]
     text = page.read_text()
-    assert "Time against money" in text
+    assert "Time and cost" in text
     assert "Fastest: 64 × B200, " in text
     assert "calibrated by run" in text
     plan(run=tmp_path / "run", **options)
     assert "64 × B200" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="one for each GPU"):
+    with pytest.raises(UsageError, match="one per kind of GPU"):
         plan(run=tmp_path / "run", **options, price="1,2,3")
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(UsageError, match="no report"):
+    with pytest.raises(UsageError, match="not a report"):
         plan(run=tmp_path / "run", **options, html=tmp_path / "mine.txt")
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
@@ -136,7 +136,7 @@ def test_latency_that_hides_a_low_throughput_is_told(
     assert "Low latency is not high throughput: a step takes" in text
     assert "on 1024 GPUs and 1.20 s on 8, but a GPU does only" in text
     assert "tokens per GPU instead of 8,192" in text
-    assert "Give --tokens or --epochs" in text
+    assert "Pass --tokens or --epochs" in text
     plan(run=tmp_path / "run", gpus="8,16", tokens="1B")
     assert "Low latency" not in capsys.readouterr().out
 
@@ -145,13 +145,13 @@ def test_latency_that_hides_a_low_throughput_is_told(
     ("options", "words"),
     [
         ({"gpus": ""}, "cannot read --gpus"),
-        ({"gpu": ","}, "give the folder of a record"),
-        ({"network": 0.0}, "--network 0: give a number above 0"),
+        ({"gpu": ","}, "pass the folder of a record"),
+        ({"network": 0.0}, "--network 0: pass a number above 0"),
         ({"network": float("nan")}, "--network nan"),
         ({"micro_batch": -1}, "--micro-batch -1"),
         ({"sequence_len": 0}, "--sequence-len 0"),
         ({"epochs": -3.0}, "--epochs -3"),
-        ({"gpu": "B200,b200", "price": "1,2"}, "one for each GPU, here 1"),
+        ({"gpu": "B200,b200", "price": "1,2"}, "or 1: one per kind of GPU"),
     ],
 )
 def test_numbers_that_make_no_plan_are_refused(
@@ -190,12 +190,12 @@ def test_without_a_record_a_sentence_says_that_intervals_are_wide(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "give the folder of a record"),
+        ({}, "pass the folder of a record"),
         ({"tokens": "many"}, "300M, 10B"),
         ({"tokens": "-1B"}, "300M, 10B"),
-        ({"tokens": "1B", "epochs": 1.0}, "give one of them"),
+        ({"tokens": "1B", "epochs": 1.0}, "pass one of them"),
         ({"model": "config.json", "gpu": "H100"}, "'H100' is not known"),
-        ({"model": "config.json", "gpu": "H200", "epochs": 1.0}, "give --tokens"),
+        ({"model": "config.json", "gpu": "H200", "epochs": 1.0}, "pass --tokens"),
         ({"model": "config.json", "gpu": "H200", "gpus": "8,x"}, "write 8,16,64"),
         ({"model": "config.json", "gpu": "H200", "price": "cheap"}, "write 2.5/h"),
     ],

@@ -101,7 +101,7 @@ def test_ctrl_c_leaves_a_folder_that_can_be_continued(tmp_path: Path, loop: str)
     child.send_signal(signal.SIGINT)
     code, _, err = finish(child)
     assert code == 130
-    assert "the same command with --output p goes on from here" in err
+    assert "the same command with --output p continues from here" in err
     # Nothing of the run is left behind.
     with pytest.raises(ProcessLookupError):
         os.kill(inner, 0)
@@ -132,13 +132,13 @@ def test_failing_commands_are_told_with_the_end_of_their_logs(tmp_path: Path) ->
 
 
 def test_arguments_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(UsageError, match="give a configuration"):
+    with pytest.raises(UsageError, match="pass a configuration"):
         protocol()
     with pytest.raises(UsageError, match="both --baseline and --candidate"):
         protocol(baseline="a")
     with pytest.raises(UsageError, match="not both"):
         protocol(config=Path("a.yml"), baseline="a")
-    with pytest.raises(UsageError, match="about a configuration"):
+    with pytest.raises(UsageError, match="need an Axolotl configuration"):
         protocol(baseline="a", candidate="b", steps="1")
 
 

@@ -110,7 +110,7 @@ def test_names_of_arms_are_no_markdown() -> None:
     text = protocol_markdown(protocol)
     for name in ("\\*base\\*", "\\`drop\\`", "\\_stream\\_"):
         assert f"| {name} |" in text
-    assert "\\_stream\\_, runs/06-\\_stream\\_ failed; its log ends so:" in text
+    assert "\\_stream\\_, runs/06-\\_stream\\_ failed; the end of its log:" in text
     assert "| **1.310× (1.284 – 1.336) better** |" in text
     assert "- **x &lt; 1**" in comparison_markdown(protocol.matrix, checks=[("x < 1", True)])
 
@@ -167,7 +167,7 @@ def test_an_arm_without_any_figure_is_told_in_one_line() -> None:
     protocol = make_protocol()
     rows = tuple(replace(row, cells=(*row.cells[:2], unknown)) for row in protocol.matrix.rows)
     lines = lines_of(replace(protocol, matrix=replace(protocol.matrix, rows=rows)))
-    assert "• Nothing was measured in streaming: no run of it counts." in lines
+    assert "• Nothing measured in streaming: no run of it counts." in lines
     assert not any("measured in streaming: reader" in line for line in lines)
 
 
@@ -189,13 +189,13 @@ def test_warm_ups_are_told_apart_from_pairs() -> None:
         arms.append(replace(arm, runs=runs))
     two = replace(protocol, pairs=2, order=order, arms=tuple(arms))
     order_of_arms = "in the order A B B A (A stock, B ours)"
-    line = f"• 2 pairs, {order_of_arms}, after 1 warm-up of each arm; 25 min 23 s"
+    line = f"• 2 pairs, {order_of_arms}, after 1 warm-up run of each variant; 25 min 23 s"
     assert line in lines_of(two)
     arms[0] = replace(arms[0], runs=(replace(arms[0].runs[0], folder="x"), *arms[0].runs))
     lines = lines_of(replace(two, arms=tuple(arms)))
-    assert any("(A stock, B ours), after 3 warm-ups in all;" in line for line in lines)
+    assert any("(A stock, B ours), after 3 warm-up runs in total;" in line for line in lines)
     before = replace(middle_of_a_protocol(), order=())
-    assert "• 0 of 2 pairs, after 1 warm-up of each arm; 25 min 23 s" in lines_of(before)
+    assert "• 0 of 2 pairs, after 1 warm-up run of each variant; 25 min 23 s" in lines_of(before)
 
 
 def test_where_no_arm_ran_nothing_is_told_of_pairs() -> None:

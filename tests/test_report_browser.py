@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
+pytest.importorskip("plotly", reason="plotly is not installed: pip install plotly jinja2")
 
 from fast_axolotl.record.protocol_result import Cell
 from fast_axolotl.report.content import Report

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
+pytest.importorskip("plotly", reason="plotly is not installed: pip install plotly jinja2")
 
 from fast_axolotl.cli.demo import demo
 from fast_axolotl.cli.report import make_report, report
@@ -90,8 +90,8 @@ def test_an_arm_without_runs_or_records_is_noted(tmp_path: Path) -> None:
         file.unlink()
     made = make_report([folder], now=0.0)
     assert [run.name for run in made.runs] == ["baseline"]
-    assert "No run of the arm drop-in counts" in made.notes[0]
-    assert "The arm streaming has no charts" in made.notes[1]
+    assert "drop-in has no measured run" in made.notes[0]
+    assert "streaming has no charts" in made.notes[1]
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_an_earlier_report_is_replaced_and_no_other_file_is(tmp_path: Path) -> N
     report([run], output=page)
     report([run], output=page)
     other.write_text("base_model: x", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"train\.yml is there already"):
+    with pytest.raises(UsageError, match=r"train\.yml already exists"):
         report([run], output=other)
     assert other.read_text(encoding="utf-8") == "base_model: x"
 
@@ -118,9 +118,7 @@ def test_no_form_of_a_report_replaces_a_foreign_file(
     run, page = some_run(tmp_path / "run"), tmp_path / "page.html"
     for name in ("train.py", "notes.md", "slide.png"):
         (tmp_path / name).write_text("# mine\n", encoding="utf-8")
-        with pytest.raises(
-            UsageError, match=f"{name} is there already.*another name with --{flag}"
-        ):
+        with pytest.raises(UsageError, match=f"{name} already exists.*another name with --{flag}"):
             report([run], output=page, **{flag: tmp_path / name})
         assert (tmp_path / name).read_text(encoding="utf-8") == "# mine\n"
     assert not page.exists(), "nothing is written before all can be"
@@ -168,9 +166,9 @@ def test_what_is_no_file_and_one_name_for_two_forms_are_refused(tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe")
     for flag in ("output", "markdown"):
         for place in (tmp_path, tmp_path / "pipe"):
-            with pytest.raises(UsageError, match="it is no file"):
+            with pytest.raises(UsageError, match="is not a file"):
                 report([run], **{flag: place})
-    with pytest.raises(UsageError, match="a file each"):
+    with pytest.raises(UsageError, match="different files"):
         report([run], output=tmp_path / "one", markdown=tmp_path / "one")
     assert not (tmp_path / "one").exists()
 
@@ -181,7 +179,7 @@ def test_a_demo_refuses_its_file_before_it_begins(
     monkeypatch.setattr(DEMO, "write_rows", lambda path: pytest.fail("begun"))
     other = tmp_path / "train.py"
     other.write_text("mine", encoding="utf-8")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         demo(output=other)
 
 
@@ -196,14 +194,14 @@ def test_an_interrupted_demo_promises_nothing(
     monkeypatch.setattr("fast_axolotl.protocol.run_protocol", stop)
     with pytest.raises(KeyboardInterrupt):
         demo(output=tmp_path / "page.html")
-    assert "goes on from here" not in capsys.readouterr().err
+    assert "continues from here" not in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_and_two_protocols_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="nowhere"):
         make_report([tmp_path / "nowhere"], now=0.0)
     folders = [some_protocol(tmp_path / name) for name in ("one", "two")]
-    with pytest.raises(UsageError, match="a report shows one"):
+    with pytest.raises(UsageError, match="a report shows only one"):
         make_report(folders, now=0.0)
 
 
@@ -229,7 +227,7 @@ def test_a_picture_without_a_browser_names_the_cure(
 
 
 def test_a_browser_that_takes_no_picture_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="took no picture"):
+    with pytest.raises(DataError, match="could not take a picture"):
         take_picture(tmp_path / "page.html", tmp_path / "slide.png", browser="/bin/false")
     assert not (tmp_path / "slide.png").exists()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("plotly", reason="plotly is not installed: pip install 'fast-axolotl[report]'")
+pytest.importorskip("plotly", reason="plotly is not installed: pip install plotly jinja2")
 
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.measure.summary import summarise
@@ -217,7 +217,7 @@ def test_without_the_extra_the_error_says_how_to_get_it(
 ) -> None:
     page._load_assets.cache_clear()
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'fast-axolotl\[report\]'") as error:
+    with pytest.raises(MissingExtraError, match="pip install plotly jinja2") as error:
         render_report(as_report(one_step()))
     assert name.partition(".")[0] in str(error.value)
 
@@ -243,7 +243,7 @@ def test_the_longest_steps_of_points_are_a_line_with_their_numbers() -> None:
     longest = next(trace for trace in figure["traces"] if trace["name"] == "longest")
     assert longest["line"]["width"] > 0
     assert longest["customdata"] == {"ref": "runs/0/series/steps/high_step"}
-    assert "Up to 3 steps are one point." in html
+    assert "A point covers up to 3 steps." in html
 
 
 def test_a_longest_step_whose_number_is_not_known_is_not_named() -> None:
@@ -289,9 +289,9 @@ def test_charts_and_cards_say_which_run_of_an_arm_they_are_of() -> None:
     html = render_report(report)
     cards, charts = html[: html.index('id="matrix"')], html[html.index('id="charts"') :]
     for words in (
-        "07-baseline, the one nearest the median of 5",
+        "07-baseline, closest to the median of 5",
         "14-drop-in, the last of 5",
-        "03-streaming, the only one that counts",
+        "03-streaming, the only measured run",
     ):
         assert words in cards
         assert words in charts
@@ -332,7 +332,7 @@ def test_losses_are_told_whichever_rank_logged_them(number: int) -> None:
     ranks[number].add(Log(t=1.0, step=10, values={"loss": math.inf}))
     record = make_run(*ranks)
     summary = summarise(record)
-    assert find_alarms(summary, record) == ["The losses are infinite from step 10 on."]
+    assert find_alarms(summary, record) == ["The loss is infinite from step 10 on."]
     assert "losses" in charts_of(record)
     assert make_frame(record, summary, title="").loss == math.inf
 
@@ -349,14 +349,14 @@ def test_marks_that_are_left_out_are_told() -> None:
         record.ranks[0].add(Mark(t=number / 100, name="shard"))
     text = charts_of(record)["stall"].panels[0].text
     assert "401 shard boundaries, one in 3 drawn." in text
-    assert "For 0.0 % of the time the loop waited for data." in text
+    assert "For 0.0 % of the time the training loop waited for data." in text
 
 
 @pytest.mark.parametrize(("demand", "is_drawn"), [(1000.0, True), (5000.0, False)])
 def test_a_demand_that_is_not_drawn_is_not_in_the_legend(demand: float, is_drawn: bool) -> None:
     record = make_run(make_rank(rows=800))
     chart = charts_of(record, rows_per_second=800.0, demand_rows_per_second=demand)["throughput"]
-    assert ("what the model would take" in [one.label for one in chart.legend]) == is_drawn
+    assert ("what the model could consume" in [one.label for one in chart.legend]) == is_drawn
     [panel] = chart.panels
     assert panel.figure is not None
     lines = [shape for shape in panel.figure["layout"]["shapes"] if shape["type"] == "line"]
@@ -394,7 +394,7 @@ def test_the_course_of_a_protocol_counts_as_one_counts() -> None:
     arms = (replace(first, runs=first.runs[:1]), replace(second, runs=()))
     one = replace(protocol, pairs=1, planned_runs=2, planned_pairs=1, arms=arms)
     top = render_report(as_report(protocol=one)).partition('id="matrix"')[0]
-    assert "One pair, 1 run that counts, in " in top
+    assert "One pair, 1 measured run, in " in top
     assert "1 of 2 runs done, 1 of 1 pair." in top
     none = replace(protocol, pairs=0, arms=(), matrix=replace(protocol.matrix, arms=(), rows=()))
     top = render_report(as_report(protocol=none)).partition('id="matrix"')[0]
@@ -405,7 +405,7 @@ def test_one_step_and_one_outlier_are_told_as_one() -> None:
     summary = summarise(make_run(make_rank()))
     one = replace(summary, steps=1, fetches=1, warmup_steps=1)
     assert "1 step, 1 fetch in" in text_of(show_summary, one)
-    assert "1 step of warm-up left out" in text_of(show_summary, one)
+    assert "1 step of warm-up not counted" in text_of(show_summary, one)
     slow = {"t": [1.0, 2.0], "fetch": [1, 2], "row": [8, 16], "seconds": [9.0, 1e-6], "all": 2}
     series = {
         "steps": {"t": [1.0], "mean": [0.1], "step": [0], "steps": [1], "is_steady": [True]},

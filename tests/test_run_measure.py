@@ -261,15 +261,15 @@ def test_the_training_with_the_most_steps_is_shown_and_the_others_are_named(
     assert find_folders(first, begin) == [first, second, third]
     _print_summary(str(first), begin)
     err = capsys.readouterr().err
-    assert f"this training of 3 has the most steps; the others: {first}, {third}" in err
-    assert f"to see this again: fast-axolotl show {second}" in err
+    assert f"this training has the most steps of 3; the others: {first}, {third}" in err
+    assert f"Every figure: fast-axolotl show --all {second}" in err
     # In a terminal it is no longer than a screen.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     _print_summary(str(first), begin)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 25
-    assert f"Every figure: fast-axolotl show {second}" in lines
+    assert f"Every figure: fast-axolotl show --all {second}" in lines
 
 
 class StandIn:
@@ -457,7 +457,7 @@ def test_a_meter_names_the_replacements_and_how_to_measure_without(tmp_path: Pat
         *FAST_AXOLOTL, "measure", "-q", "--", sys.executable, "-c", AXOLOTL_STAND_IN, cwd=tmp_path
     )
     assert off.stdout == "()\n", off.stderr
-    assert "nothing of Axolotl is replaced" in off.stderr
+    assert "no function of Axolotl is replaced" in off.stderr
     assert "FAST_AXOLOTL=0" not in off.stderr
     shown = run_child(*FAST_AXOLOTL, "show", "own", cwd=tmp_path).stdout
     assert re.search(r"replacements active +none\n", shown)

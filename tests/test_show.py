@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import pytest
 from rich.console import Console
 
 from fast_axolotl.cli.show import show
-from fast_axolotl.errors import DataError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record import RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.codec import to_json
+from fast_axolotl.report.content import describe_gpus
 from fast_axolotl.report.figures import GROUPS
 from fast_axolotl.report.show import show_short_summary, show_summary
 from fast_axolotl.report.terminal import show_table
@@ -68,8 +70,8 @@ def test_markup_in_names_is_not_taken_for_style() -> None:
 
 
 def test_a_table_of_words_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table(["reason"], [["pip install 'fast-axolotl[report]'"]])
-    assert "'fast-axolotl[report]'" in capsys.readouterr().out
+    show_table(["reason"], [["pip install 'ray[default]'"]])
+    assert "'ray[default]'" in capsys.readouterr().out
 
 
 def test_json_holds_every_field_and_no_nan() -> None:
@@ -124,4 +126,31 @@ def test_the_command_after_a_run_can_be_pasted() -> None:
     record.path = "out dir ü/p [x]"
     file = io.StringIO()
     show_short_summary(summarise(record), record, file=file)
-    assert "Every figure: fast-axolotl show 'out dir ü/p [x]'\n" in file.getvalue()
+    assert "Every figure: fast-axolotl show --all 'out dir ü/p [x]'\n" in file.getvalue()
+
+
+def test_show_prints_a_screen_of_the_latest_run_and_every_figure_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="fast-axolotl measure -- COMMAND"):
+        show()
+    for age, name in ((9, "older"), (0, "newer")):
+        write_run(tmp_path / "fast-axolotl-runs" / name, two_ranks())
+        for file in (tmp_path / "fast-axolotl-runs" / name).iterdir():
+            os.utime(file, (1e9 - age, 1e9 - age))
+    show()
+    screen = capsys.readouterr().out
+    assert len(screen.splitlines()) <= 30
+    assert "Every figure: fast-axolotl show --all fast-axolotl-runs/newer" in screen
+    assert not any(word in screen for word in ("Σ", "PSI", "VmHWM"))
+    show(is_all=True)
+    assert len(capsys.readouterr().out.splitlines()) > 60
+
+
+def test_the_gpus_of_a_run_are_named() -> None:
+    record = make_run(make_rank(), system=make_system())
+    assert describe_gpus(record) == ""
+    start = record.systems[next(iter(record.systems))].start
+    record.systems["other"] = SystemRecord(start=replace(start, gpu_names=("NVIDIA H200",) * 8))
+    assert describe_gpus(record) == "8 × NVIDIA H200"

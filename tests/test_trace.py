@@ -541,7 +541,7 @@ def test_the_command_shows_ranks_steps_and_collectives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["nowhere.json"], 1, "there is no trace"),
+        (["nowhere.json"], 1, "no trace (.json"),
         (["{folder}", "--steps", "3"], 2, "cannot read '3' as steps"),
         (["{folder}", "--link", "-1"], 2, "--link is -1"),
     ],

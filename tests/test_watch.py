@@ -57,9 +57,9 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
     assert re.match(r" +0 s  processes 1  working set [\d.]+ MB  RSS ", lines)
     assert len(lines.splitlines()) == 2
     assert "until the time was up" in table
-    for label in ("working set", "mapped files", "CPU refused", "read request", "pressure"):
+    for label in ("working set", "mapped files", "CPU not given", "disk request", "waited for"):
         assert label in table
-    assert "Stall, rows, tokens, steps and MFU are not visible from outside" in table
+    assert "Stall, rows/s, tokens/s and MFU cannot be seen from outside" in table
     assert "fast-axolotl measure -- COMMAND" in table
     record = read_run(tmp_path / "run").system
     assert record is not None
@@ -172,7 +172,7 @@ def test_a_record_that_is_there_is_not_overwritten(
     (tmp_path / "system.jsonl").write_text("kept")
     done = run(sleeper.pid, "-o", tmp_path)
     assert done.returncode == 2
-    assert "is there already: choose another --output" in done.stderr
+    assert "already exists: choose another --output" in done.stderr
     assert (tmp_path / "system.jsonl").read_text() == "kept"
 
 

@@ -1,19 +1,22 @@
 """The command line: parse, one call, print.
 
 Errors that the package raises on purpose become one line on stderr: exit code 1 for the data, 2 for
-the way the command was called. Everything heavy is imported inside the commands, so that ``--help``
-is quick.
+the way the command was called. They are written for Python; here their arguments become options of
+the command line. Everything heavy is imported inside the commands, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
+import re
 import signal
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from fast_axolotl import __version__
 from fast_axolotl.cli.batch import BATCH_EXAMPLES, batch
@@ -21,6 +24,7 @@ from fast_axolotl.cli.bench import bench_app
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
 from fast_axolotl.cli.doctor import DOCTOR_EXAMPLES, doctor
+from fast_axolotl.cli.options import name_options
 from fast_axolotl.cli.pack import PACK_EXAMPLES, pack
 from fast_axolotl.cli.plan import PLAN_EXAMPLES, plan
 from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
@@ -47,36 +51,72 @@ __all__ = ["app", "main"]
 _INTERRUPTED = 130
 """What a shell reports for a command that was stopped with Ctrl-C."""
 
+
+class _Group(TyperGroup):
+    """Commands whose help looks the same with every version of typer and click.
+
+    A flag is shown without a type, which newer typers write behind it. An argument keeps its help,
+    which typer 0.25 loses with click 8.5. Lines of a paragraph are joined, to fill the terminal.
+    """
+
+    def get_params(self, ctx: Any) -> Any:
+        return _tidy(super().get_params(ctx), {})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.callback is not None:
+            command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help or ""))
+            _tidy(command.get_params(ctx), get_type_hints(command.callback, include_extras=True))
+        return command
+
+
+def _tidy(parameters: Any, hints: dict[str, Any]) -> Any:
+    for one in parameters:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+        if not one.help and hasattr(hints.get(one.name), "__metadata__"):
+            one.help = hints[one.name].__metadata__[0].help
+    return parameters
+
+
 app = typer.Typer(
     name="fast-axolotl",
-    help="Measure a fine-tune honestly, accelerate its data path, prove the difference.",
+    help="Measure a fine-tune, accelerate its data path, prove the difference, plan the next run.",
+    cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command(epilog=READ_EXAMPLES)(read)
-app.command(epilog=DEDUPE_EXAMPLES)(dedupe)
-app.command(epilog=PACK_EXAMPLES)(pack)
-app.command(epilog=PREPARE_EXAMPLES)(prepare)
-app.command(epilog=WARMUP_EXAMPLES)(warmup)
 # What follows the first word belongs to the command that is run, flags included.
 _OF_A_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-app.command(epilog=RUN_EXAMPLES, context_settings=_OF_A_COMMAND)(run)
-app.command(epilog=MEASURE_EXAMPLES, context_settings=_OF_A_COMMAND)(measure)
-app.command(epilog=STATUS_EXAMPLES)(status)
-app.command(epilog=DOCTOR_EXAMPLES)(doctor)
-app.command(epilog=WATCH_EXAMPLES)(watch)
-app.command(epilog=SHOW_EXAMPLES)(show)
-app.command(epilog=PROTOCOL_EXAMPLES)(protocol)
-app.command(epilog=COMPARE_EXAMPLES)(compare)
-app.command(epilog=TRACE_EXAMPLES)(trace)
-app.command(epilog=REPORT_EXAMPLES)(report)
-app.command(epilog=SCALE_EXAMPLES)(scale)
-app.command(epilog=PLAN_EXAMPLES)(plan)
-app.command(epilog=BATCH_EXAMPLES)(batch)
-app.command(epilog=DEMO_EXAMPLES)(demo)
-app.add_typer(bench_app, name="bench")
+_MEASURE, _DATA, _PROVE, _PLAN = (
+    "Measure and accelerate a run",
+    "Work on data",
+    "Prove a difference",
+    "Plan the next run",
+)
+app.command(epilog=MEASURE_EXAMPLES, rich_help_panel=_MEASURE, context_settings=_OF_A_COMMAND)(
+    measure
+)
+app.command(epilog=RUN_EXAMPLES, rich_help_panel=_MEASURE, context_settings=_OF_A_COMMAND)(run)
+app.command(epilog=SHOW_EXAMPLES, rich_help_panel=_MEASURE)(show)
+app.command(epilog=REPORT_EXAMPLES, rich_help_panel=_MEASURE)(report)
+app.command(epilog=WATCH_EXAMPLES, rich_help_panel=_MEASURE)(watch)
+app.command(epilog=STATUS_EXAMPLES, rich_help_panel=_MEASURE)(status)
+app.command(epilog=DOCTOR_EXAMPLES, rich_help_panel=_MEASURE)(doctor)
+app.command(epilog=DEMO_EXAMPLES, rich_help_panel=_PROVE)(demo)
+app.command(epilog=PROTOCOL_EXAMPLES, rich_help_panel=_PROVE)(protocol)
+app.command(epilog=COMPARE_EXAMPLES, rich_help_panel=_PROVE)(compare)
+app.add_typer(bench_app, name="bench", cls=_Group, rich_help_panel=_PROVE)
+app.command(epilog=READ_EXAMPLES, rich_help_panel=_DATA)(read)
+app.command(epilog=DEDUPE_EXAMPLES, rich_help_panel=_DATA)(dedupe)
+app.command(epilog=PACK_EXAMPLES, rich_help_panel=_DATA)(pack)
+app.command(epilog=PREPARE_EXAMPLES, rich_help_panel=_DATA)(prepare)
+app.command(epilog=WARMUP_EXAMPLES, rich_help_panel=_DATA)(warmup)
+app.command(epilog=PLAN_EXAMPLES, rich_help_panel=_PLAN)(plan)
+app.command(epilog=BATCH_EXAMPLES, rich_help_panel=_PLAN)(batch)
+app.command(epilog=SCALE_EXAMPLES, rich_help_panel=_PLAN)(scale)
+app.command(epilog=TRACE_EXAMPLES, rich_help_panel=_PLAN)(trace)
 
 
 def main() -> None:
@@ -88,10 +128,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="fast-axolotl", standalone_mode=False)
     except FastAxolotlError as error:
         code = 2 if isinstance(error, UsageError) else 1
-        sys.exit(_fail(str(error), code))
+        sys.exit(_fail(name_options(str(error)), code))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
@@ -128,4 +168,4 @@ def _fail(message: str, code: int) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"fast-axolotl: warning: {message}", file=sys.stderr)
+    print(f"fast-axolotl: warning: {name_options(str(message))}", file=sys.stderr)

@@ -29,24 +29,29 @@ BATCH_EXAMPLES = examples(
 
 def batch(
     config: Annotated[
-        Path | None, typer.Argument(help="Configuration of Axolotl.", metavar="[CONFIG.yml]")
+        Path | None, typer.Argument(help="The Axolotl configuration.", metavar="[CONFIG.yml]")
     ] = None,
     command: Annotated[
         str | None,
         typer.Option(
-            help="Without a configuration: the training, with {micro_batch}, {accumulation} and "
-            "{steps} in it. With one: how Axolotl is started."
+            help="Without a configuration: the training command, with {micro_batch}, "
+            "{accumulation} and {steps} in it. With one: how to start Axolotl."
         ),
     ] = None,
     micro_batches: Annotated[
-        str | None, typer.Option(help="Sizes, as 1,2,4,8. Default: doubled until memory is full.")
+        str | None,
+        typer.Option(
+            help="Sizes to try, for example 1,2,4,8. Default: double until memory is full."
+        ),
     ] = None,
     global_batch: Annotated[
         int | None,
-        typer.Option(help="Samples of a step over all ranks. Default: the configuration's.", min=1),
+        typer.Option(
+            help="Samples per step over all ranks. Default: that of the configuration.", min=1
+        ),
     ] = None,
     ranks: Annotated[int, typer.Option(help="Ranks that share --global-batch.", min=1)] = 1,
-    steps: Annotated[int, typer.Option(help="Steps of a run; 5 are warm-up.", min=8)] = 20,
+    steps: Annotated[int, typer.Option(help="Steps per run; the first 5 are warm-up.", min=8)] = 20,
     longest: Annotated[
         bool | None,
         typer.Option(help="Also try the longest batches. Default: with a configuration."),
@@ -57,16 +62,16 @@ def batch(
         typer.Option(
             "--output",
             "-o",
-            help="Folder of the sweep, which the same command continues. Default: "
+            help="Folder for the runs; the same command continues an interrupted sweep. Default: "
             "fast-axolotl-batches/TIME.",
         ),
     ] = None,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Find the micro-batch to train with: tokens/s, memory and step time of several.
+    """Find the best micro-batch: try several, and compare tokens/s, memory and step time.
 
-    Each size is a short run with a record. The global batch stays the same: a larger micro-batch
-    accumulates less. Memory that runs out ends nothing, and its boundary is found.
+    Each size is one short recorded run. The global batch stays the same: a larger micro-batch needs
+    fewer accumulation steps. If a size runs out of memory, the search continues below it.
     """
     from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
     from fast_axolotl.protocol.axolotl_plan import plan_batches
@@ -89,18 +94,18 @@ def batch(
         arm, own = plan_batches(config, command, steps=steps, prepared=folder / "prepared")
         share = share or own
     elif command is None or "{micro_batch}" not in command:
-        raise UsageError("give a configuration of Axolotl, or --command with {micro_batch} in it")
+        raise UsageError("pass an Axolotl configuration, or --command with {micro_batch} in it")
     elif longest:
-        raise UsageError("--longest needs a configuration: other data cannot be chosen from here")
+        raise UsageError("--longest needs an Axolotl configuration, which says where the data is")
     elif ("{accumulation}" in command) != bool(share):
         raise UsageError(
-            "{accumulation} in --command and --global-batch go together: give both to keep the "
-            "global batch, or none to let it grow with the micro-batch"
+            "{accumulation} in --command and --global-batch go together: pass both to keep the "
+            "global batch, or neither to let it grow with the micro-batch"
         )
     else:
         arm = plan_arm("training", command.replace("{steps}", str(steps)))
         if "{steps}" not in command:
-            say("--command has no {steps}: every run lasts as long as the command does")
+            say("--command has no {steps}: every run trains as long as the command does")
     sizes, notes = find_sizes(share, wanted)
     if not sizes:
         raise UsageError(f"none of --micro-batches {micro_batches} divides {share} samples")
@@ -169,7 +174,7 @@ def _print(found: dict[str, Any]) -> None:
             f"{format_count(one.low)} to {format_count(one.high)}" if one.low else "–",
             format_seconds(one.step_seconds),
             f"{format_bytes(one.peak_bytes)} ({format_share(used, decimals=0)})" if used else "–",
-            {advice.best: "best", advice.knee: "← knee"}.get(one.micro_batch, ""),
+            {advice.best: "best", advice.knee: "← recommended"}.get(one.micro_batch, ""),
         )
         rows.append(row)
         if one.outcome != "ran":

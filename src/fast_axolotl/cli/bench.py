@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["bench_app"]
 
 bench_app = typer.Typer(
-    help="Time this package against what is installed here, on your own files.",
+    help="Compare this package with other installed libraries on your own files.",
     no_args_is_help=True,
 )
 
-_Repeats = Annotated[int, typer.Option(help="Timed repeats of every contender.", min=1)]
-_Rows = Annotated[int, typer.Option(help="At most so many rows, from the first on.", min=1)]
+_Repeats = Annotated[int, typer.Option(help="Timed repeats per library.", min=1)]
+_Rows = Annotated[int, typer.Option(help="Use at most this many rows, from the start.", min=1)]
 _Share = Annotated[
     bool, typer.Option("--share", help="Print Markdown to share, without paths, names or values.")
 ]
-_Tokens = Annotated[str, typer.Option("--column", help="The column that holds the token ids.")]
+_Tokens = Annotated[str, typer.Option("--column", help="The column with the token ids.")]
 
 _READS = {"reader": 200_000, "hash": 100_000, "dedupe": 100_000, "pack": 20_000, "pad": 20_000}
 _DOES = {"reader": "reads", "hash": "hashes", "dedupe": "dedupes", "pack": "packs", "pad": "pads"}
@@ -48,7 +48,7 @@ def bench_reader(
     as_json: ResultAsJson = False,
     share: _Share = False,
 ) -> None:
-    """Read your files with this package, HF datasets, pyarrow and plain Python."""
+    """Compare reading speed with HF datasets, pyarrow and plain Python."""
     _bench("reader", paths, None, rows, repeats, as_json, share)
 
 
@@ -61,7 +61,7 @@ def bench_hash(
     as_json: ResultAsJson = False,
     share: _Share = False,
 ) -> None:
-    """SHA-256 of every text, against a loop of hashlib."""
+    """Compare SHA-256 hashing of a text column with a loop over hashlib."""
     _bench("hash", paths, [column], rows, repeats, as_json, share)
 
 
@@ -74,14 +74,14 @@ def bench_hash(
 def bench_dedupe(
     paths: Inputs,
     column: Annotated[
-        list[str] | None, typer.Option(help="Compare these columns only; can be repeated.")
+        list[str] | None, typer.Option(help="Compare only this column. Repeatable.")
     ] = None,
     rows: _Rows = _READS["dedupe"],
     repeats: _Repeats = 5,
     as_json: ResultAsJson = False,
     share: _Share = False,
 ) -> None:
-    """Find the first of equal rows, against a Python set, pandas, pyarrow and Axolotl."""
+    """Compare exact deduplication with a Python set, pandas, pyarrow and Axolotl."""
     _bench("dedupe", paths, column or None, rows, repeats, as_json, share)
 
 
@@ -89,13 +89,13 @@ def bench_dedupe(
 def bench_pack(
     paths: Inputs,
     column: _Tokens = "input_ids",
-    sequence_len: Annotated[int, typer.Option(help="Tokens of a packed row.", min=1)] = 2048,
+    sequence_len: Annotated[int, typer.Option(help="Tokens per pack.", min=1)] = 2048,
     rows: _Rows = _READS["pack"],
     repeats: _Repeats = 5,
     as_json: ResultAsJson = False,
     share: _Share = False,
 ) -> None:
-    """Decide which rows share a pack, against plain Python and Axolotl."""
+    """Compare sequence packing with plain Python and Axolotl."""
     _bench("pack", paths, [column], rows, repeats, as_json, share, sequence_len)
 
 
@@ -110,7 +110,7 @@ def bench_pad(
     as_json: ResultAsJson = False,
     share: _Share = False,
 ) -> None:
-    """Pad batches of 64 rows to their longest, against plain Python and torch."""
+    """Compare padding of batches of 64 rows with plain Python and torch."""
     _bench("pad", paths, [column], rows, repeats, as_json, share)
 
 
@@ -190,11 +190,11 @@ def _look(
             wanted, fits = "lists of token ids", is_list and kinds.is_integer(kind.value_type)
         if not fits:
             raise UsageError(
-                f"{names}: column {column!r} holds {kind}, and bench {operation} takes {wanted}; "
-                "choose another column with --column"
+                f"{names}: column {column!r} has the type {kind}, but bench {operation} needs "
+                f"{wanted}; choose another column with --column"
             )
     if not raced:
-        raise DataError(f"{names}: no rows to race on; name files that hold some")
+        raise DataError(f"{names}: no rows to measure; pass files that contain rows")
     return {
         "paths": paths,
         "files": files,
@@ -213,17 +213,19 @@ def _sentences(operation: str, request: dict[str, Any], result: RaceResult) -> l
     """The answer first: against the first peer that is equal, then wherever we are not faster."""
     compared = [timing for timing in result.timings if timing.ratio is not None]
     if not compared:
-        return ["Nobody else gave the same answer here, so there is nothing to compare with."]
+        return ["No other library gave the same result here, so there is nothing to compare with."]
     files = "this file" if len(request["files"]) == 1 else f"these {len(request['files'])} files"
     does, won, other = _DOES[operation], [], []
     for timing in compared:
         assert timing.ratio is not None
         ratio, low, high = map(_figure, timing.ratio)
         if timing.ratio[1] > 1:
-            won.append(f"Ours {does} {files} {ratio}× as fast as {timing.name} ({low}–{high}×).")
+            won.append(
+                f"fast-axolotl {does} {files} {ratio}× as fast as {timing.name} ({low}–{high}×)."
+            )
         elif timing.ratio[2] < 1:
             other.append(
-                f"Ours is slower than {timing.name} here: {ratio}× its speed ({low}–{high}×)."
+                f"fast-axolotl is slower than {timing.name} here: {ratio}× as fast ({low}–{high}×)."
             )
         else:
             other.append(f"No clear difference from {timing.name}: {ratio}× ({low}–{high}×).")
@@ -313,20 +315,29 @@ def _print(operation: str, request: dict[str, Any], result: RaceResult) -> None:
         )
 
     reads = ("MB/s", "first batch") if is_reader else ()
-    header = ("", "gives", "median", "min – max", "rows/s", *reads, "peak memory", "ours ÷ theirs")
+    header = (
+        "",
+        "returns",
+        "median",
+        "min – max",
+        "rows/s",
+        *reads,
+        "peak memory",
+        "ours ÷ theirs",
+    )
     rows = f"{request['rows']:,} rows"
     nulls = request["rows"] - request["raced_rows"]
     notes = [f"All {rows}." if request["is_all"] else f"The first {rows}; change that with --rows."]
-    notes += [f"{nulls:,} of them have no value and take no part."] if nulls else []
+    notes += [f"{nulls:,} of them have no value and are not measured."] if nulls else []
     notes += [f"{item.name}: not equal: {item.reason}" for item in result.timings if item.reason]
-    notes += [f"{name}: left out: {reason}" for name, reason in result.left_out.items()]
+    notes += [f"{name}: not measured: {reason}" for name, reason in result.left_out.items()]
     ours = max(item.first_call_seconds for item in result.timings if item.against is None)
     notes += [
-        "ours ÷ theirs: ratio of speeds, above 1 where ours is faster, between contenders that "
-        "give the same kind of result. Answers are compared first; then the repeats alternate.",
-        "Each contender runs in its own process. Peak memory: one pass, above what the process "
-        "held before.",
-        "Not in these times: imports, compiling or loading kernels, and a pass over a few rows, "
-        f"which took {format_seconds(ours)} for ours.",
+        "ours ÷ theirs: ratio of throughputs, above 1 if fast-axolotl is faster, between libraries "
+        "that return the same kind of result. Results are compared first; then repeats alternate.",
+        "Each library runs in its own process. Peak memory is that of one pass, above what the "
+        "process used before.",
+        "Not included: imports, compiling or loading kernels, and a first pass over a few rows "
+        f"({format_seconds(ours)} for fast-axolotl).",
     ]
     show_matrix(f"bench {operation}", header, [cells(item) for item in result.timings], notes)

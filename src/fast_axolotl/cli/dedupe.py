@@ -1,4 +1,4 @@
-"""``fast-axolotl dedupe``: the rows of a dataset that come for the first time."""
+"""``fast-axolotl dedupe``: a dataset without its duplicate rows."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ def dedupe(
         typer.Option(
             "--output",
             "-o",
-            help="A .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst. With --engine: a folder or "
-            "URL, for Parquet files.",
+            help="The file to write: .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst. With "
+            "--engine: a folder or URL for Parquet files.",
         ),
     ],
     columns: Annotated[
-        str | None, typer.Option(help="Compare these columns only: names with commas between.")
+        str | None, typer.Option(help="Compare only these columns (comma-separated).")
     ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Leave out the rows of this data, too; can be given more than once. Put a glob in "
-            "quotes, or its second file counts as input."
+            help="Also remove rows that occur in this data, for example a test set. Repeatable. "
+            "Put a glob in quotes, or the shell passes its second file as input."
         ),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="List what was dropped, and which row it repeats, in this file."),
+        typer.Option(help="Write a list of the removed rows, each with the row it repeats."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output and the report.")
+        bool, typer.Option("--overwrite", help="Replace an existing output and report.")
     ] = False,
     as_json: AsJson = False,
     format: Format = "auto",
@@ -79,17 +79,18 @@ def dedupe(
     on_conflict: OnConflict = "raise",
     json_field: JsonField = None,
     num_threads: Annotated[
-        int, typer.Option(help="Threads; 0 takes what this process may use.", min=0)
+        int, typer.Option(help="Threads; 0 uses every core of this process.", min=0)
     ] = 0,
     memory_budget: Annotated[
-        str, typer.Option(help="What this work may hold; beyond it, it goes on on disk.")
+        str, typer.Option(help="Memory for this work; spills to disk beyond this size.")
     ] = "1GiB",
     temp_dir: Annotated[
-        Path | None, typer.Option(help="Where that is; beside the output by default.")
+        Path | None,
+        typer.Option(help="Folder for the files that spill. Default: next to the output."),
     ] = None,
     engine: Annotated[
         Literal["local", "ray"] | None,
-        typer.Option(help="Work in many processes: of this machine, or of a Ray cluster."),
+        typer.Option(help="Work in many processes: on this machine, or on a Ray cluster."),
     ] = None,
     address: Address = None,
     workers: Workers = 0,
@@ -97,10 +98,10 @@ def dedupe(
     work: Work = None,
     restart: Restart = False,
 ) -> None:
-    """Write the rows that come for the first time, in order, exactly, in bounded memory.
+    """Remove duplicate rows: keep the first of equal rows, in order, in bounded memory.
 
-    With --engine, the same rows go to a folder of Parquet files. If that is interrupted, the same
-    command continues where it stopped.
+    Rows are compared exactly, not approximately. With --engine, the same rows are written to a
+    folder of Parquet files; if that is interrupted, the same command continues where it stopped.
     """
     reading: dict[str, Any] = {
         "format": format,
@@ -170,9 +171,9 @@ def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: boo
     share = summary.duplicates / summary.rows_in if summary.rows_in else 0.0
     dropped = f"{summary.duplicates:,} ({share:.1%})"
     if summary.duplicates_of_others:
-        dropped += f", {summary.duplicates_of_others:,} of them of the other data"
+        dropped += f", {summary.duplicates_of_others:,} of them also in --against"
     if summary.files_against:
-        dropped += f" ({count_words(summary.files_against, 'file')} to leave out)"
+        dropped += f" ({count_words(summary.files_against, 'file')} in --against)"
     spilled = f", {format_bytes(summary.spilled_bytes)} on disk" if summary.spilled_bytes else ""
     pairs = [
         (
@@ -186,7 +187,7 @@ def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: boo
         (
             "peak memory",
             f"{format_bytes(memory.above_start_bytes)}, "
-            f"{format_bytes(summary.state_bytes)} of it for the rows seen{spilled}",
+            f"{format_bytes(summary.state_bytes)} of it to remember rows{spilled}",
         ),
         ("output", summary.output),
     ]

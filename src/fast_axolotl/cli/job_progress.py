@@ -127,7 +127,7 @@ class JobProgress:
         if event.kind == "stage":
             stage.total += event.total
             stage.seconds = None
-            self._write(stage, "begins, ")
+            self._write(stage, "starting, ")
         elif event.kind == "started":
             stage.running.add(name)
             stage.started = stage.started or now
@@ -184,7 +184,7 @@ def watch_job(title: str, job: Callable[..., JobSummary], **arguments: Any) -> J
         with JobProgress(title) as progress:
             return job(**arguments, heard=progress.hear)
     except KeyboardInterrupt:
-        say("what is done is kept: the same command continues, --restart begins again")
+        say("finished work is kept: the same command continues, --restart starts again")
         raise
 
 
@@ -202,7 +202,7 @@ def summary_table(job: JobRecord) -> None:
     """Print what a job has done: its stages, its nodes, its rows."""
     show_matrix("", *job.stages())
     header, rows = job.nodes()
-    rest = f"… {len(rows) - _MOST_NODES} more nodes with lower peaks; --json lists them"
+    rest = f"… {len(rows) - _MOST_NODES} more nodes with lower peaks; --json lists all"
     show_matrix("", header, rows[:_MOST_NODES], [rest] if len(rows) > _MOST_NODES else [])
     show_pairs("", job.pairs())
 
@@ -210,7 +210,7 @@ def summary_table(job: JobRecord) -> None:
 def plan_table(plan: JobPlan) -> None:
     """Print what a job would do."""
     notes = [
-        f"{one.path} is loaded as a whole on this machine first: {one.whole}."
+        f"{one.path} is first loaded completely on this machine: {one.whole}."
         for one in plan.datasets
         if one.whole is not None
     ]
@@ -221,15 +221,15 @@ def plan_table(plan: JobPlan) -> None:
     show_matrix("", ("dataset", "split", "units", "size"), rows, notes)
     between = plan.bytes_between
     stages = [(name, f"{n:,}", format_bytes(between.get(name))) for name, n in plan.stages.items()]
-    show_matrix("", ("stage", "tasks", "leaves for the next"), stages)
+    show_matrix("", ("stage", "tasks", "written for the next stage"), stages)
     free = "unknown" if plan.disk_free is None else format_bytes(plan.disk_free)
     pairs = [
-        ("rows", f"about {plan.rows:,}, from a look at the first rows"),
+        ("rows", f"about {plan.rows:,}, estimated from the first rows"),
         ("tokens", f"about {plan.tokens:,}" if plan.tokens else "– (rows are not tokenised)"),
         ("output", "\n".join(plan.outputs)),
         ("output size", f"about {format_bytes(plan.bytes_out)}"),
         ("work folder", plan.work),
         ("disk", f"about {format_bytes(plan.disk_needed)} at most, {free} free"),
-        ("memory here", f"about {format_bytes(plan.coordinator_bytes)} beside the tasks"),
+        ("memory here", f"about {format_bytes(plan.coordinator_bytes)} in addition to the tasks"),
     ]
     show_pairs("", pairs)

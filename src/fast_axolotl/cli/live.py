@@ -75,7 +75,7 @@ def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
     stage = read_stage()
     where = ""
     if stage is None or (stage.run and not stage.done):
-        where = f"Every figure: fast-axolotl show {shlex.quote(follower.record.path)}"
+        where = f"Every figure: fast-axolotl show --all {shlex.quote(follower.record.path)}"
     elif stage.done:
         answer = "The answer" if stage.is_over else "The answer so far"
         where = f"{answer}: fast-axolotl report {shlex.quote(str(follower.folder))}"
@@ -135,12 +135,12 @@ class LiveRun:
                 read_log=None if log is None else lambda: read_last_lines(log, 8),
             ).run()
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
-            say(f"the view has ended: {error!r}")
+            say(f"the live view stopped, the command continues: {error!r}")
             return
         if log is None or not is_running():
             return
         self._is_log_shown = True
-        say(f"{ending}: the command goes on, and Ctrl-C ends it")
+        say(f"{ending}: the command continues; Ctrl-C stops it")
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             was_running = True
@@ -157,11 +157,11 @@ class LiveRun:
 
         if self._log is None:
             return
-        say(f"what the command printed: {self._log}")
+        say(f"output of the command: {self._log}")
         if code == 0:
             return
         lines = read_last_lines(self._log, _FAILED_LINES)
-        how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        how = f"was stopped by signal {-code}" if code < 0 else f"failed with exit code {code}"
         say(f"the command {how}{'; its last lines:' if lines else ' and printed nothing'}")
         if not self._is_log_shown:
             for line in lines:
@@ -179,16 +179,16 @@ def _how_protocol_ended(follower: ProtocolFollower, begin: float) -> str:
 
     stage = follower.read_stage()
     if stage is not None and stage.is_over:
-        return f"the last of {stage.planned_runs:,} runs ended"
+        return f"all {stage.planned_runs:,} runs ended"
     if is_held(follower.folder):
         return ""
     quiet = _seconds_since_written(follower.folder)
     if not follower.has_begun:
         is_over = min(time.time() - begin, quiet) > _NEXT_SECONDS
-        return f"{_NEXT_SECONDS:.0f} s had passed without a run" if is_over else ""
+        return f"{_NEXT_SECONDS:.0f} s passed without a run" if is_over else ""
     ending = _how_run_ended(follower.run)
     is_over = min(quiet, _seconds_since_written(follower.run.folder)) > _NEXT_SECONDS
-    return f"{ending}, and none followed" if ending and is_over else ""
+    return f"{ending}, and no other run followed" if ending and is_over else ""
 
 
 def _how_run_ended(follower: RunFollower) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.record.units import count_words
 
 __all__ = [
     "Address",
@@ -32,6 +33,8 @@ __all__ = [
     "describe_rejected",
     "examples",
     "job_options",
+    "latest_run",
+    "name_options",
     "parse_duration",
     "parse_names",
     "parse_percent",
@@ -44,46 +47,53 @@ __all__ = [
 Inputs = Annotated[
     list[str], typer.Argument(help="Files, folders, globs or URIs, read in this order.")
 ]
-Format = Annotated[str, typer.Option(help="auto, or a format's name.")]
+Format = Annotated[
+    str, typer.Option(help="auto, or parquet, arrow, feather, csv, json, jsonl or text.")
+]
 Split = Annotated[
-    str | None, typer.Option(help="The split of a folder that has several; all for all.")
+    str | None,
+    typer.Option(help="Which split to read from a folder with several; all reads every split."),
 ]
 OnError = Annotated[
-    Literal["raise", "skip"], typer.Option(help="What to do with rows that cannot be read.")
+    Literal["raise", "skip"],
+    typer.Option(help="For a row that cannot be read: stop, or skip it and count it."),
 ]
 OnConflict = Annotated[
     Literal["raise", "json"],
-    typer.Option(help="What to do with a column of clashing types: stop, or JSON text."),
+    typer.Option(help="For a column with incompatible types: stop, or write it as JSON text."),
 ]
 JsonField = Annotated[
-    str | None, typer.Option(help="The field of a JSON document that holds the rows.")
+    str | None, typer.Option(help="The field of a JSON document that contains the rows.")
 ]
 DataPath = Annotated[
-    Path | None, typer.Option(help="Data whose disk is probed for its speed.", exists=True)
+    Path | None,
+    typer.Option(help="The training data, to measure the read speed of its disk.", exists=True),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the result as Markdown.")]
 
 Matters = Annotated[
-    str | None, typer.Option(help="Smallest change that matters, in percent. Default: 1%.")
+    str | None, typer.Option(help="Smallest change that counts as a change. Default: 1%.")
 ]
 
 Address = Annotated[
     str | None,
-    typer.Option(help="Of the Ray cluster: HOST:PORT. Default: the one this node is in."),
+    typer.Option(help="HOST:PORT of the Ray cluster. Default: the cluster of this node."),
 ]
-Workers = Annotated[int, typer.Option(help="Tasks at a time; 0 takes every core there is.", min=0)]
-WorkerMemory = Annotated[str, typer.Option(help="What one working process may hold.")]
+Workers = Annotated[
+    int, typer.Option(help="Tasks that run at the same time; 0 uses every core.", min=0)
+]
+WorkerMemory = Annotated[str, typer.Option(help="Memory limit of one worker process.")]
 Work = Annotated[
     str | None,
     typer.Option(
-        help="The folder for files between stages, a path or a URL that every node sees. "
-        "Default: the output with .work behind it."
+        help="Folder for intermediate files: a path or URL that every node can reach. "
+        "Default: the output's name with .work appended."
     ),
 ]
 Restart = Annotated[
-    bool, typer.Option("--restart", help="Drop what an interrupted run has left, and begin again.")
+    bool, typer.Option("--restart", help="Delete the files of an interrupted run and start again.")
 ]
 
 
@@ -98,7 +108,7 @@ def job_options(
 ) -> dict[str, Any]:
     """What a job on data is given, whichever it is."""
     if address is not None and engine != "ray":
-        raise UsageError("--address is of a Ray cluster: add --engine ray")
+        raise UsageError("--address names a Ray cluster: add --engine ray")
     return {
         "engine": engine,
         "address": address or "auto",
@@ -112,10 +122,19 @@ def job_options(
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
 _MOST_REJECTIONS = 20
+_ARGUMENTS = "batch_size|json_field|memory_budget|num_threads|on_conflict|on_error"
+_WORDS = "columns|format|infer|length|memory|overwrite|shuffle|split"
+_ARGUMENT = re.compile(
+    rf"\b({_ARGUMENTS}|{_WORDS})=(?:[\"'](\w+)[\"']|True(?: \(--\w+\))?)"
+    rf"|\b({_ARGUMENTS})\b|^({_WORDS})(?= must )"
+)
+"""An argument of Python that is an option here: with a value, or by its name alone."""
+_SKIPPING = re.compile(r"; [^;]*on_error=.*")
+"""How to skip a row, which was done."""
 
 
 def examples(*commands: str) -> str:
-    """What stands below the help of a command."""
+    """The examples below the help of a command."""
     return "\n\n".join(["Examples:", *(f"  fast-axolotl {command}" for command in commands)])
 
 
@@ -134,7 +153,9 @@ def parse_duration(text: str, *, least: float) -> float:
     found = re.fullmatch(r"(\d+\.?\d*)\s*([smh])", text.strip().lower())
     seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else -1.0
     if seconds < least:
-        raise UsageError(f"{text!r} is no duration of {least:.0f}s or more; write 90s, 10m or 1h")
+        raise UsageError(
+            f"{text!r} is not a duration of at least {least:.0f}s; write 90s, 10m or 1h"
+        )
     return seconds
 
 
@@ -151,15 +172,16 @@ def parse_percent(text: str) -> float:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """``0/8`` as (0, 8)."""
-    try:
-        index, count = (int(part) for part in text.split("/"))
-    except ValueError:
-        raise UsageError(f"cannot read {text!r} as a shard; write 0/8 for the first of 8") from None
-    return index, count
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if found is None or not int(found[1]) < int(found[2]):
+        raise UsageError(
+            f"cannot read --shard {text!r}; write 0/8 for the first of 8, 7/8 the last"
+        )
+    return int(found[1]), int(found[2])
 
 
 def parse_names(text: str) -> list[str]:
-    """Names with commas between."""
+    """Comma-separated names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -173,16 +195,45 @@ def unused_folder(root: str, name: str) -> Path:
     return folder
 
 
+def latest_run(root: str = "fast-axolotl-runs") -> Path:
+    """The folder that was written to last among the records of this folder."""
+    found = [(file.stat().st_mtime, file.parent) for file in Path(root).glob("*/*.json*")]
+    if not found:
+        raise UsageError(
+            f"there is no record in {root}/ here: name the folder of one, or record a run with "
+            "fast-axolotl measure -- COMMAND"
+        )
+    return max(found)[1]
+
+
 def say(line: str) -> None:
     """One line of this program beside what a command prints."""
     print(f"fast-axolotl: {line}", file=sys.stderr, flush=True)
 
 
+def name_options(message: str) -> str:
+    """A message about arguments of Python in terms of the command line.
+
+    >>> name_options('batch_size must be 1 or more; or pass on_error="skip" or overwrite=True')
+    '--batch-size must be 1 or more; or pass --on-error skip or --overwrite'
+    """
+
+    def write(found: re.Match[str]) -> str:
+        name = found[1] or found[3] or found[4]
+        return f"--{name.replace('_', '-')} {found[2] or ''}".rstrip()
+
+    return _ARGUMENT.sub(write, message)
+
+
 def describe_rejected(num_rows: int, rejections: Sequence[Mapping[str, Any]]) -> str:
     """How many rows could not be read, then where and why, line by line."""
     shown = rejections[:_MOST_REJECTIONS]
-    lines = [f"{num_rows:,}"]
-    lines += [f"{item['path']}, {item['place']}: {item['reason']}" for item in shown]
+    unknown = sum(item["num_rows"] is None for item in rejections)
+    more = f", and an unknown number in {count_words(unknown, 'place')}" if unknown else ""
+    lines = [f"{num_rows:,}{more}"]
+    for item in shown:
+        reason = name_options(_SKIPPING.sub("", item["reason"]))
+        lines.append(f"{item['path']}, {item['place']}: {reason}")
     if len(rejections) > len(shown):
         lines.append(f"… {len(rejections) - len(shown)} more; --json lists them")
     return "\n".join(lines)

@@ -35,46 +35,48 @@ PACK_EXAMPLES = examples(
 def pack(
     inputs: Inputs,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="A folder or URL, for Parquet files.")
+        str, typer.Option("--output", "-o", help="Folder or URL for the Parquet files.")
     ],
-    length: Annotated[int, typer.Option(help="Tokens that a pack holds at most.", min=1)],
+    length: Annotated[int, typer.Option(help="Maximum number of tokens per pack.", min=1)],
     column: Annotated[str, typer.Option(help="The column of token ids.")] = "input_ids",
     others: Annotated[
         str | None,
         typer.Option(
-            help="Columns with a value for each token: names with commas between. Default: labels, "
-            "where the data has it."
+            help="Other columns with one value per token (comma-separated). Default: labels, if "
+            "the data has them."
         ),
     ] = None,
     long: Annotated[
         Literal["error", "drop", "cut"],
-        typer.Option(help="Rows with more tokens than a pack holds: stop, drop them, or cut them."),
+        typer.Option(help="For a row longer than --length: stop, drop the row, or cut it."),
     ] = "error",
     method: Annotated[
         Literal["first_fit", "first_fit_decreasing", "best_fit_decreasing", "sequential"],
-        typer.Option(help="How rows are placed. The decreasing ones put long rows first."),
+        typer.Option(help="Packing algorithm. The decreasing ones place long rows first."),
     ] = "first_fit",
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="Who does the work: processes of this machine, or a Ray cluster."),
+        typer.Option(help="Where the work runs: processes of this machine, or a Ray cluster."),
     ] = "local",
     address: Address = None,
     workers: Workers = 0,
     memory: WorkerMemory = "4GiB",
     work: Work = None,
     restart: Restart = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing output.")
+    ] = False,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
     json_field: JsonField = None,
 ) -> None:
-    """Pack rows of token ids into rows of up to --length tokens, whole sequences each.
+    """Pack tokenised rows into packs of up to --length tokens, without splitting a row.
 
-    The output has input_ids, labels if there are any, position_ids that begin at 0 for every
-    sequence, and the lengths of the sequences. Packs are not padded. If it is interrupted, the same
-    command continues where it stopped.
+    The output has the columns input_ids, labels (if the data has them), position_ids that start at
+    0 for every sequence, and the sequence lengths. Packs are not padded. If it is interrupted, the
+    same command continues where it stopped.
     """
     from fast_axolotl.cli.job_progress import run_job
     from fast_axolotl.cluster.tables import pack_on

@@ -26,41 +26,50 @@ def plan(
         Path | None, typer.Argument(help="The folder of a record.", metavar="[RUN]")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="A model's config.json; without RUN this is needed.")
+        Path | None, typer.Option(help="config.json of the model; required without RUN.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Kinds of GPU, as H100-SXM,B200. Default: the run's.")
+        str | None,
+        typer.Option(help="Kinds of GPU, for example H100-SXM,B200. Default: that of the run."),
     ] = None,
-    gpus: Annotated[str, typer.Option(help="Numbers of GPUs, with commas between.")] = "8,16,64",
+    gpus: Annotated[str, typer.Option(help="Numbers of GPUs (comma-separated).")] = "8,16,64",
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, as 300M, 10B or 1.5T.")
+        str | None, typer.Option(help="Tokens to train on, for example 300M, 10B or 1.5T.")
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Instead: epochs of the run's data.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Instead of --tokens: epochs over the data of the run.")
+    ] = None,
     price: Annotated[
         str | None,
         typer.Option(
-            help="Dollars per GPU and hour, as 2.5/h, or one for each kind of GPU with commas "
-            "between. Default: the median of a dated table."
+            help="Dollars per GPU and hour, for example 2.5/h, or one price per kind of GPU "
+            "(comma-separated). Default: the median of a dated table."
         ),
     ] = None,
     network: Annotated[
-        float | None, typer.Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
+        float | None,
+        typer.Option(
+            help="GB/s per GPU between nodes. Default: that of the usual network adapter."
+        ),
     ] = None,
-    sequence_len: Annotated[int, typer.Option(help="Without RUN: length of a sample.")] = 4096,
-    micro_batch: Annotated[int, typer.Option(help="Without RUN: samples per GPU and pass.")] = 1,
+    sequence_len: Annotated[int, typer.Option(help="Without RUN: tokens per sample.")] = 4096,
+    micro_batch: Annotated[
+        int, typer.Option(help="Without RUN: samples per GPU and forward pass.")
+    ] = 1,
     method: Annotated[
-        Literal["full", "lora", "qlora"], typer.Option(help="Without RUN: what is trained.")
+        Literal["full", "lora", "qlora"], typer.Option(help="Without RUN: training method.")
     ] = "full",
     html: Annotated[
-        Path | None, typer.Option(help="Write a page, too: time against money, with charts.")
+        Path | None,
+        typer.Option(help="Also write an HTML page with charts of time, cost and tokens/s."),
     ] = None,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Predict tokens/s, memory, time and money on other numbers and kinds of GPUs.
+    """Predict tokens/s, memory, time and cost on other kinds and numbers of GPUs.
 
-    A record of a short run calibrates the plan: its speed, memory, communication, power and what
-    its loader can deliver. Every figure has a 90 % interval, and every candidate says what binds
-    it: compute, memory, communication or the data path. Without a record, intervals are wide.
+    The record of a short run calibrates the prediction: its throughput, memory, communication,
+    power and what its loader can deliver. Every prediction has a 90 % interval and says what limits
+    it: compute, memory, communication or data. Without a record, the intervals are wide.
     """
     from fast_axolotl.cli.plan_page import plan_notes, plan_rows, plan_title, write_plan
     from fast_axolotl.plan.hardware import Price, find_gpu, find_price
@@ -71,11 +80,11 @@ def plan(
     from fast_axolotl.report.terminal import show_matrix
 
     if tokens is not None and epochs is not None:
-        raise UsageError("--tokens and --epochs are two ways to say the same; give one of them")
+        raise UsageError("--tokens and --epochs mean the same: pass one of them")
     numbers = {"epochs": epochs, "network": network, "micro-batch": micro_batch}
     for name, value in {**numbers, "sequence-len": sequence_len}.items():
         if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"--{name} {value:g}: give a number above 0")
+            raise UsageError(f"--{name} {value:g}: pass a number above 0")
     amount = None if tokens is None else _parse_count(tokens)
     shape = None if model is None else read_config(model)
     reference = None
@@ -91,9 +100,11 @@ def plan(
         if epochs is not None:
             amount = epochs * count_epoch_tokens(record, summary)
     elif shape is None or not parse_names(gpu or ""):
-        raise UsageError("give the folder of a record, or --model config.json and --gpu H100-SXM")
+        raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
     elif epochs is not None:
-        raise UsageError("--epochs needs a record that says how long one is; give --tokens")
+        raise UsageError(
+            "--epochs needs a record, which says how long one is; pass --tokens instead"
+        )
     else:
         layout = Layout(gpus=1, seq_len=sequence_len, micro_batch=micro_batch, method=method)
     kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
@@ -103,7 +114,9 @@ def plan(
     if price is not None:
         asked = [parse_price(name) for name in parse_names(price)]
         if len(asked) not in (1, len(kinds)):
-            raise UsageError(f"--price {price!r}: give one, or one for each GPU, here {len(kinds)}")
+            raise UsageError(
+                f"--price {price!r}: pass one price, or {len(kinds)}: one per kind of GPU"
+            )
         asked *= 1 if len(asked) == len(kinds) else len(kinds)
         costs = [Price(dollars=dollars, source="by --price") for dollars in asked]
     try:

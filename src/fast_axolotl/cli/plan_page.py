@@ -1,4 +1,4 @@
-"""A plan in words and as a page: time against money, and tokens/s against the number of GPUs."""
+"""A plan in words and as a page: time and cost, and tokens/s by number of GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan_title(plan: Plan) -> str:
 
 def plan_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """The table: a header, and a line for each candidate."""
-    header = ["GPUs", "tokens/s", "90 %", "memory", "communication", "time", "money", "binds"]
+    header = ["GPUs", "tokens/s", "90 %", "memory", "communication", "time", "cost", "limited by"]
     has_energy = any(one.energy_kwh is not None for one in plan.candidates)
     rows = []
     for one in plan.candidates:
@@ -67,15 +67,15 @@ def plan_notes(plan: Plan) -> list[str]:
     notes += [f"{_names(ones)}: {text}." for text, ones in changes.items()]
     best = [one for one in plan.candidates if one.is_pareto]
     if len(best) > 1:
-        notes.append(f"No other is both sooner and cheaper: {_names(best)}.")
+        notes.append(f"Best trade-offs (no other is both faster and cheaper): {_names(best)}.")
     notes += plan.assumptions
     if plan.tokens is None:
-        notes.append("Give --tokens or --epochs for time and money.")
+        notes.append("Pass --tokens or --epochs to get time and cost.")
     else:
         notes += [f"Dollars per GPU and hour: {'; '.join(plan.prices)}."] if plan.prices else []
         priced = {one.gpu for one in plan.candidates if one.dollars is not None}
         missing = {one.gpu for one in plan.candidates if one.seconds is not None} - priced
-        notes += [f"No price of {gpu} is known; give --price." for gpu in sorted(missing)]
+        notes += [f"The price of {gpu} is unknown; pass --price." for gpu in sorted(missing)]
     return notes
 
 
@@ -83,7 +83,7 @@ def write_plan(plan: Plan, path: Path, run: Path | None) -> None:
     """The page, as one HTML file that opens offline."""
     check_targets(output=path)
     possible = [one for one in plan.candidates if one.tokens_per_second is not None]
-    headline, tiles = "No candidate fits into its memory.", list[tuple[str, str]]()
+    headline, tiles = "No candidate fits into GPU memory.", list[tuple[str, str]]()
     if possible:
         priced = [one for one in possible if one.dollars is not None]
         best = {"Fastest": max(possible, key=lambda one: one.tokens_per_second.value)}  # type: ignore[union-attr]
@@ -94,7 +94,7 @@ def write_plan(plan: Plan, path: Path, run: Path | None) -> None:
         texts = (f"{word}: {_names([one])}, {_describe(one)}." for word, one in best.items())
         headline = " ".join(texts)
         tiles = [
-            (f"bound by {kind}", _names([one for one in possible if one.binds == kind]))
+            (f"limited by {kind}", _names([one for one in possible if one.binds == kind]))
             for kind in dict.fromkeys(one.binds for one in possible)
         ]
     charts = [chart for chart in (_money_chart(plan), _rate_chart(plan)) if chart is not None]
@@ -152,9 +152,9 @@ def _money_chart(plan: Plan) -> Chart | None:
     times = choose_scale("time", max(one.seconds.value for one in shown))  # type: ignore[union-attr]
     chart = Chart(
         "money",
-        "Time against money",
-        "One mark for each number of GPUs; the lines reach over the 90 % interval. Diamonds are "
-        "those that no other beats in both. Time and money err together: a faster run is cheaper.",
+        "Time and cost",
+        "One mark per number of GPUs; the lines show the 90 % interval. Diamonds mark the best "
+        "trade-offs. Errors of time and cost go together: a faster run is also cheaper.",
     )
     data: list[Figure] = []
     for name, (role, ones) in _kinds(shown).items():
@@ -191,7 +191,7 @@ def _money_chart(plan: Plan) -> Chart | None:
     best = "; ".join(f"{_names([one])}: {_describe(one)}" for one in shown if one.is_pareto)
     layout = {
         "xaxis": axis("time", times.unit, type="log"),
-        "yaxis": axis("money", "dollars", type="log"),
+        "yaxis": axis("cost", "dollars", type="log"),
     }
     chart.add("", f"Best: {best}.", traces=data, layout=layout, height=_HEIGHT)
     return chart
@@ -204,13 +204,13 @@ def _rate_chart(plan: Plan) -> Chart | None:
         return None
     chart = Chart(
         "rate",
-        "Tokens/s against GPUs",
-        "The band is the 90 % interval. Dashed is what the smallest number would give times "
-        "the number of GPUs: the distance to it is lost to communication, small batches or data.",
+        "Tokens/s by number of GPUs",
+        "The band is the 90 % interval. The dashed line is perfect scaling from the smallest "
+        "number of GPUs; the gap is lost to communication, small batches or data.",
     )
     data: list[Figure] = []
     for name, (role, ones) in _kinds(shown).items():
-        chart.legend += [Legend(role, name), Legend(role, f"{name}, times the GPUs", "dashed")]
+        chart.legend += [Legend(role, name), Legend(role, f"{name}, perfect scaling", "dashed")]
         counts = [one.gpus for one in ones]
         rates = [one.tokens_per_second for one in ones if one.tokens_per_second]
         shape = {
@@ -224,12 +224,12 @@ def _rate_chart(plan: Plan) -> Chart | None:
             line(counts, values, role, name, unit=" tokens/s", mode="lines+markers", marker=marker)
         )
         ideal = [values[0] * count / counts[0] for count in counts]
-        data.append(line(counts, ideal, role, f"{name}, times the GPUs", dash="dash", width=1.0))
+        data.append(line(counts, ideal, role, f"{name}, perfect scaling", dash="dash", width=1.0))
     last = max(shown, key=lambda one: one.gpus)
     layout = {
         "xaxis": axis("GPUs", type="log", tickvals=sorted({one.gpus for one in shown})),
         "yaxis": axis("tokens/s", type="log"),
     }
-    words = f"{_names([last])}: {_describe(last)}, bound by {last.binds}."
+    words = f"{_names([last])}: {_describe(last)}, limited by {last.binds}."
     chart.add("", words, traces=data, layout=layout, height=_HEIGHT)
     return chart

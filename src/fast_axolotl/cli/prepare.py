@@ -39,33 +39,33 @@ PREPARE_EXAMPLES = examples(
 
 def prepare(
     config: Annotated[
-        Path, typer.Argument(help="Axolotl's YAML file.", metavar="CONFIG", exists=True)
+        Path, typer.Argument(help="The Axolotl configuration.", metavar="CONFIG", exists=True)
     ],
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="Who does the work: processes of this machine, or a Ray cluster."),
+        typer.Option(help="Where the work runs: processes of this machine, or a Ray cluster."),
     ] = "local",
     address: Address = None,
     memory: WorkerMemory = "4GiB",
     workers: Workers = 0,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="In place of dataset_prepared_path: a path or a URL."),
+        typer.Option("--output", "-o", help="Path or URL, instead of dataset_prepared_path."),
     ] = None,
     work: Work = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Set a key of the configuration; repeatable."
+            "--set", metavar="KEY=VALUE", help="Override a key of the configuration. Repeatable."
         ),
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(help="What all nodes together cost per hour, to add up the cost.", min=0.0),
+        typer.Option(help="Price of all nodes together per hour, to compute the cost.", min=0.0),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan: units, stages, disk needed; do nothing."),
+        typer.Option("--dry-run", help="Print the plan (units, stages, disk space) and stop."),
     ] = False,
     restart: Restart = False,
     as_json: AsJson = False,
@@ -74,13 +74,13 @@ def prepare(
         typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-prepare."),
     ] = None,
 ) -> None:
-    """Write Axolotl's prepared dataset on all cores or a Ray cluster, in bounded memory.
+    """Do what axolotl preprocess does, on all cores or on a Ray cluster, in bounded memory.
 
-    The rows, their order and the folder are those of axolotl preprocess, whatever the number of
-    nodes and workers. axolotl train finds the dataset there and starts at once.
+    The result is the same folder with the same rows in the same order, for any number of nodes and
+    workers. axolotl train finds the dataset there and starts at once.
 
-    If it is interrupted, the same command continues where it stopped. A task whose node dies runs
-    again on another node.
+    If it is interrupted, the same command continues where it stopped. If a node fails, its tasks
+    run again on another node.
     """
     settings = _parse_overrides(overrides or ())
     job = job_options(
@@ -88,7 +88,7 @@ def prepare(
     )
     folder = record or unused_folder("fast-axolotl-runs", f"{datetime.now():%Y%m%d-%H%M%S}-prepare")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already; give an empty folder with --record")
+        raise UsageError(f"{folder} already exists; pass an empty folder with --record")
     if find_spec("axolotl") is None:
         raise UsageError(
             "prepare reads the configuration and tokenises with Axolotl, which is not installed "
@@ -126,7 +126,7 @@ def prepare(
     else:
         summary_table(made)
     made.write(folder)
-    say(f"to see it again: fast-axolotl report {shlex.quote(str(folder))}")
+    say(f"as an HTML report: fast-axolotl report {shlex.quote(str(folder))}")
 
 
 def _parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def _parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             value = text
         if value is None or isinstance(value, dict | list):
             raise UsageError(
-                f"--set {key} takes a number, true, false or a text, and this is {text!r}; "
-                "write it into the configuration"
+                f"--set {key} takes a number, true, false or a text, not {text!r}; "
+                "edit the configuration instead"
             )
         settings[key] = value
     return settings

@@ -64,86 +64,92 @@ _BROKEN = 3
 _UNCHECKED = 4
 """Exit code where no limit is broken and one could not be checked."""
 RunMinutes = Annotated[
-    float | None, typer.Option(help="End a run that takes longer; it counts as failed.", min=0.01)
+    float | None, typer.Option(help="Stop a run that takes longer; it counts as failed.", min=0.01)
 ]
 
 
 def protocol(
     config: Annotated[
-        Path | None, typer.Argument(help="Configuration of Axolotl.", metavar="CONFIG.yml")
+        Path | None, typer.Argument(help="The Axolotl configuration.", metavar="CONFIG.yml")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Without a configuration: the command to compare with.")
+        str | None, typer.Option(help="Without a configuration: the command to compare with (A).")
     ] = None,
     candidate: Annotated[
-        str | None, typer.Option(help="Without a configuration: the command in question.")
+        str | None, typer.Option(help="Without a configuration: the command to test (B).")
     ] = None,
     steps: Annotated[
         str | None,
         typer.Option(
-            help="1 stock, 2 drop-in, 3 streaming, 4 side by side, 5 dedupe. Default: 1,2,4,5."
+            help="1: stock Axolotl; 2: with our functions (drop-in); 3: streaming; 4: comparison; "
+            "5: dedupe alone. Default: 1,2,4,5."
         ),
     ] = None,
     pairs: Annotated[
-        int, typer.Option(help="Runs of every arm that count; at least 3 for an answer.", min=1)
+        int, typer.Option(help="Measured runs of each variant; at least 3 for an answer.", min=1)
     ] = 5,
-    warmup: Annotated[int, typer.Option(help="Runs of every arm before, which do not.", min=0)] = 1,
+    warmup: Annotated[
+        int, typer.Option(help="Warm-up runs of each variant, which do not count.", min=0)
+    ] = 1,
     matters: Matters = None,
     max_minutes: Annotated[
         float | None,
         typer.Option(
-            help="Begin no pair that would end later; the one under way goes on.", min=0.01
+            help="Start no pair that would end later; a pair that has started is finished.",
+            min=0.01,
         ),
     ] = None,
     run_minutes: RunMinutes = None,
     pin: Annotated[
         str | None,
         typer.Option(
-            help="Keys of the configuration, the same in all arms: "
+            help="Set these keys of the configuration in every variant: "
             "num_workers=2,prefetch_factor=4,max_steps=200."
         ),
     ] = None,
     sequence_len: Annotated[
-        int | None, typer.Option(help="sequence_len of the streaming arm.", min=1)
+        int | None, typer.Option(help="sequence_len of the streaming variant.", min=1)
     ] = None,
     command: Annotated[
-        str | None, typer.Option(help="How Axolotl is started. Default: 'axolotl train {config}'.")
+        str | None, typer.Option(help="How to start Axolotl. Default: 'axolotl train {config}'.")
     ] = None,
     world_size: Annotated[
         str | None,
-        typer.Option(help="Numbers of GPUs to compare, as 1,2,4, for {world_size} in --command."),
+        typer.Option(
+            help="Numbers of GPUs to compare, such as 1,2,4, in place of {world_size} in --command."
+        ),
     ] = None,
     profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
     drop_caches: Annotated[
-        bool, typer.Option("--drop-caches", help="Empty the page cache before each run (root).")
+        bool,
+        typer.Option("--drop-caches", help="Clear the page cache before each run (needs root)."),
     ] = False,
     keep_outputs: Annotated[
-        bool, typer.Option("--keep-outputs", help="Keep what Axolotl wrote in each run.")
+        bool, typer.Option("--keep-outputs", help="Keep the files that Axolotl writes in each run.")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="Folder of the protocol; one that was interrupted is continued. "
+            help="Folder for the protocol; an interrupted one is continued. "
             "Default: fast-axolotl-protocols/TIME.",
         ),
     ] = None,
-    title: Annotated[
-        str | None, typer.Option(help="Heads the result and its report. Default: what is compared.")
-    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the result and its report.")] = None,
     as_json: ResultAsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
     """Compare two or three variants, run alternately (A B B A), and report whether one is faster.
 
-    With a configuration of Axolotl: stock, the drop-in, and streaming on request. Without: any two
-    commands. Every run is a process of its own and leaves a record. A Python loop of your own is
-    measured by fast_axolotl.measure(os.environ["FAST_AXOLOTL_MEASURE"]).
+    With an Axolotl configuration, it compares stock Axolotl with the same configuration and our
+    functions (drop-in), and with streaming on request. Without one, it compares any two commands.
+    Every run is a separate process with its own record. To measure your own Python loop, use
+    fast_axolotl.measure(os.environ["FAST_AXOLOTL_MEASURE"]).
 
-    The same command with the same --output continues a protocol that was interrupted. With more
-    --pairs it adds to a finished one.
+    The same command with the same --output continues an interrupted protocol. With more --pairs, it
+    adds to a finished one.
     """
     from fast_axolotl.protocol import parse_pins, parse_steps, plan_axolotl, plan_commands
     from fast_axolotl.protocol.axolotl_plan import COMMAND, STEPS
@@ -151,7 +157,7 @@ def protocol(
 
     if config is not None:
         if baseline or candidate:
-            raise UsageError("give a configuration, or --baseline and --candidate, not both")
+            raise UsageError("pass either a configuration or --baseline and --candidate, not both")
         default = STEPS if world_size is None else (1,)
         plan = plan_axolotl(
             config,
@@ -163,17 +169,17 @@ def protocol(
         )
     elif world_size is not None:
         if baseline or candidate or not command:
-            raise UsageError("--world-size is about one command: give --command 'torchrun …'")
+            raise UsageError("--world-size needs one command: pass --command 'torchrun …'")
         arm = plan_arm("command", command)
         plan = Plan(title=arm.text, arms=(arm,))
     else:
         if steps or pin or sequence_len or command or keep_outputs:
             raise UsageError(
-                "--steps, --pin, --sequence-len, --command and --keep-outputs are about a "
-                "configuration of Axolotl; two commands take none of them"
+                "--steps, --pin, --sequence-len, --command and --keep-outputs need an Axolotl "
+                "configuration; they do not work with two commands"
             )
         if not baseline or not candidate:
-            raise UsageError("give a configuration, or both --baseline and --candidate")
+            raise UsageError("pass a configuration, or both --baseline and --candidate")
         plan = plan_commands(baseline, candidate)
     if world_size is not None:
         plan = plan_world_sizes(plan, world_size)
@@ -203,10 +209,10 @@ def protocol(
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):
-        say(f"the same command with --output {shlex.quote(str(folder))} goes on from here")
+        say(f"the same command with --output {shlex.quote(str(folder))} continues from here")
         raise
     print_protocol(result, as_json=as_json, as_markdown=as_markdown)
-    say(f"kept in {folder}")
+    say(f"the records are in {folder}; as an HTML report: fast-axolotl report {folder}")
     is_answered = result.pairs > 0 if result.arms else "reason" not in result.dedupe
     if not is_answered:
         raise typer.Exit(1)
@@ -222,7 +228,7 @@ def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
 
         def tell(at: Progress) -> None:
             part = "warm-up" if at.pair < 0 else f"pair {at.pair + 1} of {at.pairs}"
-            words = "dedupe on its own" if at.arm == "dedupe" else f"{at.arm}, {part}"
+            words = "dedupe alone" if at.arm == "dedupe" else f"{at.arm}, {part}"
             update(words, at.done, at.total, at.run_seconds, at.seconds_left)
 
         return run_protocol(plan, folder, environment=os.environ, progress=tell, warn=say)
@@ -247,39 +253,45 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A record or a protocol.", metavar="A")],
     second: Annotated[
         Path | None,
-        typer.Argument(help="Another; without it, the arms of the protocol A.", metavar="B"),
+        typer.Argument(
+            help="Another one. Default: compare the variants of protocol A.", metavar="B"
+        ),
     ] = None,
     arm: Annotated[
-        str | None, typer.Option(help="Arm of the protocols; by default the last that both have.")
+        str | None,
+        typer.Option(help="Variant of the protocols. Default: the last one that both have."),
     ] = None,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
             "--fail-if",
             help="A limit on the ratio B ÷ A, 'tokens_per_second < 0.97', or with a sign on the "
-            "difference B − A, 'host_stall_fraction > +0.02'. May be given several times.",
+            "difference B − A, 'host_stall_fraction > +0.02'. Repeatable.",
         ),
     ] = None,
     require: Annotated[
         list[str] | None,
         typer.Option(
             "--require",
-            help="Fail unless this is shown, written in the same way: 'tokens_per_second > 0.97'. "
-            "May be given several times.",
+            help="Fail unless this is proven, written in the same way: 'tokens_per_second > 0.97'. "
+            "Repeatable.",
         ),
     ] = None,
     single: Annotated[
-        bool, typer.Option("--single", help="Check limits of two single runs, noise or not.")
+        bool,
+        typer.Option(
+            "--single", help="Check limits on two single runs, although noise is unknown."
+        ),
     ] = False,
     matters: Matters = None,
     as_json: ResultAsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
-    """Compare two records or protocols, and fail where a limit is broken.
+    """Compare two runs or protocols, for example in CI, and fail if a limit is exceeded.
 
-    Exit code 3: the whole 95 % interval of a figure lies beyond a limit of --fail-if, or does not
-    lie within one of --require. Exit code 4: a limit could not be checked, because one run each
-    has no interval; --single checks the values themselves.
+    Exit code 3: the whole 95 % interval of a figure is beyond a limit of --fail-if, or not within a
+    limit of --require. Exit code 4: a limit could not be checked, because a single run has no
+    interval; --single compares the values themselves.
     """
     from fast_axolotl.protocol import compare_folders, parse_check
     from fast_axolotl.report.matrix import comparison_markdown, show_comparison

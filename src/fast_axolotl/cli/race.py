@@ -1,4 +1,4 @@
-"""A race between programs that must give the same answer: equality first, then repeats by turns.
+"""A race between programs that must give the same answer: equality first, then alternating repeats.
 
 Every contender runs in a process of its own, so that its memory is its own. The process builds the
 contender twice: on a few rows, which imports and compiles, timed apart; then on all of them. It
@@ -420,7 +420,7 @@ def run_race(
     reasons: dict[str, str | None] = {}
     with ExitStack() as stack:
         for number, entry in enumerate(entries):
-            progress(f"{entry.name}: loading, first pass, checking")
+            progress(f"{entry.name}: loading, first pass, checking the result")
             if entry.needs is not None and find_spec(entry.needs) is None:
                 left_out[entry.name] = f"{entry.needs} is not installed"
                 continue

@@ -1,4 +1,4 @@
-"""``fast-axolotl read``: a pass over a dataset, and what it came to."""
+"""``fast-axolotl read``: read a dataset once and report rows, throughput and memory."""
 
 from __future__ import annotations
 
@@ -36,34 +36,42 @@ READ_EXAMPLES = examples(
 def read(
     paths: Inputs,
     columns: Annotated[
-        str | None, typer.Option(help="Only these columns: names with commas between.")
+        str | None, typer.Option(help="Read only these columns (comma-separated).")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows in a batch.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 1000,
     shard: Annotated[
-        str | None, typer.Option(help="Only one share of the rows: 0/8 is the first of eight.")
+        str | None, typer.Option(help="Read only one shard: 0/8 is the first of eight.")
     ] = None,
     head: Annotated[
-        int | None, typer.Option(help="Print so many rows as JSON lines and stop.", min=1)
+        int | None, typer.Option(help="Print the first N rows as JSON lines and stop.", min=1)
     ] = None,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
-    shuffle: Annotated[int | None, typer.Option(help="Shuffle with this seed.", min=0)] = None,
+    shuffle: Annotated[
+        int | None, typer.Option(help="Shuffle the rows with this seed.", min=0)
+    ] = None,
     on_error: OnError = "raise",
     on_conflict: OnConflict = "raise",
     infer: Annotated[
         Literal["auto", "scan"],
-        typer.Option(help="scan reads JSON and CSV twice, to know the final types at once."),
+        typer.Option(
+            help="scan reads JSON and CSV files twice, to know all types before the first row."
+        ),
     ] = "auto",
     json_field: JsonField = None,
     num_threads: Annotated[
-        int, typer.Option(help="Decode threads; 0 takes what this process may use.")
+        int, typer.Option(help="Decoding threads; 0 uses every core of this process.")
     ] = 0,
     memory_budget: Annotated[
-        str, typer.Option(help="What reading ahead may hold, such as 256MiB.")
+        str, typer.Option(help="Memory for reading ahead, for example 256MiB.")
     ] = "256MiB",
 ) -> None:
-    """Read a dataset through and report rows/s, MB/s, working set and rejected rows."""
+    """Read a dataset once and report rows/s, MB/s, memory and the rows that could not be read.
+
+    With --head, print the first rows instead. Formats: Parquet, Arrow, Feather, JSON, JSON lines,
+    CSV and text, also compressed with gzip, zstd and others, from disk or from S3 and other stores.
+    """
     from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.reading import convert, open_dataset
     from fast_axolotl.report.terminal import phase_progress
@@ -133,10 +141,10 @@ def _print_summary(summary: dict[str, Any]) -> None:
     first = format_seconds(summary["first_batch_seconds"])
     reason, size = summary["working_set_reason"], format_bytes(summary["working_set_bytes"])
     pairs = [
-        ("rows", f"{summary['rows']:,} in {summary['batches']:,} batches from {files}"),
+        ("rows", f"{summary['rows']:,} in {count_words(summary['batches'], 'batch')} from {files}"),
         ("time", f"{format_seconds(summary['seconds'])}, first batch after {first}"),
         ("rows/s", f"{summary['rows_per_second'] or 0:,.0f}"),
-        ("bytes/s", f"{format_bytes(summary['bytes_per_second'])} encoded"),
+        ("bytes/s", f"{format_bytes(summary['bytes_per_second'])}/s (size of the files)"),
         ("working set", f"– ({reason})" if reason else size),
         ("rejected rows", describe_rejected(summary["rejected_rows"], summary["rejections"])),
         ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary["columns"].items())),

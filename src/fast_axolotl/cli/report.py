@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fast_axolotl.cli.options import AsJson, examples
+from fast_axolotl.cli.options import AsJson, examples, latest_run
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.folder import JOB_FILE
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 REPORT_EXAMPLES = examples(
+    "report",
     "report fast-axolotl-runs/20300131-120000-axolotl",
     "report protocol/ -o answer.html --png answer.png",
     "report runs/before runs/after --markdown comment.md",
@@ -45,38 +46,43 @@ _PAGE_HEAD_BYTES = 4096
 
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of records, or the folder of a protocol.", metavar="RUN…"),
-    ],
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of records, or of a protocol. Default: the latest run in "
+            "fast-axolotl-runs/.",
+            metavar="[RUN…]",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="The page to write; report.html, unless only --markdown or --png is asked for.",
+            help="The HTML file. Default: report.html, unless --markdown or --png is given.",
         ),
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option(help="Write it as Markdown, too, for a pull request.")
+        Path | None, typer.Option(help="Also write Markdown, for a pull request.")
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(help="Write its top as a picture, too, for a slide; needs Chromium."),
+        typer.Option(help="Also write a picture of the top, for a slide; needs Chromium."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write runs or a protocol as one HTML file: verdict, matrix, charts, settings, raw data.
+    """Write one HTML file about runs or a protocol: verdict, comparison, charts, settings, data.
 
-    The record of fast-axolotl prepare becomes a page with its rows, stages and nodes. The file
-    opens offline and asks nothing of the network. It may be written while a run still goes on.
+    The file contains everything it shows and works offline. You can write it while a run is still
+    going on. For a record of fast-axolotl prepare, it shows rows, stages and nodes.
     """
     from fast_axolotl.cli.job_record import JobRecord
 
     if output is None and markdown is None and png is None:
         output = _DEFAULT
+    runs = runs or [latest_run()]
     jobs = [folder for folder in runs if (folder / JOB_FILE).is_file()]
     if jobs and len(runs) > 1:
-        raise UsageError(f"{jobs[0]} is a job on data, which has a page of its own: give it alone")
+        raise UsageError(f"{jobs[0]} is a record of prepare, which has its own page: pass it alone")
     made = JobRecord.read(jobs[0]) if jobs else make_report(runs, now=time.time())
     written = _write_all(made, output=output, markdown=markdown, png=png)
     found: dict[str, Any] = {
@@ -124,8 +130,8 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
     if len(protocols) > 1:
         names = " and ".join(map(str, protocols))
         raise UsageError(
-            f"{names} are protocols, and a report shows one: give one of them, or "
-            "fast-axolotl compare them"
+            f"{names} are protocols, and a report shows only one: pass one of them, or use "
+            "fast-axolotl compare"
         )
     protocol = ProtocolResult.read(protocols[0]) if protocols else None
     notes: list[str] = []
@@ -134,12 +140,12 @@ def make_report(folders: Sequence[Path], *, now: float) -> Report:
         # The run that stands for an arm: the one that its verdict is of.
         run = shown_run(arm)
         if run is None:
-            notes.append(f"No run of the arm {arm.name} counts, so it has no charts.")
+            notes.append(f"{arm.name} has no measured run, so it has no charts.")
             continue
         try:
             runs.append(_read(protocols[0] / run.folder, arm.name))
         except FastAxolotlError as error:
-            notes.append(f"The arm {arm.name} has no charts: {error}.")
+            notes.append(f"{arm.name} has no charts: {error}.")
     arm_runs = len(runs)
     singles = [folder for folder in folders if folder not in protocols]
     runs += [_read(folder, name) for folder, name in zip(singles, _names(singles), strict=True)]
@@ -189,7 +195,7 @@ def check_targets(
             continue
         if not path.is_file():
             raise UsageError(
-                f"{path} is there already, and it is no file: give another with {flag}"
+                f"{path} already exists and is not a file: choose another name with {flag}"
             )
         try:
             with path.open("rb") as opened:
@@ -197,16 +203,16 @@ def check_targets(
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError(
-                f"is there already, and cannot be read ({reason}): give another name with {flag}",
+                f"already exists and cannot be read ({reason}): choose another name with {flag}",
                 path=str(path),
             ) from error
         if head and mark not in head:
             raise UsageError(
-                f"{path} is there already, and it is no {what}: give another name with {flag}"
+                f"{path} already exists and is not a {what}: choose another name with {flag}"
             )
     targets = [path.absolute() for path in (output, markdown, png) if path is not None]
     if len(set(targets)) < len(targets):
-        raise UsageError("-o, --markdown and --png need a file each: give them different names")
+        raise UsageError("-o, --markdown and --png need different files")
 
 
 def _write_all(

@@ -49,42 +49,51 @@ MEASURE_EXAMPLES = examples(
 STATUS_EXAMPLES = examples("status", "status --json")
 
 Command = Annotated[
-    list[str], typer.Argument(help="The command with its arguments, after --.", metavar="COMMAND")
+    list[str], typer.Argument(help="The command and its arguments, after --.", metavar="COMMAND")
 ]
-Live = Annotated[bool, typer.Option("--live", help="Measure, and show the figures as they come.")]
+Live = Annotated[bool, typer.Option("--live", help="Measure, and show live figures.")]
 Output = Annotated[
-    Path | None, typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-COMMAND.")
+    Path | None,
+    typer.Option(help="Folder for the record. Default: fast-axolotl-runs/TIME-COMMAND."),
 ]
 PeakTflops = Annotated[
-    float | None, typer.Option(help="Peak of one device, if its name is not known here.", min=0.001)
+    float | None,
+    typer.Option(help="Peak TFLOP/s of one GPU, if its name is unknown here.", min=0.001),
 ]
 ProfileSteps = Annotated[
-    int, typer.Option(help="Run this many steps under torch's profiler, once.", min=0)
+    int, typer.Option(help="Profile this many steps with torch.profiler, once.", min=0)
 ]
 ProfileEvery = Annotated[
-    str | None, typer.Option(help="Do so again after 90s, 10m, 1h, …; 5 steps if none are given.")
+    str | None, typer.Option(help="Profile again every 90s, 10m, 1h, …; 5 steps by default.")
 ]
 Matmul = Annotated[
-    bool, typer.Option("--matmul", help="Measure the device's own matmul rate, for a second.")
+    bool, typer.Option("--matmul", help="Measure the matmul rate of the GPU for one second.")
 ]
 GradientNoise = Annotated[
-    bool, typer.Option("--gradient-noise", help="Estimate the gradient noise scale, for the batch.")
+    bool,
+    typer.Option(
+        "--gradient-noise", help="Estimate the gradient noise scale, to choose a batch size."
+    ),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Measure, and leave the summary to fast-axolotl show.")
+    bool, typer.Option("--quiet", "-q", help="Measure, but do not print the summary at the end.")
 ]
 
 
 def run(
     command: Command,
     skip: Annotated[
-        str | None, typer.Option(help="Comma-separated replacements to skip: see status.")
+        str | None,
+        typer.Option(help="Comma-separated replacements to skip; fast-axolotl status lists them."),
     ] = None,
     accelerate: Annotated[
-        bool, typer.Option("--accelerate/--no-accelerate", help="Replace functions of Axolotl.")
+        bool,
+        typer.Option(
+            "--accelerate/--no-accelerate", help="Use the faster functions in place of Axolotl's."
+        ),
     ] = True,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Record the run and print what bounds it.")
+        bool, typer.Option("--measure", help="Record the run and print what limits it.")
     ] = False,
     live: Live = False,
     output: Output = None,
@@ -96,21 +105,20 @@ def run(
     gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a command with every Axolotl in its process tree accelerated, results unchanged.
+    """Run a command with a faster Axolotl: same results, no change to your files.
 
-    You edit nothing: it survives accelerate launch, torchrun and spawned workers.
+    It works through accelerate launch, torchrun and worker processes. The first line says which
+    functions of Axolotl are replaced, and why others are not. If Axolotl was used, a line at the
+    end says which replacements ran.
 
-    One line says what is replaced, and what is not and why. If Axolotl was used, a line at the end
-    says which replacements answered.
+    With --measure, the run is also recorded. To measure a command without any replacement, use
+    fast-axolotl measure.
 
-    --measure accelerates and measures, and the record names the replacements. To measure the
-    command as it is, use fast-axolotl measure.
-
-    With --live, the figures are shown as they come. What the command prints goes to log.txt in the
-    record's folder, and its last lines are shown. The live view captures the keyboard: for a
+    With --live, you see the figures while the command runs. Its output goes to log.txt in the
+    folder of the record, and the last lines are shown. The live view captures the keyboard: for a
     command that reads input, use --measure instead.
 
-    FAST_AXOLOTL=0 in the environment turns the acceleration off.
+    FAST_AXOLOTL=0 in the environment turns the replacements off.
     """
     from fast_axolotl.axolotl import SWITCH
     from fast_axolotl.axolotl.patches import REPLACEMENTS
@@ -137,7 +145,7 @@ def run(
     if not measure and any((output, data_path, *device)):
         raise UsageError(
             "--output, --data-path, --peak-tflops, --profile-steps, --profile-every, --matmul and "
-            "--gradient-noise are about a measured run: add --measure"
+            "--gradient-noise need a measured run: add --measure"
         )
     order = None
     if measure:
@@ -153,7 +161,7 @@ def run(
     environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
     program = find_program(command[0], environment)
     os.environ.update(environment)
-    say(status_line(environment) if accelerate else "nothing of Axolotl is replaced")
+    say(status_line(environment) if accelerate else "no function of Axolotl is replaced")
     if order is None:
         sys.stdout.flush()
         try:
@@ -162,7 +170,7 @@ def run(
         except OSError as error:
             _refuse(cannot_start(program, error), error)
     is_changed = environment.get(SWITCH) != "0" and axolotl_version() is not None
-    note = "; for Axolotl as it is, use fast-axolotl measure" if is_changed else ""
+    note = "; to measure stock Axolotl, use fast-axolotl measure" if is_changed else ""
     say(f"measuring into {order.run_dir}{note}")
     begin = time.time()
     try:
@@ -200,16 +208,17 @@ def measure(
     gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a command and leave it as it is: record the run and print what bounds it.
+    """Measure a training run without changing it, and say what limits it.
 
-    Nothing is replaced in any process that it starts. This is the baseline to compare an
-    accelerated run with; fast-axolotl run --measure accelerates and measures.
+    It measures Axolotl, TRL, Unsloth, LLaMA-Factory and whatever else trains with the Hugging Face
+    Trainer, Lightning, and loops over a torch DataLoader. For every other command, it measures CPU,
+    memory, disk and GPU.
 
-    Training is measured from inside, whether it is Axolotl, transformers, Lightning or a loop over
-    a torch DataLoader. Of every command, memory, disk and GPU are measured.
+    No function is replaced, so this is also the baseline for an accelerated run (fast-axolotl run
+    --measure).
 
-    With --live, the figures are shown as they come. What the command prints goes to log.txt in the
-    record's folder. The live view captures the keyboard.
+    With --live, you see the figures while the command runs. Its output goes to log.txt in the
+    folder of the record. The live view captures the keyboard.
     """
     run(
         command,
@@ -228,7 +237,7 @@ def measure(
 
 
 def status(as_json: ResultAsJson = False) -> None:
-    """Show what would be replaced in the Axolotl that is installed, without importing it."""
+    """List which functions of the installed Axolotl would be replaced, and why others are not."""
     from fast_axolotl.axolotl import check, host_name
     from fast_axolotl.integrations.launch import axolotl_version, status_line
     from fast_axolotl.report.terminal import show_table
@@ -255,13 +264,10 @@ def _refuse(reason: UsageError, error: OSError) -> NoReturn:
 
 
 def _print_summary(run_dir: str, begin: float) -> None:
-    """The training of the run with the most steps; a second one is recorded beside the first.
-
-    In a terminal as much as a screen holds, elsewhere every figure.
-    """
+    """The training of the run with the most steps; a second one is recorded beside the first."""
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.run_folders import choose_training, read_trainings
-    from fast_axolotl.report.show import show_short_summary, show_summary
+    from fast_axolotl.report.show import show_short_summary
     from fast_axolotl.system import node_name
 
     try:
@@ -278,16 +284,10 @@ def _print_summary(run_dir: str, begin: float) -> None:
         folder = shlex.quote(shown.path)
         say(f"{node_name()} wrote its part of the record: fast-axolotl show {folder}")
         return
-    is_terminal = sys.stderr.isatty()
-    if is_terminal:
-        show_short_summary(summary, shown, file=sys.stderr)
-    else:
-        show_summary(summary, record=shown, file=sys.stderr)
+    show_short_summary(summary, shown, file=sys.stderr)
     others = [record.path for record in records if record is not shown]
     if others:
-        say(f"this training of {len(records)} has the most steps; the others: {', '.join(others)}")
-    if not is_terminal:
-        say(f"to see this again: fast-axolotl show {shlex.quote(shown.path)}")
+        say(f"this training has the most steps of {len(records)}; the others: {', '.join(others)}")
 
 
 def _run_dir(output: Path | None, program: str) -> Path:
@@ -301,17 +301,19 @@ def _run_dir(output: Path | None, program: str) -> Path:
             running = find_running_nodes(output)
             # A launcher may start several commands on one node, one for each rank.
             if not running or (node_name() in running and _task_number() is None):
-                state = "of a run on this machine" if running else "that nobody is writing now"
-                raise UsageError(f"{output} holds a record {state}; give another --output")
+                state = "of a run on this machine" if running else "of an earlier run"
+                raise UsageError(
+                    f"{output} already holds a record {state}; choose another --output"
+                )
             say(f"joining the record that {', '.join(running)} is writing")
         if (output / PROTOCOL_FILE).exists():
-            raise UsageError(f"{output} is the folder of a protocol; give another --output")
+            raise UsageError(f"{output} is the folder of a protocol; choose another --output")
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(
-                f"{output} cannot be the folder of a record ({reason}); give another --output"
+                f"{output} cannot be used for a record ({reason}); choose another --output"
             ) from error
         return output.absolute()
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"

@@ -22,15 +22,17 @@ _PARTS = 20
 """Stretches of one run that its interval is made of: single steps are not independent."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
 Runs = Annotated[
-    list[Path], typer.Argument(help="Records, or a protocol of --world-size.", metavar="RUN…")
+    list[Path],
+    typer.Argument(help="Records, or a protocol made with --world-size.", metavar="RUN…"),
 ]
-Price = Annotated[str | None, typer.Option(help="Dollars per GPU and hour, as 2.5/h.")]
+Price = Annotated[str | None, typer.Option(help="Dollars per GPU and hour, for example 2.5/h.")]
 
 
 def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> None:
-    """Compare runs of one job on several numbers of GPUs: efficiency, and where the rest goes.
+    """Compare runs of one job on several numbers of GPUs: efficiency, and what reduces it.
 
-    Several runs on one number of GPUs are repeats. A curve shows from where on a dollar buys less.
+    Several runs on the same number of GPUs count as repeats. Fitted curves show up to how many GPUs
+    it pays to scale.
     """
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.plan.scale import make_scaling
@@ -49,7 +51,7 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
             done = [run for run in arm.runs if run.pair >= 0 and run.status == "done"]
             pairs |= {path / run.folder: f"{path}:{run.pair}" for run in done}
             if not done:
-                say(f"{path}: {arm.name} has no run that counts, and is left out")
+                say(f"{path}: {arm.name} has no measured run and is left out")
     figures: list[Run] = []
     unit = ""
     for path, pair in pairs.items():
@@ -143,11 +145,11 @@ def _print(found: Scaling) -> None:
         lost = [1 - one.efficiency, *(one.losses.get(name) for name in names)]
         losses.append([str(one.gpus), *map(format_share, lost)])
     header = ["GPUs", "runs", f"{unit}/s", "95 %", "per GPU", "efficiency", "95 %", "step p50"]
-    header += ["batch per GPU", "an added GPU", f"$ per M {unit}"]
+    header += ["batch per GPU", "gain of one more GPU", f"$ per M {unit}"]
     same = {"weak": "same batch per GPU", "strong": "same global batch"}
-    kind = same.get(found.kind, "the batch per GPU and the global batch change")
+    kind = same.get(found.kind, "batch per GPU and global batch both change")
     show_matrix(f"Scaling, {found.kind}: {kind}", header, rows)
-    show_matrix("Points of efficiency lost, and where", ["GPUs", "lost", *names], losses[1:])
+    show_matrix("Lost efficiency in points, by cause", ["GPUs", "lost", *names], losses[1:])
     rows = []
     for law, curve in (("Amdahl", found.amdahl), ("USL", found.usl)):
         if curve is not None:
@@ -156,6 +158,6 @@ def _print(found: Scaling) -> None:
             for gpus in (curve.peak_gpus, curve.worth_gpus):
                 row.append(format_count(gpus) + " (far)" * ((gpus or 0) > FAR * counts[-1].gpus))
             rows.append(row)
-    header = ["", "σ", "κ", "error", "left out", "largest left out", "peak at", "worth it up to"]
+    header = ["", "σ", "κ", "error", "left-out error", "largest", "peak at", "worth it up to"]
     notes = [f"! {warning}" for warning in found.warnings] + list(found.notes)
-    show_matrix("Curves", header, rows, notes)
+    show_matrix("Fitted curves", header, rows, notes)

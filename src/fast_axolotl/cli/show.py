@@ -1,4 +1,4 @@
-"""``fast-axolotl show``: what a record says, the verdict first."""
+"""``fast-axolotl show``: what limits a recorded run, on one screen or with every figure."""
 
 from __future__ import annotations
 
@@ -7,30 +7,42 @@ from typing import Annotated
 
 import typer
 
-from fast_axolotl.cli.options import AsJson, examples
+from fast_axolotl.cli.options import AsJson, examples, latest_run
 
 __all__ = ["SHOW_EXAMPLES", "show"]
 
 SHOW_EXAMPLES = examples(
-    "show fast-axolotl-runs/20300131-120000-axolotl", "show outputs/fast-axolotl-measure --json"
+    "show",
+    "show fast-axolotl-runs/20300131-120000-axolotl --all",
+    "show outputs/fast-axolotl-measure --json",
 )
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="The folder of a record.", metavar="RUN")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The folder of a record. Default: the latest in fast-axolotl-runs/.",
+            metavar="[RUN]",
+        ),
+    ] = None,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Print every figure, all settings and the environment.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what bounds a run: the verdict, why, what to do next, and every figure.
+    """Show what limits a run: the verdict, the reasons, the advice and the main figures.
 
-    A record is read as far as it goes, so a run that is still going on, or was killed, can be
-    shown, too. The record of fast-axolotl prepare shows its rows, stages and nodes.
+    It also works while the run is still going on, and after the run was killed. For a record of
+    fast-axolotl prepare, it shows rows, stages and nodes.
     """
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.folder import JOB_FILE
     from fast_axolotl.record.run_folders import read_training
-    from fast_axolotl.report.show import show_summary
+    from fast_axolotl.report.show import show_short_summary, show_summary
 
+    run = run or latest_run()
     if (run / JOB_FILE).is_file():
         from fast_axolotl.cli.job_progress import summary_table
         from fast_axolotl.cli.job_record import JobRecord
@@ -42,5 +54,7 @@ def show(
     summary = summarise(record)
     if as_json:
         print(to_json(summary))
-    else:
+    elif is_all:
         show_summary(summary, record=record)
+    else:
+        show_short_summary(summary, record)

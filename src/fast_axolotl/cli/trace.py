@@ -23,7 +23,7 @@ TRACE_EXAMPLES = examples(
 _MOST_STEPS = 24
 _MOST_COLLECTIVES = 12
 _MOST_KERNELS = 5
-_PARTS = ("step time", "compute", "overlapped", "exposed", "of it waiting", "copies", "idle")
+_PARTS = ("step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle")
 
 
 def trace(
@@ -33,22 +33,24 @@ def trace(
     ],
     as_json: AsJson = False,
     link: Annotated[
-        float | None, typer.Option(help="Bandwidth of the link between GPUs in GB/s, to compare.")
+        float | None,
+        typer.Option(help="Bandwidth of the link between GPUs in GB/s, to compare with."),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="Only these steps: 3:8 for 3 to 7, as the profiler counts.")
+        str | None, typer.Option(help="Only these steps of the profiler: 3:8 means 3 to 7.")
     ] = None,
 ) -> None:
-    """Divide steps into compute, communication and idle time, from profiler traces.
+    """Split step time into compute, communication and idle time, from torch.profiler traces.
 
-    Give files, folders or globs. Across ranks, waiting for peers is told apart from transfer, and
-    the straggler is named. Traces of some ranks are enough; what they cannot tell is left empty.
+    Pass files, folders or globs, one trace per rank. With several ranks, it separates waiting for
+    other ranks from transfer and names the straggler. Traces of some ranks are enough; what needs
+    the others stays empty.
     """
     from fast_axolotl.plan.trace import summarise_traces
     from fast_axolotl.record.codec import to_json
 
     if link is not None and not link > 0:
-        raise UsageError(f"--link is {link:g}; give the bandwidth of the link in GB/s")
+        raise UsageError(f"--link is {link:g}; pass the bandwidth of the link in GB/s")
     summary = summarise_traces(
         _find_traces(traces),
         steps=None if steps is None else _parse_steps(steps),
@@ -78,7 +80,7 @@ def _find_traces(inputs: Sequence[str]) -> list[Path]:
             every = sorted((*path.rglob("*.json"), *path.rglob("*.json.gz")))
             files = [file for file in every if ".pt.trace.json" in file.name] or every
         if not files:
-            raise MissingFileError("there is no trace (.json or .json.gz) here", path=text)
+            raise MissingFileError("no trace (.json or .json.gz) found here", path=text)
         found += files
     return list(dict.fromkeys(found))
 
@@ -96,7 +98,7 @@ def _print_summary(summary: TraceSummary) -> None:
     if len(rows) > 1:
         rank = "none" if summary.straggler is None else f"rank {summary.straggler}"
         notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
-    show_matrix("A mean step of each rank", ("rank", "steps", *_PARTS), rows, notes)
+    show_matrix("Mean step of each rank", ("rank", "steps", *_PARTS), rows, notes)
     if len(rows) < len(summary.steps) <= _MOST_STEPS:
         cells = [[f"{step.rank}, {step.step}", *_step_cells(step)] for step in summary.steps]
         show_matrix("Every step", ("rank, step", *_PARTS), cells)
@@ -104,15 +106,15 @@ def _print_summary(summary: TraceSummary) -> None:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
         left_out = len(summary.collectives) - _MOST_COLLECTIVES
         show_matrix(
-            "Communication of all ranks together",
+            "Communication, all ranks together",
             [*header, "bus bandwidth", "of the link"],
             [_collective_cells(row) for row in summary.collectives[:_MOST_COLLECTIVES]],
             [f"{left_out} more with less time: see --json."] if left_out > 0 else [],
         )
     if summary.slowdown is not None:
         show_matrix(
-            f"Kernels beside communication take {summary.slowdown:.2f} times as long as alone",
-            ("kernel", "alone", "median", "beside", "median", "ratio"),
+            f"Kernels take {summary.slowdown:.2f} times as long while communication runs",
+            ("kernel", "alone", "median", "with communication", "median", "ratio"),
             [
                 (
                     row.name[:60],

@@ -12,16 +12,16 @@ __all__ = ["WARMUP_EXAMPLES", "warmup"]
 
 WARMUP_EXAMPLES = (
     "Examples:\n\n  fast-axolotl warmup\n\n"
-    "In a container image, with a cache that the container's user can write, too:\n\n"
+    "In a container image, with a cache folder that the container's user can write to:\n\n"
     "  ENV NUMBA_CACHE_DIR=/var/cache/numba\n\n"
-    "  RUN pip install fast-axolotl && fast-axolotl warmup"
+    "  RUN pip install ./fast-axolotl && fast-axolotl warmup"
 )
 
 
 def warmup(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the seconds as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the times as JSON.")] = False,
 ) -> None:
-    """Compile all kernels, or load them where that was done before."""
+    """Compile all numba kernels now and cache them, so that no later run waits for it."""
     from fast_axolotl.record.units import format_seconds
     from fast_axolotl.report.terminal import phase_progress, show_pairs
 
@@ -44,6 +44,6 @@ def warmup(
     show_pairs("", [*pairs, ("total", format_seconds(sum(seconds.values())))])
     if not is_kept:
         print(
-            "The machine code could not be kept: no cache folder is writeable. Set NUMBA_CACHE_DIR "
-            "to one that is, or every process compiles anew."
+            "The compiled code could not be cached, because no cache folder is writable. Set "
+            "NUMBA_CACHE_DIR to a writable folder, or every process compiles again."
         )

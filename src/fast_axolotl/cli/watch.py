@@ -1,4 +1,4 @@
-"""``fast-axolotl watch``: a run or a process, looked at while it goes on."""
+"""``fast-axolotl watch``: a run or a process, while it is running."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ _TABLE = {
     "process": "{root_pid}  {command}",
     "watched": "{seconds}, until {ending}",
     "processes": "{most_processes} at most",
-    "CPU": "{cpu_cores}; other programs {other_cpu_share} of the processors",
-    "CPU refused": "throttled {cpu_throttled_share}, stolen {cpu_steal_share}",
+    "CPU": "{cpu_cores}; other programs use {other_cpu_share} of the cores",
+    "CPU not given": "throttled {cpu_throttled_share}, taken by the host {cpu_steal_share}",
     "working set": "{working_set_bytes}, peak {working_set_peak_bytes}",
     "mapped files": "{mapped_file_bytes}",
-    "resident (ΣRSS)": "{rss_bytes}: anonymous {anon_bytes}, files {file_bytes}, "
+    "resident (sum of RSS)": "{rss_bytes}: anonymous {anon_bytes}, files {file_bytes}, "
     "shared {shared_bytes}",
-    "high-water mark": "{hwm_bytes}, {spike_ratio} resident",
-    "memory limit": "{limit_bytes}, peak {limit_share} of it",
-    "device reads": "{read_bytes_per_second}",
-    "read calls": "{read_chars_per_second}, cached ones included",
-    "device capacity": "{disk_bytes_per_second}, {disk_share} of it used",
-    "read request": "{disk_request_bytes} on average",
-    "swap": "in {swap_in_bytes_per_second}, out {swap_out_bytes_per_second} of the machine; "
-    "{process_swap_bytes} of the process",
-    "pressure": "CPU {psi_cpu_some}, memory {psi_memory_full}, I/O {psi_io_full} of the time",
-    "killed for memory": "{oom_kills}",
+    "peak resident (upper bound)": "{hwm_bytes}, {spike_ratio} the resident size",
+    "memory limit": "{limit_bytes}, up to {limit_share} used",
+    "disk reads": "{read_bytes_per_second}",
+    "file reads": "{read_chars_per_second}, page cache included",
+    "disk speed": "{disk_bytes_per_second}, {disk_share} of it used",
+    "disk request": "{disk_request_bytes} on average",
+    "swap": "machine in {swap_in_bytes_per_second}, out {swap_out_bytes_per_second}; "
+    "this process tree holds {process_swap_bytes}",
+    "waited for": "CPU {psi_cpu_some}, memory {psi_memory_full}, disk {psi_io_full} of the time",
+    "out-of-memory kills": "{oom_kills}",
     "GPU": "{gpu_utilization} busy, {gpu_memory_bytes} used, {gpu_free_bytes} free, "
     "{gpu_power_watts}, {gpu_clock_mhz} ({gpu_names})",
 }
 """What is printed at the end; the last row where there is a GPU."""
 _ELSEWHERE = (
-    "Stall, rows, tokens, steps and MFU are not visible from outside. To get them, start the "
-    "command with\nfast-axolotl measure -- COMMAND"
+    "Stall, rows/s, tokens/s and MFU cannot be seen from outside. To get them, start the command "
+    "with\nfast-axolotl measure -- COMMAND"
 )
 
 
@@ -61,38 +61,47 @@ def watch(
     target: Annotated[
         str,
         typer.Argument(
-            help="A process, whose descendants are included; or the folder of a run or protocol.",
+            help="A process id (child processes are included), or the folder of a run or protocol.",
             metavar="PID|RUN",
         ),
     ],
     seconds: Annotated[
         float | None,
-        typer.Option(help="Watch for so long; else until it ends, q, or Ctrl-C.", min=0.1),
+        typer.Option(
+            help="Stop after this many seconds. Default: until it ends, q or Ctrl-C.", min=0.1
+        ),
     ] = None,
     data_path: Annotated[
         str | None,
-        typer.Option(help="Of a PID. The data: how fast its device can be read is measured first."),
+        typer.Option(
+            help="For a PID: the training data, to measure the read speed of its disk first."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Of a PID. Keep the samples in this folder, for show."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="For a PID: save the samples in this folder, for fast-axolotl show.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a run as it goes on: what bounds it so far, throughput, memory, disk, swap.
+    """Watch a run live: what limits it so far, throughput, memory, disk and swap.
 
-    Of a RUN, which records itself, all figures; of any other PID what is seen from outside. Of a
-    protocol its runs, one after the other, and how many of them are left.
+    For the folder of a run that is being measured, it shows all figures. For any other process, it
+    shows what can be seen from outside: CPU, memory, disk, swap and GPU. For a protocol, it shows
+    each run in turn and how many are left.
 
-    In a terminal: p pauses, r begins a new window, q quits. Elsewhere: one line a second.
-
-    Nothing is changed in what is watched. A folder whose name is a number: ./4711.
+    In a terminal, press p to pause, r to start a new window and q to quit. Elsewhere, it prints one
+    line per second. The watched process is not changed. To watch a folder whose name is a number,
+    write ./4711.
     """
     if target.isdecimal():
         _watch_process(int(target), seconds, data_path, output, as_json=as_json)
         return
     if data_path or output:
-        raise UsageError("--data-path and --output are for a PID: a record has its own")
+        raise UsageError("--data-path and --output need a PID; the folder of a run has both")
     from fast_axolotl.cli.live import watch_record
 
     watch_record(Path(target), seconds, as_json=as_json)
@@ -112,7 +121,7 @@ def _watch_process(
     if output is not None:
         path = output / "system.jsonl"
         if path.exists():
-            raise UsageError(f"{path} is there already: choose another --output")
+            raise UsageError(f"{path} already exists: choose another --output")
         writer = LineWriter(path)
         if writer.failure:
             raise DataError(
@@ -188,8 +197,8 @@ def _line(watched: Watched) -> str:
         f"working set {format_bytes(watched.working_set_bytes)}",
         f"RSS {format_bytes(sample.rss_bytes)}",
         f"CPU {'–' if cores is None else f'{cores:.1f}'} cores",
-        f"device reads {rate('read_bytes')}",
-        f"read calls {rate('read_chars')}",
+        f"disk reads {rate('read_bytes')}",
+        f"file reads {rate('read_chars')}",
     ]
     if watched.rate("swap_in_bytes") or watched.rate("swap_out_bytes"):
         parts += [f"swap in {rate('swap_in_bytes')}", f"out {rate('swap_out_bytes')}"]

@@ -49,12 +49,14 @@ _LEAST_SAMPLED = 0.7
 """Share of the run up to which a working set has to be sampled to be called that of the run."""
 
 _MEMORY = (
-    ("hwm_bytes", "hwm", "high-water mark"),
+    ("hwm_bytes", "hwm", "peak resident"),
     ("working_set_bytes", "pss", "working set"),
     ("anon_bytes", "anon", "anonymous"),
 )
 _SWAP = ("swap_in_bytes_per_second", "swap_out_bytes_per_second")
-_UNWATCHED = "Nobody sampled the process tree: fast-axolotl measure -- COMMAND does."
+_UNWATCHED = (
+    "Not sampled. To get this chart, start the command with fast-axolotl measure -- COMMAND."
+)
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _PHASE_WORDS = {"warmup": "warm-up", "replay": "cached batch"}
 _WAIT_TICKS = [f"{count} {unit}" for unit in ("µs", "ms", "s") for count in (1, 10, 100)]
@@ -109,27 +111,27 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
     chart = Chart(
         "stall",
         "Step time and stall",
-        "Above, how long a step took; below, which share of the time went into waiting for "
-        "data. Shaded stretches are left out of the figures.",
-        [Legend("step", "time of a step")],
+        "Top: time per step. Bottom: share of the time spent waiting for data. Shaded parts are "
+        "not counted in the figures.",
+        [Legend("step", "time per step")],
     )
     if any("low" in run.series["steps"] for run in shown):
-        chart.legend.append(Legend("step", "shortest to longest step of a point", "area"))
-    chart.legend.append(Legend("wait", "of it waiting for data", "area"))
+        chart.legend.append(Legend("step", "shortest to longest step in a point", "area"))
+    chart.legend.append(Legend("wait", "time spent waiting for data", "area"))
     if any(run.has("slow") for run in runs):
         outlier = "outlier: a fetch that waited far longer than most"
         chart.legend.append(Legend("wait", outlier, "mark"))
     if any("device" in one for one in stalls):
-        chart.legend.append(Legend("host", "waiting by the host's clock", "dashed"))
+        chart.legend.append(Legend("host", "CPU-side wait", "dashed"))
     if talks:
-        chart.legend.append(Legend("hwm", "exposed communication of a profiler window"))
+        chart.legend.append(Legend("hwm", "exposed communication in a profiler window"))
     if any(len(run.summary.regimes) > 1 for run in runs):
-        chart.legend.append(Legend("ink", "what bounds the run has changed"))
+        chart.legend.append(Legend("ink", "the limit of the run changes here"))
     if any(run.has("marks") for run in runs):
         chart.legend.append(Legend("accent", "new shard or epoch", "dashed"))
     for run, time in zip(runs, axes, strict=True):
         if not run.has("steps"):
-            chart.add(run.name, "No step was recorded, so there is nothing to draw.")
+            chart.add(run.name, "No step was recorded.")
             continue
         steps, beyond = run.series["steps"], []
         for row, high in enumerate(longest[run.place]):
@@ -178,8 +180,8 @@ def stall_chart(runs: Sequence[Curves]) -> Chart | None:
             more = {"yaxis": "y2", "form": ".1%", **dots}
             if "device" in run.series["stall"]:
                 device = run.ref("stall", "device")
-                traces.append(plot.area(x, device, "wait", "stall of the device", **more))
-                name = "by the host's clock"
+                traces.append(plot.area(x, device, "wait", "GPU idle, waiting for data", **more))
+                name = "CPU-side wait"
                 traces.append(plot.line(x, host, "host", name, width=1.2, dash="dot", **more))
             else:
                 traces.append(plot.area(x, host, "wait", "stall", **more))
@@ -259,7 +261,7 @@ def _stall_text(run: Curves, beyond: Beyond) -> str:
     summary = run.summary
     parts = []
     if summary.world_size > 1:
-        parts.append(f"Rank {run.series['rank']} of {summary.world_size}, which decides.")
+        parts.append(f"Rank {run.series['rank']} of {summary.world_size}, the slowest to get data.")
     if summary.step_p50_seconds is not None:
         parts.append(
             f"Half of the steps took {format_seconds(summary.step_p50_seconds)} or less, 95 % took "
@@ -267,9 +269,9 @@ def _stall_text(run: Curves, beyond: Beyond) -> str:
         )
     together = max(run.series["steps"].get("steps", [1]))
     if together > 1:
-        parts.append(f"Up to {together:,} steps are one point.")
+        parts.append(f"A point covers up to {together:,} steps.")
     if summary.stall_fraction is not None:
-        whose = "the device" if summary.stall_source == "device" else "the loop"
+        whose = "the GPU" if summary.stall_source == "device" else "the training loop"
         share = format_share(summary.stall_fraction)
         parts.append(f"For {share} of the time {whose} waited for data.")
     if run.has("communication"):
@@ -284,13 +286,14 @@ def _stall_text(run: Curves, beyond: Beyond) -> str:
         parts.append(f"{count} waited far longer than most, up to {longest}{drawn}.")
     for name, marks in run.series.get("marks", {}).items():
         few = f", one in {marks['every']:,} drawn" if marks["every"] > 1 else ""
-        parts.append(f"{marks['all']:,} {name} boundaries{few}.")
+        noun = "boundary" if marks["all"] == 1 else "boundaries"
+        parts.append(f"{marks['all']:,} {name} {noun}{few}.")
     parts += [f"{', '.join(regime)}." for regime in describe_regimes(summary)]
     if beyond:
         _, where, high = max(beyond, key=lambda point: point[2])
         more = f" and {len(beyond) - 1:,} more points" if len(beyond) > 1 else ""
         parts.append(f"Beyond the scale (▲): {format_seconds(high)} {where}{more}.")
-    return " ".join(parts) or "No step was recorded, so there is nothing to draw."
+    return " ".join(parts) or "No step was recorded."
 
 
 def rank_chart(runs: Sequence[Curves]) -> Chart | None:
@@ -302,17 +305,17 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
     chart = Chart(
         "ranks",
         "Ranks",
-        "How much each rank waited for data. Every step is as late as the rank that waits longest "
-        "in it, so together the ranks lose more than one of them waits.",
+        "How much each rank waited for data. Every step takes as long as the rank that waits "
+        "longest in it, so all ranks together lose more than any single rank waits.",
         [
-            Legend("step", "share of waiting, a rank", "bar"),
-            Legend("wait", "the rank that decides", "bar"),
+            Legend("step", "stall of a rank", "bar"),
+            Legend("wait", "slowest rank to get data", "bar"),
         ],
     )
     for run, column in zip(runs, stalls, strict=True):
         ranks, deciding = run.summary.ranks, run.series.get("rank")
         if len(ranks) < 2:
-            chart.add(run.name, "There is one rank.")
+            chart.add(run.name, "Only one rank.")
             continue
         roles = ["wait" if rank.rank == deciding else "step" for rank in ranks]
         bars = {
@@ -342,7 +345,7 @@ def rank_chart(runs: Sequence[Curves]) -> Chart | None:
             )
             together = format_share(run.summary.stall_fraction)
             text += f" Together they lose {together}."
-            text += f" Rank {deciding} decides." if deciding is not None else ""
+            text += f" Rank {deciding} is the slowest to get data." if deciding is not None else ""
         chart.add(run.name, text, traces=[bars], layout=layout, height=220)
     return chart
 
@@ -365,15 +368,15 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
     rows = plot.largest(run.series["throughput"][columns[run.place][0]] for run in shown)
     tokens = plot.largest(throughput.get("real_tokens_per_second", []) for throughput in counted)
     lower = plot.axis("tokens/s", tickformat="~s", range=[0, tokens * 1.12]) if tokens else None
-    label = f"{' or '.join(sorted({noun for _, noun in columns.values()}))} a second"
+    label = f"{' or '.join(sorted({noun for _, noun in columns.values()}))} per second"
     chart = Chart(
         "throughput",
         "Reader throughput",
-        "What crosses the boundary between loader and model, all ranks together.",
+        "What the model receives from the loader, all ranks together.",
         [Legend("step", label, "area")],
     )
     if tokens:
-        chart.legend.append(Legend("pss", "real tokens a second", "area"))
+        chart.legend.append(Legend("pss", "real tokens per second", "area"))
     has_demand = False
     for run, time in zip(runs, axes, strict=True):
         if run.place not in columns:
@@ -398,18 +401,18 @@ def throughput_chart(runs: Sequence[Curves]) -> Chart | None:
         rate = summary.rows_per_second if noun == "rows" else summary.samples_per_second
         parts = []
         if rate is not None:
-            parts.append(f"{format_count(rate)} {noun} a second in the steady phase.")
+            parts.append(f"{format_count(rate)} {noun} per second after the warm-up.")
         if summary.tokens_per_second is not None:
-            parts.append(f"{format_count(summary.tokens_per_second)} real tokens a second.")
+            parts.append(f"{format_count(summary.tokens_per_second)} real tokens per second.")
         if demand is not None:
-            parts.append(f"The model would take {format_count(demand)} rows a second.")
+            parts.append(f"The model could consume {format_count(demand)} rows per second.")
         if summary.free_rows_per_second is not None:
-            parts.append(f"The loader alone gave {format_count(summary.free_rows_per_second)}.")
-        text = " ".join(parts) or "The run has no steady phase; the curve is of its warm-up."
+            parts.append(f"The loader alone delivers {format_count(summary.free_rows_per_second)}.")
+        text = " ".join(parts) or "All recorded steps are warm-up."
         height = 320 if tokens else 240
         chart.add(run.name, text, traces=traces, layout=layout, height=height)
     if has_demand:
-        chart.legend.append(Legend("muted", "what the model would take", "dashed"))
+        chart.legend.append(Legend("muted", "what the model could consume", "dashed"))
     return chart
 
 
@@ -429,12 +432,12 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
     chart = Chart(
         "memory",
         "Working set",
-        "Memory of the whole process tree. Shared pages count once in the working set; a "
-        "high-water mark far above it is a spike.",
+        "Memory of all processes of the run. The working set counts shared pages once. Peak "
+        "resident memory far above it means a short spike.",
         [
-            Legend("pss", "working set (ΣPSS, anonymous and shared)", "area"),
-            Legend("anon", "anonymous"),
-            Legend("hwm", "high-water mark (ΣVmHWM)"),
+            Legend("pss", "working set", "area"),
+            Legend("anon", "anonymous (heap)"),
+            Legend("hwm", "peak resident memory (sum over processes)"),
         ],
     )
     if near:
@@ -463,7 +466,7 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
         parts = []
         if summary.working_set_bytes is not None:
             parts.append(
-                f"Working set {format_bytes(summary.working_set_bytes)}, at most "
+                f"Working set {format_bytes(summary.working_set_bytes)}, peak "
                 f"{format_bytes(summary.working_set_peak_bytes)}."
             )
         if parts and summary.limit_bytes is not None and summary.limit_share is not None:
@@ -471,15 +474,15 @@ def memory_chart(runs: Sequence[Curves]) -> Chart | None:
             parts.append(f"That is {share} of the limit, {format_bytes(summary.limit_bytes)}.")
         if summary.hwm_bytes is not None:
             spike = summary.spike_ratio
-            ratio = "" if spike is None else f", {spike:.2f} × the resident size"
-            parts.append(f"High-water mark {format_bytes(summary.hwm_bytes)}{ratio}.")
+            ratio = "" if spike is None else f", {spike:.2f} times the resident size"
+            parts.append(f"Peak resident memory {format_bytes(summary.hwm_bytes)}{ratio}.")
         # Reading the working set costs time, so that it may be sampled seldom.
         samples = zip(memory["t"], memory.get("working_set_bytes", []), strict=False)
         sampled = [t for t, value in samples if value is not None]
         if sampled and sampled[-1] < _LEAST_SAMPLED * memory["t"][-1]:
             last, end = format_duration(sampled[-1]), format_duration(memory["t"][-1])
             parts.append(f"The working set was last sampled at {last} of {end}.")
-        text = " ".join(parts) or "No size was sampled."
+        text = " ".join(parts) or "Memory was not sampled."
         chart.add(run.name, text, traces=traces, layout=layout, height=260)
     return chart
 
@@ -502,8 +505,8 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
     swap = max(swapped.values())
     reads, swaps = plot.choose_scale("rate", top), plot.choose_scale("rate", swap)
     drawn = (
-        ("read_chars_per_second", plot.line, "calls", "read calls", reads, "y"),
-        ("read_bytes_per_second", plot.area, "step", "from the device", reads, "y"),
+        ("read_chars_per_second", plot.line, "calls", "file reads", reads, "y"),
+        ("read_bytes_per_second", plot.area, "step", "from disk", reads, "y"),
         ("swap_in_bytes_per_second", plot.area, "wait", "swap in", swaps, "y2"),
         ("swap_out_bytes_per_second", plot.line, "hwm", "swap out", swaps, "y2"),
     )
@@ -512,15 +515,15 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
     chart = Chart(
         "disk",
         "Disk and swap",
-        "Reads of the process tree against what the data's own device gives. No device reads "
-        "means that the page cache had the data.",
+        "Reads of all processes compared with the speed of the data's disk. If nothing is read "
+        "from disk, the page cache held the data.",
         [
-            Legend("step", "read from the device", "area"),
-            Legend("calls", "asked for by reads, cached or not"),
+            Legend("step", "read from disk", "area"),
+            Legend("calls", "all file reads, page cache included"),
         ],
     )
     if capacity:
-        chart.legend.append(Legend("limit", "capacity of the device", "dashed"))
+        chart.legend.append(Legend("limit", "speed of the disk", "dashed"))
     if swap:
         chart.legend.append(Legend("wait", "swapped in", "area"))
         chart.legend.append(Legend("hwm", "swapped out"))
@@ -544,15 +547,17 @@ def disk_chart(runs: Sequence[Curves]) -> Chart | None:
             if summary.disk_share is not None and summary.disk_bytes_per_second is not None:
                 most = format_bytes(summary.disk_bytes_per_second)
                 used = format_share(summary.disk_share)
-                share = f", {used} of the {most}/s that the device gives"
-            parts.append(f"{format_bytes(summary.read_bytes_per_second)}/s from the device{share}.")
+                share = f", {used} of the {most}/s that the disk can deliver"
+            parts.append(f"{format_bytes(summary.read_bytes_per_second)}/s from disk{share}.")
         if summary.read_chars_per_second is not None:
-            parts.append(f"{format_bytes(summary.read_chars_per_second)}/s asked for by reads.")
+            parts.append(
+                f"{format_bytes(summary.read_chars_per_second)}/s of file reads, with page cache."
+            )
         if any(disk.get(name) for name in _SWAP) and not swapped[run.place]:
             parts.append("The machine did not swap.")
         elif summary.swap_in_bytes_per_second is not None:
             parts.append(f"Swapped in {format_bytes(summary.swap_in_bytes_per_second)}/s.")
-        text = " ".join(parts) or "Nothing was counted."
+        text = " ".join(parts) or "Not recorded."
         height = 320 if swap else 240
         chart.add(run.name, text, traces=traces, layout=layout, height=height)
     return chart
@@ -571,18 +576,18 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
     chart = Chart(
         "gpu",
         "GPU",
-        "Above, the share of time in which a kernel ran, which says nothing of how well; "
-        "below, the memory that is taken.",
+        "Top: share of time in which a kernel was running, which does not say how efficient it is. "
+        "Bottom: memory in use.",
         [
-            Legend("step", "utilisation, mean of the devices", "area"),
-            Legend("anon", "memory of the fullest device", "area"),
+            Legend("step", "utilisation, mean of all GPUs", "area"),
+            Legend("anon", "memory of the fullest GPU", "area"),
         ],
     )
     for run, time in zip(runs, axes, strict=True):
         summary = run.summary
         if not run.has("gpus"):
             reason = summary.reasons.get("gpu_utilization", "no GPU was sampled")
-            chart.add(run.name, f"Nothing to draw: {reason}.")
+            chart.add(run.name, f"Not recorded: {reason}.")
             continue
         x, busy = run.ref("gpus", "t", times.by), run.ref("gpus", "utilization")
         used, unit = run.ref("gpus", "memory_bytes", scale.by), f" {scale.unit}"
@@ -595,10 +600,10 @@ def gpu_chart(runs: Sequence[Curves]) -> Chart | None:
         if summary.gpu_utilization is not None:
             parts.append(f"A kernel ran for {format_share(summary.gpu_utilization)} of the time.")
         if summary.gpu_memory_bytes is not None:
-            parts.append(f"At most {format_bytes(summary.gpu_memory_bytes)} on one device.")
+            parts.append(f"Peak memory of one GPU: {format_bytes(summary.gpu_memory_bytes)}.")
         if summary.gpu_power_watts is not None:
-            parts.append(f"{summary.gpu_power_watts:,.0f} W a device.")
-        text = " ".join(parts) or "Devices were seen, and no figure of them."
+            parts.append(f"{summary.gpu_power_watts:,.0f} W per GPU.")
+        text = " ".join(parts) or "No figure was recorded."
         chart.add(run.name, text, traces=traces, layout=layout, height=320)
     return chart
 
@@ -623,7 +628,7 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
         ends = middle - 1, middle + 1
     layout = {
         "xaxis": plot.axis(
-            "wait of a fetch",
+            "wait per fetch",
             type="log",
             range=list(ends),
             tickvals=[10.0**power for power in range(-6, 4)],
@@ -636,14 +641,17 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
     }
     chart = Chart(
         "waits",
-        "Waits of single fetches",
-        "Where the bars are tells how long a fetch usually waits; where the line is tells "
-        "which waits cost the time. Far apart, they mean few long waits.",
-        [Legend("step", "share of the fetches", "bar"), Legend("wait", "share of all waiting")],
+        "Wait per fetch",
+        "The bars show how long most fetches wait. The line shows which waits cost the most time. "
+        "If they are far apart, a few long waits cause the stall.",
+        [
+            Legend("step", "share of the fetches", "bar"),
+            Legend("wait", "share of all waiting time"),
+        ],
     )
     for run in runs:
         if not run.has("waits"):
-            text = "No fetch of a steady phase was recorded, so there is nothing to draw."
+            text = "No fetch was recorded after the warm-up."
             chart.add(run.name, text)
             continue
         own = run.series["waits"]["seconds"]
@@ -672,7 +680,7 @@ def waits_chart(runs: Sequence[Curves]) -> Chart | None:
             )
         if summary.worst_percent_share is not None:
             share = f"{100 * summary.worst_percent_share:.0f} %"
-            parts.append(f"The worst 1 % of them make up {share} of all waiting.")
+            parts.append(f"The longest 1 % account for {share} of all waiting.")
         chart.add(run.name, " ".join(parts), traces=[bars, curve], layout=layout, height=260)
     return chart
 
@@ -687,8 +695,10 @@ def loss_chart(runs: Sequence[Curves]) -> Chart | None:
     shown = [run for run in runs if run.has("losses")]
     if not shown:
         return None
-    same = " Where runs learned the same, their curves lie on each other." if shown[1:] else ""
-    chart = Chart("losses", "Loss", f"As the trainer logged it.{same}")
+    same = (
+        " If the runs learned the same, the curves lie on top of each other." if shown[1:] else ""
+    )
+    chart = Chart("losses", "Loss", f"As logged by the trainer.{same}")
     traces, parts = [], []
     for number, run in enumerate(shown):
         losses = run.series["losses"]

@@ -7,6 +7,7 @@ shown, how far a protocol has come, and what must be told before any verdict.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,7 @@ __all__ = [
     "VerdictLook",
     "counted_runs",
     "describe_drawn",
+    "describe_gpus",
     "describe_progress",
     "describe_regimes",
     "describe_replacements",
@@ -143,9 +145,9 @@ def describe_run(arm: Arm) -> str:
     if run.pair < 0:
         return f"{name}, a warm-up run"
     if count == 1:
-        return f"{name}, the only one that counts"
+        return f"{name}, the only measured run"
     if run.folder == arm.shown_run:
-        return f"{name}, the one nearest the median of {count}"
+        return f"{name}, closest to the median of {count}"
     return f"{name}, the last of {count}"
 
 
@@ -159,8 +161,24 @@ def describe_drawn(report: Report) -> str:
         for arm in report.protocol.arms
         if arm.name in drawn and (words := describe_run(arm))
     ]
-    rest = "; the matrix has the medians" if any(map(counted_runs, report.protocol.arms)) else ""
-    return f"One run of each arm{rest}. {'; '.join(parts)}." if parts else ""
+    rest = (
+        "; the comparison table shows medians"
+        if any(map(counted_runs, report.protocol.arms))
+        else ""
+    )
+    return f"One run of each variant{rest}. {'; '.join(parts)}." if parts else ""
+
+
+def describe_gpus(record: RunRecord) -> str:
+    """``8 × NVIDIA H200``; empty where there is none, or none was recorded."""
+    names = [name for system in record.systems.values() for name in system.start.gpu_names]
+    if not names:
+        models = [rank.models[-1] for rank in record.ranks.values() if rank.models]
+        names = [
+            one.device_name for one in models if one.device_name for _ in range(one.num_devices)
+        ]
+    counts = Counter(names)
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items())
 
 
 def describe_progress(protocol: ProtocolResult) -> str:
@@ -180,7 +198,7 @@ def describe_progress(protocol: ProtocolResult) -> str:
 
 def no_counted_run(protocol: ProtocolResult) -> str:
     """Why an arm has no figures."""
-    return "No counted run yet." if describe_progress(protocol) else "No run counts."
+    return "No measured run yet." if describe_progress(protocol) else "No measured run."
 
 
 def describe_replacements(summary: RunSummary) -> str:
@@ -202,7 +220,7 @@ def find_alarms(summary: RunSummary, record: RunRecord | None) -> list[str]:
         kind = "NaN or infinite" if len(is_nan) > 1 else "NaN" if True in is_nan else "infinite"
         first = wrong[0].step
         if len(wrong) == len(logs) - logs.index(wrong[0]):
-            alarms.append(f"The losses are {kind} from step {first:,} on.")
+            alarms.append(f"The loss is {kind} from step {first:,} on.")
         else:
             alarms.append(
                 f"{len(wrong):,} of {len(logs):,} losses are {kind}, the first at step {first:,}."
@@ -212,8 +230,8 @@ def find_alarms(summary: RunSummary, record: RunRecord | None) -> list[str]:
     ends = {
         "exception": f"An error ended the run after {after}{error}",
         "interrupted": f"The run was interrupted after {after}",
-        "cut off": f"The run was cut off after {after}, or still goes on",
+        "cut off": f"The run stopped without a final record after {after}, or is still running",
     }
     if summary.end_reason in ends:
-        alarms.append(f"{ends[summary.end_reason]}: the figures are of what was recorded.")
+        alarms.append(f"{ends[summary.end_reason]}: the figures cover what was recorded.")
     return alarms

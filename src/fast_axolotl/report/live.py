@@ -256,7 +256,7 @@ class LineDisplay:
     def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
         if frame.stage and frame.has_begun and frame.title != self._title:
             run, *rest = frame.stage
-            begin = f"watching {run}" if self._title is None else f"{run} begins"
+            begin = f"watching {run}" if self._title is None else f"{run} starts"
             words = ", ".join([*rest, frame.title])
             print(f"fast-axolotl: {begin}: {words}", file=self._file, flush=True)
         self._title = frame.title
@@ -294,7 +294,7 @@ class ScreenDisplay:
             signal.signal(signal.SIGTSTP, self._before)
 
     def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
-        pause = "pause" if paused_seconds is None else "go on"
+        pause = "pause" if paused_seconds is None else "continue"
         keys: Keys = (("p", pause), ("r", "reset window"), ("q", "quit"))
         if not self._keyboard.is_open:
             keys = (("Ctrl-C", "quit"),)

@@ -158,8 +158,8 @@ def _describe_verdict(frame: Frame) -> tuple[str, str, str]:
     if frame.is_outside:
         return (
             "From outside",
-            "Memory, disk, swap and GPU; nobody sees stall, rows or tokens from here.",
-            "For these, start the command with fast-axolotl measure -- COMMAND",
+            "Memory, disk, swap and GPU. Stall, rows/s and tokens/s cannot be seen from outside.",
+            "To get them, start the command with fast-axolotl measure -- COMMAND",
         )
     if not frame.has_blocks:
         headline = "No step has ended yet."
@@ -177,7 +177,7 @@ def _describe_verdict(frame: Frame) -> tuple[str, str, str]:
     if verdict.subtype == "warming":
         left = "it is" if summary.warmup_steps == 1 else "they are"
         steps = count_words(summary.warmup_steps, "step")
-        return "Warming up", f"{steps} so far; {left} left out of the figures.", action
+        return "Warming up", f"{steps} so far; {left} not part of the figures.", action
     if verdict.subtype == "short":
         fetches, seconds = count_words(summary.fetches, "fetch"), summary.measured_seconds
         return "Too early", f"{fetches} in {format_seconds(seconds)} so far.", action
@@ -223,7 +223,7 @@ def _figures(frame: Frame, width: int) -> list[Section]:
             of = "" if summary.queue_capacity is None else f" of {summary.queue_capacity:,}"
             queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
             drift = summary.queue_drift_per_step
-            queue += [f"{drift:+.2g} a step"] if drift is not None and abs(drift) >= 0.01 else []
+            queue += [f"{drift:+.2g} per step"] if drift is not None and abs(drift) >= 0.01 else []
         sections.append((3, _stall(frame, width)))
         regimes = describe_regimes(summary)
         rows += [
@@ -286,15 +286,15 @@ def _stall(frame: Frame, width: int) -> list[Text]:
     if summary.stall_fraction is not None:
         parts.append(f"{format_share(summary.stall_fraction)} {_since(frame)}")
     if summary.stall_source == "device" and summary.host_stall_fraction is not None:
-        parts.append(f"host {format_share(summary.host_stall_fraction)}")
+        parts.append(f"CPU-side {format_share(summary.host_stall_fraction)}")
     if summary.exposed_communication_fraction is not None:
         parts.append(f"communication {format_share(summary.exposed_communication_fraction)}")
     if not frame.marks:
         return _row(label, parts, width)
     known = [share for mark in frame.marks if (share := finite(mark.share)) is not None]
     ceiling = next((one for one in _CEILINGS if max(known, default=0.0) <= one), 1.0)
-    scale = "" if width < _NARROW else f"a mark is {frame.mark_seconds:.0f} s, the "
-    parts.append(f"{scale}top {100 * ceiling:.0f} %")
+    scale = "" if width < _NARROW else f"one mark is {frame.mark_seconds:.0f} s, "
+    parts.append(f"{scale}full height {100 * ceiling:.0f} %")
     line = label.copy()
     for mark in frame.marks[-max(1, width - label.cell_len) :]:
         style = "dim" if mark.is_warmup else _stall_style(mark.share)
@@ -312,7 +312,7 @@ def _stall_style(share: float | None) -> str:
 
 
 def _rate_parts(frame: Frame, now: float | None, name: str) -> list[str]:
-    """Rows or tokens a second; where they are not counted, why."""
+    """Rows or tokens per second; why, if they are not counted."""
     overall = getattr(frame.summary, name)
     if now is None and overall is None:
         reason = frame.summary.reasons.get(name, "") if frame.summary.fetches else ""
@@ -330,7 +330,7 @@ def _memory_parts(frame: Frame) -> list[str]:
     if len(frame.summary.nodes) > 1:
         used = f"{frame.summary.node}: {used}"
     if not limit:
-        return [used, "no limit known"]
+        return [used, "limit unknown"]
     parts = [f"{used} of {format_bytes(limit)}", format_share(frame.working_set_bytes / limit)]
     peak = frame.summary.working_set_peak_bytes
     return parts if peak is None else [*parts, f"peak {format_bytes(peak)}"]
@@ -343,7 +343,7 @@ def _disk_parts(frame: Frame) -> list[str]:
     capacity = frame.summary.disk_bytes_per_second
     read = f"{format_bytes(frame.read_now)}/s"
     if not capacity:
-        return [f"{read} from the device", "its capacity is not known"]
+        return [f"{read} from disk", "disk speed unknown"]
     return [f"{read} of {format_bytes(capacity)}/s", format_share(frame.read_now / capacity)]
 
 
@@ -450,7 +450,7 @@ def stage_parts(stage: ProtocolStage | None) -> list[str]:
         return []
     of = f" of {stage.planned_runs:,}" if stage.planned_runs else ""
     if not stage.run:
-        return [f"run 1{of} has not begun"]
+        return [f"run 1{of} has not started"]
     parts = [f"run {stage.run:,}{of}", stage.arm]
     if stage.pair is not None:
         is_warmup = stage.pair < 0

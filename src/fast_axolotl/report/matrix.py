@@ -18,9 +18,16 @@ from rich.text import Text
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import MATRIX
-from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import Arm, Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.record.units import count_words, format_change, format_duration, format_value
-from fast_axolotl.report.content import ReportRun, counted_runs, find_alarms, verdict_title
+from fast_axolotl.report.content import (
+    VERDICTS,
+    ReportRun,
+    counted_runs,
+    describe_run,
+    find_alarms,
+    verdict_title,
+)
 from fast_axolotl.report.figures import missing_reason
 from fast_axolotl.report.terminal import print_parts
 
@@ -57,7 +64,11 @@ def show_protocol(
         parts.append(_table(protocol.matrix))
     parts += [Text(f"• {line}") for line in _facts(protocol)]
     for name, tail in _failures(protocol):
-        parts += [Text(), Text(f"{name} failed; its log ends so:", "bold red"), Text(tail, "dim")]
+        parts += [
+            Text(),
+            Text(f"{name} failed; the end of its log:", "bold red"),
+            Text(tail, "dim"),
+        ]
     print_parts(parts, width, file)
 
 
@@ -71,7 +82,7 @@ def protocol_markdown(protocol: ProtocolResult) -> str:
     lines += [*_matrix_lines(protocol.matrix), ""]
     lines += [f"- {escape_markdown(line)}" for line in _facts(protocol)]
     for name, tail in _failures(protocol):
-        lines += ["", f"{escape_markdown(name)} failed; its log ends so:", "", "```text"]
+        lines += ["", f"{escape_markdown(name)} failed; the end of its log:", "", "```text"]
         lines += [tail.replace("```", "'''"), "```"]
     return "\n".join(lines) + "\n"
 
@@ -172,7 +183,7 @@ def _table(matrix: Matrix) -> Table:
     table.add_column(matrix.arms[0], justify="right")
     for name in matrix.arms[1:]:
         table.add_column(name, justify="right")
-        table.add_column(f"÷ {matrix.arms[0]}, 95 %")
+        table.add_column(f"÷ {matrix.arms[0]} (95 % interval)")
     for row in measured_rows(matrix):
         table.add_row(*(Text(text, style=style) for text, style in _styled_cells(row)))
     return table
@@ -193,7 +204,7 @@ def _matrix_lines(matrix: Matrix) -> list[str]:
     baseline, *others = map(escape_markdown, matrix.arms)
     header = ["", baseline]
     for name in others:
-        header += [name, f"÷ {baseline}, 95 %"]
+        header += [name, f"÷ {baseline} (95 % interval)"]
     lines = [_line(header), _line([":---", "---:", *["---:", ":---"] * len(others)])]
     for row in measured_rows(matrix):
         cells = ((escape_markdown(text), style) for text, style in _styled_cells(row))
@@ -288,13 +299,13 @@ def _facts(protocol: ProtocolResult) -> list[str]:
         done = sum(run.status == "done" for run in arm.runs)
         counted = len(counted_runs(arm))
         parts = [count_words(counted, "run")]
-        parts += [f"{done - counted} to warm up"] if done > counted else []
-        parts += [f"{len(arm.runs) - done} failed or left out"] if len(arm.runs) > done else []
-        verdict = f": {arm.verdict}: {arm.headline}" if arm.verdict else ""
+        parts += [f"{done - counted} for warm-up"] if done > counted else []
+        parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
+        verdict = f": {_describe_verdict(arm)}" if arm.verdict else ""
         lines.append(f"{arm.name} ({arm.text}; {', '.join(parts)}){verdict}")
     if protocol.losses and protocol.are_losses_equal is not False:
         lines.append(protocol.losses)
-    lines += [f"Not alike in the arms: {text}" for text in protocol.differing_settings]
+    lines += [f"Different settings: {text}" for text in protocol.differing_settings]
     lines += _describe_missing(protocol.matrix)
     if protocol.arms:
         # Such as: 2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s
@@ -310,11 +321,18 @@ def _facts(protocol: ProtocolResult) -> list[str]:
             sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in protocol.arms
         ]
         if any(warmups):
-            each = f"{count_words(warmups[0], 'warm-up')} of each arm"
-            total = f"{count_words(sum(warmups), 'warm-up')} in all"
+            each = f"{count_words(warmups[0], 'warm-up run')} of each variant"
+            total = f"{count_words(sum(warmups), 'warm-up run')} in total"
             parts.append(f"after {each if len(set(warmups)) == 1 else total}")
         lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
+
+
+def _describe_verdict(arm: Arm) -> str:
+    """The verdict of the run that stands for an arm, and which one that is."""
+    kind, _, subtype = arm.verdict.partition(" ")
+    title = verdict_title(kind, subtype) if kind in VERDICTS else arm.verdict
+    return f"{title}. {arm.headline} (in run {describe_run(arm)})"
 
 
 def measured_rows(matrix: Matrix) -> list[MatrixRow]:
@@ -336,16 +354,16 @@ def _describe_missing(matrix: Matrix) -> list[str]:
                 (cell.reason for cell in row.cells if cell.reason),
                 key=lambda reason: reason.startswith("no run "),
             )
-            missing.setdefault(reasons[0] if reasons else "no run counts", []).append(row.label)
+            missing.setdefault(reasons[0] if reasons else "no measured run", []).append(row.label)
     lines = [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
     for at, arm in enumerate(matrix.arms):
         missing = {}
         for row in shown:
             if row.cells[at].value is None:
-                reason = row.cells[at].reason or "it was not recorded"
+                reason = row.cells[at].reason or "not recorded"
                 missing.setdefault(reason, []).append(row.label)
         lines += [
-            f"Nothing was measured in {arm}: {reason}."
+            f"Nothing measured in {arm}: {reason}."
             if len(labels) == len(shown)
             else f"Not measured in {arm}: {', '.join(labels)}: {reason}."
             for reason, labels in missing.items()

@@ -33,6 +33,7 @@ from fast_axolotl.report.content import (
     ReportRun,
     counted_runs,
     describe_drawn,
+    describe_gpus,
     describe_progress,
     describe_replacements,
     describe_run,
@@ -110,7 +111,7 @@ _OUTCOME_TONES = {"better": "good", "worse": "bad", "changed": "warn"}
 
 _TILES = (
     ("stall_fraction", "waiting for data"),
-    ("tokens_per_second", "real tokens"),
+    ("tokens_per_second", "tokens, without padding"),
     ("rows_per_second", "reader"),
     ("step_p50_seconds", "step, median"),
     ("mfu", "MFU"),
@@ -122,12 +123,12 @@ _PARTS = {part: (role, LEDGER[part]) for part, role in zip(LEDGER, _ROLES, stric
 """How each part of a run's time is drawn: the role of its colour, and its label."""
 
 _ONE_EACH = (
-    "One run each: how much of a difference is chance cannot be told. "
-    "fast-axolotl protocol repeats the runs and gives intervals."
+    "One run each: a difference may be noise. fast-axolotl protocol repeats the runs and computes "
+    "intervals."
 )
 _READING = (
-    "A ratio is an arm's figure over the baseline's, as the geometric mean over pairs of runs; "
-    "behind it the 95 % interval. If the interval includes 1, no change is shown."
+    "A ratio is the value of a variant divided by that of the baseline: the geometric mean over "
+    "pairs of runs, with its 95 % interval. If the interval includes 1, there is no clear change."
 )
 
 TableRow = tuple[str, Sequence[str], str]
@@ -157,16 +158,17 @@ def render_report(report: Report) -> str:
         seconds = about.seconds if isinstance(about, ProtocolResult) else about.duration_seconds
         machine = [about.environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
         subtitle = [format_date(about.started), format_duration(seconds)]
+        subtitle += dict.fromkeys(filter(None, (describe_gpus(one.record) for one in report.runs)))
         subtitle += [value for value in machine if isinstance(value, str) and value]
     places = {
         "verdict": ("Verdict", True),
-        "matrix": ("Matrix", matrix),
+        "matrix": ("Comparison", matrix),
         "clock": ("Wall clock", clock),
         "charts": ("Charts", charts),
         "figures": ("All figures", report.runs),
         "runs": ("Runs", protocol),
         **{one["name"]: (one["title"], True) for one in tables if one["name"] != "course"},
-        "definitions": ("What the words mean", True),
+        "definitions": ("Glossary", True),
     }
     page: str = template.render(
         report=report,
@@ -316,12 +318,14 @@ def _protocol_parts(report: Report, protocol: ProtocolResult) -> dict[str, Any]:
                 "headline": arm.headline or no_counted_run(protocol),
                 "action": arm.action,
                 "which": describe_run(arm),
-                "stall": f"Median stall of its runs: {stalls[0]}." if stalls else "",
+                "stall": f"Median stall of all its runs: {stalls[0]}, as in the table below."
+                if stalls
+                else "",
                 "failed": f"{failed} of {len(arm.runs)} runs failed." if failed else "",
             }
         )
     counted = sum(len(counted_runs(arm)) for arm in protocol.arms)
-    done = f"{count_words(counted, 'run')} that {'counts' if counted == 1 else 'count'}"
+    done = f"{count_words(counted, 'measured run')}"
     pairs = "One pair" if protocol.pairs == 1 else count_words(protocol.pairs, "pair")
     course = f"{pairs}, {done}, in {format_duration(protocol.seconds)}." if protocol.arms else ""
     if course and protocol.losses and protocol.are_losses_equal is not False:
@@ -404,7 +408,7 @@ def _matrix(report: Report) -> dict[str, Any] | None:
     shared = [reason for reason, count in reasons.items() if count >= _SHARED]
     notes[1:1] = [f"{reason[:1].upper()}{reason[1:]}." for reason in shared]
     if not shown:
-        notes[0] = "No figure was measured in any arm."
+        notes[0] = "No figure was measured in any variant."
         if protocol is not None and not any(map(counted_runs, protocol.arms)):
             notes[0] = no_counted_run(protocol)
     missing: dict[str, list[str]] = {}
@@ -478,7 +482,7 @@ def _tables(report: Report) -> list[dict[str, Any]]:
             "ranks": str(one.world_size),
             "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')} in "
             f"{format_duration(one.measured_seconds)}; "
-            f"{count_words(one.warmup_steps, 'step')} of warm-up left out",
+            f"{count_words(one.warmup_steps, 'step')} of warm-up not counted",
             "replacements active": describe_replacements(one),
             "FLOPs": one.flops_convention or "–",
             "notes": " ".join(f"{note}." for note in one.notes) or "–",
@@ -501,7 +505,7 @@ def _tables(report: Report) -> list[dict[str, Any]]:
         title, head = name.title(), ["", *(run.name for run in report.runs)]
         is_single = len(values) == 1
         if name == "course":
-            title = "The run" if is_single else "The runs with charts"
+            title = "The run" if is_single else "Runs with charts"
             rows = [row for row in rows if any(value != "–" for value in row[1])]
         if is_single or (name != "course" and all(len(set(shown)) == 1 for _, shown, _ in rows)):
             # One column where all agree.
@@ -519,7 +523,7 @@ def _load(name: str, purpose: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            f"{purpose}, which is not installed: pip install 'fast-axolotl[report]'"
+            f"{purpose}, which is not installed: pip install plotly jinja2"
         ) from error
 
 
@@ -534,9 +538,9 @@ def _load_assets(*, has_charts: bool = True) -> tuple[Any, str]:
     """The page, compiled, with what is the same for every report; and Plotly, packed."""
     library = b""
     if has_charts:
-        plotly = _load("plotly.offline", "the charts of a report are drawn by plotly")
+        plotly = _load("plotly.offline", "the charts of a report need plotly")
         library = gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0)
-    jinja2 = _load("jinja2", "the page of a report is filled by jinja2")
+    jinja2 = _load("jinja2", "the HTML page of a report needs jinja2")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fast_axolotl.report", "assets"),
         autoescape=True,

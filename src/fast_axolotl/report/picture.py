@@ -30,7 +30,7 @@ def find_browser(which: Callable[[str], str | None] = shutil.which) -> str:
         if browser := which(name):
             return browser
     raise MissingExtraError(
-        f"a picture is taken by a browser, and none of {', '.join(BROWSERS)} is installed: "
+        f"a picture needs a browser, and none of {', '.join(BROWSERS)} is installed: "
         "apt install chromium, or open the report and take a screenshot"
     )
 
@@ -68,8 +68,10 @@ def take_picture(page: Path, picture: Path, *, browser: str, scale: int = _SCALE
         except OSError as error:
             said = str(error)
         if not taken.exists() or not taken.stat().st_size:
-            raise DataError(f"{browser} took no picture; it said: {said}", path=str(picture))
-        with written_beside(picture, "; give another name with --png") as beside:
+            raise DataError(
+                f"{browser} could not take a picture; its message: {said}", path=str(picture)
+            )
+        with written_beside(picture, "; choose another name with --png") as beside:
             shutil.copyfile(taken, beside)
 
 

@@ -2,7 +2,7 @@
 
 A figure that was not measured is a dash, and below its group stands the reason. Colours are for
 terminals; a pipe gets plain text. ``show_short_summary`` is for the end of a run in a terminal,
-where the whole summary would push its own verdict out of sight.
+where the whole summary would push its own verdict out of sight, and for whoever asks for no more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from rich.console import Console, OverflowMethod, RenderableType
+from rich.console import OverflowMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +28,7 @@ from fast_axolotl.record.units import (
 )
 from fast_axolotl.report.content import (
     VERDICTS,
+    describe_gpus,
     describe_regimes,
     describe_replacements,
     divide_clock,
@@ -52,7 +53,7 @@ _LABEL_WIDTH = 25
 _SHORT_LABEL_WIDTH = 11
 _MOST_NOTES = 2
 
-_PATTERNS = {"steady": "all along", "burst": "in bursts", "periodic": "rarely, and then long"}
+_PATTERNS = {"steady": "all the time", "burst": "in bursts", "periodic": "rarely, but long"}
 
 
 def show_summary(
@@ -78,24 +79,25 @@ def show_summary(
     ended = summary.end_reason + (f": {summary.error}" if summary.error else "")
     ranks = ""
     if summary.world_size > 1 and summary.deciding_rank is not None:
-        ranks = f" on rank {summary.deciding_rank}, the deciding one of {summary.world_size}"
+        ranks = f" on rank {summary.deciding_rank}, the slowest of {summary.world_size} to get data"
     course = [
         ("folder", summary.run_dir),
+        *((("GPU", gpus),) if record is not None and (gpus := describe_gpus(record)) else ()),
         ("started", format_date(summary.started)),
         ("ended", f"{ended}, after {format_seconds(summary.duration_seconds)}"),
         (
             "measured",
             f"{count_words(summary.steps, 'step')}, {count_words(summary.fetches, 'fetch')} in "
             f"{format_seconds(summary.measured_seconds)}{ranks}; "
-            f"{count_words(summary.warmup_steps, 'step')} of warm-up left out",
+            f"{count_words(summary.warmup_steps, 'step')} of warm-up not counted",
         ),
     ]
     if summary.replacements is not None:
         course.append(("replacements active", describe_replacements(summary)))
     if summary.stall_pattern:
-        of = {"": "", "rows": ", after a number of rows"}
-        follows = of.get(summary.stall_period_of, f", with each {summary.stall_period_of}")
-        course.append(("waits come", f"{_PATTERNS[summary.stall_pattern]}{follows}"))
+        of = {"": "", "rows": ", every so many rows"}
+        follows = of.get(summary.stall_period_of, f", at each {summary.stall_period_of}")
+        course.append(("waits occur", f"{_PATTERNS[summary.stall_pattern]}{follows}"))
     clock = [
         f"{LEDGER[part]} {format_share(share)} ({format_seconds(seconds)})"
         for part, seconds, share in divide_clock(summary.ledger)
@@ -108,7 +110,7 @@ def show_summary(
         course.append(("FLOPs", summary.flops_convention))
     if summary.hwm_by_phase:
         tops = [f"{name} {format_bytes(value)}" for name, value in summary.hwm_by_phase.items()]
-        course.append(("high-water marks", " · ".join(tops)))
+        course.append(("peak memory", " · ".join(tops)))
     course += [("note", note) for note in summary.notes]
     parts += [_heading("The run"), _pairs(course)]
     for title, rows in GROUPS.items():
@@ -193,39 +195,42 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> Padding:
     return _indented(_grid(pairs, _LABEL_WIDTH, "cyan"))
 
 
-def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str]) -> None:
-    """Print one screen to a terminal: verdict, why, what to do next, and what matters most."""
-    console = Console(file=file, highlight=False, markup=False)
+def show_short_summary(
+    summary: RunSummary, record: RunRecord, *, file: IO[str] | None = None
+) -> None:
+    """Print one screen to stdout, or a file: verdict, why, advice, and what matters most."""
+    parts: list[RenderableType] = []
 
-    def print_rows(
-        rows: list[tuple[str, str]], style: str, width: int = _SHORT_LABEL_WIDTH
-    ) -> None:
+    def add_rows(rows: list[tuple[str, str]], style: str, width: int = _SHORT_LABEL_WIDTH) -> None:
         if rows:
-            console.print(_grid(rows, width, style, text_style="dim" if width == 1 else ""))
+            parts.append(_grid(rows, width, style, text_style="dim" if width == 1 else ""))
 
-    for alarm in find_alarms(summary, record):
-        console.print(Text(alarm, style="bold red"))
+    parts += [Text(alarm, style="bold red") for alarm in find_alarms(summary, record)]
     verdict = summary.verdict
-    console.print(_verdict_line(verdict))
+    parts.append(_verdict_line(verdict))
     mark = "• " if len(verdict.evidence) > 1 else ""
     why = [("" if at else "Why", f"{mark}{line}") for at, line in enumerate(verdict.evidence)]
-    print_rows([*why, *([("Next", verdict.action)] if verdict.action else [])], "bold")
-    console.print()
+    add_rows([*why, *([("Next", verdict.action)] if verdict.action else [])], "bold")
+    parts.append(Text())
     p50, p95 = format_seconds(summary.step_p50_seconds), format_seconds(summary.step_p95_seconds)
     first = format_seconds(summary.first_step_seconds)
     memory = [format_bytes(summary.working_set_bytes)]
     if summary.working_set_peak_bytes is not None:
-        memory.append(f"highest {format_bytes(summary.working_set_peak_bytes)}")
+        memory.append(f"peak {format_bytes(summary.working_set_peak_bytes)}")
     if summary.limit_bytes and summary.limit_share is not None:
         memory.append(f"{format_share(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
     all_figures = (
-        ("stall", "stall_fraction", f"{format_share(summary.stall_fraction)} of the steady time"),
+        (
+            "stall",
+            "stall_fraction",
+            f"{format_share(summary.stall_fraction)} of the time after warm-up",
+        ),
         ("tokens/s", "tokens_per_second", format_count(summary.tokens_per_second)),
         ("samples/s", "samples_per_second", format_count(summary.samples_per_second)),
         ("step", "step_p50_seconds", f"p50 {p50} · p95 {p95}"),
-        ("MFU", "mfu", f"{format_share(summary.mfu)} of the peak"),
+        ("MFU", "mfu", f"{format_share(summary.mfu)} of the GPU's peak"),
         ("working set", "working_set_bytes", ", ".join(memory)),
-        ("first step", "first_step_seconds", f"{first} after the first fetch began"),
+        ("first step", "first_step_seconds", f"{first} after the first batch was requested"),
     )
     figures: list[tuple[str, str]] = []
     missing: dict[str, list[str]] = {}
@@ -238,16 +243,16 @@ def show_short_summary(summary: RunSummary, record: RunRecord, *, file: IO[str])
         f"{LEDGER[part]} {format_share(share)}" for part, _, share in divide_clock(summary.ledger)
     ]
     figures += [("wall clock", " · ".join(clock))] if clock else []
-    print_rows(figures, "cyan")
+    add_rows(figures, "cyan")
     if summary.replacements is not None:
-        console.print(Text(f"replacements active: {describe_replacements(summary)}"))
+        parts.append(Text(f"replacements active: {describe_replacements(summary)}"))
     for reason, labels in missing.items():
-        print_rows([("–", f"{', '.join(labels)}: {reason}")], "dim", width=1)
+        add_rows([("–", f"{', '.join(labels)}: {reason}")], "dim", width=1)
     notes = [("note", note) for note in summary.notes[:_MOST_NOTES]]
     left = len(summary.notes) - len(notes)
     notes += [("", f"{left} more {'note' if left == 1 else 'notes'}")] if left else []
-    print_rows(notes, "dim")
-    console.print()
+    add_rows(notes, "dim")
+    parts.append(Text())
+    print_parts(parts, _PIPE_WIDTH, file)
     # Not folded by rich: a terminal wraps it, and it can still be copied whole.
-    command = f"fast-axolotl show {shlex.quote(record.path)}"
-    console.print(Text(f"Every figure: {command}"), soft_wrap=True)
+    print(f"Every figure: fast-axolotl show --all {shlex.quote(record.path)}", file=file)
