@@ -33,28 +33,28 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 9_220,
     "boot": 86,
-    "cli": 5_390,
-    "cluster": 2_960,
-    "plan": 2_500,
+    "cli": 5_600,
+    "cluster": 2_970,
+    "plan": 2_510,
     "dedupe": 1_800,
     "errors": 130,
     "integrations": 3_640,
     "kernels": 1_590,
-    "measure": 8_830,
+    "measure": 8_860,
     "packing": 1_300,
     "protocol": 2_920,
-    "reading": 7_090,
-    "record": 3_160,
+    "reading": 7_300,
+    "record": 3_180,
     "report": 4_880,
     "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 55_330
-MOST_FILES = 210
+MOST_LINES_IN_ALL = 56_370
+MOST_FILES = 212
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 41_950
+MOST_TEST_LINES = 42_700
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
