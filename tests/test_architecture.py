@@ -43,14 +43,14 @@ MOST_LINES = {
     "measure": 8_830,
     "packing": 1_300,
     "protocol": 2_920,
-    "reading": 7_090,
+    "reading": 7_100,
     "record": 3_160,
     "report": 4_830,
     "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 55_420
+MOST_LINES_IN_ALL = 55_620
 MOST_FILES = 210
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
