@@ -150,7 +150,7 @@ def test_fields_of_any_text_are_those_of_the_csv_module_or_not_told(
     _, is_open, is_regular = boundaries(text)
     records = csv.reader(io.StringIO(text.decode(), newline=""))
     expected = [[field.encode() for field in record] for record in records if record]
-    outside = b"".join(text.split(b'"')[::2]).replace(b"\r\n", b"\n")
+    outside = b"|".join(text.split(b'"')[::2]).replace(b"\r\n", b"\n")
     is_usual = is_regular and not is_open and b"\r" not in outside
     is_usual &= all(len(record) == width for record in expected)
     assert split(text, width, before, after) == (expected if is_usual else None)

@@ -162,7 +162,8 @@ class CsvFile:
 
     def kernels(self, data: bytes, start: int, stop: int) -> Any:
         """Those for ``data[start:stop]``, where both marks are single bytes."""
-        return loaded_kernels(data, start, stop) if max(self.marks) < 128 else None
+        is_ascii = max(self.marks) < 128
+        return loaded_kernels(data, start, stop, self.options) if is_ascii else None
 
     def line_at(self, offset: int) -> int:
         return line_at(self.source, self.compression, offset)

@@ -66,6 +66,8 @@ _PROBE_SHARE = 16
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
 _KERNEL_BYTES = 64 * 1024 * 1024
+_KERNEL_BLOCK_BYTES = 8 * 1024 * 1024
+"""Blocks are that large from a memory budget of 256 MiB on; numba itself takes 110 MB."""
 _KERNEL_NAMES = ("count_byte", "copy_lines", "cut_records", "find_fields", "copy_fields")
 
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
@@ -115,9 +117,13 @@ class _KernelLoader:
 _loader = _KernelLoader()
 
 
-def loaded_kernels(data: bytes, start: int, stop: int) -> Any:
-    """``kernels.lines`` where it is loaded and can work on ``data[start:stop]``, else ``None``."""
-    kernels = _loader.after(stop - start)
+def loaded_kernels(data: bytes, start: int, stop: int, options: ReadOptions | None = None) -> Any:
+    """``kernels.lines`` where it is loaded and can work on ``data[start:stop]``, else ``None``.
+
+    The bytes count towards loading only with ``options`` of a memory budget that has room for it.
+    """
+    is_worth_it = options is not None and options.block_bytes >= _KERNEL_BLOCK_BYTES
+    kernels = _loader.after(stop - start if is_worth_it else 0)
     return kernels if kernels is None or kernels.PADDING <= len(data) < 2**31 else None
 
 
@@ -138,7 +144,7 @@ def line_at(source: Source, compression: str | None, offset: int) -> int:
 def count_newlines(data: bytes, start: int, stop: int) -> int:
     """Several times faster than ``bytes.count``: in pieces that stay in the processor's cache."""
     raw = np.frombuffer(data, dtype=np.uint8)
-    if kernels := loaded_kernels(data, start, stop):
+    if kernels := loaded_kernels(data, start, stop):  # alone it is not worth loading them
         return int(kernels.count_byte(raw, start, stop, _NEWLINE))
     raw = raw[start:stop]
     pieces = (raw[at : at + _PROBE_BYTES] for at in range(0, len(raw), _PROBE_BYTES))
@@ -267,7 +273,7 @@ class _TextBlock:
 
     def decode(self, schema: pa.Schema | None) -> Decoded:
         lines = self.load()
-        array = _split(lines)
+        array = _split(lines, self.file.options)
         try:
             array.validate(full=True)
             return Decoded(pa.Table.from_arrays([array], schema=_TEXT_SCHEMA))
@@ -294,10 +300,10 @@ class _TextBlock:
         return Decoded(pa.table({"text": kept}, schema=_TEXT_SCHEMA), tuple(rejections))
 
 
-def _split(lines: Lines) -> pa.Array:
+def _split(lines: Lines, options: ReadOptions) -> pa.Array:
     """A string array of the lines without their ends; not yet checked to be UTF-8."""
     data, start, stop, _ = lines
-    if kernels := loaded_kernels(data, start, stop):
+    if kernels := loaded_kernels(data, start, stop, options):
         raw = np.frombuffer(data, dtype=np.uint8)
         offsets = np.empty(kernels.count_byte(raw, start, stop, _NEWLINE) + 2, dtype=np.int32)
         text = pa.allocate_buffer(stop - start + kernels.PADDING)
