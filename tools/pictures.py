@@ -27,11 +27,13 @@ RUN = REPOSITORY / "tests" / "golden" / "runs" / "data-rate-device"
 REPORT = REPOSITORY / "docs" / "h200-report.html"
 IMAGES = REPOSITORY / "docs" / "images"
 WIDTH = 92
+LINE_HEIGHT = 24.4
+"""Of Rich's SVG, in its own units."""
 MOMENT = 7.0
 """Seconds after the start of the run."""
 
 SVG = """\
-<svg viewBox="0 0 1150 440" xmlns="http://www.w3.org/2000/svg">
+<svg viewBox="0 0 1150 HEIGHT" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: {char_height}px; line-height: {line_height}px; }}
@@ -62,7 +64,10 @@ def live_view() -> str:
     for line in lay_out(frame, ViewState(keys=keys), width=WIDTH):
         console.print(line)
     console.print(Text())
-    return console.export_svg(code_format=SVG, theme=MONOKAI, unique_id="live")
+    lines = console.export_text(clear=False).count("\n")
+    height = str(round(LINE_HEIGHT * lines + 28))
+    shape = SVG.replace("HEIGHT", height)
+    return console.export_svg(code_format=shape, theme=MONOKAI, unique_id="live")
 
 
 def main() -> None:
