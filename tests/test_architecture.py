@@ -33,7 +33,7 @@ MOST_LINES = {
     "_version": 20,
     "axolotl": 9_220,
     "boot": 86,
-    "cli": 5_325,
+    "cli": 5_320,
     "cluster": 2_960,
     "plan": 2_500,
     "dedupe": 1_800,
@@ -45,12 +45,12 @@ MOST_LINES = {
     "protocol": 2_920,
     "reading": 6_950,
     "record": 3_160,
-    "report": 4_880,
+    "report": 4_875,
     "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 55_050
+MOST_LINES_IN_ALL = 55_310
 MOST_FILES = 209
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
