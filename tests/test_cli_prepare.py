@@ -75,7 +75,7 @@ def test_outside_a_terminal_stages_begin_and_end_with_a_line() -> None:
         feed(progress)
         print("a line of Ray's log")
     lines = out.getvalue().splitlines()
-    assert lines[0] == "fast-axolotl: rows: begins, 0/3 tasks"
+    assert lines[0] == "fast-axolotl: rows: starting, 0/3 tasks"
     assert lines[1].startswith("fast-axolotl: rows: done, 3/3 tasks in 0.1 s · 3,000 rows · 3 MB ")
     assert lines[1].endswith("2 GB in one process · 1 retried (last: node n2 was lost)")
     assert lines[2:] == ["a line of Ray's log"], "stdout is kept for results"
@@ -247,7 +247,7 @@ def test_the_record_is_shown_and_becomes_a_page(run: Run, tmp_path: Path) -> Non
     assert len(page) < 100_000, "no charts, so no library"
     assert "| duplicates | 60 (6.0 %) |" in (tmp_path / "p.md").read_text()
     assert run("report", "r", "-o", "p.html")[0] == 0, "a page of ours is replaced"
-    assert "give it alone" in run("report", "r", "r")[2]
+    assert "pass it alone" in run("report", "r", "r")[2]
     for words in (["compare", "r", "r"], ["watch", "r"]):
         assert "the record of a data job, which has no steps" in run(*words)[2]
     (tmp_path / "r" / "job.json").write_text('{"schema": 9}')

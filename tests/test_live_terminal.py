@@ -174,7 +174,7 @@ def test_the_view_ends_with_the_run(unfinished: Path) -> None:
 
 def test_a_new_size_is_drawn_at_once_and_nothing_is_wider(unfinished: Path) -> None:
     with Terminal(unfinished.parent, "watch", unfinished, width=120) as one:
-        one.wait_for("a mark is 1 s")
+        one.wait_for("one mark is 1 s")
         one.resize(40, 20)
         one.wait_for("memory")
         one.text = ""
@@ -345,7 +345,7 @@ def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
     assert (done.returncode, done.stdout) == (3, "out\n"), done.stderr
     assert re.search(r"^ +\d s  Waiting  working set [\d.]+ [kM]B", done.stderr, re.MULTILINE)
     assert "the command ended" in done.stderr
-    assert "Disk and swap" in done.stderr, "every figure, where it is no terminal"
+    assert "Every figure: fast-axolotl show --all " in done.stderr
     assert "keeps the keyboard" not in done.stderr
     assert not (tmp_path / "run" / "log.txt").exists()
 
@@ -371,7 +371,7 @@ def test_of_a_protocol_the_newest_run_is_shown(tmp_path: Path) -> None:
     done = watch(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the run finished, and no other run followed" in done.stdout
-    assert f"fast-axolotl show {tmp_path / 'runs' / '02-candidate'}" in done.stdout
+    assert f"fast-axolotl show --all {tmp_path / 'runs' / '02-candidate'}" in done.stdout
     write_protocol(tmp_path, done=2)
     done = watch(tmp_path)
     assert "run 2 of 6 · candidate · warm-up · about" in done.stdout
@@ -399,7 +399,7 @@ def test_a_protocol_whose_runs_are_all_done_is_over_at_once_and_its_answer_is_na
     first, *_, last = done.stdout.splitlines()
     run = tmp_path / "runs" / "06-candidate"
     assert first == f"fast-axolotl: watching run 6 of 6: candidate, pair 2 of 2, {run}"
-    assert "Watched until the last of 6 runs ended.\n" in done.stdout
+    assert "Watched until all 6 runs ended.\n" in done.stdout
     assert last == f"The answer: fast-axolotl report {tmp_path}"
 
 
@@ -407,14 +407,14 @@ def test_a_protocol_is_waited_for_and_followed_to_its_last_run(tmp_path: Path) -
     folder = tmp_path / "p"
     make_protocol(folder, done=0)
     with Terminal(tmp_path, "watch", "p", width=60) as one:
-        one.wait_for("run 1 of 6 has not begun")
+        one.wait_for("run 1 of 6 has not started")
         one.wait_for("Nothing has been recorded yet.")
         make_protocol(folder, done=5)
         one.wait_for("p/runs/05-baseline")
         one.wait_for("run 5 of 6 · baseline · pair 2 of 2")
         make_protocol(folder, done=6)
         assert one.wait() == 0
-        assert "Watched until the last of 6 runs ended." in plain(one.text)
+        assert "Watched until all 6 runs ended." in plain(one.text)
         assert "The answer: fast-axolotl report p" in plain(one.text)
         assert one.is_put_back()
 
@@ -449,7 +449,7 @@ def test_flags_of_a_process_are_refused_for_a_record_and_so_is_what_is_none(
 ) -> None:
     done = watch(unfinished, "--output", unfinished / "x")
     assert done.returncode == 2
-    assert "--data-path and --output are for a PID" in done.stderr
+    assert "--data-path and --output need a PID" in done.stderr
     done = watch(unfinished / "gone")
     assert done.returncode == 1
     assert "there is no such folder" in done.stderr
