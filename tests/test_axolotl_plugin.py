@@ -158,7 +158,7 @@ class TestKeys:
             "fast-axolotl-skip": "did you mean fast_axolotl_skip?",
             "fastaxolotl_memory_budget": "did you mean fast_axolotl_memory_budget?",
             "dataset_use_rust": "did you mean dataset_use_rust_streaming?",
-            "fast_axolotl_x1y2z3_x1y2z3_x1y2z3": "there are fast_axolotl, ",
+            "fast_axolotl_x1y2z3_x1y2z3_x1y2z3": "the known keys are fast_axolotl, ",
         }
         module = stock("axolotl.cli.config")
         if not is_plugin_alone:

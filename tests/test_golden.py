@@ -497,7 +497,7 @@ def test_every_mistake_has_its_sentence(tmp_path: Path, monkeypatch: pytest.Monk
         before = sorted(path.name for path in tmp_path.iterdir())
         done = command(*arguments)
         text = done.text([line]).replace(str(Path(sys.executable).parent), "BIN")
-        texts.append(re.sub(r"(cannot be decoded) \(.*\)", r"\1 (BY PYARROW)", text))
+        texts.append(re.sub(r"(corrupt or truncated) \(.*\)", r"\1 (BY PYARROW)", text))
         new = sorted({path.name for path in tmp_path.iterdir()} - set(before))
         texts[-1] += f"[new: {', '.join(new)}]\n" if new else ""
     check("mistakes.txt", "\n".join(texts))

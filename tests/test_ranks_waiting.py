@@ -182,7 +182,7 @@ class TestBoard:
         board.count("begun", 3)
         board.store = object()
         assert self.wait(board) < 20
-        assert "rank 0 does not wait for others" in capsys.readouterr().err
+        assert "rank 0 does not wait for other ranks" in capsys.readouterr().err
 
     def test_another_version_is_named(
         self, board: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

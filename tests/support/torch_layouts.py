@@ -199,7 +199,7 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout("dispatched with shard=(0, 1)", 1, dataset={"shard": (0, 1)})
 @layout("dispatched ragged, collated", 1, dataset={"file": "ragged"}, collate_fn=only_id)
 @layout(
-    "dispatched ragged", "'tokens' of list.* collate_fn .* or leave", dataset={"file": "ragged"}
+    "dispatched ragged", "'tokens' of list.* collate_fn .* or do not", dataset={"file": "ragged"}
 )
 @layout(
     "dispatched and sharded", "already shards the rows; remove shard=", dataset={"shard": (RANK, 2)}
@@ -265,7 +265,7 @@ def accelerate_state() -> None:
         dataset.state_dict()
 
 
-@layout("a state of another epoch", r"set_epoch\(2\), or leave")
+@layout("a state of another epoch", r"set_epoch\(2\), or do not")
 def accelerate_other_epoch() -> None:
     dataset = data(epoch=2, shuffle=3)
     dataset.load_state_dict(data(shard=(0, 1), epoch=2, shuffle=3).state_dict())

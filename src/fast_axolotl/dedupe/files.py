@@ -381,10 +381,7 @@ def _conflict(clash: TypeClash) -> ConflictError:
 def _select(schema: pa.Schema, names: Sequence[str], side: str) -> pa.Schema:
     missing = [name for name in names if name not in schema.names]
     if missing:
-        raise UsageError(
-            f"{side} has no column {missing[0]!r}; it has {', '.join(schema.names)}; choose "
-            "columns that both have"
-        )
+        raise UsageError(f"{side} has no column {missing[0]!r}; it has {', '.join(schema.names)}")
     return pa.schema([schema.field(name) for name in names])
 
 
