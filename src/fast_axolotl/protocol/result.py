@@ -196,10 +196,14 @@ def _sum_up_arm(
         runs=runs,
         steps=statistics.median(counts) if counts else None,
     )
-    # The run that stands for the arm: of an even number of runs, one of the two in the middle.
+    # The run that stands for the arm has the median stall, so that its verdict agrees with the
+    # table. Where a stall is not known, it has the median of the deciding figure. Of an even
+    # number of runs it is one of the two in the middle.
     measured = [turn.number for turn in own if turn.number in figures]
     counted = [turn.number for turn in own if turn.number in figures and turn.pair >= 0]
-    values = {number: figures[number].values.get(primary) for number in counted}
+    values = {number: figures[number].summary.stall_fraction for number in counted}
+    if None in values.values():
+        values = {number: figures[number].values.get(primary) for number in counted}
     known = [value for value in values.values() if value is not None]
     if known:
         middle = statistics.median_low(known)
