@@ -329,12 +329,12 @@ class _BatchRange:
     def _parts(self) -> Iterator[pa.Table]:
         """The batches together as long as they are small, slices of those which are not."""
         file, block_bytes = self.file, self.file.options.block_bytes
-        messages = file.messages()
+        messages = file.messages() or []
         opened: Any = None
         held, size = list[pa.RecordBatch](), 0
         for index in range(self.unit.start, self.unit.stop):
             with _named(file.label, f"record batch {index}"):
-                if messages is None:
+                if file.num_batches is not None:
                     opened = opened or pa.ipc.open_file(file.source.open_arrow())
                     batch = opened.get_batch(index)
                 else:
