@@ -155,8 +155,9 @@ def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no end")
-    shown = run("read", tmp_path / "cut.parquet", "--on-error", "skip").stdout
-    assert "an unknown number in 1 place" in shown
+    done = run("read", tmp_path / "cut.parquet", "--on-error", "skip")
+    assert "an unknown number in 1 place" in done.stdout
+    assert (done.returncode, "no row could be read" in done.stderr) == (1, True)
 
 
 def test_translated_names_are_options_of_a_command() -> None:

@@ -22,6 +22,7 @@ from fast_axolotl.cli.options import (
     parse_names,
     parse_shard,
     parse_size,
+    say,
 )
 
 __all__ = ["READ_EXAMPLES", "read"]
@@ -131,6 +132,9 @@ def read(
         print(json.dumps(summary, ensure_ascii=False, indent=None if shown else 2))
     elif head is None:
         _print_summary(summary)
+    if stats.rejections and not stats.rows:
+        say("no row could be read")
+        raise typer.Exit(1)
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
