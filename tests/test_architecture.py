@@ -35,16 +35,16 @@ MOST_LINES = {
     "boot": 86,
     "cli": 5_110,
     "cluster": 2_960,
-    "plan": 2_500,
+    "plan": 2_510,
     "dedupe": 1_800,
     "errors": 130,
     "integrations": 3_640,
     "kernels": 1_250,
-    "measure": 8_830,
+    "measure": 8_850,
     "packing": 1_300,
     "protocol": 2_920,
     "reading": 6_950,
-    "record": 3_160,
+    "record": 3_175,
     "report": 4_830,
     "streaming": 117,
     "system": 350,
@@ -54,7 +54,7 @@ MOST_LINES_IN_ALL = 55_050
 MOST_FILES = 209
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 41_020
+MOST_TEST_LINES = 41_040
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
