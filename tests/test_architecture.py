@@ -50,7 +50,7 @@ MOST_LINES = {
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 55_050
+MOST_LINES_IN_ALL = 55_115
 MOST_FILES = 209
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
