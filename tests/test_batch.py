@@ -125,7 +125,7 @@ def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None
 
 def test_pitfalls_are_told_with_their_figures() -> None:
     [latency] = advise([trial(1), trial(16)]).warnings
-    assert "40.0 ms, and its throughput is 30 % of the best: low latency" in latency
+    assert "40.0 ms, but its throughput is 30 % of the best: low latency" in latency
     [stall] = advise([trial(1, stall=0.4)]).warnings
     assert "waits for data 40.0 %" in stall
     noisy = trial(8, share=64, noise_scale=20.0, ranks=4)
@@ -143,7 +143,7 @@ def test_pitfalls_are_told_with_their_figures() -> None:
 def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
     peak = trial(4, peak_bytes=61 * GIGABYTE)
     told = describe_longest(peak, 8190, [1, 2, 4])
-    assert told == "Fits: peak 61 GB of 80 GB with the longest batch, 4 × 8,190 tokens."
+    assert told == "The longest batch, 4 × 8,190 tokens, fits: peak 61 GB of 80 GB."
     full = replace(peak, outcome="out of memory")
     assert "lower micro_batch_size to 2, or sequence_len" in describe_longest(full, 8, [1, 2, 4])
     assert "lower sequence_len" in describe_longest(replace(full, micro_batch=1), 8, [1, 2])

@@ -466,7 +466,7 @@ def test_a_date_that_is_set_is_marked_and_times_go_on(tmp_path: Path) -> None:
         run_loop(meter, clock, batches(clock, 30, 0.1))
     rank = read_rank(tmp_path)
     steps = [mark.text for mark in rank.marks if mark.name == "clock_step"]
-    assert steps == ["the date moved by -3600.0 s against the clock"]
+    assert steps == ["the system date moved by -3600.0 s against the clock"]
     assert sum(b.wall_seconds for b in rank.blocks) == pytest.approx(60 * 0.15, abs=0.01)
 
 
@@ -807,7 +807,7 @@ def test_the_first_loop_that_records_beside_its_run_says_so(
     monkeypatch.setenv("RANK", rank)
     measure(tmp_path / "own", **{"sample_system": False, **options}).close()
     message = capsys.readouterr().err
-    told = f"into {tmp_path / 'own'} by itself, and {tmp_path / 'run'} holds the same record"
+    told = f"into {tmp_path / 'own'}, and {tmp_path / 'run'} holds the same record"
     assert (told in message) == says_so
     assert message.count("\n") == says_so
     assert [path.name for path in (tmp_path / "run").iterdir()] == [
@@ -853,7 +853,10 @@ def test_a_record_that_another_process_writes_is_left_alone(
         assert len(list(meter.watch([["row"]] * 20))) == 20
     assert path.read_text() == theirs
     assert [file.name for file in tmp_path.iterdir()] == ["rank-0.jsonl"]
-    assert f"nothing is recorded, the run goes on: {path}: process {another_process}" in caplog.text
+    assert (
+        f"nothing is recorded, but the run continues: {path}: process {another_process}"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

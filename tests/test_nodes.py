@@ -343,12 +343,12 @@ def test_the_figures_are_of_the_node_under_most_pressure_and_a_note_names_it() -
     assert [rank.node for rank in summary.ranks] == ["node-a", "node-a", "node-b", "node-b"]
     assert (summary.node, summary.is_swap_sustained) == ("node-b", True)
     assert summary.working_set_bytes == 59 * GIGABYTE
-    assert any("are those of node-b" in note for note in summary.notes)
+    assert any("are from node-b" in note for note in summary.notes)
     calm = two_nodes()
     calm.systems["node-b"] = make_system(start={"host": "node-b"}, pss_bytes=GIGABYTE)
     assert summarise(calm).node == "node-a"
     del calm.systems["node-b"]
-    assert "no samples of node-b" in summarise(calm).notes
+    assert "there are no samples from node-b" in summarise(calm).notes
 
 
 def test_nodes_of_an_earlier_run_in_the_same_folder_are_left_out(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) 
     assert cell.detectable == pytest.approx(math.expm1(3.76 * 0.0096), abs=5e-4)
     assert cell.pairs_needed == 39
     assert found.paragraph.startswith(
-        "candidate: no clear change.\nWith 5 pairs, only changes above 3.7 % would show (in 80 % "
-        "of such protocols). A change of 1 % needs about 39 pairs. "
+        "candidate: no clear change.\nWith 5 pairs, only changes above 3.7 % would show (with a "
+        "probability of 80 %). A change of 1 % needs about 39 pairs. "
     )
     found = run(plan(pairs=5, matters=0.1), tmp_path / "loud", noisy(0.02))
     assert found.paragraph.startswith("candidate: no change that matters.")
@@ -120,13 +120,13 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     assert headline == (
         "drop-in: the whole run is 29 % shorter (61.4 → 43.4 s); training speed is unchanged."
     )
-    assert figures.startswith("The time to the first step is 36 % shorter (47.7 → 30.7 s).")
+    assert figures.startswith("The time to first step is 36 % shorter (47.7 → 30.7 s).")
     assert "Use it: start Axolotl with fast-axolotl run --" in figures
     assert "The gain is in the time before the first step." in figures
     deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}
     assert deciding == {"tokens_per_second", "start_to_step_seconds", "duration_seconds"}
     notes = " ".join(found.matrix.notes)
-    assert "What decides: real tokens, start to first step, the whole run." in notes
+    assert "Rows that decide: real tokens, time to first step, whole run." in notes
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "43.4 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph
@@ -134,13 +134,13 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     found = run(plan_drop_in(pairs=2), tmp_path / "few", FakeLaunch(times=scattered))
     headline, figures = found.paragraph.split("\n")
     assert headline.startswith("drop-in: no clear change; the whole run was 42 % shorter (76.7 → ")
-    assert headline.endswith(" s), which may be chance.")
+    assert headline.endswith(" s), possibly by chance.")
     assert figures.startswith("With 2 pairs, only a factor in the whole run of ")
     # Less work is done in less time anyway; the first step comes sooner all the same.
     less: list[dict[str, Any]] = [{"fetches": {"drop-in": 400}}, {"tokens": {"drop-in": 980}}]
     for at, fakes in enumerate(less):
         found = run(wanted, tmp_path / f"less-{at}", launch(0.0002, **fakes))
-        assert found.paragraph.startswith("drop-in: the time to the first step is 36 % shorter")
+        assert found.paragraph.startswith("drop-in: the time to first step is 36 % shorter")
         assert not cell_of(found, "duration_seconds").is_deciding
 
 
@@ -178,10 +178,10 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
     warned: list[str] = []
     wanted = plan(again="fast-axolotl protocol a.yml --output p")
     found = run(wanted, tmp_path / "p", FakeLaunch(), warn=warned.append)
-    stolen = "the hypervisor took 7 % of the processors and the CPU quota stopped it for 20 % of"
+    stolen = "the hypervisor took 7 % of the CPU time and the CPU quota stopped it for 20 % of"
     assert len(warned) == 2
-    assert warned[0].startswith("runs/04-baseline: other programs used 34 % of the processors: its")
-    assert warned[1].startswith(f"runs/06-candidate: {stolen} the time: its figures may be too low")
+    assert warned[0].startswith("runs/04-baseline: other programs used 34 % of the CPU cores; its")
+    assert warned[1].startswith(f"runs/06-candidate: {stolen} the time; its figures may be too low")
     [note] = [note for note in found.notes if "shared the CPU" in note]
     assert note.startswith("2 of 6 runs shared the CPU (runs/04-baseline: other programs")
     assert note.endswith("add pairs: fast-axolotl protocol a.yml --output p --pairs 5")
@@ -232,13 +232,19 @@ def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> No
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("fast-axolotl run --measure -- python a.py", "measures by itself: leave --measure out"),
-        ("fast-axolotl measure -- python a.py", "measures by itself: leave measure out"),
-        ("python -m fast_axolotl run --output=x -- a", "measures by itself: leave --output=x out"),
-        ("fast-axolotl run -q -- python a.py", "measures by itself: leave -q out"),
-        ("python a.py >log.txt", "no shell runs the command, which has '>'"),
-        ("python a.py; echo", "no shell runs the command, which has ';'"),
-        ("A=1 python a.py", "no shell runs the command, which has 'A=1'.*env NAME=VALUE"),
+        (
+            "fast-axolotl run --measure -- python a.py",
+            "already measures each run: remove --measure",
+        ),
+        ("fast-axolotl measure -- python a.py", "already measures each run: remove measure"),
+        (
+            "python -m fast_axolotl run --output=x -- a",
+            "already measures each run: remove --output=x",
+        ),
+        ("fast-axolotl run -q -- python a.py", "already measures each run: remove -q"),
+        ("python a.py >log.txt", "contains '>', but no shell runs it"),
+        ("python a.py; echo", "contains ';', but no shell runs it"),
+        ("A=1 python a.py", "contains 'A=1', but no shell runs it.*env NAME=VALUE"),
         ("", "is empty"),
         ("  ", "is empty"),
         ("python 'x", "cannot be split into words"),
@@ -397,7 +403,7 @@ def test_what_has_failed_stays_until_it_is_tried_again(tmp_path: Path) -> None:
     assert [one.done for one in progress[::2]] == [4, 5, 6, 7], "those that are not made again"
     told = [note for note in found.notes if "run again" in note]
     assert told == [
-        f"runs/{number}-candidate was run again: it had failed." for number in ("02", "03")
+        f"runs/{number}-candidate was run again, because it had failed." for number in ("02", "03")
     ], "the others were left out then"
 
 
@@ -407,7 +413,7 @@ def test_a_folder_that_is_not_for_this_protocol_is_refused_with_the_cure(
     folder = tmp_path / "p"
     run(plan(pairs=1), folder, FakeLaunch())
     other = plan_commands("cmd a", "cmd c", pairs=1)
-    with pytest.raises(UsageError, match=r"command of candidate was 'cmd b' and is 'cmd c' now"):
+    with pytest.raises(UsageError, match=r"command of candidate was 'cmd b' and is now 'cmd c'"):
         run(other, folder, FakeLaunch())
     with pytest.raises(UsageError, match=r"drop_caches was False.*another --output"):
         run(plan(pairs=1, drop_caches=True), folder, FakeLaunch())
@@ -415,7 +421,7 @@ def test_a_folder_that_is_not_for_this_protocol_is_refused_with_the_cure(
     with pytest.raises(UsageError, match="config of baseline was None and is "):
         run(replace(other, arms=tuple(configured)), folder, FakeLaunch())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"working folder was .* and is .* now"):
+    with pytest.raises(UsageError, match=r"working folder was .* and is now .*"):
         run(plan(pairs=1), folder, FakeLaunch())
     (folder / "state.json").unlink()
     with pytest.raises(UsageError, match="holds no protocol"):
@@ -433,7 +439,7 @@ def test_a_state_or_a_result_that_is_not_one_is_told(tmp_path: Path) -> None:
             run(plan(), tmp_path, FakeLaunch())
     for text in ("[]", '{"schema": 7}', '{"schema": 1, "arms": "x"}'):
         (tmp_path / "protocol.json").write_text(text)
-        with pytest.raises(DataError, match=r"protocol\.json: not the result of a protocol"):
+        with pytest.raises(DataError, match=r"protocol\.json: not a protocol result"):
             ProtocolResult.read(tmp_path)
 
 
@@ -455,7 +461,7 @@ def test_an_arm_that_only_fails_is_given_up_and_the_other_goes_on(tmp_path: Path
     assert launch.counts == {"baseline": 4, "candidate": 2}
     assert [item.status for item in found.arms[1].runs] == ["failed", "failed", *["left out"] * 2]
     assert "ended by signal 9" in found.arms[1].runs[1].log_tail
-    assert "No run of candidate that counts has succeeded" in found.paragraph
+    assert "No counted run of candidate succeeded" in found.paragraph
     assert cell_of(found, "tokens_per_second", 0).value is not None
 
 
@@ -477,14 +483,14 @@ def test_settings_that_differ_are_told_with_the_cure(tmp_path: Path) -> None:
     found = run(plan(), tmp_path / "p", FakeLaunch(settings=settings))
     [told] = found.differing_settings
     assert told == (
-        "num_workers is 0 in baseline, 4 in candidate, so the arms saw different batches: seeds "
-        "and shards are a worker's own."
+        "num_workers is 0 in baseline, 4 in candidate, so batches differ: each worker has its own "
+        "seed and shard."
     )
     queues = {"baseline": {"prefetch_factor": 256}, "streaming": {"prefetch_factor": 2}}
     assert differing_settings(queues, can_pin=True)[0].endswith("with --pin prefetch_factor=2.")
     arms = {"baseline": {"dispatcher": False}, "streaming": {"dispatcher": True}}
     assert differing_settings(arms, can_pin=True) == (
-        "dispatcher is False in baseline, True in streaming; make it the same with "
+        "dispatcher is False in baseline, True in streaming; make them equal with "
         "--pin accelerator_config.dispatch_batches=false.",
     )
 
@@ -518,11 +524,11 @@ def test_the_page_cache_is_noted_and_dropped_on_request(tmp_path: Path) -> None:
     (proc / "meminfo").write_text("MemTotal: 1 kB\nCached:  2000000 kB\n")
     flushed: list[int] = []
     kept = prepare_page_cache(False, proc=proc)
-    assert kept == "as the last run left it; 2.05 GB cached"
+    assert kept == "not cleared between runs; 2.05 GB cached"
     dropped = prepare_page_cache(True, proc=proc, flush=lambda: flushed.append(1))
-    assert dropped.startswith("dropped; ")
+    assert dropped.startswith("cleared before each run; ")
     assert flushed == [1]
     assert (proc / "sys" / "vm" / "drop_caches").read_text() == "3\n"
     refused = prepare_page_cache(True, proc=tmp_path, flush=lambda: None)
-    assert refused.startswith("could not be dropped (No such file or directory)")
+    assert refused.startswith("not cleared between runs, because clearing failed (No")
     assert refused.endswith("its size is not available here")

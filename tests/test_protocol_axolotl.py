@@ -83,7 +83,7 @@ def test_streaming_is_an_arm_on_request(tmp_path: Path) -> None:
     # All arms load alike, and a longer sequence is other work.
     loading = ("dataloader_num_workers", "dataloader_prefetch_factor")
     assert {tuple(map(config.get, loading)) for config in configs(plan).values()} == {(1, 2)}
-    assert "Pinned in all arms, so that they load alike: dataloader_num_workers=1" in told
+    assert "Pinned in all variants, so that they load alike: dataloader_num_workers=1" in told
     assert [arm.times_decide for arm in plan.arms] == [False, True, False]
     own = plan_axolotl(write(tmp_path, max_steps=50, dataloader_num_workers=3), steps=(1, 3))
     assert {tuple(map(config.get, loading)) for config in configs(own).values()} == {(3, None)}
@@ -132,8 +132,8 @@ def test_pins_that_are_none_are_refused() -> None:
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
     assert {arm.own_folders for arm in plan.arms} == {("output_dir",)}
-    assert plan.notes[0].startswith("Each run has its own output_dir, cache of datasets; shared")
-    assert "shared are dataset_prepared_path, downloads" in plan.notes[0]
+    assert plan.notes[0].startswith("Each run has its own output_dir, datasets cache; all runs")
+    assert "share dataset_prepared_path, Hugging Face downloads" in plan.notes[0]
 
 
 def test_steps_are_read_in_any_order_and_those_that_are_none_are_refused() -> None:
@@ -154,7 +154,7 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         plan_axolotl(tmp_path / "list.yml")
     with pytest.raises(UsageError, match=r"\{config\}"):
         plan_axolotl(write(tmp_path), command="axolotl train")
-    with pytest.raises(UsageError, match="datasets of the configuration has no keys"):
+    with pytest.raises(UsageError, match="datasets in the configuration has no keys"):
         plan_axolotl(write(tmp_path), pins={"datasets.path": "b"})
     with pytest.raises(UsageError, match="cannot be split into words"):
         plan_axolotl(write(tmp_path), command="axolotl 'train {config}")

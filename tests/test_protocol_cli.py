@@ -128,7 +128,7 @@ def test_failing_commands_are_told_with_the_end_of_their_logs(tmp_path: Path) ->
     assert code == 1, err
     assert "there is no command 'no-such-program'" in out
     assert "ZeroDivisionError" in out
-    assert "No run of baseline or candidate that counts has succeeded" in out
+    assert "No counted run of baseline or candidate succeeded" in out
 
 
 def test_arguments_that_do_not_go_together_are_refused() -> None:

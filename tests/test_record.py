@@ -152,7 +152,7 @@ def test_files_that_are_no_records_are_left_out(tmp_path: Path) -> None:
 def test_a_later_format_says_what_to_do(tmp_path: Path) -> None:
     late = Start(schema=SCHEMA + 1, time=1, pid=1, host="here", version="9")
     write(tmp_path / "rank-0.jsonl", late)
-    with pytest.raises(DataError, match=f"format {SCHEMA + 1}.*up to {SCHEMA}.*newer fast-axolotl"):
+    with pytest.raises(DataError, match=f"format {SCHEMA + 1}.*up to format {SCHEMA}: .*newer"):
         read_run(tmp_path)
 
 

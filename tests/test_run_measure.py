@@ -349,7 +349,7 @@ def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
     system = read_run(tmp_path / "run").system
     assert system is not None
     assert (system.start.source, system.end is not None) == ("run", True)
-    told = [line for line in done.stderr.splitlines() if "records into own by itself" in line]
+    told = [line for line in done.stderr.splitlines() if "already records into own" in line]
     assert len(told) == (folder == '"own"')
     # What is recorded into another folder shows in the run's, too.
     found = read_figures(tmp_path / "run").values["start_to_step_seconds"]
@@ -427,7 +427,7 @@ def test_a_program_with_a_meter_of_its_own_is_shown_by_the_run_around_it(
     assert total(record.ranks[0], "steps") in (29, 30)
     assert record.system is not None
     assert total(read_run(tmp_path / "own").ranks[0], "steps") in (29, 30)
-    told = done.stderr.count("records into own by itself")
+    told = done.stderr.count("already records into own")
     assert told == 1
     assert "did not use a torch DataLoader" not in done.stderr
 

@@ -194,7 +194,7 @@ class Evidence:
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"
-        who = "the GPU had nothing to run" if is_device else ("the training loop waited for data")
+        who = "the GPU had nothing to run" if is_device else ("the loop waited for data")
         where = "" if self.decided_by is None else f" on rank {self.decided_by}"
         if len(self.figures.ranks) > 1 and not self.setting("dispatcher"):
             # The stall is that of all ranks together.
@@ -383,10 +383,8 @@ class Evidence:
                 "of the time (threshold 10 % each, our choice)"
             )
             if figures.psi_cpu_some is not None:
-                lines.append(
-                    f"CPU pressure {format_share(figures.psi_cpu_some)}: share of time in "
-                    "which some task waited for a core (Linux PSI)"
-                )
+                pressure = format_share(figures.psi_cpu_some)
+                lines.append(f"CPU pressure {pressure}: a task waited for a core (Linux PSI)")
         return lines
 
     def system_lines(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The meter: what a training loop, or a hook inside one, tells what happens.
+"""The meter: a training loop, or a hook inside one, reports to it what happens.
 
     fetch_begin ─ wait ─ fetch_end(batch) ─ work ─ step ─ span("log") ─ fetch_begin ─ …
 
@@ -93,9 +93,9 @@ def measure(
 ) -> Meter:
     """Start measuring into the folder ``run_dir``; use it in a ``with``, or call ``close``.
 
-    ``accumulation`` fetches are a step until ``Meter.step`` is called for the first time; from then
-    on, and from the start with ``told_steps``, steps are those it is told. ``rank``, ``world_size``
-    and ``local_rank`` are the launcher's where they are not given.
+    ``accumulation`` fetches count as a step until ``Meter.step`` is called for the first time; from
+    then on, and from the start with ``told_steps``, only its calls count. ``rank``, ``world_size``
+    and ``local_rank`` default to those of the launcher.
 
     One process of each node, that with local rank 0, also samples the processes of all ranks on
     that node. It does not where ``sample_system`` is off, or where ``fast-axolotl run`` samples
@@ -308,12 +308,12 @@ class Meter:
 
     @_guarded
     def fetch_begin(self, queue_depth: int | None = None) -> None:
-        """A wait for the next batch begins. ``queue_depth`` is the number of batches ready now.
+        """Report that a wait for the next batch begins; ``queue_depth`` batches are ready now.
 
-        Called again before the fetch has ended, the later call counts: a hook at the base iterator
-        knows better than a loop around it. Ignored inside a span, so that evaluation is no fetch.
-        To have the start of workers in the first wait, begin before the iterator is created and
-        leave out the begin of its first fetch.
+        If it is called again before the fetch has ended, the later call counts, because a hook at
+        the base iterator knows better than a loop around it. Calls inside a span are ignored, so
+        that evaluation is not a fetch. To include the start of workers in the first wait, call it
+        before you create the iterator, and not again for the first fetch.
         """
         now = self._clock()
         if self._span_name:
@@ -341,7 +341,7 @@ class Meter:
 
     @_guarded
     def fetch_end(self, batch: Any) -> None:
-        """The batch has come. Ignored where no fetch has begun."""
+        """Report that the batch has arrived. Ignored if no fetch has begun."""
         now = self._clock()
         if not self._is_fetching:
             return
@@ -363,9 +363,9 @@ class Meter:
 
     @_guarded
     def exhausted(self) -> None:
-        """The loader had no further batch: an epoch has ended. Instead of ``fetch_end``.
+        """Report the end of an epoch: the loader has no more batches. Replaces ``fetch_end``.
 
-        From here on the first batch of the next epoch is waited for, spans taken out.
+        The time from here to the first batch of the next epoch counts as waiting, without spans.
         """
         if self._is_fetching:
             now = self._clock()
@@ -381,7 +381,7 @@ class Meter:
 
     @_guarded
     def fetch_failed(self, error: BaseException | None = None) -> None:
-        """The loader raised instead of giving a batch. Instead of ``fetch_end``."""
+        """Report that the loader raised an error. Replaces ``fetch_end``."""
         if self._is_fetching:
             self._tracker.fail_fetch(*self._end_wait(self._clock()))
             text = "" if error is None else f" {type(error).__name__}: {error}"
@@ -429,7 +429,7 @@ class Meter:
 
     @_guarded
     def step(self) -> None:
-        """An optimizer step has ended. Ignored inside a span."""
+        """Report that an optimizer step has ended. Ignored inside a span."""
         now = self._clock()
         self._forward_start = None
         if not self._span_name:
@@ -450,15 +450,15 @@ class Meter:
     def tokens(
         self, count: int, *, trainable: int | None = None, padded: int | None = None
     ) -> None:
-        """Add real tokens to the current step. What is told takes the place of what is counted."""
+        """Add real tokens to the current step. Reported numbers replace counted ones."""
         self._tracker.add_tokens(count, trainable, padded)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time that is no training: ``evaluate``, ``checkpoint``, ``log``.
+        """Mark time that is not training: ``evaluate``, ``checkpoint``, ``log``.
 
-        It is taken out of the steps and reported apart. Fetches inside are not counted, and a span
-        inside another is part of that.
+        It is taken out of the steps and reported separately. Fetches inside it are not counted, and
+        a span inside another one is part of the outer one.
         """
         # One inside a fetch is part of the wait.
         is_own = not self._span_name and not self._is_fetching
@@ -476,7 +476,7 @@ class Meter:
     def mark(self, name: str, text: str = "") -> None:
         """Note that something happened now: ``shard``, ``refill``, ``note``, …
 
-        The wait of the fetch at work, or of the next one, is put down to a shard or a refill.
+        A shard or a refill explains the wait of the current fetch, or of the next one.
         """
         self._mark(name, self._clock(), text)
         if name in _CAUSES:
@@ -484,7 +484,7 @@ class Meter:
 
     @_guarded
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Note what the trainer logged of its own: the loss, the gradient's norm."""
+        """Record what the trainer itself logged: the loss, the gradient norm."""
         self._journal.log(step, values)
 
     @_guarded
@@ -541,10 +541,10 @@ class Meter:
         self._journal.write(GradientNorms(t=self._journal.since_start(), **norms))
 
     def free_run(self, loader: Iterable[Any], seconds: float = 5.0) -> FreeRun:
-        """Drain ``loader`` with no model for so long, and note its rate.
+        """Read ``loader`` without a model for this long, and record its rate.
 
-        The first batch is not timed: workers start up in it. The loader is iterated anew, and so
-        must be one that can be; where it shuffles, this draws from its random numbers.
+        The first batch is not timed, because workers start up in it. A new iterator is created,
+        so pass a loader that allows that; if it shuffles, this uses its random numbers.
         """
         if isinstance(loader, Iterator):
             raise UsageError(
@@ -585,18 +585,18 @@ class Meter:
     # The figures:
 
     def current(self) -> dict[str, float]:
-        """The figures so far, for a trainer's log; one that is not known is left out.
+        """The figures so far, for a trainer's log; unknown figures are left out.
 
         ``stall_fraction``, ``host_stall_fraction``, ``device_stall_fraction``,
         ``steps_per_second``, ``samples_per_second``, ``tokens_per_second`` (and ``trainable_``,
-        ``padded_``), ``bytes_per_second``, ``working_set_bytes``: of the steady phase once it has
-        begun; before that of the warm-up, with ``is_warming`` 1.
+        ``padded_``), ``bytes_per_second``, ``working_set_bytes``: for the steady phase once it has
+        begun; before that for the warm-up, with ``is_warming`` 1.
         """
         return self._log_figures(self._blocks.current)
 
     def interval(self) -> dict[str, float]:
         """The figures since the last call, by the same names: what a trainer's log shows over
-        time. Nothing is there where no step has ended since."""
+        time. Empty if no step has ended since then."""
         return self._log_figures(self._blocks.take_interval)
 
     def summary(self) -> RunSummary:

@@ -1,9 +1,9 @@
-"""A/B runs of whole commands that do not fool whoever reads them.
+"""A/B runs of whole commands, with an answer that separates a change from noise.
 
     plan → runs, A B B A, each a child process with a record → matrix → one paragraph
 
 A plan comes from a configuration of Axolotl or from two commands. ``run_protocol`` carries it out
-and can be interrupted; ``compare_folders`` sets records or protocols beside each other later.
+and can be interrupted; ``compare_folders`` compares records or protocols later.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ VerdictKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What bounds a run, why, and what to do about it."""
+    """What limits a run, why, and what to change."""
 
     kind: VerdictKind
     subtype: str = ""
