@@ -36,6 +36,17 @@ def numpy_values(array: pa.Array) -> Any:
 # python
 
 
+@pytest.mark.parametrize("bits", [b"", b"\x01"])
+@pytest.mark.parametrize("output", ["python", "numpy"])
+def test_an_empty_array_may_have_no_buffer_or_a_short_one(bits: bytes, output: str) -> None:
+    numbers = pa.Array.from_buffers(pa.int64(), 0, [None, pa.py_buffer(bits)])
+    none = pa.py_buffer(b"")
+    lists = pa.Array.from_buffers(pa.list_(pa.int64()), 0, [None, none], children=[numbers])
+    found = convert(batch_of(numbers, lists), output)
+    values = found["c1"] if output == "python" else found["c1"]["values"]
+    assert [len(found["c0"]), len(values)] == [0, 0]
+
+
 LEAF_TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int8(), st.integers(-128, 127)),
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),

@@ -159,6 +159,8 @@ def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
 
 def _values(array: pa.Array) -> list[Any]:
     kind = array.type
+    if not len(array):  # its buffers may be missing, or too short for a single value
+        return []
     if kind == MIXED:
         texts = array.storage.to_pylist()
         return [None if text is None else json.loads(text) for text in texts]
@@ -192,9 +194,13 @@ def _values(array: pa.Array) -> list[Any]:
 
 def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
     """The numbers of an array without nulls, which share its memory and so cannot be written to."""
-    data = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
+    kind = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, kind)
+    start = array.offset * kind.itemsize
+    data = np.frombuffer(array.buffers()[1], kind, len(array), start)
     data.flags.writeable = False
-    return data[array.offset : array.offset + len(array)]
+    return data
 
 
 def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
@@ -215,7 +221,9 @@ def _arrays(array: pa.Array) -> Any:
         return array.to_numpy(zero_copy_only=False)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if is_list and array.null_count == 0 and _is_number_list(kind):
-        offsets = _numbers(array.offsets).astype(np.int64)
+        offsets = np.zeros(1, np.int64)
+        if len(array):
+            offsets = _numbers(array.offsets).astype(np.int64)
         values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         return {"values": _arrays(values), "offsets": offsets - offsets[0]}
     return _values(array)
