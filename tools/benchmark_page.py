@@ -94,7 +94,8 @@ def ratio(ours: Json | None, theirs: Json | None) -> str:
         single = [scale * second / first for first, second in pairs]
         text += f" ({figure(min(single))}–{figure(max(single))})"
     text = f"**{text}**" if value < 1 else text
-    return text + ("" if theirs["equal"] else "¹") + ("²" if theirs["unbounded"] else "")
+    marks = ["¹"] * (not theirs["equal"]) + ["²"] * bool(theirs["unbounded"])
+    return " ".join([text, *marks])
 
 
 def figure(value: float) -> str:
