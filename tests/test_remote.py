@@ -352,7 +352,9 @@ def test_a_page_that_is_absent_or_refused_is_an_error_at_once(
     assert delays == []
 
 
-@pytest.mark.parametrize(("fault", "text"), [("400", "storage_options"), ("no ranges", "range requests")])
+@pytest.mark.parametrize(
+    ("fault", "text"), [("400", "storage_options"), ("no ranges", "range requests")]
+)
 def test_what_cannot_get_better_is_not_tried_again(
     site: Site, uri: str, delays: list[float], fault: str, text: str
 ) -> None:
