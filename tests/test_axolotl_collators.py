@@ -454,5 +454,5 @@ def test_other_collators_and_fetchers_are_left_to_axolotl() -> None:
 
 
 def test_without_our_collators_the_fetcher_leaves_rows_to_axolotl() -> None:
-    with pytest.raises(Unfamiliar, match="takes arrays"):
+    with pytest.raises(Unfamiliar, match="does not take arrays"):
         ours.fetch(fetcher_of(rows_dataset(), collator(V2)), [[0, 1]])

@@ -124,7 +124,7 @@ def test_a_task_whose_process_is_killed_is_tried_again(opened: Open, tmp_path: P
 def test_a_task_that_always_kills_its_process_is_an_error(opened: Open, tmp_path: Path) -> None:
     engine = opened("local", workers=2)
     tasks = [*squares(3), task("die", times=9, signal_number=signal.SIGSEGV)]
-    with pytest.raises(DataError, match=r"toy/die was lost 3 times.*SIGSEGV.*--memory"):
+    with pytest.raises(DataError, match=r"toy/die failed 3 times.*SIGSEGV.*--memory"):
         perform_all(engine, tmp_path, tasks)
     assert len(Store(str(tmp_path)).names("attempts")) == 3
     assert_squares(perform_all(engine, tmp_path, squares(3)), 3)
@@ -247,7 +247,7 @@ def test_a_task_that_kills_its_process_is_tried_again_on_a_cluster(
     answers = perform_all(engine, tmp_path, tasks, events.append)
     assert answers["die"]["attempts"] == len(retried(events)) == 2
     assert "worker died" in retried(events)[0]
-    with pytest.raises(DataError, match=r"toy/die was lost 3 times.*worker died.*--memory"):
+    with pytest.raises(DataError, match=r"toy/die failed 3 times.*worker died.*--memory"):
         perform_all(engine, tmp_path, [task("die", times=9)])
 
 
@@ -300,7 +300,7 @@ def test_packages_that_a_node_has_and_this_machine_has_not_are_no_skew() -> None
 
 @needs_ray
 def test_more_memory_than_any_node_has_is_an_error(nodes: Nodes) -> None:
-    with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes: .*--memory"):
+    with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes; .*--memory"):
         open_engine("ray", address=nodes.address, memory=1 << 50)
 
 
@@ -316,7 +316,7 @@ def test_an_address_without_a_cluster_is_an_error_soon(address: str) -> None:
 @needs_ray
 def test_the_address_of_the_environment_is_tried_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", NO_PORT)
-    with pytest.raises(UsageError, match=rf"{NO_PORT} .*: start one with `ray start --head`"):
+    with pytest.raises(UsageError, match=rf"{NO_PORT} .*; start one with `ray start --head`"):
         open_engine("ray")
 
 

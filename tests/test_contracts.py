@@ -279,7 +279,7 @@ def test_one_outsized_file_leaves_the_others_whole(tmp_path: Path) -> None:
         ids = [value for shard in shards for value in ids_of(shard)]
 
     (warning,) = told
-    assert re.search(r"b\.jsonl.gz: one of 8 .* times its share", str(warning.message))
+    assert re.search(r"b\.jsonl.gz: one of 8 .* times the mean", str(warning.message))
     assert sorted(ids) == list(range(4000))
     assert sum(lengths) <= 1.3 * size
 
@@ -289,7 +289,9 @@ def test_a_file_that_several_shards_must_read_is_reported_once_with_the_cure(
 ) -> None:
     path = write_as(tmp_path, "json array", make_rows(2000, 900))
 
-    with pytest.warns(ShardWarning, match="4 of 4 shards each read this file.*more files") as told:
+    with pytest.warns(
+        ShardWarning, match="4 of 4 shards each read all of this file.*more files"
+    ) as told:
         ids = [
             value for index in range(4) for value in ids_of(open_dataset(path, shard=(index, 4)))
         ]
@@ -527,7 +529,7 @@ def test_a_missing_shard_is_an_error(medium: dict[str, Open]) -> None:
 
     with pytest.raises(ResumeError, match="shard 1 of 3 is missing"):
         medium["jsonl"]().load_state_dict([states[0], states[2]])
-    with pytest.raises(ResumeError, match="given twice"):
+    with pytest.raises(ResumeError, match="is there twice"):
         medium["jsonl"]().load_state_dict([states[0], states[0], states[2]])
 
 
@@ -540,7 +542,7 @@ def test_the_state_of_other_files_is_an_error(medium: dict[str, Open]) -> None:
 
 @pytest.mark.parametrize("nothing", [{}, [], {"a": [1, {"b": None}]}])
 def test_no_state_at_all_is_an_error(medium: dict[str, Open], nothing: Any) -> None:
-    with pytest.raises(ResumeError, match="no state"):
+    with pytest.raises(ResumeError, match="not a state"):
         medium["jsonl"]().load_state_dict(nothing)
 
 
@@ -680,7 +682,7 @@ def test_an_even_pass_continues_evenly_on_another_number_of_shards(
     ids = [*first, *second, *rest[0], *rest[1]]
     assert len(ids) == len(set(ids)) == 3000
     assert len(rest[0]) == len(rest[1])
-    with pytest.raises(ResumeError, match="with even="):
+    with pytest.raises(ResumeError, match=r"with(out)? even"):
         medium["jsonl"](shard=(0, 2)).load_state_dict(states)
 
 
@@ -741,5 +743,5 @@ def test_a_list_of_the_batches_does_not_count_the_rows_first(
 def test_a_state_of_the_first_format_is_refused_with_the_cure(medium: dict[str, Open]) -> None:
     state = {**medium["jsonl"]().state_dict(), "fast_axolotl_reader": 1}
 
-    with pytest.raises(ResumeError, match=r"format 1 .* start the epoch again"):
+    with pytest.raises(ResumeError, match=r"format 1, .* start the epoch again"):
         medium["jsonl"]().load_state_dict(state)

@@ -186,7 +186,7 @@ class Remote:
             data = self._request(offset, length)
             if len(data) != length:
                 raise EOFError(
-                    f"only {len(data):,} of {length:,} bytes came from byte {offset:,} on"
+                    f"{len(data):,} instead of {length:,} bytes came from byte {offset:,}"
                 )
             return data
 
