@@ -623,7 +623,7 @@ REASONS: dict[str, dict[str, Any]] = {
         "fast_axolotl_streaming_force": False,
         "dataset_keep_in_memory": True,
     },
-    "less than": {"fast_axolotl_streaming_force": False, "sequence_len": 10_000},
+    "smaller than": {"fast_axolotl_streaming_force": False, "sequence_len": 10_000},
 }
 
 

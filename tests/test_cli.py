@@ -117,7 +117,7 @@ def test_a_misnamed_file_is_read_with_a_warning(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{"a": 2}\n')
     done = run("read", path, "--json")
     assert json.loads(done.stdout)["rows"] == 2
-    assert "the name says parquet but the content is jsonl" in done.stderr
+    assert "the file name says parquet, but the content is jsonl" in done.stderr
 
 
 def test_the_version_is_told_and_nothing_is_the_help() -> None:

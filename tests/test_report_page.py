@@ -262,7 +262,7 @@ def test_every_axis_says_what_it_shows(name: str) -> None:
             assert one["title"]["text"], key
             assert "ticksuffix" not in one
     titles = {f["layout"]["xaxis"]["title"]["text"] for f in figures.values()}
-    assert titles <= {"time (s)", "rank", "step", "wait of a fetch"}
+    assert titles <= {"time (s)", "rank", "step", "wait per fetch"}
 
 
 def test_a_name_cannot_turn_the_page_around() -> None:

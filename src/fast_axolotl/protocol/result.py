@@ -197,13 +197,16 @@ def _sum_up_arm(
         steps=statistics.median(counts) if counts else None,
     )
     # The run that stands for the arm has the median stall, so that its verdict agrees with the
-    # table. Where a stall is not known, it has the median of the deciding figure. Of an even
-    # number of runs it is one of the two in the middle.
+    # table; of several such runs, or where a stall is not known, the median of the deciding
+    # figure. Of an even number of runs it is one of the two in the middle.
     measured = [turn.number for turn in own if turn.number in figures]
     counted = [turn.number for turn in own if turn.number in figures and turn.pair >= 0]
-    values = {number: figures[number].summary.stall_fraction for number in counted}
-    if None in values.values():
-        values = {number: figures[number].values.get(primary) for number in counted}
+    stalls = {number: figures[number].summary.stall_fraction for number in counted}
+    known = [stall for stall in stalls.values() if stall is not None]
+    if known and len(known) == len(counted):
+        middle = statistics.median_low(known)
+        counted = [number for number in counted if stalls[number] == middle]
+    values = {number: figures[number].values.get(primary) for number in counted}
     known = [value for value in values.values() if value is not None]
     if known:
         middle = statistics.median_low(known)
