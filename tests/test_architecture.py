@@ -42,7 +42,7 @@ MOST_LINES = {
     "kernels": 1_590,
     "measure": 8_860,
     "packing": 1_300,
-    "protocol": 2_920,
+    "protocol": 2_930,
     "reading": 7_320,
     "record": 3_180,
     "report": 4_880,

@@ -244,9 +244,9 @@ def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "give a configuration"),
+        ({}, "pass an Axolotl configuration"),
         ({"command": "train"}, r"\{micro_batch\} in it"),
-        ({"command": "train {micro_batch}", "longest": True}, "needs a configuration"),
+        ({"command": "train {micro_batch}", "longest": True}, "needs an Axolotl configuration"),
         ({"command": "train {micro_batch}", "global_batch": 8}, "go together"),
         ({"command": "train {micro_batch}", "micro_batches": "1,x"}, "write 1,2,4,8"),
         ({"global_batch": 9, "ranks": 2}, "cannot be divided among 2"),
