@@ -263,7 +263,7 @@ def test_a_trial_of_every_function_without_side_effects_finds_it_equal(
             use_everything(number)
         found = {patch.target: patch for patch in fast_axolotl.status().patches}
         for target in PURE:
-            assert found[target].trial.startswith("equal in"), (found[target], target)
+            assert found[target].trial.startswith("results equal in"), (found[target], target)
             assert found[target].state == "active"
         active = {item.target for item in FITTING} - PURE
         assert all(found[target].trial == "" for target in active)

@@ -307,17 +307,17 @@ def test_a_record_is_joined_by_other_nodes_while_it_is_written_and_not_afterward
 
     with running_node("node-a", tmp_path):
         assert "joining the record that node-a is writing" in told("node-b")
-        assert "run holds a record" in told("node-a")
+        assert "run already holds a record" in told("node-a")
         # One of several commands that a launcher starts on one node.
         assert "joining the record" in told("node-a", SLURM_PROCID="1", SLURM_NTASKS="2")
-    assert "run holds a record" in told("node-c")
+    assert "run already holds a record" in told("node-c")
     assert sorted(read_run(tmp_path / "run").systems) == ["node-a", "node-b"]
     # Cut off, and not touched for long.
     path = tmp_path / "run" / "system-node-a.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert "joining the record" in told("node-c")
     os.utime(path, (time.time() - 300,) * 2)
-    assert "run holds a record" in told("node-d")
+    assert "run already holds a record" in told("node-d")
 
 
 def two_nodes(ranks: int = 2, nodes: int = 2) -> RunRecord:

@@ -210,7 +210,7 @@ def test_a_dedupe_that_fails_or_differs_says_so_and_is_tried_again(tmp_path: Pat
     assert "exit code 1" in failed["sentence"]
     assert "ImportError" in failed["log_tail"]
     other = try_dedupe(tmp_path, {"reason": "the results differ from stock Axolotl"})
-    assert "other rows" in other["sentence"]
+    assert "differ from stock Axolotl" in other["sentence"]
 
 
 class TestAgainstAxolotl:
