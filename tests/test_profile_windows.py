@@ -103,7 +103,7 @@ def test_kernels_of_all_kinds_are_communication_and_what_is_not_known_is_no_zero
     work = Event("gemm", 0, 10**6, is_device=True, is_mark=False)
     window = window_of([work], t=1.0, steps=1, first_step=20, world_size=2)
     assert window.communication_seconds is window.exposed_communication_seconds is None
-    assert "no known communication between the 2 ranks" in window.reasons["exposed_communication_seconds"]
+    assert "between the 2 ranks" in window.reasons["exposed_communication_seconds"]
     gloo = Event("gloo:all_reduce", 0, 2 * 10**6, is_device=False, is_mark=False)
     assert window_of([work, gloo], t=1.0, steps=1, world_size=2).num_collectives == 1
 
