@@ -3,8 +3,8 @@
 Run as ``python axolotl_driver.py FOLDER MODULE ARGUMENTS…``: it does what ``python -m MODULE
 ARGUMENTS…`` does, down to what spawned workers import as their main module, and leaves
 ``ledger-PID.json`` in the folder: when it ``started``, in seconds since the epoch; ``marks``, by
-what happened, with the seconds of every name until then; ``compiling``, the seconds of all threads
-together; ``waits`` and ``batches``, how long each batch took and its digest; ``patches``, what our
+what happened, with the seconds of every name until then; ``spans``, when each phase first began and
+last ended; ``compiling``, the seconds of all threads together; ``waits`` and ``batches``, how long each batch took and its digest; ``patches``, what our
 package says of its replacements. The same for stock and accelerated runs: it is the environment
 that tells them apart, and this file imports nothing of our package.
 
@@ -74,6 +74,8 @@ class Ledger:
         self.seconds: dict[str, float] = {}
         self.marks: dict[str, dict[str, float]] = {}
         """What happened first when, with the seconds of every name until then."""
+        self.spans: dict[str, tuple[float, float]] = {}
+        """When each name first began and last ended, in seconds since the epoch."""
         self._clock = clock
         self._thread = threading.get_ident()
         self._names = ["rest"]
@@ -87,11 +89,13 @@ class Ledger:
             return
         self._charge()
         self._names.append(name)
+        begun = self.spans[name][0] if name in self.spans else time.time()
         try:
             yield
         finally:
             self._charge()
             self._names.pop()
+            self.spans[name] = (begun, time.time())
 
     @property
     def name(self) -> str:
@@ -130,7 +134,7 @@ def main(folder: str, module: str, *arguments: str) -> None:
     finally:
         if os.getpid() == process:
             ledger.mark("end")
-            found |= {"marks": ledger.marks, "patches": _patches()}
+            found |= {"marks": ledger.marks, "spans": ledger.spans, "patches": _patches()}
             text = json.dumps(found, default=str)
             Path(folder, f"ledger-{process}.json").write_text(text, encoding="utf-8")
 

@@ -172,6 +172,16 @@ class Run:
         """Seconds by name, of the first rank."""
         return dict(self.ledgers[0]["marks"]["end"])
 
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Greatest memory of the process tree by phase of the first rank, where it was sampled."""
+        found = {}
+        for name, (begun, ended) in self.ledgers[0]["spans"].items():
+            during = [item.pss_bytes for item in self.memory if begun <= item.at <= ended]
+            if during:
+                found[name] = max(during)
+        return found
+
 
 @dataclass(slots=True, kw_only=True)
 class AxolotlSession:
@@ -253,17 +263,22 @@ class Race:
         shutil.rmtree(ours.folder)
         if not keep:
             shutil.rmtree(stock.folder)
+        self.repeat()
+        return stock.folder
+
+    def repeat(self) -> None:
+        """The repeats that count, by turns; each pair is compared."""
         pair: dict[str, Run] = {}
         for arm, repeat in by_turns(self.session.repeats):
-            tell(f"{self.name}: repeat {repeat + 1}, {arm}")
             pair[arm] = self.run(arm)
+            wall = pair[arm].wall_seconds
+            self.session.tell(f"{self.name}: repeat {repeat + 1}, {arm}: {wall:.1f} s")
             self.runs[arm].append(pair[arm])
             if len(pair) == 2:
                 self.reason = self.reason or self.difference(pair[STOCK], pair[OURS])
                 for run in pair.values():
                     shutil.rmtree(run.folder)
                 pair = {}
-        return stock.folder
 
     def timings(self, rows: int, gives: str, seconds: Callable[[Run], float]) -> tuple[Timing, ...]:
         """Ours, which is compared, and stock."""
@@ -285,10 +300,15 @@ class Race:
             whole = {"whole process": [run.wall_seconds for run in runs]}
             names = dict.fromkeys(name for run in runs for name in run.phases)
             parts = {name: [run.phases.get(name, 0.0) for run in runs] for name in names}
-            found += [
-                Measurement(name=f"{arm}: {name}", seconds=tuple(values))
-                for name, values in {**whole, **parts}.items()
-            ]
+            for name, values in {**whole, **parts}.items():
+                peaks = [run.peaks[name] for run in runs if name in run.peaks]
+                found.append(
+                    Measurement(
+                        name=f"{arm}: {name}",
+                        seconds=tuple(values),
+                        values={"peak_bytes": max(peaks)} if peaks else {},
+                    )
+                )
         return [*found, self.answered()]
 
     def cold(self, seconds: Callable[[Run], float]) -> Measurement:
