@@ -177,6 +177,8 @@ def unify(
         table = decoded.table
         if table.num_columns == 0 and table.num_rows == 0:
             return replace(decoded, table=known.empty_table()), known
+        if table.schema.equals(known, check_metadata=True):
+            return decoded, known
         try:
             joined = join_schemas(known, table.schema, text_wins=block.text_wins, settled=settled)
             if attempt:

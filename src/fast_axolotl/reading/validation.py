@@ -96,12 +96,12 @@ def _is_utf8(array: pa.Array) -> bool:
     """
     _, buffer, data = array.buffers()
     text = np.frombuffer(data or b"", np.uint8)
-    if not len(text):
+    if _is_ascii(text):
         return True
     highest = np.maximum.reduceat(text, np.arange(0, len(text), _BLOCK_BYTES))
     (blocks,) = (highest >= 0x80).nonzero()
-    if not len(blocks) or len(blocks) > _MOST_BLOCKS_BEYOND_ASCII * len(highest):
-        return not len(blocks)
+    if len(blocks) > _MOST_BLOCKS_BEYOND_ASCII * len(highest):
+        return False
     width = np.int32 if pa.types.is_string(array.type) else np.int64
     offsets = np.frombuffer(buffer, width)[array.offset : array.offset + len(array) + 1]
     # No value may begin inside a character, which a text of several values would not show.
