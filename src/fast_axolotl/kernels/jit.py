@@ -28,6 +28,7 @@ __all__ = [
     "INT64",
     "MUTABLE_BYTES",
     "MUTABLE_FLAGS",
+    "MUTABLE_FLOAT64",
     "MUTABLE_INT32",
     "MUTABLE_INT64",
     "MUTABLE_UINT32",
@@ -50,6 +51,7 @@ INT32, MUTABLE_INT32 = _array(types.int32), _array(types.int32, readonly=False)
 INT64, MUTABLE_INT64 = _array(types.int64), _array(types.int64, readonly=False)
 UINT64, MUTABLE_UINT64 = _array(types.uint64), _array(types.uint64, readonly=False)
 MUTABLE_UINT32 = _array(types.uint32, readonly=False)
+MUTABLE_FLOAT64 = _array(types.float64, readonly=False)
 """Contiguous arrays of one dimension, for the signatures of kernels."""
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -57,7 +59,8 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 inlined: Callable[[Callable[..., Any]], Any] = numba.njit(**_OPTIONS)
 """For the parts of a kernel: compiled together with it, never on their own.
 
-They stand in the same file as the kernels that call them, since the cache watches that file alone.
+They stand in the same file as the kernels that call them, since the cache watches that file alone;
+those of ``vectors`` never change what they do.
 """
 
 

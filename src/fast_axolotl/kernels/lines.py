@@ -5,8 +5,7 @@ arithmetic on such words: the prefix xor of the quotes' bits has a bit for every
 so line ends and delimiters that count are an ``and`` away, and the check that every quote opens or
 closes a field is a shift. See Langdale and Lemire, "Parsing gigabytes of JSON per second", 2019.
 
-Vectors know no checks of bounds: what is read lies within the data, whose last bytes go through a
-padded copy, and every output has ``PADDING`` bytes to spare.
+Data has at least ``PADDING`` bytes, and every output as many to spare (see ``vectors``).
 
 Cost on one core with AVX2: 10 GB/s to cut records, 3 to 6 GB/s to copy fields or lines.
 """
@@ -16,9 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from fast_axolotl.kernels.jit import (
     BYTES,
@@ -29,15 +26,21 @@ from fast_axolotl.kernels.jit import (
     inlined,
     kernel,
 )
+from fast_axolotl.kernels.vectors import (
+    PADDING,
+    bits,
+    compare,
+    copy_block,
+    count_bits,
+    first_bit,
+    first_bits,
+    leading_zeros,
+)
 
 __all__ = ["PADDING", "copy_fields", "copy_lines", "count_byte", "cut_records", "find_fields"]
 
-PADDING = 64
-"""Bytes that are read and written together; an output is so much longer than what it receives."""
-
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 _ZERO, _ONE, _LAST = np.uint64(0), np.uint64(1), np.uint64(63)
-_ALL = np.uint64(2**64 - 1)
 _DOUBLINGS = tuple(np.uint64(1 << power) for power in range(6))
 
 
@@ -46,7 +49,7 @@ def count_byte(data: Any, start: int, stop: int, byte: int) -> int:
     """How often a byte occurs in ``data[start:stop]``."""
     total = 0
     for base in range(start, stop, PADDING):
-        total += _count_bits(_bits(data, base, byte) & _first_bits(stop - base))
+        total += count_bits(bits(data, base, byte) & first_bits(stop - base))
     return total
 
 
@@ -63,11 +66,11 @@ def copy_lines(data: Any, start: int, stop: int, out: Any, offsets: Any) -> int:
         is_whole = at + PADDING <= data.size and to + PADDING <= out.size
         length, is_end = 1, data[at] == _NEWLINE
         if is_whole:
-            _copy_block(out, to, data, at)
+            copy_block(out, to, data, at)
             length = min(PADDING, stop - at)
-            found = _compare(data, at, _NEWLINE) & _first_bits(length)
+            found = compare(data, at, _NEWLINE) & first_bits(length)
             is_end = found != 0
-            length = _first_bit(found) if is_end else length
+            length = first_bit(found) if is_end else length
         elif is_end:
             length = 0
         else:
@@ -111,9 +114,9 @@ def cut_records(
     end, num_edges = start, 0
     is_open, is_pending, was_beside, irregular = _ZERO, _ZERO, _ONE, _ZERO
     for base in range(start, stop, PADDING):
-        valid = _first_bits(stop - base)
-        quotes, delimiters = _bits(data, base, quote) & valid, _bits(data, base, delimiter)
-        newlines, returns = _bits(data, base, _NEWLINE), _bits(data, base, _RETURN)
+        valid = first_bits(stop - base)
+        quotes, delimiters = bits(data, base, quote) & valid, bits(data, base, delimiter)
+        newlines, returns = bits(data, base, _NEWLINE), bits(data, base, _RETURN)
         inside = _inside(quotes, is_open)
         beside = quotes | delimiters | newlines | returns
         closing = quotes & ~inside
@@ -123,12 +126,12 @@ def cut_records(
         newlines &= valid & ~inside
         if newlines == 0:
             continue
-        end = base + 64 - _leading_zeros(newlines)
+        end = base + 64 - leading_zeros(newlines)
         while target < end and num_edges < edges.size:
             later = newlines
             if target > base:
-                later &= ~_first_bits(target - base)
-            edges[num_edges] = base + _first_bit(later) + 1
+                later &= ~first_bits(target - base)
+            edges[num_edges] = base + first_bit(later) + 1
             target = edges[num_edges] + step
             num_edges += 1
     return -1 if irregular else end, np.int64(is_open), num_edges
@@ -168,9 +171,9 @@ def find_fields(
     is_open, is_pending, was_beside, was_return = _ZERO, _ZERO, _ONE, _ZERO
     irregular = _ZERO
     for base in range(start, stop, PADDING):
-        valid = _first_bits(stop - base)
-        quotes, delimiters = _bits(data, base, quote) & valid, _bits(data, base, delimiter)
-        newlines, returns = _bits(data, base, _NEWLINE), _bits(data, base, _RETURN)
+        valid = first_bits(stop - base)
+        quotes, delimiters = bits(data, base, quote) & valid, bits(data, base, delimiter)
+        newlines, returns = bits(data, base, _NEWLINE), bits(data, base, _RETURN)
         inside = _inside(quotes, is_open)
         outside = valid & ~inside
         beside = quotes | delimiters | newlines | returns
@@ -183,7 +186,7 @@ def find_fields(
         was_return = returns >> _LAST
         found = (newlines | delimiters) & outside
         while found:
-            at = base + _first_bit(found)
+            at = base + first_bit(found)
             is_line_end = data[at] == _NEWLINE
             found &= found - _ONE
             end = at
@@ -246,16 +249,16 @@ def copy_fields(
             while at < end:
                 stop = min(at + PADDING, end)
                 if is_quoted:
-                    quotes = _compare(data, at, quote) & _first_bits(stop - at)
+                    quotes = compare(data, at, quote) & first_bits(stop - at)
                     inside = _inside(quotes, is_open)
                     is_open = inside >> _LAST
                     dropped, base = quotes & inside, at  # the second of each two
                     while dropped:
-                        length = base + _first_bit(dropped) - at
-                        _copy_block(out, to, data, at)
+                        length = base + first_bit(dropped) - at
+                        copy_block(out, to, data, at)
                         at, to = at + length + 1, to + length
                         dropped &= dropped - _ONE
-                _copy_block(out, to, data, at)
+                copy_block(out, to, data, at)
                 at, to = stop, to + stop - at
         while at < end:
             is_second = is_quoted and data[at] == quote
@@ -289,78 +292,7 @@ def _put_field(
 @inlined
 def _inside(quotes: Any, is_open: Any) -> Any:
     """Bits from each opening quote up to the byte before its closing one."""
-    bits = quotes
+    found = quotes
     for shift in _DOUBLINGS:
-        bits ^= bits << shift
-    return bits ^ (_ZERO - is_open)
-
-
-@inlined
-def _first_bits(count: int) -> Any:
-    return _ALL if count >= 64 else (_ONE << np.uint64(count)) - _ONE
-
-
-@inlined
-def _bits(data: Any, at: int, byte: int) -> Any:
-    """Bit ``i`` is set where ``data[at + i]`` is the byte; none is behind the end of the data."""
-    # A branch here would take as long as the comparison, so the last bytes are read with others.
-    whole = min(at, data.size - PADDING)
-    return _compare(data, whole, byte) >> np.uint64(at - whole)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _compare(typing: Any, data: Any, at: Any, byte: Any) -> Any:
-    """``_bits`` of 64 bytes that are there."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        vector, number = ir.VectorType(ir.IntType(8), PADDING), ir.IntType(32)
-        loaded = builder.load(_vector_at(context, builder, signature, arguments, 0), align=1)
-        wanted = builder.trunc(arguments[2], ir.IntType(8))
-        single = builder.insert_element(ir.Constant(vector, ir.Undefined), wanted, number(0))
-        zeros = ir.VectorType(number, PADDING)([0] * PADDING)
-        is_equal = builder.icmp_signed("==", loaded, builder.shuffle_vector(single, single, zeros))
-        return builder.bitcast(is_equal, ir.IntType(64))
-
-    return types.uint64(data, at, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _copy_block(typing: Any, out: Any, to: Any, data: Any, at: Any) -> Any:
-    """Copies 64 bytes."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        loaded = builder.load(_vector_at(context, builder, signature, arguments, 2), align=1)
-        target = _vector_at(context, builder, signature, arguments, 0)
-        builder.store(loaded, target, align=1)
-        return context.get_dummy_value()
-
-    return types.void(out, to, data, at), generate
-
-
-def _counter(name: str, *settings: int) -> Any:
-    """A function of 64 bits that LLVM knows by name."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def count(typing: Any, bits: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            flags = [ir.IntType(1)(setting) for setting in settings]
-            return getattr(builder, name)(arguments[0], *flags)
-
-        return types.int64(types.uint64), generate
-
-    return count
-
-
-_count_bits = _counter("ctpop")
-_first_bit = _counter("cttz", 1)
-_leading_zeros = _counter("ctlz", 1)
-
-
-def _vector_at(
-    context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any, index: int
-) -> Any:
-    """Where 64 bytes of an array begin; its place is the argument behind it."""
-    array = context.make_array(signature.args[index])(context, builder, arguments[index])
-    vector = ir.VectorType(ir.IntType(8), PADDING)
-    place = builder.gep(array.data, [arguments[index + 1]])
-    return builder.bitcast(place, vector.as_pointer())
+        found ^= found << shift
+    return found ^ (_ZERO - is_open)

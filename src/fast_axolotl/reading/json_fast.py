@@ -8,6 +8,9 @@ when a list holds nulls; and it recurses on nesting. A block in which one of the
 parsed by Python instead, so the rows are always those that ``json.loads`` would give. Duplicate
 keys keep the last value.
 
+Lines of a known type are tried with a kernel first (``json_kernel``), once a process has read so
+much that loading it pays.
+
 The path through Python is ``json_exact``.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
@@ -31,7 +34,8 @@ import pyarrow.json as pj
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, held_bytes
 from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
-from fast_axolotl.reading.lines import check_utf8
+from fast_axolotl.reading.json_kernel import read_known
+from fast_axolotl.reading.lines import KernelLoader, check_utf8
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
 __all__ = ["JsonBlock"]
@@ -59,6 +63,8 @@ _PLACE_BYTES = 8
 _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
+
+_loader = KernelLoader("json_rows")
 
 _KEY = re.compile(rb'"([^"]{0,128})"[ \t]*:')
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
@@ -90,7 +96,7 @@ class JsonBlock:
             )
             first = next(parts).decode(schema)
             return replace(first, more=chain(first.more, parts))
-        table = _parse(rows, schema, num_rows, most_bytes)
+        table = _parse(rows, schema, num_rows, self.options)
         if table is not None:
             return Decoded(table)
         return ExactParse(self.path, rows, self.options, schema).run()
@@ -121,10 +127,10 @@ class JsonBlock:
 
 
 def _parse(
-    rows: JsonRows, schema: pa.Schema | None, num_rows: int, most_bytes: int
+    rows: JsonRows, schema: pa.Schema | None, num_rows: int, options: ReadOptions
 ) -> pa.Table | None:
-    """pyarrow's result, or ``None`` where it fails or cannot be trusted."""
-    known = pa.schema([]) if schema is None else schema
+    """What the kernel or pyarrow gives, or ``None`` where both fail or cannot be trusted."""
+    known, most_bytes = schema or pa.schema([]), PART_BLOCKS * options.block_bytes
     if len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes:
         schema = None  # pyarrow would make a column of nulls of whatever is missing here
     if any(column.type == MIXED or is_json_text(column) for column in known):
@@ -133,6 +139,12 @@ def _parse(
         return None  # pyarrow crashes where the first row is null
     try:
         check_utf8(rows.data, rows.start, rows.stop)  # which pyarrow's JSON parser does not
+        if rows.one_per_line and schema is not None:
+            span = rows.data, rows.start, rows.stop
+            if kernels := _loader.loaded(*span, options):
+                table = read_known(kernels, *span, schema, (num_rows, most_bytes))
+                if table is not None:
+                    return table
         if _may_be_deep(rows):
             return None
         # What is only known to be null is no hint: pyarrow would refuse anything else.

@@ -17,6 +17,7 @@ are used as soon as they are there. The rows are the same either way.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from fast_axolotl.reading.storage import Source, check_record, open_chunks
 __all__ = [
     "BOM",
     "MOST_BLOCK_BYTES",
+    "KernelLoader",
     "LineFile",
     "Lines",
     "TextFile",
@@ -68,7 +70,6 @@ _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 _KERNEL_BYTES = 64 * 1024 * 1024
 _KERNEL_BLOCK_BYTES = 8 * 1024 * 1024
 """Blocks are that large from a memory budget of 256 MiB on; numba itself takes 110 MB."""
-_KERNEL_NAMES = ("count_byte", "copy_lines", "cut_records", "find_fields", "copy_fields")
 
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 
@@ -84,19 +85,24 @@ class Lines(NamedTuple):
     offset: int
 
 
-class _KernelLoader:
-    """Loads ``kernels.lines`` beside the reading, once that has proved to be worth it."""
+class KernelLoader:
+    """Loads a module of kernels beside the reading, once that has proved to be worth it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.kernels: Any = None
         self._num_bytes = 0
         self._turns = [self._load]
         """Who takes it out starts the thread; no lock, since a forked child might find it held."""
 
-    def after(self, num_bytes: int) -> Any:
-        """The module, or ``None`` while it is not loaded; so many bytes are read now."""
-        if self.kernels is None:
-            self._num_bytes += num_bytes
+    def loaded(self, data: bytes, start: int, stop: int, options: ReadOptions | None = None) -> Any:
+        """The module where it is loaded and can work on ``data[start:stop]``, else ``None``.
+
+        The bytes count towards loading only with ``options`` of a memory budget that has room.
+        """
+        is_worth_it = options is not None and options.block_bytes >= _KERNEL_BLOCK_BYTES
+        if self.kernels is None and is_worth_it:
+            self._num_bytes += stop - start
             if self._num_bytes >= _KERNEL_BYTES and self._turns:
                 # RuntimeError: the interpreter is about to exit.
                 with suppress(IndexError, RuntimeError):
@@ -104,27 +110,20 @@ class _KernelLoader:
                     # A child that is forked while this one compiles would wait for it for ever.
                     os.register_at_fork(before=thread.join)
                     thread.start()
-        return self.kernels
+        kernels = self.kernels
+        return kernels if kernels is None or kernels.PADDING <= len(data) < 2**31 else None
 
     def _load(self) -> None:
-        from fast_axolotl.kernels import lines
-
-        for name in _KERNEL_NAMES:
-            getattr(lines, name).compile()
-        self.kernels = lines
-
-
-_loader = _KernelLoader()
+        kernels = importlib.import_module(f"fast_axolotl.kernels.{self._name}")
+        for name in kernels.__all__:
+            compile_kernel = getattr(getattr(kernels, name), "compile", None)
+            if compile_kernel is not None:
+                compile_kernel()
+        self.kernels = kernels
 
 
-def loaded_kernels(data: bytes, start: int, stop: int, options: ReadOptions | None = None) -> Any:
-    """``kernels.lines`` where it is loaded and can work on ``data[start:stop]``, else ``None``.
-
-    The bytes count towards loading only with ``options`` of a memory budget that has room for it.
-    """
-    is_worth_it = options is not None and options.block_bytes >= _KERNEL_BLOCK_BYTES
-    kernels = _loader.after(stop - start if is_worth_it else 0)
-    return kernels if kernels is None or kernels.PADDING <= len(data) < 2**31 else None
+_loader = KernelLoader("lines")
+loaded_kernels = _loader.loaded
 
 
 def line_at(source: Source, compression: str | None, offset: int) -> int:
