@@ -299,11 +299,11 @@ def _is_key(data: Any, at: int, stop: int, keys: Any, key_edges: Any, node: int)
     index = 0 if at + length <= stop else length + 1
     while index < length and data[at + index] == keys[first + index]:
         index += 1
-    return index == length
+    return bool(index == length)
 
 
 @inlined
-def _string_end(data: Any, at: int, stop: int) -> int:
+def _string_end(data: Any, at: int, stop: int) -> Any:
     """Where the closing quote is, negative where there are escapes; ``OTHER`` if there is none."""
     escaped = np.int64(0)
     while at < stop:
