@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.reading import open_dataset, validation
+from fast_axolotl.kernels import utf8
+from fast_axolotl.reading import kernel_loader, open_dataset, validation
 
 TEXTS = ["", "plain text " * 9, "naïve – 引用", "😀" * 3, "q" * 5000, None]
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.large_string()), ("n", pa.int32())])
@@ -35,9 +36,15 @@ KINDS: dict[str, pa.DataType] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _small_data_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["numpy", "kernel"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small data counts, and text is checked either way."""
     monkeypatch.setattr(validation, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(validation, "_SMALL_KERNEL_BYTES", 0)
+    monkeypatch.setattr(kernel_loader._utf8, "_turns", [])
+    kernels = utf8 if request.param == "kernel" else None
+    monkeypatch.setattr(kernel_loader._utf8, "kernels", kernels)
+    return str(request.param)
 
 
 def value(rng: random.Random, kind: pa.DataType) -> Any:
@@ -153,13 +160,13 @@ def test_a_character_cut_in_two_by_an_offset_is_refused() -> None:
         validation.validate(batch)
 
 
-def test_mixed_text_is_judged_without_the_slow_way() -> None:
+def test_mixed_text_is_judged_without_the_slow_way(way: str) -> None:
     rows = ["a" * 300 for _ in range(500)]
     rows[7], rows[400] = "naïve – 引用", "😀" * 9
     column = pa.array(rows)
-    assert validation._is_valid(column)
-    assert validation._is_valid(pa.array([[row, None] for row in rows]))
-    assert not validation._is_valid(pa.array(["引用" * 50] * 500))
+    assert validation._is_valid(column, 0)
+    assert validation._is_valid(pa.array([[row, None] for row in rows]), 0)
+    assert validation._is_valid(pa.array(["引用" * 50] * 500), 0) == (way == "kernel")
 
 
 def test_an_arrow_file_is_read_in_the_order_of_its_index(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -328,10 +329,49 @@ class _BatchRange:
 
     def _parts(self) -> Iterator[pa.Table]:
         """The batches together as long as they are small, slices of those which are not."""
-        file, block_bytes = self.file, self.file.options.block_bytes
-        messages = file.messages() or []
-        opened: Any = None
+        block_bytes = self.file.options.block_bytes
+        together = self._together()
+        if together is not None and together.get_total_buffer_size() < block_bytes:
+            yield together
+            return
         held, size = list[pa.RecordBatch](), 0
+        batches = self._one_by_one() if together is None else iter(together.to_batches())
+        del together
+        for index, batch in enumerate(batches, self.unit.start):
+            held.append(batch)
+            size += batch.get_total_buffer_size()
+            if size >= block_bytes or index == self.unit.stop - 1:
+                yield from _slices(pa.Table.from_batches(held), size, block_bytes)
+                held, size = [], 0
+
+    def _together(self) -> pa.Table | None:
+        """The batches in one read and as few calls as there can be: each call from a thread waits
+        for the others. ``None`` where their place is not known or something is wrong."""
+        file, messages = self.file, self.file.messages()
+        if messages is None:
+            return None
+        first, last = messages[self.unit.start], messages[self.unit.stop - 1]
+        head, length = (
+            _schema_message(file.full_schema),
+            last.offset + last.num_bytes - first.offset,
+        )
+        data = pa.allocate_buffer(len(head) + length + len(_END_OF_STREAM))
+        view = memoryview(data).cast("B")
+        view[: len(head)], view[-len(_END_OF_STREAM) :] = head, _END_OF_STREAM
+        file.source.read_into(first.offset, view[len(head) : -len(_END_OF_STREAM)])
+        chosen = [file.names.index(name) for name in file.columns]
+        options = pa.ipc.IpcReadOptions(
+            included_fields=chosen if len(chosen) < len(file.names) else None
+        )
+        try:
+            table = pa.ipc.open_stream(data, options=options).read_all()
+            validate(table, file.options)
+        except _DECODE_ERRORS:
+            return None
+        return table
+
+    def _one_by_one(self) -> Iterator[pa.RecordBatch]:
+        file, messages, opened = self.file, self.file.messages() or [], None
         for index in range(self.unit.start, self.unit.stop):
             with _named(file.label, f"record batch {index}"):
                 if file.num_batches is not None:
@@ -343,11 +383,13 @@ class _BatchRange:
                     batch = pa.ipc.read_record_batch(pa.ipc.read_message(opened), file.full_schema)
                 batch = batch.select(file.columns)
                 validate(batch)
-                held.append(batch)
-            size += batch.get_total_buffer_size()
-            if size >= block_bytes or index == self.unit.stop - 1:
-                yield from _slices(pa.Table.from_batches(held), size, block_bytes)
-                held, size = [], 0
+            yield batch
+
+
+@lru_cache(maxsize=64)
+def _schema_message(schema: pa.Schema) -> bytes:
+    """What a stream of batches begins with."""
+    return bytes(schema.serialize())
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,11 +499,13 @@ def _header(data: bytes) -> tuple[int, int, int]:
     message = _number(data, "<I", 0)
     kind, body = _place(data, message, 1), _place(data, message, 3)
     kind, body = kind and _number(data, "<B", kind), body and _number(data, "<q", body)
+    header = _place(data, message, 2)
+    first = _place(data, header + _number(data, "<I", header), 0)
+    if kind == _SCHEMA_MESSAGE and first and _number(data, "<H", first):
+        raise struct.error("another order of bytes")
     if kind != _RECORD_BATCH_MESSAGE:
         return kind, body, 0
-    header = _place(data, message, 2)
-    rows = _place(data, header + _number(data, "<I", header), 0)
-    return kind, body, rows and _number(data, "<q", rows)
+    return kind, body, first and _number(data, "<q", first)
 
 
 def _place(data: bytes, table: int, index: int) -> int:

@@ -163,7 +163,7 @@ class CsvFile:
     def kernels(self, data: bytes, start: int, stop: int) -> Any:
         """Those for ``data[start:stop]``, where both marks are single bytes."""
         is_ascii = max(self.marks) < 128
-        return loaded_kernels(data, start, stop, self.options) if is_ascii else None
+        return loaded_kernels(len(data), stop - start, self.options) if is_ascii else None
 
     def line_at(self, offset: int) -> int:
         return line_at(self.source, self.compression, offset)

@@ -35,7 +35,8 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, held_bytes
 from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
 from fast_axolotl.reading.json_kernel import read_known
-from fast_axolotl.reading.lines import KernelLoader, check_utf8
+from fast_axolotl.reading.kernel_loader import KernelLoader
+from fast_axolotl.reading.lines import check_utf8
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
 __all__ = ["JsonBlock"]
@@ -140,9 +141,10 @@ def _parse(
     try:
         check_utf8(rows.data, rows.start, rows.stop)  # which pyarrow's JSON parser does not
         if rows.one_per_line and schema is not None:
-            span = rows.data, rows.start, rows.stop
-            if kernels := _loader.loaded(*span, options):
-                table = read_known(kernels, *span, schema, (num_rows, most_bytes))
+            length = rows.stop - rows.start
+            if kernels := _loader.loaded(len(rows.data), length, options):
+                most = num_rows, most_bytes
+                table = read_known(kernels, rows.data, rows.start, rows.stop, schema, most)
                 if table is not None:
                     return table
         if _may_be_deep(rows):

@@ -10,22 +10,17 @@ Plain text is a row per line, in one column ``text``. Lines end at ``\\n`` or ``
 removed; an empty line is an empty row; a last line without an end counts. The column is built with
 a handful of numpy passes over the bytes, or by a kernel, no Python per line.
 
-Kernels (``kernels.lines``) are several times as fast as numpy, but loading them takes as long as
-reading 100 MB without. So a thread loads them once a process has read ``_KERNEL_BYTES``, and they
-are used as soon as they are there. The rows are the same either way.
+Kernels (``kernels.lines``) are several times as fast as numpy, and used as soon as they are loaded
+(see ``kernel_loader``). The rows are the same either way.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +28,13 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
+from fast_axolotl.reading.kernel_loader import KernelLoader, loaded_utf8
 from fast_axolotl.reading.storage import Source, check_record, open_chunks
+from fast_axolotl.reading.validation import validate_text
 
 __all__ = [
     "BOM",
     "MOST_BLOCK_BYTES",
-    "KernelLoader",
     "LineFile",
     "Lines",
     "TextFile",
@@ -67,9 +63,6 @@ _PROBE_SHARE = 16
 """The end of a range's last line is looked for in so small a part of the range's length, first."""
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
-_KERNEL_BYTES = 64 * 1024 * 1024
-_KERNEL_BLOCK_BYTES = 8 * 1024 * 1024
-"""Blocks are that large from a memory budget of 256 MiB on; numba itself takes 110 MB."""
 
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 
@@ -83,43 +76,6 @@ class Lines(NamedTuple):
     start: int
     stop: int
     offset: int
-
-
-class KernelLoader:
-    """Loads a module of kernels beside the reading, once that has proved to be worth it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.kernels: Any = None
-        self._num_bytes = 0
-        self._turns = [self._load]
-        """Who takes it out starts the thread; no lock, since a forked child might find it held."""
-
-    def loaded(self, data: bytes, start: int, stop: int, options: ReadOptions | None = None) -> Any:
-        """The module where it is loaded and can work on ``data[start:stop]``, else ``None``.
-
-        The bytes count towards loading only with ``options`` of a memory budget that has room.
-        """
-        is_worth_it = options is not None and options.block_bytes >= _KERNEL_BLOCK_BYTES
-        if self.kernels is None and is_worth_it:
-            self._num_bytes += stop - start
-            if self._num_bytes >= _KERNEL_BYTES and self._turns:
-                # RuntimeError: the interpreter is about to exit.
-                with suppress(IndexError, RuntimeError):
-                    thread = threading.Thread(target=self._turns.pop(), name="fast-axolotl-kernels")
-                    # A child that is forked while this one compiles would wait for it for ever.
-                    os.register_at_fork(before=thread.join)
-                    thread.start()
-        kernels = self.kernels
-        return kernels if kernels is None or kernels.PADDING <= len(data) < 2**31 else None
-
-    def _load(self) -> None:
-        kernels = importlib.import_module(f"fast_axolotl.kernels.{self._name}")
-        for name in kernels.__all__:
-            compile_kernel = getattr(getattr(kernels, name), "compile", None)
-            if compile_kernel is not None:
-                compile_kernel()
-        self.kernels = kernels
 
 
 _loader = KernelLoader("lines")
@@ -143,7 +99,7 @@ def line_at(source: Source, compression: str | None, offset: int) -> int:
 def count_newlines(data: bytes, start: int, stop: int) -> int:
     """Several times faster than ``bytes.count``: in pieces that stay in the processor's cache."""
     raw = np.frombuffer(data, dtype=np.uint8)
-    if kernels := loaded_kernels(data, start, stop):  # alone it is not worth loading them
+    if kernels := loaded_kernels(len(data)):  # alone it is not worth loading them
         return int(kernels.count_byte(raw, start, stop, _NEWLINE))
     raw = raw[start:stop]
     pieces = (raw[at : at + _PROBE_BYTES] for at in range(0, len(raw), _PROBE_BYTES))
@@ -151,7 +107,10 @@ def count_newlines(data: bytes, start: int, stop: int) -> int:
 
 
 def check_utf8(data: bytes, start: int, stop: int) -> None:
-    """Raises ``pa.ArrowInvalid`` where bytes are not UTF-8; Arrow looks at some GB a second."""
+    """Raises ``pa.ArrowInvalid`` where bytes are not UTF-8."""
+    kernels = loaded_utf8(len(data))
+    if kernels and kernels.is_utf8(np.frombuffer(data, np.uint8), start, stop):
+        return
     offsets = pa.py_buffer(np.array([start, stop], dtype=np.int64))
     buffers = [None, offsets, pa.py_buffer(data)]
     pa.Array.from_buffers(pa.large_string(), 1, buffers).validate(full=True)
@@ -274,7 +233,7 @@ class _TextBlock:
         lines = self.load()
         array = _split(lines, self.file.options)
         try:
-            array.validate(full=True)
+            validate_text(array)
             return Decoded(pa.Table.from_arrays([array], schema=_TEXT_SCHEMA))
         except pa.ArrowInvalid:
             pass
@@ -302,7 +261,7 @@ class _TextBlock:
 def _split(lines: Lines, options: ReadOptions) -> pa.Array:
     """A string array of the lines without their ends; not yet checked to be UTF-8."""
     data, start, stop, _ = lines
-    if kernels := loaded_kernels(data, start, stop, options):
+    if kernels := loaded_kernels(len(data), stop - start, options):
         raw = np.frombuffer(data, dtype=np.uint8)
         offsets = np.empty(kernels.count_byte(raw, start, stop, _NEWLINE) + 2, dtype=np.int32)
         text = pa.allocate_buffer(stop - start + kernels.PADDING)

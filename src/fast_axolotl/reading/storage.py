@@ -101,6 +101,17 @@ class Source:
             self._check_size(offset + len(data))
         return data
 
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fills memory of pyarrow, which is used again where that of ``bytes`` is not."""
+        if self.remote is not None:
+            target[:] = self.read_at(offset, len(target))
+            return
+        with self.open_arrow() as file, translate_os_errors(self.path):
+            file.seek(offset)
+            length = file.readinto(target)
+        if length < len(target):
+            self._check_size(offset + length)
+
     def open_arrow(
         self,
         most_ahead: int = _AHEAD_BYTES,

@@ -1,9 +1,10 @@
 """Full validation of Arrow data, faster for large columns of text.
 
 ``validate(full=True)`` of pyarrow looks at every value of text on its own. Here text is first
-validated as bytes, so that pyarrow still checks every offset, null count and nested length; then
-only blocks that hold a byte beyond ASCII are checked as UTF-8. That takes less than half of the
-time for a row group of 10 MB of English text, and as long as before for Chinese.
+validated as bytes, so that pyarrow still checks every offset, null count and nested length. Then a
+kernel checks that it is UTF-8, if one is loaded. Without it, only blocks that hold a byte beyond
+ASCII are checked: that takes less than half of the time for a row group of 10 MB of English text,
+and as long as before for Chinese.
 
 This proves that data is valid and never that it is not: whatever it cannot prove (an unusual type,
 a character cut in two, a null with odd bytes behind it) goes to ``validate(full=True)``, which has
@@ -19,25 +20,34 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["validate"]
+from fast_axolotl.reading.blocks import ReadOptions
+from fast_axolotl.reading.kernel_loader import loaded_utf8
+
+__all__ = ["validate", "validate_text"]
 
 _SMALL_BYTES = 2 * 1024 * 1024
-"""Below this the calls from Python take as long as they save."""
+"""Below this the calls from Python take as long as they save, most of all with other threads."""
+
+_SMALL_KERNEL_BYTES = 256 * 1024
+"""The same where text is checked by a kernel."""
 
 _BLOCK_BYTES = 4096
 _MOST_BLOCKS_BEYOND_ASCII = 0.3
 """Where more blocks hold such characters, checking them one by one saves nothing."""
 
 
-def validate(data: pa.Table | pa.RecordBatch) -> None:
-    """The same as ``data.validate(full=True)``."""
-    if data.get_total_buffer_size() < _SMALL_BYTES:
+def validate(data: pa.Table | pa.RecordBatch, options: ReadOptions | None = None) -> None:
+    """The same as ``data.validate(full=True)``; ``options`` are those of an Arrow file."""
+    num_bytes = data.get_total_buffer_size()
+    small = _SMALL_KERNEL_BYTES if loaded_utf8(num_bytes, options) else _SMALL_BYTES
+    num_chunks = max((getattr(column, "num_chunks", 1) for column in data.columns), default=1)
+    if num_bytes < small * max(1, num_chunks):
         data.validate(full=True)
         return
     data.validate()
     for column in data.columns:
         for array in getattr(column, "chunks", (column,)):
-            if not _is_valid(array):
+            if not _is_valid(array, small):
                 try:
                     array.validate(full=True)
                 except pa.ArrowException:
@@ -45,10 +55,18 @@ def validate(data: pa.Table | pa.RecordBatch) -> None:
                     raise
 
 
-def _is_valid(array: pa.Array) -> bool:
+def validate_text(array: pa.Array) -> None:
+    """The same as ``array.validate(full=True)`` for text with valid offsets and without nulls."""
+    _, offsets, data = array.buffers()
+    kernels = loaded_utf8(len(data or b""))
+    if not kernels or not kernels.are_utf8(np.frombuffer(data, np.uint8), _offsets(array, offsets)):
+        array.validate(full=True)
+
+
+def _is_valid(array: pa.Array, small: int) -> bool:
     """True where the array is valid; false where that is not certain."""
     kind = _without_text(array.type)
-    if kind is None or array.get_total_buffer_size() < _SMALL_BYTES:
+    if kind is None or array.get_total_buffer_size() < small:
         return False
     try:
         array.view(kind).validate(full=True)
@@ -96,14 +114,15 @@ def _is_utf8(array: pa.Array) -> bool:
     """
     _, buffer, data = array.buffers()
     text = np.frombuffer(data or b"", np.uint8)
-    if _is_ascii(text):
+    if not len(text):
         return True
+    offsets = _offsets(array, buffer)
+    if kernels := loaded_utf8(len(text)):
+        return bool(kernels.are_utf8(text, offsets))
     highest = np.maximum.reduceat(text, np.arange(0, len(text), _BLOCK_BYTES))
     (blocks,) = (highest >= 0x80).nonzero()
-    if len(blocks) > _MOST_BLOCKS_BEYOND_ASCII * len(highest):
-        return False
-    width = np.int32 if pa.types.is_string(array.type) else np.int64
-    offsets = np.frombuffer(buffer, width)[array.offset : array.offset + len(array) + 1]
+    if not len(blocks) or len(blocks) > _MOST_BLOCKS_BEYOND_ASCII * len(highest):
+        return not len(blocks)
     # No value may begin inside a character, which a text of several values would not show.
     begins = text.take(offsets[:-1], mode="clip")
     if not (_is_ascii(begins) or (begins & 0xC0 != 0x80).all()):
@@ -120,6 +139,11 @@ def _is_utf8(array: pa.Array) -> bool:
     buffers = [pa.py_buffer(b"\x55" * (len(edges) // 8 + 1)), pa.py_buffer(edges), data]
     pa.Array.from_buffers(array.type, len(edges) - 1, buffers).validate(full=True)
     return True
+
+
+def _offsets(array: pa.Array, buffer: pa.Buffer) -> np.ndarray[Any, Any]:
+    width = np.int32 if pa.types.is_string(array.type) else np.int64
+    return np.frombuffer(buffer, width)[array.offset : array.offset + len(array) + 1]
 
 
 def _is_ascii(text: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
