@@ -255,7 +255,7 @@ def test_kernels_are_loaded_after_some_bytes_and_a_fork_meanwhile_waits_for_them
     code = (
         "import os, sys\n"
         "from fast_axolotl.reading import kernel_loader, lines, open_dataset\n"
-        "kernel_loader._KERNEL_BYTES = 10_000\n"
+        "kernel_loader._COMPILE_BYTES = lines._loader._wanted_bytes = 10_000\n"
         "def rows(): return sum(batch.num_rows for batch in open_dataset(sys.argv[1]))\n"
         "assert 'numba' not in sys.modules\n"
         "assert rows() == 10_000\n"

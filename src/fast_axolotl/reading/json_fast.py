@@ -65,7 +65,8 @@ _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_loader = KernelLoader("json_rows")
+_loader = KernelLoader("json_rows", after_bytes=128 * 1024 * 1024)
+"""pyarrow is not as far behind here as with text and CSV, so loading pays later."""
 
 _KEY = re.compile(rb'"([^"]{0,128})"[ \t]*:')
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
