@@ -39,22 +39,22 @@ MOST_LINES = {
     "dedupe": 1_800,
     "errors": 130,
     "integrations": 3_640,
-    "kernels": 2_200,
+    "kernels": 2_270,
     "measure": 8_860,
     "packing": 1_300,
     "protocol": 2_930,
-    "reading": 7_700,
+    "reading": 7_720,
     "record": 3_180,
     "report": 4_880,
     "streaming": 117,
     "system": 350,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 57_520
+MOST_LINES_IN_ALL = 57_610
 MOST_FILES = 217
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 43_040
+MOST_TEST_LINES = 43_090
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

@@ -63,11 +63,22 @@ def rows(fields: Any) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def parse(text: str | bytes, schema: pa.Schema = SCHEMA, before: int = 0) -> pa.Table | None:
+def parse(
+    text: str | bytes, schema: pa.Schema = SCHEMA, before: int = 0, *, skip: bool = False
+) -> pa.Table | None:
     raw = text if isinstance(text, bytes) else text.encode()
     data = b"{" * before + raw + SPARE
     num_rows = raw.count(b"\n") + 1
-    return read_known(kernels, data, before, before + len(raw), schema, (num_rows, MOST_BYTES))
+    return read_known(
+        kernels,
+        data,
+        before,
+        before + len(raw),
+        schema,
+        most_rows=num_rows,
+        most_bytes=MOST_BYTES,
+        are_others_skipped=skip,
+    )
 
 
 def table_of(lines: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -104,6 +115,34 @@ def all_names(fields: Any) -> list[str]:
     return found
 
 
+ANYTHING = {
+    "a": [1.5, -2, True, False, None, "x" * 80, [], {}, [[{"b": 'q"\\'}]]],
+    "c d": {"e": {}},
+}
+
+
+def test_fields_that_are_not_wanted_are_skipped_if_they_are_json() -> None:
+    schema = pa.schema({"id": pa.int64()})
+    for row in ({"id": 1, **ANYTHING}, {**ANYTHING, "id": 1}, {"x": {"id": 2}, "id": 1}):
+        text = json.dumps(row)
+        assert parse(text, schema) is None
+        for line in (text, text + "\n" + text.replace(" ", ""), text.replace(":", " :\t")):
+            found = parse(line, schema, skip=True)
+            assert found is not None
+            assert found["id"].to_pylist() == [1] * (1 + line.count("\n"))
+    for bad in (
+        '{"i\\u0064":1}',
+        '{"x":[[]}',
+        '{"x":{"a"}}',
+        '{"x":{1:2}}',
+        '{"x":[1,]}',
+        '{"x":01}',
+    ):
+        assert parse(bad, schema, skip=True) is None
+    deep = "[" * 100 + "]" * 100
+    assert parse(f'{{"x":{deep}}}', schema, skip=True) is None
+
+
 @given(
     place=st.integers(0, 400),
     change=st.sampled_from([*'{}[]",:\\ \n\t0-+.eEtfnul/é\x00\x1f', "", '""', "null", "\\u", ", "]),
@@ -116,10 +155,11 @@ def test_text_that_was_changed_anywhere_is_read_as_json_or_not_at_all(
     text = json.dumps(row) + "\n" + json.dumps(ROW)
     place %= len(text)
     text = text[:place] + change + text[place + cut :]
-    found = parse(text)
-    if found is not None:
-        written = [json.loads(line) for line in text.split("\n") if line.strip()]
-        assert found.equals(table_of(written, SCHEMA))
+    for schema, skip in ((SCHEMA, False), (pa.schema([SCHEMA.field("ok")]), True)):
+        found = parse(text, schema, skip=skip)
+        if found is not None:
+            written = [json.loads(line) for line in text.split("\n") if line.strip()]
+            assert found.equals(table_of(written, schema))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +256,8 @@ def test_room_for_items_grows_until_they_fit_and_no_further_than_allowed() -> No
         assert found is not None
         assert found.to_pylist() == [row]
     many = b'{"ids":[' + b"1," * 100_000 + b"1]}" + SPARE
-    assert read_known(kernels, many, 0, len(many) - len(SPARE), schema, (1, 1 << 16)) is None
+    end = len(many) - len(SPARE)
+    assert read_known(kernels, many, 0, end, schema, most_rows=1, most_bytes=1 << 16) is None
 
 
 @pytest.mark.parametrize(
@@ -254,11 +295,11 @@ def test_files_read_alike_with_and_without_the_kernel(
     tables = []
     for module in (None, kernels):
         monkeypatch.setattr(json_fast._loader, "kernels", module)
-        batches = list(open_dataset(path, batch_size=100, infer="scan"))
-        tables.append(pa.Table.from_batches(batches))
-    plain, fast = tables
-    assert plain.equals(fast)
-    assert fast.num_rows == 4_000
+        for columns in (None, ["messages", "id"]):
+            batches = list(open_dataset(path, batch_size=100, columns=columns, infer="scan"))
+            tables.append(pa.Table.from_batches(batches))
+    assert tables[:2] == tables[2:]
+    assert [table.num_rows for table in tables] == [4_000] * 4
 
 
 def test_a_broken_line_is_named_alike_with_and_without_the_kernel(

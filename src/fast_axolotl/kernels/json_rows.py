@@ -55,6 +55,7 @@ OTHER, FULL = -1, -2
 LONG = 2
 """The flag of a number that takes more digits than are exact here: its value is where it is."""
 
+_SKIPPED = -1
 _MOST_DEPTH = 64
 _MOST_DIGITS = 18
 _EXACT = 2**53
@@ -88,6 +89,7 @@ _TRUE, _FALSE, _NULL = tuple(b"true"), tuple(b"false"), tuple(b"null")
         MUTABLE_BYTES,
         MUTABLE_INT64,
         MUTABLE_INT64,
+        types.boolean,
     )
 )
 def parse_rows(
@@ -105,6 +107,7 @@ def parse_rows(
     flags: Any,
     counts: Any,
     sizes: Any,
+    are_others_skipped: bool,
 ) -> int:
     """The rows of ``data[start:stop]``, one object on each line that is not blank: their number.
 
@@ -113,7 +116,8 @@ def parse_rows(
     quotes. Its entries go to ``values[bases[i]:bases[i + 1]]`` and ``flags`` alike: 0 for a null,
     else 1 or ``LONG``. The value of a string is where it begins and ends, 32 bits each, negative if
     it has escapes; that of a list where the entries of its items end. ``floats`` are the values, as
-    floats. ``counts`` receives the entries of each node, ``sizes`` the bytes of its strings.
+    floats. ``counts`` receives the entries of each node, ``sizes`` the bytes of its strings. Fields
+    of a row that the type does not have may be skipped; they must be JSON all the same.
     """
     parents = np.empty(_MOST_DEPTH, np.int64)
     nexts = np.empty(_MOST_DEPTH, np.int64)
@@ -123,11 +127,12 @@ def parse_rows(
         depth, node = 0, 0
         while True:
             # One value, of ``node``, begins at ``at``.
-            if counts[node] >= bases[node + 1] - bases[node]:
-                return FULL
-            kind, byte = kinds[node], _byte(data, at, stop)
-            slot = bases[node] + counts[node]
-            is_open = False
+            kind, slot = _SKIPPED, 0
+            if node >= 0:
+                kind, slot = kinds[node], bases[node] + counts[node]
+                if slot >= bases[node + 1]:
+                    return FULL
+            byte, is_open = _byte(data, at, stop), False
             if kind == STRING and byte == _QUOTE:
                 end = _string_end(data, at + 1, stop)
                 if end == OTHER:
@@ -170,6 +175,10 @@ def parse_rows(
                 values[slot], flags[slot] = 0, 1
                 counts[node] += 1
                 at += 5
+            elif kind == _SKIPPED:
+                at = _skip_value(data, at, stop)
+                if at < 0:
+                    return OTHER
             elif depth and _is_word(data, at, stop, _NULL):
                 if not _put_null(node, kinds, ends, bases, values, flags, counts):
                     return FULL
@@ -215,7 +224,15 @@ def parse_rows(
                 while node < ends[parent] and not _is_key(data, at, stop, keys, key_edges, node):
                     node = ends[node]
                 if node >= ends[parent]:
-                    return OTHER
+                    end = _string_end(data, at + 1, stop)
+                    if depth > 1 or end < 0 or not are_others_skipped or data[at] != _QUOTE:
+                        return OTHER
+                    at = _skip(data, end + 1, stop, False)
+                    if _byte(data, at, stop) != _COLON:
+                        return OTHER
+                    at = _skip(data, at + 1, stop, False)
+                    node = -1
+                    continue
             bit = _ONE << np.uint64(places[node])
             if seen[depth - 1] & bit:
                 return OTHER
@@ -443,6 +460,58 @@ def _number(
     else:
         values[slot] = -number if is_negative else number
     return at
+
+
+@inlined
+def _skip_value(data: Any, at: int, stop: int) -> int:
+    """Behind a value of any type; ``OTHER`` where it is not JSON, or nested deeper than 64."""
+    values, floats, flags = np.empty(1, np.int64), np.empty(1, np.float64), np.empty(1, np.uint8)
+    depth, objects = 0, _ZERO
+    while True:
+        byte = _byte(data, at, stop)
+        is_value = True
+        if byte == _QUOTE:
+            end = _string_end(data, at + 1, stop)
+            at = OTHER if end == OTHER else (end & _LOW) + 1
+        elif byte == _MINUS or _DIGIT <= byte <= _DIGIT + 9:
+            at = _number(data, at, stop, True, values, floats, flags, 0)
+        elif byte in (_OPEN, _OPEN_LIST):
+            is_object = byte == _OPEN
+            at = _skip(data, at + 1, stop, False)
+            if _byte(data, at, stop) == (_CLOSE if is_object else _CLOSE_LIST):
+                at += 1
+            elif depth == 64:
+                return OTHER
+            else:
+                objects = (objects << _ONE) | np.uint64(is_object)
+                depth += 1
+                is_value = False
+        elif _is_word(data, at, stop, _TRUE) or _is_word(data, at, stop, _NULL):
+            at += 4
+        else:
+            at = at + 5 if _is_word(data, at, stop, _FALSE) else OTHER
+        if at < 0:
+            return OTHER
+        while depth and is_value:
+            at = _skip(data, at, stop, False)
+            byte = _byte(data, at, stop)
+            at += 1
+            if byte == _COMMA:
+                at = _skip(data, at, stop, False)
+                is_value = False
+            elif byte == (_CLOSE if objects & _ONE else _CLOSE_LIST):
+                objects >>= _ONE
+                depth -= 1
+            else:
+                return OTHER
+        if not depth:
+            return at
+        if objects & _ONE:
+            end = _string_end(data, at + 1, stop) if _byte(data, at, stop) == _QUOTE else OTHER
+            at = _skip(data, (end & _LOW) + 1, stop, False)
+            if end == OTHER or _byte(data, at, stop) != _COLON:
+                return OTHER
+            at = _skip(data, at + 1, stop, False)
 
 
 @inlined

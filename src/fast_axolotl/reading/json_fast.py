@@ -144,8 +144,16 @@ def _parse(
         if rows.one_per_line and schema is not None:
             length = rows.stop - rows.start
             if kernels := _loader.loaded(len(rows.data), length, options):
-                most = num_rows, most_bytes
-                table = read_known(kernels, rows.data, rows.start, rows.stop, schema, most)
+                table = read_known(
+                    kernels,
+                    rows.data,
+                    rows.start,
+                    rows.stop,
+                    schema,
+                    most_rows=num_rows,
+                    most_bytes=most_bytes,
+                    are_others_skipped=options.columns is not None,
+                )
                 if table is not None:
                     return table
         if _may_be_deep(rows):

@@ -56,16 +56,24 @@ class _Shape:
 
 
 def read_known(
-    kernels: Any, data: bytes, start: int, stop: int, schema: pa.Schema, most: tuple[int, int]
+    kernels: Any,
+    data: bytes,
+    start: int,
+    stop: int,
+    schema: pa.Schema,
+    *,
+    most_rows: int,
+    most_bytes: int,
+    are_others_skipped: bool = False,
 ) -> pa.Table | None:
     """The rows of valid UTF-8, one object on each line; ``None`` where the kernel gave up.
 
-    ``most`` are the rows there can be, and the bytes that the kernel may use.
+    There are ``most_rows`` at most, for which the kernel may use ``most_bytes``. Fields of a row
+    that the schema does not have may be skipped.
     """
     shape = _shape_of(schema)
     if shape is None:
         return None
-    most_rows, most_bytes = most
     raw = np.frombuffer(data, np.uint8)
     counts, sizes = np.zeros((2, len(shape.kinds)), np.int64)
     for attempt in range(_ATTEMPTS):
@@ -91,6 +99,7 @@ def read_known(
             flags,
             counts,
             sizes,
+            are_others_skipped,
         )
         if num_rows != kernels.FULL:
             break
@@ -212,8 +221,8 @@ def _shape_of(schema: pa.Schema) -> _Shape | None:
         ends.append(node + 1)
         if pa.types.is_struct(kind):
             kinds.append(kernels.OBJECT)
-            names = [inner.name for inner in kind]
-            if len(names) > _MOST_FIELDS or len(set(names)) < len(names):
+            names = {inner.name for inner in kind if inner.nullable}
+            if kind.num_fields > _MOST_FIELDS or len(names) < kind.num_fields:
                 return False
             for index, inner in enumerate(kind):
                 text = json.dumps(inner.name, ensure_ascii=False)
@@ -223,7 +232,7 @@ def _shape_of(schema: pa.Schema) -> _Shape | None:
                     return False
         elif pa.types.is_list(kind):
             kinds.append(kernels.LIST)
-            if not add(kind.value_type, 0, b"", True, depth + 1):
+            if not kind.value_field.nullable or not add(kind.value_type, 0, b"", True, depth + 1):
                 return False
         elif kind in leaves:
             kinds.append(leaves[kind])

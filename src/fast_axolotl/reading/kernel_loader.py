@@ -3,7 +3,7 @@
 Loading takes as long as reading 100 MB of lines without them, and numba 110 MB of memory. So a
 thread loads them once a process has read ``_KERNEL_BYTES``, under a memory budget that has room,
 and they are used as soon as they are there. Where no process before has left their machine code,
-compiling takes up to five seconds, once: it begins after ``_COMPILE_BYTES``, and a process that is
+compiling takes 5 to 10 seconds, once: it begins after ``_COMPILE_BYTES``, and a process that is
 done earlier waits for it, or the next one would have to begin again. What is read is the same
 either way.
 """
