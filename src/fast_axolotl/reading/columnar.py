@@ -233,6 +233,7 @@ class _Message(NamedTuple):
     offset: int
     num_bytes: int
     num_rows: int
+    is_compressed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,24 +348,20 @@ class _BatchRange:
     def _together(self) -> pa.Table | None:
         """The batches in one read and as few calls as there can be: each call from a thread waits
         for the others. ``None`` where their place is not known or something is wrong."""
-        file, messages = self.file, self.file.messages()
-        if messages is None:
+        file, messages = self.file, (self.file.messages() or [])[self.unit.start : self.unit.stop]
+        # What a compressed batch takes is known when it is decoded, so those come one by one.
+        if not messages or any(message.is_compressed for message in messages):
             return None
-        first, last = messages[self.unit.start], messages[self.unit.stop - 1]
-        head, length = (
-            _schema_message(file.full_schema),
-            last.offset + last.num_bytes - first.offset,
-        )
+        first, head = messages[0], _schema_message(file.full_schema)
+        length = sum(message.num_bytes for message in messages)
         data = pa.allocate_buffer(len(head) + length + len(_END_OF_STREAM))
         view = memoryview(data).cast("B")
         view[: len(head)], view[-len(_END_OF_STREAM) :] = head, _END_OF_STREAM
         file.source.read_into(first.offset, view[len(head) : -len(_END_OF_STREAM)])
-        chosen = [file.names.index(name) for name in file.columns]
-        options = pa.ipc.IpcReadOptions(
-            included_fields=chosen if len(chosen) < len(file.names) else None
-        )
         try:
-            table = pa.ipc.open_stream(data, options=options).read_all()
+            table = pa.ipc.open_stream(data).read_all()
+            if len(file.columns) < len(file.names):
+                table = table.select(file.columns)
             validate(table, file.options)
         except _DECODE_ERRORS:
             return None
@@ -460,13 +457,13 @@ def _walk(source: Source, *, is_stream: bool) -> list[_Message] | None:
             )
             return found if is_whole else None
         try:
-            kind, body, rows = _header(head[8 : 8 + size])
+            kind, body, rows, is_compressed = _header(head[8 : 8 + size])
         except struct.error:
             if not len(head) - 8 < size <= room:
                 return None
             room -= size
             try:
-                kind, body, rows = _header(read_at(offset + 8, size))
+                kind, body, rows, is_compressed = _header(read_at(offset + 8, size))
             except struct.error:
                 return None
         end = offset + 8 + size + body
@@ -474,7 +471,7 @@ def _walk(source: Source, *, is_stream: bool) -> list[_Message] | None:
         if kind != expected or min(size, body, rows) < 0 or end > source.num_bytes:
             return None
         if has_schema:
-            found.append(_Message(offset, end - offset, rows))
+            found.append(_Message(offset, end - offset, rows, is_compressed))
             if source.remote and source.num_bytes > _MOST_REMOTE_HEADERS * (end - offset):
                 return None
         offset, has_schema = end, True
@@ -494,18 +491,20 @@ def _indexed(read_at: Callable[[int, int], bytes], num_bytes: int) -> list[int] 
         return None
 
 
-def _header(data: bytes) -> tuple[int, int, int]:
-    """Type, length of the body and rows of an Arrow message, which is a flatbuffer."""
+def _header(data: bytes) -> tuple[int, int, int, bool]:
+    """Type, length of the body, rows and compression of an Arrow message, which is a flatbuffer."""
     message = _number(data, "<I", 0)
     kind, body = _place(data, message, 1), _place(data, message, 3)
     kind, body = kind and _number(data, "<B", kind), body and _number(data, "<q", body)
     header = _place(data, message, 2)
-    first = _place(data, header + _number(data, "<I", header), 0)
+    table = header + _number(data, "<I", header)
+    first = _place(data, table, 0)
     if kind == _SCHEMA_MESSAGE and first and _number(data, "<H", first):
         raise struct.error("another order of bytes")
     if kind != _RECORD_BATCH_MESSAGE:
-        return kind, body, 0
-    return kind, body, first and _number(data, "<q", first)
+        return kind, body, 0, False
+    rows, is_compressed = first and _number(data, "<q", first), _place(data, table, 3) > 0
+    return kind, body, rows, is_compressed
 
 
 def _place(data: bytes, table: int, index: int) -> int:
