@@ -227,6 +227,37 @@ def races(title: str, names: Sequence[str]) -> list[str]:
     return lines if len(lines) > 2 else []
 
 
+def stages(name: str) -> list[str]:
+    """Where the time and the memory of a command went, of Axolotl and of ours."""
+    found = newest(name)
+    if found is None:
+        return []
+    file, result = found
+    lines = []
+    for case in result["cases"]:
+        by_name = {item["name"]: item for item in case["measurements"]}
+        names = [key.partition(": ")[2] for key in by_name if key.startswith("Axolotl: ")]
+        rows = []
+        for stage in names:
+            cells = [stage]
+            for arm in ("Axolotl", "fast-axolotl"):
+                item = by_name.get(f"{arm}: {stage}", {"seconds": [], "values": {}})
+                cells.append(figure_seconds(median(item["seconds"])) if item["seconds"] else "–")
+                # Imports happen again and again, so they have no peak of their own.
+                holder = by_name[arm] if stage == "whole process" else item
+                peak = holder["values"].get("peak_bytes") if stage != "imports" else None
+                cells.append(f"{peak / 1e6:,.0f} MB" if peak else "–")
+            rows.append(cells)
+        lines += [
+            f"**{case['rows']:,} rows by stage** ([{file}](benchmarks/results/{file})): time of "
+            "the main process, and peak memory of all processes where a stage is long enough for "
+            "samples. Pages of mapped files count.",
+            "",
+            *table(["stage", "Axolotl", "memory", "fast-axolotl", "memory"], rows),
+        ]
+    return lines
+
+
 def figure_seconds(seconds: float) -> str:
     return f"{seconds:,.1f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
 
@@ -271,6 +302,8 @@ def make_page() -> str:
             "The whole `axolotl preprocess` command",
             ("preprocess-command-20k", "preprocess-command-200k", "preprocess-command-1m"),
         ),
+        stages("preprocess-command-200k"),
+        stages("preprocess-command-1m"),
         races("Axolotl, imports not counted", ("axolotl", "axolotl-functions")),
         races("TRL's data preparation", ("trl-prepare-sft-chat", "trl-prepare-dpo")),
         missed(),
