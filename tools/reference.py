@@ -163,7 +163,8 @@ def _find(module: Path, name: str) -> tuple[Definition, Path] | None:
     definitions = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            definitions.append(node)
+            if not _is_overload(node):
+                definitions.append(node)
         elif isinstance(node, ast.ImportFrom):
             imports += [
                 (node.module or "", x.name) for x in node.names if name in (x.asname, x.name)
@@ -196,7 +197,7 @@ def _document(full: str, node: Definition, path: Path) -> list[str]:
     return lines
 
 
-def _is_overload(node: ast.FunctionDef) -> bool:
+def _is_overload(node: Definition) -> bool:
     return any(ast.unparse(mark).endswith("overload") for mark in node.decorator_list)
 
 
