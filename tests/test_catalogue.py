@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 from fast_axolotl.record import RunSummary
-from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, figures_table
+from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY
 from fast_axolotl.record.units import format_value
 
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
@@ -40,8 +41,27 @@ def test_units_are_ones_that_a_value_can_be_written_in() -> None:
     assert written == ["1 GB", "1 GB/s", "1 GFLOP", "yes"]
 
 
-def test_the_documentation_shows_the_catalogue_and_names_every_field() -> None:
+def test_the_documentation_explains_every_figure_in_short_sentences() -> None:
+    """What it tells, how it is measured, when it is blank or misleading: a paragraph each."""
     text = DOCS.read_text(encoding="utf-8")
-    shown = text.partition("<!-- figures -->\n")[2].partition("<!-- /figures -->")[0]
-    assert shown == figures_table(), "write figures_table() between the markers of docs/metrics.md"
+    sections = {}
+    for title, body in re.findall(r"(?ms)^#### (.+?)\n\n(.+?)(?=\n#|\Z)", text):
+        sections |= dict.fromkeys(re.findall(r"`(\w+)`", title), body.strip())
+    assert set(sections) == set(FIGURES)
+    directions = {"higher": "; higher is better.", "lower": "; lower is better.", "": "."}
+    for name, figure in FIGURES.items():
+        tells, method, caveat = (" ".join(part.split()) for part in sections[name].split("\n\n"))
+        label = figure.label if "Label: " in tells else figure.label.split(", ")[-1]
+        assert re.search(rf"Labels?: .*[*]([^*]*, )?{re.escape(label)}[*]", tells), name
+        unit = "percent" if figure.unit == "share" else figure.unit
+        assert tells.endswith(f" Unit: {unit}{directions[figure.better]}"), name
+        assert method.startswith("**How it is measured.** "), name
+        assert caveat.startswith("**When it is blank or misleading.** "), name
+        assert figure.missing in caveat or figure.missing == "not recorded", name
+        for sentence in re.split(r"[.] ", f"{tells} {method} {caveat}"):
+            assert len(sentence.split()) <= 30, sentence
+
+
+def test_the_documentation_names_every_field() -> None:
+    text = DOCS.read_text(encoding="utf-8")
     assert [item.name for item in fields(RunSummary) if f"`{item.name}`" not in text] == []

@@ -87,36 +87,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+_PANELS = {
+    "Measure and accelerate a run": (
+        (measure, MEASURE_EXAMPLES), (run, RUN_EXAMPLES), (show, SHOW_EXAMPLES),
+        (report, REPORT_EXAMPLES), (watch, WATCH_EXAMPLES), (status, STATUS_EXAMPLES),
+        (doctor, DOCTOR_EXAMPLES),
+    ),
+    "Prove a difference": (
+        (demo, DEMO_EXAMPLES), (protocol, PROTOCOL_EXAMPLES), (compare, COMPARE_EXAMPLES),
+    ),
+    "Work on data": (
+        (read, READ_EXAMPLES), (dedupe, DEDUPE_EXAMPLES), (pack, PACK_EXAMPLES),
+        (prepare, PREPARE_EXAMPLES), (warmup, WARMUP_EXAMPLES),
+    ),
+    "Plan the next run": (
+        (plan, PLAN_EXAMPLES), (batch, BATCH_EXAMPLES), (scale, SCALE_EXAMPLES),
+        (trace, TRACE_EXAMPLES),
+    ),
+}  # fmt: skip
+"""The commands as the help groups them, with their examples."""
 # What follows the first word belongs to the command that is run, flags included.
 _OF_A_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-_MEASURE, _DATA, _PROVE, _PLAN = (
-    "Measure and accelerate a run",
-    "Work on data",
-    "Prove a difference",
-    "Plan the next run",
-)
-app.command(epilog=MEASURE_EXAMPLES, rich_help_panel=_MEASURE, context_settings=_OF_A_COMMAND)(
-    measure
-)
-app.command(epilog=RUN_EXAMPLES, rich_help_panel=_MEASURE, context_settings=_OF_A_COMMAND)(run)
-app.command(epilog=SHOW_EXAMPLES, rich_help_panel=_MEASURE)(show)
-app.command(epilog=REPORT_EXAMPLES, rich_help_panel=_MEASURE)(report)
-app.command(epilog=WATCH_EXAMPLES, rich_help_panel=_MEASURE)(watch)
-app.command(epilog=STATUS_EXAMPLES, rich_help_panel=_MEASURE)(status)
-app.command(epilog=DOCTOR_EXAMPLES, rich_help_panel=_MEASURE)(doctor)
-app.command(epilog=DEMO_EXAMPLES, rich_help_panel=_PROVE)(demo)
-app.command(epilog=PROTOCOL_EXAMPLES, rich_help_panel=_PROVE)(protocol)
-app.command(epilog=COMPARE_EXAMPLES, rich_help_panel=_PROVE)(compare)
-app.add_typer(bench_app, name="bench", cls=_Group, rich_help_panel=_PROVE)
-app.command(epilog=READ_EXAMPLES, rich_help_panel=_DATA)(read)
-app.command(epilog=DEDUPE_EXAMPLES, rich_help_panel=_DATA)(dedupe)
-app.command(epilog=PACK_EXAMPLES, rich_help_panel=_DATA)(pack)
-app.command(epilog=PREPARE_EXAMPLES, rich_help_panel=_DATA)(prepare)
-app.command(epilog=WARMUP_EXAMPLES, rich_help_panel=_DATA)(warmup)
-app.command(epilog=PLAN_EXAMPLES, rich_help_panel=_PLAN)(plan)
-app.command(epilog=BATCH_EXAMPLES, rich_help_panel=_PLAN)(batch)
-app.command(epilog=SCALE_EXAMPLES, rich_help_panel=_PLAN)(scale)
-app.command(epilog=TRACE_EXAMPLES, rich_help_panel=_PLAN)(trace)
+for _panel, _commands in _PANELS.items():
+    for _command, _examples in _commands:
+        _settings = _OF_A_COMMAND if _command in (measure, run) else None
+        app.command(epilog=_examples, rich_help_panel=_panel, context_settings=_settings)(_command)
+app.add_typer(bench_app, name="bench", cls=_Group, rich_help_panel="Prove a difference")
 
 
 def main() -> None:

@@ -135,6 +135,6 @@ def plan_demo(data: Path, pairs: int = _PAIRS) -> Plan:
     program = [sys.executable, "-m", "fast_axolotl.cli.demo_arm"]
     plain, fast = (shlex.join([*program, arm, str(data), steps]) for arm in ("plain", "fast"))
     plan = plan_commands(plain, fast, pairs=pairs, warmup=1, data_path=str(data))
-    texts = ("rows read by json and lists, in Python", "rows read by fast-axolotl")
+    texts = ("rows read in plain Python (json and lists)", "rows read by fast-axolotl")
     arms = tuple(replace(arm, text=text) for arm, text in zip(plan.arms, texts, strict=True))
     return replace(plan, title="the demo: one model, two readers", arms=arms)

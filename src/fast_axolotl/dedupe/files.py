@@ -117,7 +117,7 @@ def dedupe_files(
         report: A file, in one of these formats, that lists each dropped row and its first copy.
         overwrite: Replace ``output`` and ``report`` if they exist.
         memory_budget: Memory for this work in bytes, on top of what the process already uses.
-        num_threads: Decode threads; 0 uses all available processors.
+        num_threads: Decode threads; 0 uses all available CPU cores.
         temp_dir: Where data spills beyond the memory budget; by default next to ``output``.
         progress: Called after every batch.
         read_options: For ``open_dataset``: ``format``, ``split``, ``json_field``, ``on_error``, ….

@@ -68,7 +68,7 @@ def parallel_hash_rows(
 ) -> list[str] | pa.Array | pa.ChunkedArray:
     """The SHA-256 digest of every row, in order.
 
-    Uses up to ``num_threads`` threads, 0 for all available processors; short rows of a list do not
+    Uses up to ``num_threads`` threads, 0 for all available CPU cores; short rows of a list do not
     gain from threads and use one.
 
     A list or iterable of ``str`` and ``bytes`` gives a list of hex digests. An Arrow column of text

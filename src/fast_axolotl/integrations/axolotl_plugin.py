@@ -142,7 +142,7 @@ class FastAxolotlPlugin(BasePlugin):
         return f"{__name__}.FastAxolotlArgs"
 
     def register(self, cfg: Any) -> None:
-        """Install, or not, as the configuration says; one line on stderr tells."""
+        """Install the replacements if the configuration allows it; a line on stderr says so."""
         name_unknown_keys(cfg)
         if cfg.get("fast_axolotl") is False:
             uninstall()
@@ -163,7 +163,7 @@ class FastAxolotlPlugin(BasePlugin):
         return [MeterCallback(**asdict(wanted), settings=recorded_settings(cfg))]
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
-        """What writes the position of our reader into the checkpoints, where it reads."""
+        """The callback that writes the position of our reader into checkpoints, if it is in use."""
         states = {patch.state for patch in status().patches if patch.name == "resume"}
         if not cfg.get("dataset_use_rust_streaming") or states != {"active"}:
             return []

@@ -69,7 +69,7 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Perhaps an optimizer step ended."""
+        """Report an optimizer step, if one has ended."""
         if self.meter is None or self._watch is None or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
@@ -79,19 +79,19 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
 
     @never_raises
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Validation is no training."""
+        """Begin a span: validation is not training."""
         if self._watch is not None and not self._span_name:
             self._begin_span("evaluate")
 
     @never_raises
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Training goes on."""
+        """End the span of the validation."""
         self._end_span()
 
     @never_raises
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """The next epoch's first batch is waited for: Lightning counts batches, and may never find
-        a loader exhausted."""
+        """Begin the wait for the first batch of the next epoch: Lightning counts batches, and may
+        never find a loader exhausted."""
         if self.meter is not None and self._watch is not None:
             self.meter.wait_begin()
 

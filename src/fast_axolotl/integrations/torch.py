@@ -82,7 +82,7 @@ class TorchDataset(IterableDataset[Any]):
             dimensions ``tp``, ``cp``, ``sp`` and ``pp`` read the same rows.
         epoch: Changes the shuffle; see ``set_epoch``.
         num_workers: Workers of the loader; used only by ``len()``, which needs ``even``.
-        num_threads: Decode threads per worker; 0 divides the processors among the workers.
+        num_threads: Decode threads per worker; 0 divides the CPU cores among the workers.
         options: The other keywords of ``open_dataset``; for a mix also ``stop`` and
             ``source_column``. The memory budget is that of one worker; the sources of a mix share
             it and the threads.
@@ -172,8 +172,7 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_EPOCH] = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of this process's next batch; with workers, save the loader's state "
-        "instead."""
+        """The position of this process's next batch. With workers, save the loader's state."""
         loader = _find_loader(self)
         if loader is not None and not loader.use_stateful_dataloader:
             raise UsageError(

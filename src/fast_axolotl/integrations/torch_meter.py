@@ -52,7 +52,7 @@ def watch_torch(
 ) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
-    The arguments are those of ``TorchWatch``; ``optimizers`` is off where something else reports.
+    The arguments are those of ``TorchWatch``; ``optimizers=False`` if something else reports steps.
     """
     watch = TorchWatch(
         meter, optimizers=optimizers, profile_steps=profile_steps, profile_every=profile_every

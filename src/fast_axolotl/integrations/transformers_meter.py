@@ -97,19 +97,19 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
 
     @never_raises
     def on_epoch_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """The next epoch's first batch is waited for."""
+        """Begin the wait for the first batch of the next epoch."""
         if self.meter is not None and self._watch is not None:
             self._end_span()
             self.meter.wait_begin()
 
     @never_raises
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """What the end of the last epoch had announced is over."""
+        """End the evaluation or checkpoint that the end of the last epoch announced."""
         self._end_span()
 
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """An optimizer step ended."""
+        """Report an optimizer step."""
         if self._watch is not None:
             self._watch.step()
 
@@ -117,7 +117,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any
     ) -> None:
-        """Add our figures, before anyone who reports them looks."""
+        """Add our figures to the log before other callbacks report it."""
         if logs is None or self.meter is None or self._watch is None or "loss" not in logs:
             return
         self._logged_step = state.global_step

@@ -93,16 +93,15 @@ def measure(
 ) -> Meter:
     """Start measuring into the folder ``run_dir``; use it in a ``with``, or call ``close``.
 
-    ``accumulation`` fetches count as a step until ``Meter.step`` is called for the first time; from
-    then on, and from the start with ``told_steps``, only its calls count. ``rank``, ``world_size``
-    and ``local_rank`` default to those of the launcher.
+    ``accumulation`` fetches count as a step until ``Meter.step`` is called for the first time.
+    After that, only its calls count; with ``told_steps``, only they count from the start.
+    ``rank``, ``world_size`` and ``local_rank`` default to those of the launcher.
 
-    One process of each node, that with local rank 0, also samples the processes of all ranks on
-    that node. It does not where ``sample_system`` is off, or where ``fast-axolotl run`` samples
-    them into the same folder. The disk that holds the first of ``data_paths`` is probed for at most
-    two seconds. ``peak_tflops`` is the device's, for one whose name is not known here. A record
-    that is in the folder already is kept under another name; one that another process is still
-    writing is left alone, and this one writes nothing.
+    On each node, the process with local rank 0 also samples the processes of all ranks. It does
+    not if ``sample_system`` is off, or if ``fast-axolotl run`` samples them into the same folder.
+    The disk of the first of ``data_paths`` is probed for at most two seconds. ``peak_tflops`` is
+    the peak of one GPU, if its name is not known here. A record that is already in the folder is
+    kept under another name. If another process is still writing one, this one writes nothing.
 
     ``clock``, ``wall_clock``, ``events`` and ``proc`` are there for tests.
     """
@@ -286,9 +285,9 @@ class Meter:
     def watch(self, iterable: Iterable[Any], *, replay: int = 0) -> Iterator[Any]:
         """Yield the items of ``iterable`` and time the waits for them.
 
-        With ``replay``, the last batch is yielded that many times more once the iterable is
-        exhausted: steps that wait for nothing, against which the stall is checked. Creating the
-        iterator is part of the first wait, since workers start there.
+        With ``replay``, the last batch is yielded that many more times at the end. These steps wait
+        for nothing, so that the stall can be checked against them. Creating the iterator is part of
+        the first wait, since workers start there.
         """
         self.settings(**read_loader(iterable))
         self.wait_begin()
@@ -374,8 +373,8 @@ class Meter:
 
     @_guarded
     def wait_begin(self) -> None:
-        """From here on a loop's first batch is waited for: the loop before it has ended, or a
-        loader's iterator begins to be made. Ignored inside a span and a fetch."""
+        """Report that the wait for the first batch of a loop begins: the loop before has ended, or
+        the iterator of a loader is about to be created. Ignored inside a span and a fetch."""
         if not self._span_name and not self._is_fetching and not self._is_early:
             self._begin_early_wait(self._clock())
 
@@ -389,12 +388,11 @@ class Meter:
 
     @_guarded
     def backward_begin(self) -> None:
-        """A backward pass begins: the forward pass of a batch has ended.
+        """Report that a backward pass begins: the forward pass of a batch has ended.
 
-        Its time counts from the end of the fetch. Where a trainer fetches several batches and then
-        runs them one by one, the time of the second counts from the end of the backward pass
-        before it, and so on. Thus a step has the time of all its forward passes either way. A rank
-        alone has nobody to be compared with, and its passes are not timed.
+        The forward pass is timed from the end of the fetch. If a trainer fetches several batches
+        and then runs them one by one, the second is timed from the end of the backward pass before
+        it, and so on. With a single rank, there is nothing to compare, and passes are not timed.
         """
         if self._journal.world_size < 2:
             return
@@ -407,14 +405,14 @@ class Meter:
 
     @_guarded
     def backward_end(self) -> None:
-        """A backward pass has ended; the next batch may be there already."""
+        """Report that a backward pass has ended."""
         if self._batches_ahead and self._journal.world_size > 1:
             self._batches_ahead -= 1
             self._forward_start = self._clock(), self._queue.record()
 
     @_guarded
     def collective_begin(self) -> None:
-        """Ranks meet inside the forward pass, as DDP does to send buffers: that is not its time."""
+        """Report a collective inside the forward pass, as DDP has for buffers: it is not timed."""
         start = self._forward_start
         self._is_paused = start is not None and self._journal.world_size > 1
         if start is not None and self._is_paused and not self._span_name:
@@ -423,7 +421,7 @@ class Meter:
 
     @_guarded
     def collective_end(self) -> None:
-        """The forward pass goes on."""
+        """Report that the collective has ended and the forward pass continues."""
         if self._is_paused:
             self._forward_start = self._clock(), self._queue.record()
 
@@ -489,8 +487,8 @@ class Meter:
 
     @_guarded
     def settings(self, **values: Any) -> None:
-        """Note settings of the run. From ``num_workers`` and ``prefetch_factor`` follows when the
-        loader's workers are all at work."""
+        """Record settings of the run. ``num_workers`` and ``prefetch_factor`` tell how many batches
+        must be ready or requested for all workers to be busy."""
         if "data_paths" in self._journal.values:
             values.pop("data_paths", None)  # those that were given go before those that were found
         self._journal.settings(values)
@@ -503,9 +501,9 @@ class Meter:
 
     @_guarded
     def note_replacements(self) -> None:
-        """Note which functions of Axolotl this package has replaced in this process by now.
+        """Record which functions of Axolotl are replaced in this process by now.
 
-        Nothing is imported for it: where the package that replaces them is not loaded, none are.
+        It imports nothing: if the module that replaces them is not loaded, none are replaced.
         """
         replacing = sys.modules.get("fast_axolotl.axolotl")
         patches = () if replacing is None else replacing.status().patches
@@ -623,7 +621,7 @@ class Meter:
         self._fetch_event = self._span_event = self._forward_start = None
 
     def go_quiet(self) -> None:
-        """Measure nothing more and leave the record alone: what a forked child does."""
+        """Stop measuring and do not touch the record any more, as a forked child does."""
         self.is_quiet = self._is_closed = True
 
     # Inside.

@@ -49,7 +49,7 @@ class PackPlan:
     offsets: _Integers
     """Pack ``i`` is ``indices[offsets[i]:offsets[i + 1]]``; one longer than there are packs."""
     capacity: int
-    """What the lengths of one pack add up to at most, but for a length above it."""
+    """The most tokens of one pack; a longer sequence has a pack of its own."""
     method: Method
     """The method that made the plan."""
     over_long: _Integers
@@ -57,8 +57,8 @@ class PackPlan:
     total_length: int
     """The sum of all lengths."""
     lower_bound: int
-    """Packs that no plan can do with fewer than, but for ``max_rows`` and groups: the sum of the
-    lengths that fit, over the capacity, and one for each over-long one."""
+    """No plan has fewer packs: the sum of the lengths that fit ÷ the capacity, rounded up, and one
+    pack for each longer one. It does not take ``max_rows`` and groups into account."""
     efficiency: float | None
     """The share of all places that is filled, from 0 to 1; an over-long length fills one pack.
     ``None`` where there are no packs."""

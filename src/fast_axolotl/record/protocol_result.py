@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.record.catalogue import Better
+from fast_axolotl.record.catalogue import FIGURES, Better
 from fast_axolotl.record.codec import from_plain
 
 __all__ = [
@@ -220,12 +220,15 @@ class ProtocolResult:
 
     @classmethod
     def read(cls, folder: str | Path) -> ProtocolResult:
-        """Read the result of a protocol's folder."""
+        """Read the result of a protocol's folder, with the labels of today for its figures."""
         path = Path(folder) / PROTOCOL_FILE
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["schema"] != _SCHEMA:
                 raise ValueError(f"its schema is {data['schema']!r}")
+            for line in data["matrix"]["rows"]:
+                if line["name"] in FIGURES:
+                    line["label"] = FIGURES[line["name"]].label
             result = from_plain(cls, data)
             arms = len(result.matrix.arms)
             for row in result.matrix.rows:

@@ -99,12 +99,11 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Every figure of a run. ``None`` was not measured, and ``reasons`` says why. What each figure
-    means, its unit and its formula stand in ``catalogue``.
+    """Every figure of a run. A figure that is ``None`` was not measured, and ``reasons`` says why.
 
-    Rates and fractions are of the steady phase: warm-up left out, spans taken out. With several
-    ranks, tokens, samples and bytes are sums over ranks; stall and step times are those of the rank
-    that stalls most (with a dispatcher: of rank 0, which reads for all).
+    docs/metrics.md explains each figure. Rates and fractions describe the steady phase, without
+    warm-up and spans. With several ranks, tokens, samples and bytes are sums over ranks; step times
+    are those of the rank that waits longest (with a dispatcher: of rank 0, which reads for all).
     """
 
     run_dir: str
@@ -119,7 +118,7 @@ class RunSummary:
     world_size: int
     ranks: tuple[RankSummary, ...]
     deciding_rank: int | None
-    """Whose stall and step times these are; ``None`` where no rank was recorded."""
+    """The rank that causes most of the stall; ``None`` if no rank was recorded."""
     straggler_rank: int | None = None
     straggler_part: str = ""
     """What it is late with: data, compute, tokens, device clock."""
@@ -133,18 +132,18 @@ class RunSummary:
     nodes: tuple[NodeSummary, ...] = ()
     """Every machine, in the order of its ranks."""
     node: str = ""
-    """The machine whose memory, processors, disk, swap and GPUs the figures are of: where there
-    are several, the one under most pressure."""
+    """The machine whose memory, CPU, disk, swap and GPU figures these are: with several, the one
+    under most pressure."""
     replacements: tuple[str, ...] | None = None
-    """Functions of Axolotl that this package had replaced; ``None``: the record does not tell."""
+    """Functions of Axolotl that this package had replaced; ``None``: not recorded."""
 
     steps: int
     fetches: int
     warmup_steps: int
     first_steady_step: int | None
-    """The first that the figures are made of; ``None`` where there is none."""
+    """The first step that counts; ``None`` if there is none."""
     measured_seconds: float
-    """Wall of the steady phase."""
+    """Wall time of the steady phase."""
 
     stall_fraction: float | None
     stall_source: Literal["device", "host", ""]

@@ -355,7 +355,7 @@ def _describe_missing(matrix: Matrix) -> list[str]:
                 key=lambda reason: reason.startswith("no run "),
             )
             missing.setdefault(reasons[0] if reasons else "no measured run", []).append(row.label)
-    lines = [f"Not measured: {', '.join(labels)}: {reason}." for reason, labels in missing.items()]
+    lines = [f"Not measured: {'; '.join(labels)}: {reason}." for reason, labels in missing.items()]
     for at, arm in enumerate(matrix.arms):
         missing = {}
         for row in shown:
@@ -365,7 +365,7 @@ def _describe_missing(matrix: Matrix) -> list[str]:
         lines += [
             f"Nothing measured in {arm}: {reason}."
             if len(labels) == len(shown)
-            else f"Not measured in {arm}: {', '.join(labels)}: {reason}."
+            else f"Not measured in {arm}: {'; '.join(labels)}: {reason}."
             for reason, labels in missing.items()
         ]
     return lines

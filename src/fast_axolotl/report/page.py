@@ -431,7 +431,7 @@ def _matrix(report: Report) -> dict[str, Any] | None:
         "shared": shared,
         "half": min(math.log(2), max([math.log(1.1), *ends])),
         "notes": notes,
-        "missing": [f"{', '.join(labels)}: {reason}" for reason, labels in missing.items()],
+        "missing": [f"{'; '.join(labels)}: {reason}" for reason, labels in missing.items()],
     }
 
 
@@ -464,7 +464,7 @@ def _group(title: str, figures: Sequence[Row], runs: Sequence[ReportRun]) -> dic
                     missing.setdefault(reason, {})[row.label] = None
     is_all = not rows and len(missing) == 1
     reasons = [
-        f"{'All' if is_all else ', '.join(labels)}: {reason}" for reason, labels in missing.items()
+        f"{'All' if is_all else '; '.join(labels)}: {reason}" for reason, labels in missing.items()
     ]
     return {"title": title, "rows": rows, "reasons": reasons}
 

@@ -154,7 +154,7 @@ def _group_parts(summary: RunSummary, rows: Sequence[Row]) -> Iterator[Renderabl
             missing.setdefault(reason, []).append(label)
     yield _pairs(pairs)
     for reason, labels in missing.items():
-        yield _bullet(f"{', '.join(labels)}: {reason}", mark="–", style="dim")
+        yield _bullet(f"{'; '.join(labels)}: {reason}", mark="–", style="dim")
 
 
 def _verdict_line(verdict: Verdict) -> Text:
@@ -247,7 +247,7 @@ def show_short_summary(
     if summary.replacements is not None:
         parts.append(Text(f"replacements active: {describe_replacements(summary)}"))
     for reason, labels in missing.items():
-        add_rows([("–", f"{', '.join(labels)}: {reason}")], "dim", width=1)
+        add_rows([("–", f"{'; '.join(labels)}: {reason}")], "dim", width=1)
     notes = [("note", note) for note in summary.notes[:_MOST_NOTES]]
     left = len(summary.notes) - len(notes)
     notes += [("", f"{left} more {'note' if left == 1 else 'notes'}")] if left else []
