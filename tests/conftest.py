@@ -18,6 +18,13 @@ import pytest
 
 import fast_axolotl
 
+LONGEST = (
+    *("cluster_faults", "batch", "trl", "axolotl_resume", "tokenized_shards", "torch_layouts"),
+    *("axolotl_cli", "benchmarks", "cluster_prepare", "cluster_engines", "axolotl_install"),
+    *("ranks_waiting", "axolotl_plugin", "bench", "run_measure", "noise_scale", "cluster_tables"),
+)
+"""Files of tests that take the longest begin, so that all processes end at about one time."""
+
 
 def pytest_configure() -> None:
     """Started in the background of a shell, a process ignores interrupts, and so would everything
@@ -33,6 +40,11 @@ def pytest_configure() -> None:
     # Machines are shared: how long one example takes says nothing.
     hypothesis.settings.register_profile("shared", deadline=None)
     hypothesis.settings.load_profile("shared")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def pytest_unconfigure() -> None:
