@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import secrets
@@ -17,6 +18,13 @@ import pytest
 
 import fast_axolotl
 
+LONGEST = (
+    *("cluster_faults", "batch", "trl", "axolotl_resume", "tokenized_shards", "torch_layouts"),
+    *("axolotl_cli", "benchmarks", "cluster_prepare", "cluster_engines", "axolotl_install"),
+    *("ranks_waiting", "axolotl_plugin", "bench", "run_measure", "noise_scale", "cluster_tables"),
+)
+"""Files of tests that take the longest begin, so that all processes end at about one time."""
+
 
 def pytest_configure() -> None:
     """Started in the background of a shell, a process ignores interrupts, and so would everything
@@ -24,9 +32,23 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Ray looks at these once in a process, and a token of the user's would count otherwise.
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    # huggingface_hub reads this once, when it is first imported; where it may ask, it waits for
+    # names that nobody resolves.
+    os.environ.update(HF_HUB_OFFLINE="1", AXOLOTL_DO_NOT_TRACK="1")
+    # The models of tests are tiny, and every core has a test already.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Machines are shared: how long one example takes says nothing.
     hypothesis.settings.register_profile("shared", deadline=None)
     hypothesis.settings.load_profile("shared")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +66,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_objects_are_not_searched() -> None:
+    """What earlier files of tests imported stays until the end: the garbage collector, which would
+    go through all of Axolotl and torch every few tests, leaves it out."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ class Site:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait 40 ms until its headers are acknowledged
     site: Site
 
     def do_HEAD(self) -> None:

@@ -8,6 +8,7 @@ losses of each training, with step and epoch, and the lines that this package lo
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
@@ -24,6 +25,8 @@ def train(config: str) -> dict[str, Any]:
 
     # The next training goes on with the same process group.
     axolotl.train.cleanup_distributed = lambda: None
+    # Axolotl collects garbage at every checkpoint, and would go through all that was imported.
+    gc.freeze()
     said: list[str] = []
 
     class Keep(logging.Handler):
