@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 # A file of tests stays in one process: what it prepares, it prepares once. Tests wait for others a
 # quarter of their time, so there is a process more than there are cores; conftest.py orders the files.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
