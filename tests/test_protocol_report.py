@@ -154,12 +154,12 @@ def lines_of(protocol: ProtocolResult) -> list[str]:
 
 def test_what_one_arm_alone_lacks_is_told_with_its_reason() -> None:
     protocol = make_protocol()
-    line = "Not measured in streaming: swap in: nobody sampled the process tree."
+    line = "Not measured in streaming: swap in (nobody sampled the process tree)."
     assert f"• {line}" in lines_of(protocol)
     assert f"- {line}\n" in protocol_markdown(protocol)
     assert f"• {line}\n" in text_of(show_comparison, protocol.matrix)
     assert f"- {line}\n" in comparison_markdown(protocol.matrix)
-    assert "• Not measured: MFU: the peak of this device is not known." in lines_of(protocol)
+    assert "• Not measured: MFU (the peak of this device is not known)." in lines_of(protocol)
 
 
 def test_an_arm_without_any_figure_is_told_in_one_line() -> None:

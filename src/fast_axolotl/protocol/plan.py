@@ -113,7 +113,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What to know about the arms."""
     again: str = "the same command with"
-    """The command that continues the protocol, but for ``--pairs``."""
+    """The command that continues the protocol, but for ``--pairs``; empty if none can."""
 
     def turns(self) -> list[Turn]:
         """All runs in their order; more pairs only add to its end."""

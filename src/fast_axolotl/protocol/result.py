@@ -172,10 +172,10 @@ def _describe_disturbances(plan: Plan, figures: Mapping[int, RunFigures]) -> lis
         return []
     runs = "; ".join(f"{turn.folder}: {words}" for turn, words in disturbed)
     pairs = plan.pairs + max(2, len({turn.pair for turn, _ in disturbed}))
+    more = f", or add pairs: {plan.again} --pairs {pairs}" if plan.again else "."
     return [
         f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU ({runs}). "
-        "Differences may be caused by that: repeat on an idle machine, or add pairs: "
-        f"{plan.again} --pairs {pairs}"
+        f"Differences may be caused by that: repeat on an idle machine{more}"
     ]
 
 

@@ -298,8 +298,8 @@ def _facts(protocol: ProtocolResult) -> list[str]:
     for arm in protocol.arms:
         done = sum(run.status == "done" for run in arm.runs)
         counted = len(counted_runs(arm))
-        parts = [count_words(counted, "run")]
-        parts += [f"{done - counted} for warm-up"] if done > counted else []
+        parts = [count_words(counted, "measured run")]
+        parts += [count_words(done - counted, "warm-up run")] if done > counted else []
         parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
         verdict = f": {_describe_verdict(arm)}" if arm.verdict else ""
         lines.append(f"{arm.name} ({arm.text}; {', '.join(parts)}){verdict}")
@@ -332,7 +332,7 @@ def _describe_verdict(arm: Arm) -> str:
     """The verdict of the run that stands for an arm, and which one that is."""
     kind, _, subtype = arm.verdict.partition(" ")
     title = verdict_title(kind, subtype) if kind in VERDICTS else arm.verdict
-    return f"{title}. {arm.headline} (in run {describe_run(arm)})"
+    return f"{title}. {arm.headline} (Run {describe_run(arm)}.)"
 
 
 def measured_rows(matrix: Matrix) -> list[MatrixRow]:
@@ -355,7 +355,7 @@ def _describe_missing(matrix: Matrix) -> list[str]:
                 key=lambda reason: reason.startswith("no run "),
             )
             missing.setdefault(reasons[0] if reasons else "no measured run", []).append(row.label)
-    lines = [f"Not measured: {'; '.join(labels)}: {reason}." for reason, labels in missing.items()]
+    lines = [f"Not measured: {'; '.join(labels)} ({reason})." for reason, labels in missing.items()]
     for at, arm in enumerate(matrix.arms):
         missing = {}
         for row in shown:
@@ -365,7 +365,7 @@ def _describe_missing(matrix: Matrix) -> list[str]:
         lines += [
             f"Nothing measured in {arm}: {reason}."
             if len(labels) == len(shown)
-            else f"Not measured in {arm}: {'; '.join(labels)}: {reason}."
+            else f"Not measured in {arm}: {'; '.join(labels)} ({reason})."
             for reason, labels in missing.items()
         ]
     return lines
