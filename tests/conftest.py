@@ -89,9 +89,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def stock() -> Iterator[Callable[[str], Any]]:
     """Imports modules of Axolotl as they are released, with none of our patches in them."""
     fast_axolotl.uninstall()
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as environment:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        environment.setenv("AXOLOTL_DO_NOT_TRACK", "1")
-        environment.setenv("HF_HUB_OFFLINE", "1")
         yield importlib.import_module
     fast_axolotl.install()

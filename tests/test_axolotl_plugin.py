@@ -233,13 +233,9 @@ class Trainings:
         config |= {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
         config |= {"gradient_accumulation_steps": 2, "num_epochs": 4, **keys}
         path = write_config(config, self.folder / f"{name}.yml")
-        variables = {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "AXOLOTL_DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         command = (*before, "axolotl", "train", str(path), "--launcher", "python")
-        done = run_child(*command, environment=clean_environment(**variables), timeout=300)
+        done = run_child(*command, environment=clean_environment(PATH=programs), timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 

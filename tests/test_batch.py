@@ -312,8 +312,6 @@ class TestAgainstAxolotl:
         config |= {"save_steps": 1, "dataloader_num_workers": 1, **ON_A_PROCESSOR}
         del config["dataset_prepared_path"]
         path = write_config(config, tmp_path / "config.yml")
-        for name, value in (("AXOLOTL_DO_NOT_TRACK", "1"), ("HF_HUB_OFFLINE", "1")):
-            monkeypatch.setenv(name, value)
         monkeypatch.setenv("PYTHONPATH", str(Path(fast_axolotl.__file__).parents[1]))
         launch = "axolotl train {config} --launcher python"
         folder = tmp_path / "s"

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import __version__
-from fast_axolotl.cli import app, contenders
+from fast_axolotl.cli import app
 from fast_axolotl.cli.bench import _sentences
 from fast_axolotl.cli.contenders import CONTENDERS, first_fit, pad
 from fast_axolotl.cli.race import (
@@ -65,24 +65,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass a repeat, and no Axolotl, whose import takes longer than all tests here."""
+def quickly(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """One pass a repeat, and no Axolotl, whose import takes longer than all tests here; where it
+    does not matter who takes part, neither torch nor datasets."""
     monkeypatch.setattr("fast_axolotl.cli.race.LEAST_SECONDS", 0.0)
+    slow = ("axolotl",) if "own_files" in request.node.name else ("axolotl", "datasets", "torch")
     few = {
-        name: tuple(entry for entry in entries if entry.needs != "axolotl")
+        name: tuple(entry for entry in entries if entry.needs not in slow)
         for name, entries in CONTENDERS.items()
     }
     monkeypatch.setattr("fast_axolotl.cli.contenders.CONTENDERS", few)
-
-
-@pytest.fixture
-def light_peers(quickly: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that import neither torch nor datasets, for tests in which it does not matter who."""
-    few = {
-        name: tuple(entry for entry in entries if entry.needs not in ("datasets", "torch"))
-        for name, entries in contenders.CONTENDERS.items()
-    }
-    monkeypatch.setattr(contenders, "CONTENDERS", few)
 
 
 def invoke(*arguments: str) -> None:
@@ -122,7 +114,6 @@ def test_a_race_on_own_files_is_equal_and_has_one_shape(
     assert found["answer"]
 
 
-@pytest.mark.usefixtures("light_peers")
 @pytest.mark.parametrize("operation", ["reader", "pad"])
 def test_what_is_shared_has_machine_versions_and_ratios_and_no_names(
     operation: str,
@@ -158,7 +149,6 @@ def test_what_is_shared_has_machine_versions_and_ratios_and_no_names(
         assert ("not equal" in text) != is_equal
 
 
-@pytest.mark.usefixtures("light_peers")
 def test_the_answer_comes_first_and_the_table_says_what_was_read(
     files: Mapping[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,7 +203,6 @@ def failing(request: Mapping[str, Any]) -> Contender:
     raise NotImplementedError("it cannot do that")
 
 
-@pytest.mark.usefixtures("light_peers")
 def test_rows_without_a_value_take_no_part_and_all_files_of_a_folder_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,8 +91,6 @@ def run_child(
             **inherited,
             "PATH": os.pathsep.join(programs),
             "PYTHONPATH": os.pathsep.join(map(str, (*folders, source))),
-            "AXOLOTL_DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",
             **environment,
         },
         capture_output=True,
