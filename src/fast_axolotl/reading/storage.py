@@ -11,12 +11,13 @@ of a row group, learned in a rehearsal) is one request, reads that follow each o
 end of a file, where indexes are, comes in one piece.
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
-through pyarrow (gzip through ``isal`` where it is installed), xz through the standard library;
-concatenated members are one stream. pyarrow has
-no streaming snappy, so that one is refused with the cure. Parquet and Arrow need random access: a
-compressed one is decompressed once into an unnamed temporary file (``spool``), so that memory stays
-bounded whatever its size. A file that decompresses to far more than is plausible is refused before
-it fills the disk, and so is a record past ``MOST_RECORD_BYTES`` before it fills the memory.
+through pyarrow (gzip through ``isal`` where it is installed, which is twice as fast), xz through
+the standard library; concatenated members are one stream. Blocks of it are ``bytearray``s, which
+must not be changed in place. pyarrow has no streaming snappy, so that one is refused with the cure.
+Parquet and Arrow need random access: a compressed one is decompressed once into an unnamed
+temporary file (``spool``), so that memory stays bounded whatever its size. A file that decompresses
+to far more than is plausible is refused before it fills the disk, and so is a record past
+``MOST_RECORD_BYTES`` before it fills the memory.
 """
 
 from __future__ import annotations
