@@ -54,7 +54,7 @@ MOST_LINES_IN_ALL = 57_610
 MOST_FILES = 217
 MOST_USED_ONCE = 0.12
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 43_090
+MOST_TEST_LINES = 43_160
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""

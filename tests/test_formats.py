@@ -120,13 +120,14 @@ def test_a_compression_that_only_the_name_has_is_said(tmp_path: Path) -> None:
         assert read_rows(path) == make_rows(3)
 
 
-def test_concatenated_gzip_members_are_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "none"])
+def test_concatenated_members_are_one_file(tmp_path: Path, compression: str) -> None:
     rows = make_rows(60)
     parts = [
-        compress(write_jsonl(tmp_path / f"{i}.jsonl", rows[i * 20 : i * 20 + 20]), "gzip")
+        compress(write_jsonl(tmp_path / f"{i}.jsonl", rows[i * 20 : i * 20 + 20]), compression)
         for i in range(3)
     ]
-    whole = tmp_path / "whole.jsonl.gz"
+    whole = tmp_path / f"whole.jsonl{COMPRESSIONS[compression]}"
     whole.write_bytes(b"".join(part.read_bytes() for part in parts))
 
     assert read_rows(whole) == rows

@@ -28,7 +28,8 @@ from fast_axolotl import open_dataset
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import ReadOptions, Unit
 from fast_axolotl.reading.columnar import open_arrow
-from fast_axolotl.reading.storage import Source
+from fast_axolotl.reading.storage import Source, open_chunks
+from support.files import squeeze
 
 MIB = 1024 * 1024
 ROOM = 100_000_000
@@ -242,6 +243,36 @@ def test_where_a_row_group_is_cut_does_not_depend_on_what_was_read_before(tmp_pa
     first, second, third = ([len(batch) for batch in reader] for reader in readers)
     assert first == second == third == [len(batch) for batch in readers[2]]
     assert sum(first) == 10_000
+
+
+# Decompressed streams
+
+
+def decompressed(path: Path, compression: str, *, size: int = MIB) -> tuple[bytes, Any]:
+    """Content of several chunks and a piece, and the chunks that are read of it."""
+    data = noise(10 * MIB // 8 + 1000).tobytes()
+    path.write_bytes(squeeze(data, compression))
+    source = Source(path=str(path), num_bytes=path.stat().st_size)
+    return data, open_chunks(source, compression, size)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "xz"])
+@pytest.mark.parametrize(
+    "view", [bytes, memoryview, pa.py_buffer, lambda chunk: np.frombuffer(chunk, np.uint8)[::-1]]
+)
+def test_what_is_held_of_a_decompressed_chunk_is_not_written_over(
+    tmp_path: Path, compression: str, view: Callable[[bytes], Any]
+) -> None:
+    data, chunks = decompressed(tmp_path / "data", compression)
+    held = [view(chunk) for chunk in chunks]
+    parts = [bytes(part[::-1] if isinstance(part, np.ndarray) else part) for part in held]
+    assert [len(part) for part in parts[:-1]] == [MIB] * (len(parts) - 1)
+    assert b"".join(parts) == data
+
+
+def test_the_memory_of_decompressed_chunks_is_used_again(tmp_path: Path) -> None:
+    _, chunks = decompressed(tmp_path / "data", "zstd")
+    assert len({id(chunk) for chunk in chunks}) <= 3
 
 
 # Arrow streams

@@ -323,7 +323,7 @@ class _Cutter:
                     place=f"line {file.line_at(offset + end)}",
                 )
             end = min(end, len(held))
-            start = self._header_end(held[:end]) if has_header else 0
+            start = self._header_end(held, end) if has_header else 0
             has_header = has_header and start == 0
             if is_last or (end > start and not has_header):
                 yield Lines(held, start, end, offset + start)
@@ -342,7 +342,7 @@ class _Cutter:
             end, is_open, _ = kernels.cut_records(raw, 0, len(text), *settings)
             return None if end < 0 else len(text) + 1 if is_last and not is_open else int(end)
         if is_last:
-            text += b"\n"
+            text = text + b"\n"  # not in place: the text may be a buffer that is used again
         raw = np.frombuffer(text, dtype=np.uint8)
         self.quotes = quotes = np.flatnonzero(raw == self._quote)
         opening, closing = quotes[0::2], quotes[1::2]
@@ -355,9 +355,9 @@ class _Cutter:
             end = text.rfind(b"\n", 0, int(quotes[num_before - 1]))  # before the field it is in
         return end + 1
 
-    def _header_end(self, block: bytes) -> int:
-        """The offset after the first record that is not empty."""
-        head = block[: block.find(b"\n", _SNIFF_BYTES) + 1 or None]
+    def _header_end(self, block: bytes, stop: int) -> int:
+        """The offset after the first record of ``block[:stop]`` that is not empty."""
+        head = block[: block.find(b"\n", _SNIFF_BYTES, stop) + 1 or stop]
         text = io.StringIO(head.decode("utf-8", "surrogateescape"), newline="")
         consumed = 0
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
 from fast_axolotl.reading.kernel_loader import KernelLoader, loaded_utf8
-from fast_axolotl.reading.storage import Source, check_record, open_chunks
+from fast_axolotl.reading.storage import Source, Supply, check_record, open_chunks
 from fast_axolotl.reading.validation import validate_text
 
 __all__ = [
@@ -191,22 +191,14 @@ class LineFile:
                 stop = min(start + block_bytes, unit.stop)
                 yield stop - start, lambda start=start, stop=stop: _read_range(source, start, stop)  # type: ignore[misc]
             return
-        offset, pieces = 0, list[bytes]()
-        for chunk in open_chunks(source, compression, block_bytes):
-            pieces.append(chunk)
-            if b"\n" not in chunk:
-                check_record(sum(map(len, pieces)), source.path, offset)
-                continue
-            data = b"".join(pieces)
-            start = len(BOM) if offset == 0 and data.startswith(BOM) else 0
-            stop = data.rfind(b"\n") + 1
+        text = Supply(source, compression, block_bytes)
+        while data := text.held:
+            start = len(BOM) if text.offset == 0 and data.startswith(BOM) else 0
+            stop = len(data) if text.ended else data.rfind(b"\n") + 1
             if stop > start:
-                lines = Lines(data, start, stop, offset + start)
+                lines = Lines(data, start, stop, text.offset + start)
                 yield stop - start, lambda lines=lines: lines  # type: ignore[misc]
-            offset, pieces = offset + stop, [data[stop:]]
-        if held := b"".join(pieces):
-            start = len(BOM) if offset == 0 and held.startswith(BOM) else 0
-            yield len(held) - start, lambda: Lines(held, start, len(held), offset + start)
+            text.advance(stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

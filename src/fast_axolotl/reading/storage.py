@@ -11,12 +11,13 @@ of a row group, learned in a rehearsal) is one request, reads that follow each o
 end of a file, where indexes are, comes in one piece.
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
-through pyarrow (gzip through ``isal`` where it is installed), xz through the standard library;
-concatenated members are one stream. pyarrow has
-no streaming snappy, so that one is refused with the cure. Parquet and Arrow need random access: a
-compressed one is decompressed once into an unnamed temporary file (``spool``), so that memory stays
-bounded whatever its size. A file that decompresses to far more than is plausible is refused before
-it fills the disk, and so is a record past ``MOST_RECORD_BYTES`` before it fills the memory.
+through pyarrow (gzip through ``isal`` where it is installed, which is twice as fast), xz through
+the standard library; concatenated members are one stream. Blocks of it are ``bytearray``s, which
+must not be changed in place. pyarrow has no streaming snappy, so that one is refused with the cure.
+Parquet and Arrow need random access: a compressed one is decompressed once into an unnamed
+temporary file (``spool``), so that memory stays bounded whatever its size. A file that decompresses
+to far more than is plausible is refused before it fills the disk, and so is a record past
+``MOST_RECORD_BYTES`` before it fills the memory.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import io
 import lzma
 import os
 import re
+import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -61,6 +63,8 @@ _MOST_HELD_BYTES, _RUN_GAP_BYTES = 16 * 1024 * 1024, 1024 * 1024
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_PIECE_BYTES = 64 * 1024
+_MOST_EXPANSION = 16
+"""Text that compresses better is rare, and comes in more blocks where the file is small."""
 _MOST_START_BYTES = 1024 * 1024
 
 _MOST_RATIO, _SURE_BYTES = 1000, 64 * 1024**3
@@ -250,63 +254,87 @@ def open_chunks(
         for offset in range(start, source.num_bytes, size):
             yield source.read_at(offset, size)
         return
-    if compression == "snappy":
-        raise DataError(
-            "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
-            path=source.path,
-        )
-    failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException, DataError)
-    file: Any = _SourceFile(source, _STREAM_AHEAD_BYTES)
-    igzip = _import_igzip() if compression == "gzip" else None
-    if compression == "xz":
-        stream: Any = lzma.LZMAFile(file)  # noqa: SIM115 - below
-        failures += (lzma.LZMAError,)
-    elif igzip is not None:
-        stream = igzip.IGzipFile(fileobj=file)
-        failures += (igzip.isal_zlib.error,)
-    else:
-        stream = pa.CompressedInputStream(source.open_arrow(_STREAM_AHEAD_BYTES), compression)
-    pieces, num_held, position = list[bytes](), 0, 0
-    failure: Exception | None = None
+    stream = _Stream(source, compression, size)
+    while chunk := stream.read(size):
+        yield chunk
 
-    def joined() -> bytes:
-        data = b"".join(pieces)
-        pieces.clear()
-        return data
 
-    with stream:
+class _Stream:
+    """Decompressed content, put right where it is wanted: each byte is written once.
+
+    Buffers of the usual size are used again as soon as nobody else refers to them, nor to a view of
+    them. Fresh memory for every block would take half as long again as decompressing zstd.
+    """
+
+    def __init__(self, source: Source, compression: str, size: int) -> None:
+        if compression == "snappy":
+            raise DataError(
+                "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
+                path=source.path,
+            )
+        self._path = source.path
+        self._compression = compression
+        self._size = size
+        self._buffers: list[bytearray] = []
+        self._position = 0
+        self._failure: DataError | None = None
+        self._failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
+        file = source.open_arrow(_STREAM_AHEAD_BYTES)
+        self._stream: Any = None
+        if compression == "xz":
+            self._stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
+            self._failures += (lzma.LZMAError,)
+        elif compression == "gzip":
+            with suppress(ImportError):
+                from isal import igzip
+
+                self._stream = igzip.IGzipFile(fileobj=file)
+                self._failures += (igzip.isal_zlib.error,)
+        if self._stream is None:
+            self._stream = pa.CompressedInputStream(file, compression)
+
+    def read(self, size: int, head: bytes | memoryview = b"") -> bytes:
+        """``head`` and what follows, ``size`` bytes in all; fewer only where the stream ends.
+
+        Where it breaks off, first what arrived before that, then the error.
+        """
+        if self._failure is not None:
+            raise self._failure
+        buffer = self._buffer(size)
+        num_bytes = len(head)
+        buffer[:num_bytes] = head
         try:
-            # Small reads, so that little is lost to an error that ends them early.
-            while piece := stream.read(min(size - num_held, _STREAM_PIECE_BYTES)):
-                pieces.append(piece)
-                num_held += len(piece)
-                position += len(piece)
-                if num_held == size:
-                    num_held = 0
-                    yield joined()
-        except failures as error:
-            failure = error
-    if pieces:
-        yield joined()
-    if failure is None:
-        return
-    if isinstance(failure, DataError):
-        raise failure
-    raise DataError(
-        f"the {compression} stream is corrupt or truncated ({failure}); replace the file with an "
-        "intact copy",
-        path=source.path,
-        place=f"decompressed byte {position}",
-    ) from failure
+            with memoryview(buffer) as view:
+                # Small reads, so that little is lost to an error that ends them early.
+                while count := self._stream.readinto(
+                    view[num_bytes : min(num_bytes + _STREAM_PIECE_BYTES, size)]
+                ):
+                    num_bytes += count
+        except DataError as error:
+            self._failure = error
+        except self._failures as error:
+            self._failure = DataError(
+                f"the {self._compression} stream is corrupt or truncated ({error}); replace the "
+                "file with an intact copy",
+                path=self._path,
+                place=f"decompressed byte {self._position + num_bytes - len(head)}",
+            )
+            self._failure.__cause__ = error
+        self._position += num_bytes - len(head)
+        if self._failure is not None and num_bytes == len(head):
+            raise self._failure
+        return cast("bytes", buffer if num_bytes == size else buffer[:num_bytes])
 
-
-def _import_igzip() -> Any:
-    """Intel's ISA-L where the package ``isal`` is installed: twice as fast as zlib."""
-    try:
-        from isal import igzip
-    except ImportError:
-        return None
-    return igzip
+    def _buffer(self, size: int) -> bytearray:
+        if size != self._size:  # for a record that is longer than a block
+            return bytearray(size)
+        for buffer in [bytearray()]:
+            unused = sys.getrefcount(buffer)
+        for buffer in self._buffers:
+            if sys.getrefcount(buffer) == unused:
+                return buffer
+        self._buffers.append(bytearray(size))
+        return self._buffers[-1]
 
 
 class Supply:
@@ -318,9 +346,11 @@ class Supply:
 
     def __init__(self, source: Source, compression: str | None, size: int) -> None:
         self._source = source
-        self._size = size
-        self._chunks = None if compression is None else open_chunks(source, compression, size)
-        self._failure: DataError | None = None
+        self._size, self._stream = size, None
+        if compression is not None:
+            # A small file needs no large buffer.
+            self._size = min(size, max(_MOST_EXPANSION * source.num_bytes, _STREAM_PIECE_BYTES))
+            self._stream = _Stream(source, compression, self._size)
         self.offset = 0
         """Where ``held`` begins."""
         self.held = b""
@@ -339,35 +369,19 @@ class Supply:
         self.offset += consumed
         left = len(self.held) - consumed
         check_record(left, self._source.path, self.offset)
-        grow = max(left, self._size)
-        if self._chunks is None:
-            # Always the same length where possible: the allocator then has the pages at hand.
-            length = self._size if 2 * left < self._size else left + grow
+        # Always the same length where possible: the pages are then at hand.
+        length = self._size if 2 * left < self._size else left + max(left, self._size)
+        if self._stream is None:
             self.held = self._source.read_at(self.offset, length)
         else:
-            if self._failure is not None:
-                raise self._failure
-            taken = [self.held[consumed:]]
-            try:
-                while grow > 0 and (chunk := next(self._chunks, b"")):
-                    taken.append(chunk)
-                    grow -= len(chunk)
-            except DataError as error:
-                if len(taken) == 1:
-                    raise
-                self._failure = error  # first what arrived before the stream broke off
-            self.held = b"".join(taken)
+            self.held = self._stream.read(length, memoryview(self.held)[consumed:])
         self.ended = len(self.held) == left
 
     def rest(self) -> Iterator[bytes]:
         """All that is left, in chunks."""
-        if self._chunks is None:
-            yield from open_chunks(self._source, None, self._size, self.offset)
-            return
-        yield self.held
-        if self._failure is not None:
-            raise self._failure
-        yield from self._chunks
+        while self.held:
+            yield self.held
+            self.advance(len(self.held))
 
 
 def head_of(source: Source, compression: str | None, size: int) -> bytes:
