@@ -62,7 +62,7 @@ _MOST_HELD_BYTES, _RUN_GAP_BYTES = 16 * 1024 * 1024, 1024 * 1024
 """What is wanted together is fetched at once up to this size, and across gaps up to this one."""
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
-_STREAM_PIECE_BYTES = 64 * 1024
+_LEAST_STREAM_READ, _MOST_STREAM_READ = 64 * 1024, 256 * 1024
 _MOST_EXPANSION = 16
 """Text that compresses better is rare, and comes in more blocks where the file is small."""
 _MOST_START_BYTES = 1024 * 1024
@@ -303,12 +303,12 @@ class _Stream:
         buffer = self._buffer(size)
         num_bytes = len(head)
         buffer[:num_bytes] = head
+        # Small reads, so that little is lost to an error that ends them early; but each one waits
+        # for the interpreter's lock.
+        piece = min(max(_LEAST_STREAM_READ, self._position // 16), _MOST_STREAM_READ)
         try:
             with memoryview(buffer) as view:
-                # Small reads, so that little is lost to an error that ends them early.
-                while count := self._stream.readinto(
-                    view[num_bytes : min(num_bytes + _STREAM_PIECE_BYTES, size)]
-                ):
+                while count := self._stream.readinto(view[num_bytes:][:piece]):
                     num_bytes += count
         except DataError as error:
             self._failure = error
@@ -349,7 +349,7 @@ class Supply:
         self._size, self._stream = size, None
         if compression is not None:
             # A small file needs no large buffer.
-            self._size = min(size, max(_MOST_EXPANSION * source.num_bytes, _STREAM_PIECE_BYTES))
+            self._size = min(size, max(_MOST_EXPANSION * source.num_bytes, _LEAST_STREAM_READ))
             self._stream = _Stream(source, compression, self._size)
         self.offset = 0
         """Where ``held`` begins."""
