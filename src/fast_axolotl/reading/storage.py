@@ -11,7 +11,7 @@ of a row group, learned in a rehearsal) is one request, reads that follow each o
 end of a file, where indexes are, comes in one piece.
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
-through pyarrow (gzip through ``isal`` where it is installed, which is twice as fast), xz through
+through pyarrow (gzip through ``isal``, which is twice as fast, where there is a wheel), xz through
 the standard library; concatenated members are one stream. Blocks of it are ``bytearray``s, which
 must not be changed in place. pyarrow has no streaming snappy, so that one is refused with the cure.
 Parquet and Arrow need random access: a compressed one is decompressed once into an unnamed
