@@ -110,9 +110,9 @@ def fastest(case: Json, names: Sequence[str]) -> Json | None:
     return max(found, key=speed, default=None)
 
 
-def reader() -> list[str]:
-    """Format and compression × peer, then memory and the time to the first batch."""
-    found = newest("reader")
+def reader(name: str, title: str) -> list[str]:
+    """Format and compression × peer."""
+    found = newest(name)
     if found is None:
         return []
     file, result = found
@@ -139,7 +139,7 @@ def reader() -> list[str]:
             if not item["equal"]
         ]
     header = ["input", "our rows/s", *READER_PEERS, "as Python lists: earlier package"]
-    lines = ["## Reading: format and compression", "", source(file, result)]
+    lines = [title, "", source(file, result)]
     lines += table(header, rows)
     lines.append("² Its memory grows with the file or with a row group; ours is bounded.\n")
     return [*lines, *dict.fromkeys(notes), ""]
@@ -147,7 +147,7 @@ def reader() -> list[str]:
 
 def reader_memory() -> list[str]:
     """Goals of the memory cases: measured in fresh processes."""
-    found = newest("reader", "memory")
+    found = newest("reader-memory")
     if found is None:
         return []
     file, result = found
@@ -292,7 +292,8 @@ def make_page() -> str:
     """The whole page."""
     parts = [
         [HEAD],
-        reader(),
+        reader("reader", "## Reading: format and compression"),
+        reader("reader-rare", "### Rare compressions, fewer rows"),
         reader_memory(),
         operation("hash", "Hashing"),
         operation("dedupe", "Dedupe"),
