@@ -141,7 +141,8 @@ def reader(name: str, title: str) -> list[str]:
     header = ["input", "our rows/s", *READER_PEERS, "as Python lists: earlier package"]
     lines = [title, "", source(file, result)]
     lines += table(header, rows)
-    lines.append("² Its memory grows with the file or with a row group; ours is bounded.\n")
+    if any("²" in cell for row in rows for cell in row):
+        lines.append("² Its memory grows with the file or with a row group; ours is bounded.\n")
     return [*lines, *dict.fromkeys(notes), ""]
 
 
