@@ -65,7 +65,7 @@ _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_loader = KernelLoader("json_rows", after_bytes=256 * 1024 * 1024)
+_loader = KernelLoader("json_rows", after_bytes=128 * 1024 * 1024)
 """pyarrow is not as far behind here as with text and CSV, so loading pays later."""
 
 _KEY = re.compile(rb'"([^"]{0,128})"[ \t]*:')
