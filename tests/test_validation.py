@@ -40,7 +40,6 @@ KINDS: dict[str, pa.DataType] = {
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small data counts, and text is checked either way."""
     monkeypatch.setattr(validation, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(validation, "_SMALL_KERNEL_BYTES", 0)
     monkeypatch.setattr(kernel_loader._utf8, "_turns", [])
     kernels = utf8 if request.param == "kernel" else None
     monkeypatch.setattr(kernel_loader._utf8, "kernels", kernels)
@@ -164,9 +163,9 @@ def test_mixed_text_is_judged_without_the_slow_way(way: str) -> None:
     rows = ["a" * 300 for _ in range(500)]
     rows[7], rows[400] = "naïve – 引用", "😀" * 9
     column = pa.array(rows)
-    assert validation._is_valid(column, 0)
-    assert validation._is_valid(pa.array([[row, None] for row in rows]), 0)
-    assert validation._is_valid(pa.array(["引用" * 50] * 500), 0) == (way == "kernel")
+    assert validation._is_valid(column)
+    assert validation._is_valid(pa.array([[row, None] for row in rows]))
+    assert validation._is_valid(pa.array(["引用" * 50] * 500)) == (way == "kernel")
 
 
 def test_an_arrow_file_is_read_in_the_order_of_its_index(tmp_path: Path) -> None:

@@ -34,15 +34,12 @@ import pyarrow.json as pj
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, held_bytes
 from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
-from fast_axolotl.reading.json_kernel import read_known
+from fast_axolotl.reading.json_kernel import EXACT_INTEGER_LIMIT, read_known
 from fast_axolotl.reading.kernel_loader import KernelLoader
 from fast_axolotl.reading.lines import check_utf8
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
 __all__ = ["JsonBlock"]
-
-_EXACT_INTEGER_LIMIT = 2.0**53
-"""From here on a float may stand for an integer that it does not hold."""
 
 _MAX_NESTING = 4_000
 """Deeper rows go to Python, which raises where pyarrow would exhaust the stack (past 10,000)."""
@@ -173,7 +170,7 @@ def _parse(
         for floats in (leaf for chunk in column.chunks for leaf in _float_leaves(chunk)):
             bounds = pc.min_max(floats)
             low, high = bounds["min"].as_py(), bounds["max"].as_py()
-            if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
+            if high is not None and max(high, -low) >= EXACT_INTEGER_LIMIT:
                 return None
     # Two rows may stand where one should, or a null where an object should.
     expected = num_rows

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["read_known"]
+__all__ = ["EXACT_INTEGER_LIMIT", "read_known"]
 
 _MOST_NODES = 64
 _MOST_DEPTH = 32
@@ -31,7 +31,9 @@ _ENTRY_BYTES = 9
 _FIRST_ITEM_BYTES = 32
 """The text that an item of a list takes, as long as nothing is known."""
 
-_EXACT_INTEGER_LIMIT = 2.0**53
+EXACT_INTEGER_LIMIT = 2.0**53
+"""From here on a float may stand for an integer that it does not hold."""
+
 _ATTEMPTS = 24
 """Room doubles at each, from a 32nd of the text's length on."""
 
@@ -145,7 +147,7 @@ class _Arrays:
         children: list[pa.Array] = []
         buffers = [is_valid]
         if kind == kernels.STRING:
-            out = pa.allocate_buffer(int(self.sizes[node]) + kernels.PADDING, resizable=True)
+            out = pa.allocate_buffer(int(self.sizes[node]) + kernels.PADDING)
             offsets = np.empty(count + 1, np.int32)
             size = kernels.copy_strings(self.raw, values, np.frombuffer(out, np.uint8), offsets)
             if size < 0:
@@ -188,7 +190,7 @@ class _Arrays:
                 numbers[index] = number
             except OverflowError:
                 return None
-        is_large = is_float and len(numbers) and np.abs(numbers).max() >= _EXACT_INTEGER_LIMIT
+        is_large = is_float and len(numbers) and np.abs(numbers).max() >= EXACT_INTEGER_LIMIT
         return None if is_large else numbers
 
 

@@ -23,8 +23,6 @@ __all__ = ["KernelLoader", "loaded_utf8"]
 _KERNEL_BYTES, _COMPILE_BYTES = 64 * 1024 * 1024, 256 * 1024 * 1024
 _KERNEL_BLOCK_BYTES = 8 * 1024 * 1024
 """Blocks are that large from a memory budget of 256 MiB on."""
-_ARROW_SHARE = 16
-"""Arrow files gain less by a kernel: so many of their bytes count as one."""
 
 
 class KernelLoader:
@@ -73,12 +71,7 @@ class KernelLoader:
 
 
 _utf8 = KernelLoader("utf8")
-"""Loaded with any other, since numba is there by then."""
+"""Loaded with any other, since numba is there by then; alone it does not pay."""
 
 
-def loaded_utf8(length: int, options: ReadOptions | None = None) -> Any:
-    """``kernels.utf8`` where it is loaded and can work on data of this length, else ``None``.
-
-    With ``options`` this is data of an Arrow file, which counts towards loading.
-    """
-    return _utf8.loaded(length, length // _ARROW_SHARE, options)
+loaded_utf8 = _utf8.loaded

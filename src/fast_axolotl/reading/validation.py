@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.reading.blocks import ReadOptions
 from fast_axolotl.reading.kernel_loader import loaded_utf8
 
 __all__ = ["validate", "validate_text"]
@@ -28,26 +27,21 @@ __all__ = ["validate", "validate_text"]
 _SMALL_BYTES = 2 * 1024 * 1024
 """Below this the calls from Python take as long as they save, most of all with other threads."""
 
-_SMALL_KERNEL_BYTES = 256 * 1024
-"""The same where text is checked by a kernel."""
-
 _BLOCK_BYTES = 4096
 _MOST_BLOCKS_BEYOND_ASCII = 0.3
 """Where more blocks hold such characters, checking them one by one saves nothing."""
 
 
-def validate(data: pa.Table | pa.RecordBatch, options: ReadOptions | None = None) -> None:
-    """The same as ``data.validate(full=True)``; ``options`` are those of an Arrow file."""
-    num_bytes = data.get_total_buffer_size()
-    small = _SMALL_KERNEL_BYTES if loaded_utf8(num_bytes, options) else _SMALL_BYTES
+def validate(data: pa.Table | pa.RecordBatch) -> None:
+    """The same as ``data.validate(full=True)``."""
     num_chunks = max((getattr(column, "num_chunks", 1) for column in data.columns), default=1)
-    if num_bytes < small * max(1, num_chunks):
+    if data.get_total_buffer_size() < _SMALL_BYTES * max(1, num_chunks):
         data.validate(full=True)
         return
     data.validate()
     for column in data.columns:
         for array in getattr(column, "chunks", (column,)):
-            if not _is_valid(array, small):
+            if not _is_valid(array):
                 try:
                     array.validate(full=True)
                 except pa.ArrowException:
@@ -63,10 +57,10 @@ def validate_text(array: pa.Array) -> None:
         array.validate(full=True)
 
 
-def _is_valid(array: pa.Array, small: int) -> bool:
+def _is_valid(array: pa.Array) -> bool:
     """True where the array is valid; false where that is not certain."""
     kind = _without_text(array.type)
-    if kind is None or array.get_total_buffer_size() < small:
+    if kind is None or array.get_total_buffer_size() < _SMALL_BYTES:
         return False
     try:
         array.view(kind).validate(full=True)
