@@ -24,6 +24,8 @@ import pytest
 
 from fast_axolotl import dedupe_files
 from fast_axolotl.cluster import shares, tables
+from fast_axolotl.cluster.job import lock_job
+from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tables import dedupe_on, pack_on
 from fast_axolotl.cluster.tasks import Answer, Event, Heard, Task, perform
 from fast_axolotl.errors import ConflictError, DataError, UsageError
@@ -108,7 +110,7 @@ def check_dedupe(tmp_path: Path, inputs: Any, forget: Forget, **options: Any) ->
     assert pq.read_schema(output / "part-00000.parquet").equals(pq.read_schema(one))
     assert (summary.rows_in, summary.duplicates) == (expected.rows_in, expected.duplicates)
     assert (summary.rows_out, summary.bytes_in) == (expected.rows_out, expected.bytes_in)
-    assert summary.bytes_out == sum(path.stat().st_size for path in output.iterdir())
+    assert summary.bytes_out == sum(path.stat().st_size for path in output.glob("*.parquet"))
     assert not list(tmp_path.glob("out.*"))  # no work folder, no parts
     return summary
 
@@ -219,8 +221,9 @@ def test_a_job_goes_on_after_it_was_stopped_behind_any_task(
             job(path, str(tmp_path / "out"), heard=Stopping(after), **options)
     summary = job(path, str(tmp_path / "out"), **options)
     assert sum(stage.done_before for stage in summary.stages) > 0
-    wholes = sorted((tmp_path / "whole").iterdir())
-    assert [item.name for item in sorted((tmp_path / "out").iterdir())] == [w.name for w in wholes]
+    wholes = sorted((tmp_path / "whole").glob("*.parquet"))
+    parts = sorted((tmp_path / "out").glob("*.parquet"))
+    assert [part.name for part in parts] == [whole.name for whole in wholes]
     assert all(w.read_bytes() == (tmp_path / "out" / w.name).read_bytes() for w in wholes)
 
 
@@ -258,8 +261,123 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
         dedupe_on(path, str(tmp_path / "out.jsonl"))
     with pytest.raises(UsageError, match="is not the work folder of a job"):
         dedupe_on(path, str(tmp_path / "new"), work=output)
-    with pytest.raises(UsageError, match=r"contains the input .*a\.jsonl"):
-        dedupe_on(path, str(tmp_path), overwrite=True)
+    with pytest.raises(UsageError, match=r"contains the input .*part-00000\.parquet"):
+        dedupe_on(output, output, overwrite=True)
+
+
+@pytest.mark.parametrize("place", ["out", "out.parts"])
+@pytest.mark.parametrize("name", ["thesis.txt", ".hidden"])
+@pytest.mark.usefixtures("inline")
+def test_a_folder_of_somebody_else_is_refused_whatever_the_options(
+    tmp_path: Path, place: str, name: str
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(100))
+    (tmp_path / place).mkdir()
+    (tmp_path / place / name).write_text("years of work")
+    for options in ({}, {"overwrite": True}, {"overwrite": True, "restart": True}):
+        with pytest.raises(UsageError, match="remove it") as raised:
+            dedupe_on(path, str(tmp_path / "out"), **options)
+        assert "overwrite" not in str(raised.value)
+    assert (tmp_path / place / name).read_text() == "years of work"
+
+
+@pytest.mark.usefixtures("inline")
+def test_an_empty_folder_and_an_output_of_ours_can_be_written_over(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(100))
+    (tmp_path / "out").mkdir()
+    first = dedupe_on(path, str(tmp_path / "out"))
+    assert dedupe_on(path, str(tmp_path / "out"), overwrite=True).rows_out == first.rows_out
+    assert len(read_rows(tmp_path / "out")) == first.rows_out
+
+
+def stop_in_write(path: Path, output: Path, **options: Any) -> None:
+    """Interrupts a job after its first written part."""
+
+    def stop(event: Event) -> None:
+        if event.kind == "done" and event.stage == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dedupe_on(path, str(output), heard=stop, **options)
+
+
+@pytest.mark.usefixtures("inline")
+def test_parts_that_were_removed_are_written_again(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(2_000))
+    stop_in_write(path, tmp_path / "out")
+    assert list((tmp_path / "out.work/write").iterdir())
+    shutil.rmtree(tmp_path / "out.parts")
+    summary = dedupe_on(path, str(tmp_path / "out"))
+    dedupe_files(path, tmp_path / "one.parquet")
+    assert read_rows(tmp_path / "out") == read_rows(tmp_path / "one.parquet")
+    assert summary.rows_out == len(read_rows(tmp_path / "out"))
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_job_never_replaces_the_output_of_another(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(2_000))
+    out, first, second = tmp_path / "out", str(tmp_path / "first"), str(tmp_path / "second")
+    stop_in_write(path, out, work=first)
+    stop_in_write(path, out, work=second)
+    with pytest.raises(UsageError, match=r"out\.parts holds files of another job"):
+        dedupe_on(path, str(out), work=first)
+    rows_out = dedupe_on(path, str(out), work=second).rows_out
+    with pytest.raises(UsageError, match="already exists"):
+        dedupe_on(path, str(out), work=first)
+    assert len(read_rows(out)) == rows_out
+    assert dedupe_on(path, str(out), work=first, overwrite=True).rows_out == rows_out
+    assert len(read_rows(out)) == rows_out
+
+
+def test_two_jobs_cannot_write_one_output_at_a_time(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(100))
+    with lock_job(str(tmp_path / "out")), pytest.raises(UsageError, match="another job is using"):
+        dedupe_on(path, str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("change", ["remove", "add", "shorten"])
+@pytest.mark.usefixtures("inline")
+def test_an_output_is_compared_with_the_answers_before_it_gets_its_name(
+    tmp_path: Path, change: str
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(2_000))
+    part = tmp_path / "out.parts/part-00000.parquet"
+
+    def disturb(event: Event) -> None:
+        if event.kind != "done" or event.stage != "write" or not part.exists():
+            return
+        table = pq.read_table(part)
+        if change == "remove":
+            part.unlink()
+        elif change == "add":
+            pq.write_table(table, part.with_name("part-77777.parquet"))
+        else:
+            pq.write_table(table.slice(1), part)
+
+    with pytest.raises(DataError, match=r"part-\d+\.parquet is not what its task wrote"):
+        dedupe_on(path, str(tmp_path / "out"), heard=disturb)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_job_that_was_stopped_after_the_rename_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(2_000))
+    remove = Store.remove
+
+    def stop(store: Store, folder: str = "") -> None:
+        if (tmp_path / "out").exists():
+            raise KeyboardInterrupt
+        remove(store, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "remove", stop)
+        with pytest.raises(KeyboardInterrupt):
+            dedupe_on(path, str(tmp_path / "out"))
+    rows_out = len(read_rows(tmp_path / "out"))
+    assert dedupe_on(path, str(tmp_path / "out")).rows_out == rows_out
+    assert not list(tmp_path.glob("out.*"))
 
 
 # Packs

@@ -26,7 +26,7 @@ from fast_axolotl.measure.writers import read_rank
 from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file
-from fast_axolotl.record.run_folders import find_folders, next_folder, share_record
+from fast_axolotl.record.run_folders import find_folders, free_folder, next_folder, share_record
 from fast_axolotl.system import node_name
 from support.children import (
     FAST_AXOLOTL,
@@ -270,6 +270,19 @@ def test_the_training_with_the_most_steps_is_shown_and_the_others_are_named(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 25
     assert f"Every figure: fast-axolotl show --all {second}" in lines
+
+
+def test_a_second_training_leaves_the_record_of_another_run_alone(tmp_path: Path) -> None:
+    """Whichever rank chooses, and however many ranks the other run had."""
+    run, unrelated, expected = (next_folder(tmp_path / "exp", number) for number in (1, 2, 3))
+    record(unrelated, 5)
+    begin = time.time()
+    record(run, 5)
+    assert [free_folder(run, 2, rank) for rank in (0, 1)] == [expected, expected]
+    record(expected, 5)
+    assert free_folder(run, 2, 1) == expected  # rank 0 of this run was faster
+    assert free_folder(run, 3, 0) == next_folder(run, 4)
+    assert find_folders(run, begin) == [run, expected]
 
 
 class StandIn:

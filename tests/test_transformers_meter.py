@@ -21,6 +21,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
 from fast_axolotl.integrations.transformers_meter import MeterCallback  # noqa: E402
+from fast_axolotl.measure import measure  # noqa: E402
 from fast_axolotl.measure.summary import summarise  # noqa: E402
 from fast_axolotl.record import RankRecord, read_run  # noqa: E402
 from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
@@ -336,11 +337,14 @@ def test_the_parts_of_the_wall_clock_are_what_the_trainer_s_own_clock_says(
 
 
 def test_batches_that_a_resumed_stream_skips_are_no_steps(make: Make, tmp_path: Path) -> None:
+    with measure(tmp_path / "run-2", sample_system=False) as unrelated:
+        list(unrelated.watch([["row"]] * 3))
     trainer = make(rows=Stream(), save_strategy="steps", save_steps=20, max_steps=20)
     trainer.train()
     trainer.args.max_steps = 30
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-20"))
-    rank = read_run(tmp_path / "run-2").ranks[0]
+    assert [path.name for path in (tmp_path / "run-2").iterdir()] == ["rank-0.jsonl"]
+    rank = read_run(tmp_path / "run-3").ranks[0]
     # The batches of the first step cannot be told from those before it.
     assert total(rank, "steps") == 9
     assert total(rank, "real_tokens") == 9 * 2 * 12

@@ -49,6 +49,17 @@ class Store:
     def exists(self, name: str) -> bool:
         return bool(self._fs.exists(self.path(name)))
 
+    def is_there(self) -> bool:
+        """Whether anything lies below its path, or a file at it."""
+        if not self.is_local:
+            return bool(self.names(""))
+        place = Path(self._root)
+        return any(place.iterdir()) if place.is_dir() else place.exists()
+
+    def open(self, name: str) -> Any:
+        """A file to read from, by ranges where it is remote."""
+        return self._fs.open(self.path(name))
+
     def names(self, folder: str) -> set[str]:
         """The names of the files in a folder, without it."""
         self._fs.invalidate_cache()

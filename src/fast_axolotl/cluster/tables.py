@@ -1,7 +1,9 @@
 """Whole datasets through the stages of a job: repeated rows left out, or token lists packed.
 
 Both read the input in shares and write a folder of Parquet files, in order. It appears whole: a
-local one is renamed at the end, in an object store the file ``_SUCCESS`` comes last.
+local one is renamed at the end, in an object store the file ``_SUCCESS`` comes last. The file
+``_fast-axolotl`` in it names the job that wrote it. A folder without that file is somebody else's
+and is never replaced, and before a job ends it compares every file with what its task reported.
 
 ``dedupe_on``: stage ``digest`` digests the rows of every share, ``first_rows`` finds the repeated
 ones, and stage ``write`` reads again and writes the others: the rows of ``dedupe_files``. A share
@@ -14,8 +16,10 @@ a task holds some 350 MB. Packs are not padded.
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +53,9 @@ _PACK_BYTES = 32 * 1024 * 1024
 
 _GROUP_TOKENS = 2 * 1024 * 1024
 """Tokens in a row group."""
+
+_MARK = "_fast-axolotl"
+"""The file of an output that names its job. Readers of Parquet folders skip it."""
 
 _MOST_REJECTIONS = 100
 _TOKENS = pa.list_(pa.int32())
@@ -95,9 +102,9 @@ def dedupe_on(
             if has_rows or (share is cut[-1] and not given):  # without rows there is a schema
                 part = f"part-{len(given):05d}.parquet"
                 given.append({"share": share, "rows": rows, "drop": drop, "part": part})
-        written = job.run("write", given, schema=schema, target=job.parts.url)
+        written = job.run_into_parts("write", given, schema=schema)
     rejections = [item for answer in digests for item in answer["rejections"]]
-    return job.finish(
+    return job.summary(
         rows_in=ends[-1],
         dropped={"unreadable": _sum(digests, "rejected")} if rejections else {},
         duplicates=len(repeated),
@@ -142,16 +149,19 @@ def pack_on(
         if not set(columns) <= kept or len(set(columns)) != len(columns):
             job.store.remove()
             raise UsageError(f"columns must be among {', '.join(sorted(kept))}, not {columns}")
-        given = [{"share": share} for share in job.shares.cut(least_bytes=_PACK_BYTES)]
+        given = [
+            {"share": share, "part": f"part-{share.name}.parquet"}
+            for share in job.shares.cut(least_bytes=_PACK_BYTES)
+        ]
         schema = pa.schema([known.field(name) for name in columns])
-        packed = job.run("pack", given, schema=schema, target=job.parts.url, **how)
+        packed = job.run_into_parts("pack", given, schema=schema, **how)
     dropped = {reason: _sum(packed, reason) for reason in ("too long", "empty", "unreadable")}
-    packs, tokens = _sum(packed, "packs"), _sum(packed, "tokens")
+    packs, tokens = _sum(packed, "rows"), _sum(packed, "tokens")
     extra: dict[str, Any] = {name: _sum(packed, name) for name in ("sequences", "cut")}
     if rejections := [item for answer in packed for item in answer["rejections"]]:
         extra["rejections"] = rejections[:_MOST_REJECTIONS]
-    return job.finish(
-        rows_in=_sum(packed, "rows"),
+    return job.summary(
+        rows_in=_sum(packed, "rows_in"),
         dropped={reason: count for reason, count in dropped.items() if count},
         duplicates=0,
         rows_out=packs,
@@ -200,13 +210,10 @@ class _Job:
         if self.output.is_local:
             self.parts = Store(f"{self.output.url}.parts")
         folder = Store(work or f"{self.output.url}.work").anchored()
-        is_new = restart or not folder.exists("job.json")
-        is_file = self.output.is_local and Path(self.output.url).is_file()
-        if is_file or (is_new and self.output.names("") and not overwrite):
-            raise UsageError(
-                f"output {output} already exists; pass overwrite=True (--overwrite) to replace it, "
-                "or choose another name"
-            )
+        is_new = restart or not folder.exists("id.json")
+        self.id: str = uuid.uuid4().hex if is_new else folder.read_json("id.json")
+        """Of this job, however often it is continued."""
+        self._check_places(is_new=is_new, overwrite=overwrite)
         self.shares = Shares.open(inputs, memory=memory, **read_options)
         sources = [item.source.identity for item in self.shares.dataset.inputs]
         if f"{folder.url}/".startswith(f"{self.output.url}/"):
@@ -218,9 +225,12 @@ class _Job:
             raise UsageError(f"{folder.url} is not the work folder of a job; pass another --work")
         with ExitStack() as held:
             held.enter_context(lock_job(folder.url))
+            held.enter_context(lock_job(self.output.url))
+            self._check_places(is_new=is_new, overwrite=overwrite)  # nobody changes them from here
             self.store = open_job(folder.url, description, restart=restart)
             if is_new:
                 self.parts.remove()
+                self.store.write_json("id.json", self.id)
             self.engine = open_engine(
                 engine, address=address, workers=workers, memory=memory, preload=[__name__]
             )
@@ -242,19 +252,87 @@ class _Job:
         ]
         return list(run_stage(self.engine, self.store, stage, tasks, self.ledger.hear).values())
 
-    def finish(self, **figures: Any) -> JobSummary:
-        """Puts the output in its place."""
+    def run_into_parts(
+        self, stage: str, given: Sequence[Mapping[str, Any]], **shared: Any
+    ) -> list[Answer]:
+        """The last stage: its tasks write the parts named in ``given``, and the output is there
+        after it."""
+        is_placed = self.output is not self.parts and _job_of(self.output) == self.id
+        if not is_placed:
+            self.parts.write_json(_MARK, {"job": self.id, "work": self.store.url})
+            written = self.parts.names("")
+            for arguments in given:
+                if arguments["part"] not in written:  # an answer does not outlive its file
+                    self.store.remove(f"{stage}/{arguments['share'].name}.json")
+        answers = self.run(stage, given, target=self.parts.url, **shared)
+        place = self.output if is_placed else self.parts
+        counts = [
+            (arguments["part"], answer["rows"])
+            for arguments, answer in zip(given, answers, strict=True)
+        ]
+        self._compare(place, dict(counts))
         if not self.output.is_local:
             self.output.write_json("_SUCCESS", {})
-        elif self.parts.exists(""):  # else an earlier run came as far as this
+        elif not is_placed:
             for path in Path(self.parts.path("")).glob(".*"):
                 path.unlink()  # what a killed task had begun
             if self.output.exists(""):
                 shutil.rmtree(self.output.path(""))
             Path(self.parts.path("")).rename(self.output.path(""))
         self.store.remove()
+        return answers
+
+    def summary(self, **figures: Any) -> JobSummary:
+        """What the job did."""
         read = self.shares.num_bytes
         return self.ledger.summary(outputs=(self.output.url,), bytes_in=read, **figures)
+
+    def _check_places(self, *, is_new: bool, overwrite: bool) -> None:
+        """Refuses to write where another job or somebody else has written."""
+        url = self.output.url
+        owner = _job_of(self.output)
+        if owner == "":
+            raise UsageError(
+                f"output {url} already exists and was not written by such a job, so it is not "
+                "replaced; choose another name, or remove it yourself"
+            )
+        if owner not in (None, self.id) and not overwrite:
+            raise UsageError(
+                f"output {url} already exists; pass overwrite=True (--overwrite) to replace it, or "
+                "choose another name"
+            )
+        unfinished = _job_of(self.parts)
+        if unfinished == "" or (unfinished not in (None, self.id) and not is_new):
+            raise UsageError(
+                f"{self.parts.url} holds files of another job; remove it, or pass another --output"
+            )
+
+    def _compare(self, place: Store, rows: Mapping[str, int]) -> None:
+        """Every part is there, with as many rows as its task reported, and nothing else is."""
+
+        def count(part: str) -> int:
+            with place.open(part) as file:
+                return int(pq.ParquetFile(file).metadata.num_rows)
+
+        found = place.names("") - {_MARK, "_SUCCESS"}
+        wrong = sorted(found ^ set(rows))
+        if not wrong:
+            with ThreadPoolExecutor(16) as threads:
+                counted = zip(rows, threads.map(count, rows), strict=True)
+                wrong = [part for part, num_rows in counted if num_rows != rows[part]]
+        if wrong:
+            raise DataError(
+                f"{wrong[0]} is not what its task wrote ({len(wrong)} of {len(rows)} files); "
+                "something else changed this folder: run again with restart=True (--restart)",
+                path=place.url,
+            )
+
+
+def _job_of(place: Store) -> str | None:
+    """The job that wrote a folder; empty where that is unknown, ``None`` where nothing is there."""
+    if place.exists(_MARK):
+        return str(place.read_json(_MARK)["job"])
+    return "" if place.is_there() else None
 
 
 def digest(
@@ -301,16 +379,17 @@ def write(
     keep = np.ones(rows[1] - rows[0], bool)
     if drop[1] > drop[0]:
         keep[read_array(store, "repeated.npy", np.dtype("<i8"), *drop) - rows[0]] = False
-    at, held = 0, list[pa.RecordBatch]()
+    at, held, num_held = 0, list[pa.RecordBatch](), 0
     with Store(target).writing(part) as path:
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for found in read_share(share, schema, memory):
                 for batch in found.table.to_batches():
                     held.append(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
                     at += batch.num_rows
-                if sum(map(held_bytes, held)) >= GROUP_BYTES:
+                    num_held += held_bytes(held[-1])
+                if num_held >= GROUP_BYTES:
                     writer.write_table(pa.Table.from_batches(held))
-                    held = []
+                    held, num_held = [], 0
             if held:
                 writer.write_table(pa.Table.from_batches(held))
         num_bytes = path.stat().st_size
@@ -331,6 +410,7 @@ def pack(
     length: int,
     long: str,
     method: Method,
+    part: str,
     target: str,
     memory: int,
 ) -> Answer:
@@ -344,7 +424,7 @@ def pack(
         _sequences(share, rows, schema.names, length, long, counts, rejections)
         for rows in read_share(share, schema, memory)
     )
-    with Store(target).writing(f"part-{share.name}.parquet") as path:
+    with Store(target).writing(part) as path:
         packed = pa.schema([(name, _TOKENS) for name in names])
         with pq.ParquetWriter(path, packed, compression="zstd") as writer:
             for table in _planned_together(sequences):
@@ -362,10 +442,10 @@ def pack(
                 columns = map(pa.ListArray.from_arrays, offsets, flat)
                 rows_in_group = max(1, _GROUP_TOKENS // length)
                 writer.write_table(pa.table(list(columns), names), row_group_size=rows_in_group)
-                counts.update(packs=len(plan), sequences=len(lengths), tokens=plan.total_length)
+                counts.update(rows=len(plan), sequences=len(lengths), tokens=plan.total_length)
         counts["bytes_out"] = path.stat().st_size
     counts["unreadable"] = sum(item.num_rows or 0 for item in rejections)
-    return {**counts, "rejections": _listed(rejections)}
+    return {"rows": 0, **counts, "rejections": _listed(rejections)}
 
 
 def _listed(rejections: Sequence[Rejection]) -> list[str]:
@@ -411,7 +491,7 @@ def _sequences(
                 f"the row has {lengths[row]:,} tokens, {reason}", **share.place(rows, row)
             )
     keep = (lengths > 0) & ~(is_long & (long == "drop"))
-    counts["rows"] += table.num_rows
+    counts["rows_in"] += table.num_rows
     rejections += rows.rejections
     counts["empty"] += int(np.count_nonzero(lengths == 0))
     counts["cut" if long == "cut" else "too long"] += int(np.count_nonzero(is_long))

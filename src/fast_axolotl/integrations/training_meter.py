@@ -30,7 +30,7 @@ from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.loaders import find_data_paths
 from fast_axolotl.measure.writers import has_sampler
-from fast_axolotl.record.run_folders import next_folder
+from fast_axolotl.record.run_folders import free_folder
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
@@ -156,7 +156,7 @@ class TrainingMeter:
         yield_to_trainer()
         # One that has not ended (a batch that did not fit, tried again with a smaller one).
         self._close("exception", GIVEN_UP)
-        self.folders.append(next_folder(self.run_dir, len(self.folders) + 1))
+        self.folders.append(free_folder(self.run_dir, len(self.folders) + 1, rank[0]))
         self.meter = open_meter(
             self.folders[-1],
             source=source,

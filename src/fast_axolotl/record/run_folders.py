@@ -1,5 +1,6 @@
 """The trainings of one run: the first in the folder given, the next ones in folders beside it.
 
+They are RUN, RUN-2, RUN-3, …; a number whose folder holds the record of another run is left out.
 Who watches the processes of a run writes into the folder of the first, for all of them.
 """
 
@@ -11,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.record.folder import RunRecord, read_run
+from fast_axolotl.record.folder import UNREADABLE, RunRecord, parse_line, read_run
+from fast_axolotl.record.schema import Start
 
 __all__ = [
     "choose_training",
     "find_folders",
+    "free_folder",
     "next_folder",
     "read_training",
     "read_trainings",
@@ -27,6 +30,33 @@ def next_folder(run_dir: str | Path, number: int) -> Path:
     """The folder of the ``number``-th training of a run: the first gets the name given."""
     folder = Path(run_dir)
     return folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+
+
+def free_folder(run_dir: str | Path, number: int, rank: int) -> Path:
+    """The folder for the ``number``-th training of a run, or for a later one where the record of
+    another run is in the way.
+
+    All ranks of a run choose the same. A record is another run's if it began before this run's
+    first training, or if it has lines of this rank already.
+    """
+    begun = min(map(_start_time, Path(run_dir).glob("rank-*.jsonl")), default=0.0)
+    for candidate in itertools.count(number):
+        folder = next_folder(run_dir, candidate)
+        files = list(folder.glob("rank-*.jsonl"))
+        is_other = folder / f"rank-{rank}.jsonl" in files or any(
+            _start_time(file) < begun for file in files
+        )
+        if candidate == 1 or not is_other:
+            return folder
+    raise AssertionError("numbers do not end")
+
+
+def _start_time(file: Path) -> float:
+    """When a rank's record began; 0 where it does not say."""
+    with contextlib.suppress(OSError, *UNREADABLE), file.open(encoding="utf-8") as lines:
+        line = parse_line(next(lines, ""))
+        return line.time if isinstance(line, Start) else 0.0
+    return 0.0
 
 
 def share_record(path: Path, run_dir: str | Path) -> bool:
@@ -58,9 +88,10 @@ def find_folders(run_dir: str | Path, since: float = 0.0) -> list[Path]:
     for number in itertools.count(2):
         folder = next_folder(run_dir, number)
         files = list(folder.glob("rank-*.jsonl"))
-        if not files or max(file.stat().st_mtime for file in files) < since:
+        if not files:
             break
-        found.append(folder)
+        if max(file.stat().st_mtime for file in files) >= since:
+            found.append(folder)
     return found
 
 
