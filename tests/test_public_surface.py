@@ -70,32 +70,19 @@ def test_every_public_name_resolves_and_is_offered_by_dir_and_no_other_does() ->
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: file.stem)
-def test_every_module_lists_its_public_names(file: Path) -> None:
+def test_only_what_users_import_from_lists_its_names(file: Path) -> None:
+    """A package, and the modules that users were shown. Elsewhere an underscore says it."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
-    defined = {
-        node.name
-        for node in body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-        if not any("app.command" in ast.unparse(item) for item in node.decorator_list)
-    }
     lists = [
         ast.literal_eval(node.value)
         for node in body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
-    assert lists or not defined, "it has no __all__"
-    listed = lists[0] if lists else []
-    assert defined - set(listed) == set()
-    assert len(listed) == len(set(listed))
-    assert set(listed) - _bound(body) == set()
-
-
-def _bound(body: list[ast.stmt]) -> set[str]:
-    """The names that a module defines, assigns or imports."""
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    names |= {item.asname or item.name for item in nodes if isinstance(item, ast.alias)}
-    return names | {node.id for node in nodes if isinstance(node, ast.Name)}
+    doors = ("errors.py", "streaming.py", "integrations/axolotl.py")
+    is_door = file.name == "__init__.py" or file.relative_to(ROOT).as_posix() in doors
+    assert is_door or not lists
+    for listed in lists:
+        assert len(listed) == len(set(listed))
 
 
 def walk_commands(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:

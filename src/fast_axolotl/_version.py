@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["RUST_AVAILABLE", "__version__", "get_version", "is_available"]
-
 __version__ = "1.0.0.dev0"
 
 RUST_AVAILABLE = True

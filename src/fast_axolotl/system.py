@@ -20,24 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = [
-    "CGROUP",
-    "PROC",
-    "READING_LISTENERS",
-    "CpuQuota",
-    "MemoryCgroup",
-    "describe",
-    "find_cpu_quota",
-    "find_memory_cgroup",
-    "limit_bytes",
-    "meminfo_bytes",
-    "memory_bytes",
-    "node_name",
-    "pid_namespace",
-    "read_bytes_of",
-    "usable_cores",
-]
-
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 

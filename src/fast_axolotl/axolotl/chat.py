@@ -63,8 +63,6 @@ from fast_axolotl.axolotl.tokenizers import (
     too_long,
 )
 
-__all__ = ["chat_rows", "check_chat", "diff_char_span", "tokenize_prompt"]
-
 _SENTINELS = ("[[dummy_message]]", "zzdummymessagezz")
 """Axolotl's placeholders: no white space around them, first and last characters all different."""
 

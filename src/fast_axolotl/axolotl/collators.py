@@ -31,8 +31,6 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import MARK, NotAsked, Unfamiliar
 
-__all__ = ["collate", "collate_packs", "collate_packs_v2", "collate_pretraining", "fetch"]
-
 _Tokens = npt.NDArray[np.int64]
 _Row = dict[str, list[_Tokens]]
 """Of each column, the parts that lie end to end in one row of the batch."""

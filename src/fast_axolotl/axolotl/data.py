@@ -46,27 +46,6 @@ from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.kernels.threads import spread
 from fast_axolotl.system import usable_cores
 
-__all__ = [
-    "SeenHashes",
-    "column_of",
-    "count_shards",
-    "deduplicate_dataset",
-    "get_dataset_lengths",
-    "is_comparable",
-    "list_lengths",
-    "of_column",
-    "per_row",
-    "require_integers",
-    "require_known_kind",
-    "require_no_decoding",
-    "require_plain",
-    "row_numbers",
-    "rows_between",
-    "save_preprocessed_dataset",
-    "saved_notes",
-    "try_dedupe",
-]
-
 _NULL_ROW = -1
 """Stands for the length of a row that is null."""
 

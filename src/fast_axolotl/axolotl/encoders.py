@@ -34,8 +34,6 @@ from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.packing import plan_packs
 from fast_axolotl.packing.lists import SEPARATORS, pack
 
-__all__ = ["encode_packed_streaming", "encode_streaming"]
-
 LABEL_PAD = -100
 """What both encoders write where there is nothing to learn."""
 

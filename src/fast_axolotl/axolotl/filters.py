@@ -46,13 +46,6 @@ from fast_axolotl.axolotl.data import (
 )
 from fast_axolotl.axolotl.patching import Unfamiliar
 
-__all__ = [
-    "handle_long_seq_in_dataset",
-    "process_datasets_for_packing",
-    "require_unchanging",
-    "stock_fingerprint",
-]
-
 _ROWS_AT_ONCE = 16_384
 """Rows of which the kept ones are written in one step."""
 

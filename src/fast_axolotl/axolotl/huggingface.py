@@ -45,15 +45,6 @@ except ImportError as error:
         "streaming into Hugging Face needs its package: pip install datasets"
     ) from error
 
-__all__ = [
-    "FileSource",
-    "ReaderExamples",
-    "fits",
-    "locate",
-    "shard_sources",
-    "through_reader",
-]
-
 LOG = logging.getLogger("fast_axolotl")
 
 _FORMATS = {"Json": "jsonl", "Parquet": "parquet", "Arrow": "arrow", "Text": "text"}

@@ -15,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["LENDERS", "LegacyModules"]
-
 _LEGACY: dict[str, dict[str, str]] = {
     "axolotl.rust_ext": {},
     "axolotl.rust_ext.axolotl_ext": {"streaming_dataset_reader": "streaming_dataset_reader"},

@@ -20,8 +20,6 @@ import pyarrow.compute as pc
 
 from fast_axolotl.errors import DataError
 
-__all__ = ["copy_longest"]
-
 _STATE, _INFO, _FILE = "state.json", "dataset_info.json", "data-00000-of-00001.arrow"
 
 

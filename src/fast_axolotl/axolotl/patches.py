@@ -13,8 +13,6 @@ from pathlib import Path
 
 from fast_axolotl.axolotl.patching import Reliance, Replacement, Unfamiliar, mismatch
 
-__all__ = ["KNOWN", "RELIED_ON", "REPLACEMENTS", "STRATEGIES", "require_strategy"]
-
 _OURS = "fast_axolotl.axolotl"
 _UTILS = "axolotl.utils.data.utils"
 _SHARED = "axolotl.utils.data.shared"

@@ -50,24 +50,6 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-__all__ = [
-    "ABSENT",
-    "LEDGER",
-    "MARK",
-    "Final",
-    "Ledger",
-    "NotAsked",
-    "Patch",
-    "Patchwork",
-    "Reliance",
-    "Replacement",
-    "Unfamiliar",
-    "fingerprint",
-    "is_first_rank",
-    "mismatch",
-    "tally",
-]
-
 LOG = logging.getLogger("fast_axolotl")
 
 MARK = "__fast_axolotl__"

@@ -26,8 +26,6 @@ from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.templates import Renderer, find_renderer
 from fast_axolotl.axolotl.tokenizers import check_tokenizer
 
-__all__ = ["ChatTemplates", "lazy_rows", "map_dataset", "transform_rows"]
-
 _BATCH_ROWS = 1000
 """As many as ``map`` writes to disk at once in any case."""
 

@@ -45,18 +45,6 @@ from fast_axolotl.axolotl.tokenizers import (
     too_long,
 )
 
-__all__ = [
-    "chat_table",
-    "completion_table",
-    "instruction_table",
-    "orpo_table",
-    "process",
-    "reward_table",
-    "segment_table",
-    "step_table",
-    "tokenize_completions",
-]
-
 _IGNORED = -100
 _TYPES = {"input_ids": np.int32, "labels": np.int64, "attention_mask": np.int8}
 """What HF datasets makes of these columns when they are lists of integers; of others int64."""

@@ -36,15 +36,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("resuming needs Axolotl's packages: pip install axolotl") from error
 
-__all__ = [
-    "STATE_FILE",
-    "StreamCheckpoint",
-    "Watch",
-    "bounded_dataset",
-    "init_training_state",
-    "skip_first_batches",
-]
-
 STATE_FILE = "fast_axolotl_reader_rank{}.json"
 """In the folder of a checkpoint; one for each rank."""
 

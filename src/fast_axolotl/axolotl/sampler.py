@@ -31,8 +31,6 @@ import numpy.typing as npt
 from fast_axolotl.axolotl.patching import MARK, Final, Unfamiliar
 from fast_axolotl.packing.plan import PackPlan, cut, plan_packs
 
-__all__ = ["batches_length", "generate_batches", "pack_parallel"]
-
 _Batches = list[list[list[int]]]
 _Indices = npt.NDArray[np.int64] | list[Any]
 

@@ -23,8 +23,6 @@ from pathlib import Path
 
 from fast_axolotl.system import node_name, pid_namespace
 
-__all__ = ["folder_beside", "remove_leftovers", "take_lock"]
-
 LOG = logging.getLogger("fast_axolotl")
 
 _OURS = re.compile(r"\..+\.[0-9a-f]{32}")

@@ -29,8 +29,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["SWITCH_NAME", "begin", "is_preprocess"]
-
 SWITCH_NAME = "imports"
 """By which ``FAST_AXOLOTL_SKIP`` and ``--skip`` know all of this."""
 

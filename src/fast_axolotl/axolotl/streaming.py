@@ -45,21 +45,6 @@ except ImportError as error:
         "streaming into Axolotl needs its packages: pip install axolotl"
     ) from error
 
-__all__ = [
-    "BoundedDataset",
-    "BoundedMap",
-    "BoundedShuffle",
-    "StreamSettings",
-    "bounded",
-    "drawn_from",
-    "load_and_process_single_dataset",
-    "load_streaming_dataset",
-    "merge_datasets",
-    "random_state",
-    "stream_settings",
-    "worker_id",
-]
-
 MIB = 1024 * 1024
 
 MEMORY_BUDGET = 64 * MIB

@@ -40,8 +40,6 @@ from typing import Any, NoReturn
 
 from fast_axolotl.axolotl.patching import Unfamiliar
 
-__all__ = ["NOT_SHOWN", "Clock", "Inputs", "Plan", "Renderer", "find_renderer"]
-
 Inputs = tuple[list[dict[str, Any]], Any, Callable[[str], str]]
 """What a template sees of a conversation: its messages, tools or None, and the clock."""
 

@@ -47,8 +47,6 @@ import pyarrow as pa
 from fast_axolotl.axolotl.patching import LOG, MARK, Unfamiliar
 from fast_axolotl.axolotl.save_folder import take_lock
 
-__all__ = ["describe", "note_saved", "tokenize_in_shards"]
-
 _BATCH_ROWS = 1000
 """As ``map`` writes them in any case."""
 _LEAST_ROWS = 5000

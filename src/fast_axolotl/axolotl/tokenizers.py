@@ -37,15 +37,6 @@ from typing import Any
 
 from fast_axolotl.axolotl.patching import Unfamiliar
 
-__all__ = [
-    "check_tokenizer",
-    "drop_long_sequences",
-    "encode_texts",
-    "is_set",
-    "set_truncation",
-    "too_long",
-]
-
 _CALL_CHARACTERS = 1 << 18
 """Text of one call, in characters: about 10 MB of encodings, and enough for all threads."""
 

@@ -29,8 +29,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Outcome", "run_both"]
-
 _PLAIN = frozenset({int, str, bytes, bool, type(None)})
 """Types whose values are the same if they are equal and of the same type."""
 

@@ -42,8 +42,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("TRL's datasets need their package: pip install datasets") from error
 
-__all__ = ["prepare_dataset"]
-
 _BATCH_ROWS = 1000
 """Rows of a table; as many as stock's ``map`` writes at once."""
 

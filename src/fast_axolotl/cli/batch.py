@@ -17,8 +17,6 @@ from fast_axolotl.errors import DataError, UsageError
 if TYPE_CHECKING:
     from fast_axolotl.record.protocol_result import Trial
 
-__all__ = ["BATCH_EXAMPLES", "batch"]
-
 BATCH_EXAMPLES = examples(
     "batch config.yml",
     "batch config.yml --micro-batches 1,2,4,8 --global-batch 256 --ranks 8 -o batches/llama",

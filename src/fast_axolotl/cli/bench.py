@@ -19,8 +19,6 @@ from fast_axolotl.errors import DataError, UsageError
 if TYPE_CHECKING:
     from fast_axolotl.cli.race import RaceResult, Timing
 
-__all__ = ["bench_app"]
-
 bench_app = typer.Typer(
     help="Compare this package with other installed libraries on your own files.",
     no_args_is_help=True,

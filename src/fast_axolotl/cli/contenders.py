@@ -19,18 +19,6 @@ from typing import Any
 
 from fast_axolotl.cli.race import Contender, Digest, Entry, digest_columns, digest_items
 
-__all__ = [
-    "CONTENDERS",
-    "dedupe",
-    "first_fit",
-    "hash_rows",
-    "hash_texts",
-    "pad",
-    "pad_rows",
-    "plan",
-    "read",
-]
-
 BATCH_ROWS = 1000
 PAD_ROWS = 64
 """Rows padded together, to the longest of them: a batch of a training."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.dedupe import DedupeSummary
 
-__all__ = ["DEDUPE_EXAMPLES", "dedupe"]
-
 DEDUPE_EXAMPLES = examples(
     "dedupe train.jsonl -o clean.jsonl",
     "dedupe data/*.parquet -o clean.parquet --columns messages",

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fast_axolotl.protocol.plan import Plan
     from fast_axolotl.record.protocol_result import ProtocolResult
 
-__all__ = ["DEMO_EXAMPLES", "demo", "explain_losses", "plan_demo", "write_rows"]
-
 DEMO_EXAMPLES = examples("demo", "demo -o report.html")
 
 _BATCHES = 230

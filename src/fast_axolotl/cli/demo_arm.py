@@ -19,8 +19,6 @@ from typing import Any
 
 from fast_axolotl.measure import measure
 
-__all__ = ["BATCH_ROWS", "WIDTH", "Model", "fast_batches", "main", "plain_batches", "read_ahead"]
-
 Batch = dict[str, Any]
 
 BATCH_ROWS = 64

@@ -23,8 +23,6 @@ from fast_axolotl import __version__
 from fast_axolotl.cli.options import DataPath, ResultAsJson, examples
 from fast_axolotl.system import CGROUP, PROC, describe, find_memory_cgroup
 
-__all__ = ["DOCTOR_EXAMPLES", "doctor"]
-
 DOCTOR_EXAMPLES = examples("doctor", "doctor --data-path data/", "doctor --json")
 
 _OPTIONAL = {

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from fast_axolotl.cluster.job import JobPlan, JobSummary
     from fast_axolotl.cluster.tasks import Event
 
-__all__ = ["JobProgress", "plan_table", "run_job", "summary_table", "watch_job"]
-
 _LINE_SECONDS = 30.0
 _MOST_NODES = 16
 _SUMMED = ("rows", "tokens", "bytes_in", "bytes_out")

@@ -29,8 +29,6 @@ from fast_axolotl.report.figures import describe_value
 from fast_axolotl.report.matrix import escape_markdown
 from fast_axolotl.report.picture import written_beside
 
-__all__ = ["JobRecord"]
-
 _SCHEMA = 1
 Rows = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 """The header of a table and its lines."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fast_axolotl.record import RunRecord
     from fast_axolotl.record.follower import ProtocolFollower, RunFollower
 
-__all__ = ["LiveRun", "watch_record"]
-
 LOG_FILE = "log.txt"
 """In the folder of a record: what the command printed."""
 

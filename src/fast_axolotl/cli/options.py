@@ -13,37 +13,6 @@ import typer
 from fast_axolotl.errors import UsageError
 from fast_axolotl.record.units import count_words
 
-__all__ = [
-    "Address",
-    "AsJson",
-    "AsMarkdown",
-    "DataPath",
-    "Format",
-    "Inputs",
-    "JsonField",
-    "Matters",
-    "OnConflict",
-    "OnError",
-    "Restart",
-    "ResultAsJson",
-    "Split",
-    "Work",
-    "WorkerMemory",
-    "Workers",
-    "describe_rejected",
-    "examples",
-    "job_options",
-    "latest_run",
-    "name_options",
-    "parse_duration",
-    "parse_names",
-    "parse_percent",
-    "parse_shard",
-    "parse_size",
-    "say",
-    "unused_folder",
-]
-
 Inputs = Annotated[
     list[str], typer.Argument(help="Files, folders, globs or URIs, read in this order.")
 ]

@@ -23,8 +23,6 @@ from fast_axolotl.cli.options import (
     parse_names,
 )
 
-__all__ = ["PACK_EXAMPLES", "pack"]
-
 PACK_EXAMPLES = examples(
     "pack data/*.parquet -o packed --length 4096",
     "pack tokens.jsonl -o packed --length 2048 --long cut",

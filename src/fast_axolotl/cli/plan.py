@@ -10,8 +10,6 @@ import typer
 from fast_axolotl.cli.options import ResultAsJson, examples, parse_names
 from fast_axolotl.errors import UsageError
 
-__all__ = ["PLAN_EXAMPLES", "parse_price", "plan"]
-
 PLAN_EXAMPLES = examples(
     "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
     "plan outputs/fast-axolotl-measure --gpu B200 --gpus 8,64 --epochs 3 --price 5.5/h",

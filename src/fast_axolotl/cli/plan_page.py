@@ -21,8 +21,6 @@ from fast_axolotl.report.content import Report
 from fast_axolotl.report.page import render_page
 from fast_axolotl.report.plot import Chart, Figure, Legend, axis, choose_scale, colour, line
 
-__all__ = ["plan_notes", "plan_rows", "plan_title", "write_plan"]
-
 _ROLES = ("step", "anon", "pss", "hwm", "wait", "accent")
 _HEIGHT = 380
 

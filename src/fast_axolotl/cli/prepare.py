@@ -27,8 +27,6 @@ from fast_axolotl.cli.options import (
 )
 from fast_axolotl.errors import UsageError, mask_words
 
-__all__ = ["PREPARE_EXAMPLES", "prepare"]
-
 PREPARE_EXAMPLES = examples(
     "prepare config.yml --dry-run",
     "prepare config.yml --memory 2GiB --workers 8 --set sequence_len=8192",

@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from fast_axolotl.protocol import Plan, Progress
     from fast_axolotl.record.protocol_result import ProtocolResult
 
-__all__ = [
-    "COMPARE_EXAMPLES",
-    "PROTOCOL_EXAMPLES",
-    "compare",
-    "print_protocol",
-    "protocol",
-    "run_plan",
-]
-
 PROTOCOL_EXAMPLES = examples(
     "protocol config.yml --pin max_steps=200",
     "protocol config.yml --steps 1,2,3,4,5 --sequence-len 16384 --pin max_steps=200,num_workers=2",

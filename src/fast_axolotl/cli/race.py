@@ -32,27 +32,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-__all__ = [
-    "Contender",
-    "Digest",
-    "Entry",
-    "RaceResult",
-    "Timing",
-    "Worker",
-    "WorkerError",
-    "child_environment",
-    "difference",
-    "digest_columns",
-    "digest_items",
-    "interleave",
-    "main",
-    "one_line",
-    "run_race",
-    "serve",
-    "take_stdout",
-    "timed_pass",
-]
-
 LEAST_SECONDS = 0.2
 MOST_PASSES = 50
 _FEW_ROWS = 200

@@ -25,8 +25,6 @@ from fast_axolotl.cli.options import (
     say,
 )
 
-__all__ = ["READ_EXAMPLES", "read"]
-
 READ_EXAMPLES = examples(
     "read train.jsonl.zst",
     "read data/ --split train --columns messages --head 3",

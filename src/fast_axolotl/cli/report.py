@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from fast_axolotl.cli.job_record import JobRecord
     from fast_axolotl.report.content import Report, ReportRun
 
-__all__ = [
-    "REPORT_EXAMPLES",
-    "check_targets",
-    "make_report",
-    "report",
-    "write_page",
-    "write_report",
-]
-
 REPORT_EXAMPLES = examples(
     "report",
     "report fast-axolotl-runs/20300131-120000-axolotl",

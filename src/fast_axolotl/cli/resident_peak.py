@@ -7,8 +7,6 @@ from pathlib import Path
 
 from fast_axolotl.system import PROC, read_bytes_of
 
-__all__ = ["ResidentPeak"]
-
 _SAMPLE_SECONDS = 0.002
 
 

@@ -30,8 +30,6 @@ from fast_axolotl.cli.options import (
 )
 from fast_axolotl.errors import DataError, UsageError
 
-__all__ = ["MEASURE_EXAMPLES", "RUN_EXAMPLES", "STATUS_EXAMPLES", "measure", "run", "status"]
-
 RUN_EXAMPLES = examples(
     "run -- axolotl preprocess config.yml",
     "run -- axolotl train config.yml --launcher torchrun",
@@ -120,13 +118,12 @@ def run(
 
     FAST_AXOLOTL=0 in the environment turns the replacements off.
     """
-    from fast_axolotl.axolotl import SWITCH
+    from fast_axolotl.axolotl import SWITCH, axolotl_version
     from fast_axolotl.axolotl.patches import REPLACEMENTS
     from fast_axolotl.axolotl.startup import SWITCH_NAME
     from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.launch import (
         Order,
-        axolotl_version,
         cannot_start,
         end_as,
         find_program,
@@ -238,8 +235,8 @@ def measure(
 
 def status(as_json: ResultAsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
-    from fast_axolotl.axolotl import check, host_name
-    from fast_axolotl.integrations.launch import axolotl_version, status_line
+    from fast_axolotl.axolotl import axolotl_version, check, host_name
+    from fast_axolotl.integrations.launch import status_line
     from fast_axolotl.report.terminal import show_table
 
     version = axolotl_version()

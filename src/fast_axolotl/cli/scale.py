@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fast_axolotl.plan.scale import Run, Scaling
     from fast_axolotl.record import RunRecord, RunSummary
 
-__all__ = ["SCALE_EXAMPLES", "scale"]
-
 SCALE_EXAMPLES = examples("scale runs/1-gpu runs/2-gpus --price 2.5/h", "scale protocols/sizes")
 _PARTS = 20
 """Stretches of one run that its interval is made of: single steps are not independent."""

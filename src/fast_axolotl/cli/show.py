@@ -9,8 +9,6 @@ import typer
 
 from fast_axolotl.cli.options import AsJson, examples, latest_run
 
-__all__ = ["SHOW_EXAMPLES", "show"]
-
 SHOW_EXAMPLES = examples(
     "show",
     "show fast-axolotl-runs/20300131-120000-axolotl --all",

@@ -14,8 +14,6 @@ from fast_axolotl.errors import MissingFileError, UsageError
 if TYPE_CHECKING:
     from fast_axolotl.plan.trace import CollectiveRow, StepParts, TraceSummary
 
-__all__ = ["TRACE_EXAMPLES", "trace"]
-
 TRACE_EXAMPLES = examples(
     "trace traces/", "trace rank0.json.gz rank1.json.gz --link 50", "trace traces/ --steps 3:8"
 )

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["WARMUP_EXAMPLES", "warmup"]
-
 WARMUP_EXAMPLES = (
     "Examples:\n\n  fast-axolotl warmup\n\n"
     "In a container image, with a cache folder that the container's user can write to:\n\n"

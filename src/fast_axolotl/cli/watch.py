@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fast_axolotl.measure.system_figures import Watched
     from fast_axolotl.record import SystemSample
 
-__all__ = ["WATCH_EXAMPLES", "watch"]
-
 WATCH_EXAMPLES = examples(
     "watch fast-axolotl-runs/20300131-120000-axolotl",
     "watch fast-axolotl-protocols/20300131-120000",

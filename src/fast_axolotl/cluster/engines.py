@@ -29,8 +29,6 @@ from fast_axolotl._version import __version__
 from fast_axolotl.cluster.tasks import Answer, Engine, Event, Heard, Task, perform
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
-__all__ = ["find_skew", "open_engine"]
-
 _ATTEMPTS, _MOST_LOSSES = 3, 20
 """Of one task: processes that it ended, and all losses, those with whole nodes included."""
 _MOMENT_SECONDS = 5.0

@@ -21,8 +21,6 @@ import numpy as np
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
 
-__all__ = ["Part", "find_repeated", "load_array", "read_array", "split", "unique", "write_array"]
-
 _ROW_BYTES = 128
 """What one row takes while it is sorted: its record, its rank, and copies of both."""
 

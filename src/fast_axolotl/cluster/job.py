@@ -17,17 +17,6 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Event, Heard
 from fast_axolotl.errors import DataError, UsageError
 
-__all__ = [
-    "DatasetPlan",
-    "JobPlan",
-    "JobSummary",
-    "Ledger",
-    "NodeSummary",
-    "StageSummary",
-    "lock_job",
-    "open_job",
-]
-
 
 @contextmanager
 def lock_job(work: str) -> Iterator[None]:

@@ -38,8 +38,6 @@ from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
 from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
 
-__all__ = ["plan_preparation", "prepare"]
-
 MIB = 1024 * 1024
 _HOST_BYTES = 768 * MIB
 """What a process takes that has imported Axolotl and done nothing."""

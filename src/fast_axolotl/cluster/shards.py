@@ -29,8 +29,6 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.errors import DataError, FastAxolotlError
 
-__all__ = ["count_tokens", "deal", "make_rows", "merge", "tokenise", "write"]
-
 _PLACE = "__fast_axolotl_place"
 _ROWS_AT_ONCE = 1000
 _MOST_SLICE_ROWS = 20_000

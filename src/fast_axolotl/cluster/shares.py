@@ -28,8 +28,6 @@ from fast_axolotl.reading.rows import Rows, read_rows
 from fast_axolotl.reading.schema import TypeClash, join_or_mark
 from fast_axolotl.reading.unify_types import Known, first_schema
 
-__all__ = ["Share", "Shares", "find_types", "read_share"]
-
 _MIB = 1024 * 1024
 _SHARES = 256
 """Data is cut into about so many shares, as long as they are not too small or too large."""

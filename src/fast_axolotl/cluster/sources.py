@@ -28,8 +28,6 @@ import pyarrow.parquet as pq
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, FastAxolotlError
 
-__all__ = ["Source", "Unit", "find_source", "read_tables"]
-
 _KINDS = ("json", "parquet", "arrow", "csv", "text")
 _LINE_BYTES = 64 * 1024
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")

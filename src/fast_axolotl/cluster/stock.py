@@ -25,8 +25,6 @@ from fast_axolotl.axolotl import install, names_to_skip
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, UsageError
 
-__all__ = ["Made", "Pipeline", "load_configuration", "open_pipeline"]
-
 _NUMBER = "__fast_axolotl_row"
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""

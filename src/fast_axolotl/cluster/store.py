@@ -18,8 +18,6 @@ from typing import Any
 
 import fsspec
 
-__all__ = ["Store"]
-
 
 @dataclass(slots=True)
 class Store:

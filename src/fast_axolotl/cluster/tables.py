@@ -44,8 +44,6 @@ from fast_axolotl.packing.plan import Method, plan_packs
 from fast_axolotl.reading import Rejection, format_of_name, held_bytes
 from fast_axolotl.reading.rows import Rows, take
 
-__all__ = ["dedupe_on", "digest", "pack", "pack_on", "write"]
-
 _PLANNED_ROWS = 100_000
 _PLANNED_TOKENS = 16 * 1024 * 1024
 _PACK_BYTES = 32 * 1024 * 1024

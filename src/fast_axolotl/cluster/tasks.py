@@ -17,8 +17,6 @@ from typing import Any, Literal, Protocol
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.system import node_name
 
-__all__ = ["Answer", "Engine", "Event", "Heard", "Task", "perform", "run_stage"]
-
 Answer = dict[str, Any]
 """What a task found, and under ``ran``: node, seconds and peak memory of its process."""
 

@@ -47,8 +47,6 @@ from fast_axolotl.reading import (
     open_dataset,
 )
 
-__all__ = ["DedupeSummary", "dedupe_files"]
-
 MIB = 1024 * 1024
 DEFAULT_MEMORY_BUDGET = 1024 * MIB
 _LEAST_MEMORY_BUDGET = 192 * MIB

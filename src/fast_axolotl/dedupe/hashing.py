@@ -32,8 +32,6 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
 
-__all__ = ["deduplicate_indices", "parallel_hash_rows"]
-
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 _Result = TypeVar("_Result")

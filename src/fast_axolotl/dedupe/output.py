@@ -24,8 +24,6 @@ from fast_axolotl.dedupe.row_bytes import BINARY, is_one_of
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading import convert, format_of_name, held_bytes
 
-__all__ = ["GROUP_BYTES", "Output", "check_target", "decoded", "decoded_schema", "disk_errors"]
-
 GROUP_BYTES = 32 * 1024 * 1024
 """A Parquet row group is written when so much has come together; writing holds about twice that."""
 

@@ -25,17 +25,6 @@ import pyarrow.compute as pc
 from fast_axolotl.errors import DataError
 from fast_axolotl.kernels.threads import slices, spread
 
-__all__ = [
-    "BINARY",
-    "TEXT",
-    "Part",
-    "digests_of",
-    "is_one_of",
-    "parts_of",
-    "plain_type",
-    "text_bytes",
-]
-
 TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 _LISTS = (

@@ -29,8 +29,6 @@ from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.reading import held_bytes
 from fast_axolotl.system import usable_cores
 
-__all__ = ["digest_batch", "take_rows", "unique_rows"]
-
 _PAIRS_AT_ONCE = 16_384
 _DECODED_BYTES = 32 * 1024 * 1024
 """What is taken apart or put together at a time, beside the table itself."""

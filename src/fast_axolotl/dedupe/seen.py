@@ -32,8 +32,6 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
 
-__all__ = ["SeenRows", "Spill", "fresh_secret"]
-
 _MOST_LOAD = 0.8
 _LOAD_AFTER_GROWTH = 0.6
 _ENTRY_GROWTH = 16

@@ -27,8 +27,6 @@ from fast_axolotl.integrations.launch import Order, order
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["Attachment", "attach"]
-
 _ATTACHED: list[Attachment] = []
 
 

@@ -27,17 +27,6 @@ except ImportError as error:
         "the plugin needs Axolotl in the same environment: pip install axolotl"
     ) from error
 
-__all__ = [
-    "KEYS",
-    "PLUGIN",
-    "FastAxolotlArgs",
-    "FastAxolotlPlugin",
-    "measure_order",
-    "name_unknown_keys",
-    "prepare_plugins",
-    "recorded_settings",
-]
-
 PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 """What stands under ``plugins:``."""
 

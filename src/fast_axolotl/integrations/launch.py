@@ -32,7 +32,6 @@ from fast_axolotl.axolotl import (
     RUN,
     SKIP,
     SWITCH,
-    axolotl_version,
     check,
     host_name,
     inactive_line,
@@ -42,19 +41,6 @@ from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch
-
-__all__ = [
-    "MEASURE",
-    "Order",
-    "axolotl_version",
-    "cannot_start",
-    "end_as",
-    "find_program",
-    "launch_environment",
-    "order",
-    "status_line",
-    "supervise",
-]
 
 MEASURE = "FAST_AXOLOTL_MEASURE"
 """The environment variable that names the folder to record into; ``measure`` knows it, too."""

@@ -29,8 +29,6 @@ except ImportError:
             "the callback needs Lightning in the same environment: pip install lightning"
         ) from error
 
-__all__ = ["MeterCallback"]
-
 
 class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
     """Measures a ``fit`` into a folder; a second ``fit`` into a folder beside it.

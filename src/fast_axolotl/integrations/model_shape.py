@@ -32,8 +32,6 @@ from fast_axolotl.record import ModelShape
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["Weight", "measure_matmul_tflops", "read_shape", "record_model", "walk_weights"]
-
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_top_k")
 """How configs call the number of experts that a token meets."""
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

@@ -34,8 +34,6 @@ from fast_axolotl.measure.events import find_events
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["NoiseScale"]
-
 MOST_COST = 0.008
 """Share of the time that the norms may take; with what is not timed, 1 %."""
 _EVERY_STEP_BITS = 10

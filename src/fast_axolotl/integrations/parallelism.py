@@ -14,8 +14,6 @@ from typing import Any
 
 from fast_axolotl.errors import UsageError
 
-__all__ = ["find_data_rank", "rank_in_mesh", "read_parallelism"]
-
 _MESH_NAMES = {
     "tp": "tensor_parallel",
     "tensor": "tensor_parallel",

@@ -41,8 +41,6 @@ from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["Event", "WindowProfiler", "clip", "open_profile", "read_events", "total", "window_of"]
-
 Interval = tuple[int, int]
 """Begin and end in nanoseconds, not negative."""
 

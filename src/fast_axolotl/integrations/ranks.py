@@ -28,8 +28,6 @@ from fast_axolotl import __version__
 from fast_axolotl.axolotl.patching import Final, NotAsked
 from fast_axolotl.system import node_name
 
-__all__ = ["compare_ranks", "load_in_turn"]
-
 _FIRST_LINE_SECONDS = 10.0
 """Until the first line; each takes twice as long as the one before, ten minutes at most."""
 _LATE_SECONDS = 30.0

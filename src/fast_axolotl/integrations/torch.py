@@ -49,8 +49,6 @@ try:
 except ImportError:
     raise MissingExtraError("the torch dataset needs PyTorch: pip install torch") from None
 
-__all__ = ["TorchDataset"]
-
 _EPOCH, _USED_BY, _HAS_WARNED = 0, 1, 2
 """Cells of the memory that a dataset shares with its loader's workers."""
 

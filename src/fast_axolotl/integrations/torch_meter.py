@@ -39,8 +39,6 @@ from fast_axolotl.measure.loaders import find_shard, read_loader, ready_batches
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["TorchWatch", "watch_torch", "yield_to_trainer"]
-
 _SETTLING_STEPS = 2
 
 LOG = logging.getLogger("fast_axolotl")

@@ -35,8 +35,6 @@ from fast_axolotl.record.run_folders import free_folder
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-__all__ = ["GIVEN_UP", "TrainingMeter", "end_of", "log_figures", "never_raises", "open_meter"]
-
 LOG = logging.getLogger("fast_axolotl")
 
 PREFIX = "fast_axolotl/"

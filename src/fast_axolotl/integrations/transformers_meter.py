@@ -35,8 +35,6 @@ except ImportError as error:
         "the callback needs transformers in the same environment: pip install transformers"
     ) from error
 
-__all__ = ["MeterCallback"]
-
 
 class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     """Measures a ``Trainer``'s run into a folder; a second ``train()`` into a folder beside it.

@@ -20,8 +20,6 @@ from numba import types
 
 from fast_axolotl.kernels import jit
 
-__all__ = ["best_fit", "collect", "first_fit", "next_fit"]
-
 _CLOSED = -1
 """Free space of a pack that takes nothing more: too little even for a length of zero."""
 

@@ -18,8 +18,6 @@ from numba import types
 
 from fast_axolotl.kernels.jit import INT64, MUTABLE_INT64, MUTABLE_UINT64, UINT64, inlined, kernel
 
-__all__ = ["insert", "place"]
-
 _HALF = np.uint64(32)
 _LOWER = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(1)

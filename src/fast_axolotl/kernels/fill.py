@@ -22,8 +22,6 @@ from fast_axolotl.kernels.jit import INT32, INT64, MUTABLE_INT32, MUTABLE_INT64,
 from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
 
-__all__ = ["SEPARATORS", "Layout", "boundaries", "fill", "lay", "mark", "place", "positions"]
-
 SEPARATORS = 2
 """Places that a closed sequence takes beside its tokens: one EOS, one of padding."""
 

@@ -23,25 +23,6 @@ from numba import types
 
 from fast_axolotl import kernels
 
-__all__ = [
-    "BYTES",
-    "FLAGS",
-    "INT32",
-    "INT64",
-    "MUTABLE_BYTES",
-    "MUTABLE_FLAGS",
-    "MUTABLE_FLOAT64",
-    "MUTABLE_INT32",
-    "MUTABLE_INT64",
-    "MUTABLE_UINT32",
-    "MUTABLE_UINT64",
-    "UINT64",
-    "Kernel",
-    "all_kernels",
-    "inlined",
-    "kernel",
-]
-
 
 def _array(dtype: Any, *, readonly: bool = True) -> Any:
     return types.Array(dtype, 1, "C", readonly=readonly)

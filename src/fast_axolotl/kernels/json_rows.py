@@ -31,21 +31,6 @@ from fast_axolotl.kernels.jit import (
 )
 from fast_axolotl.kernels.vectors import PADDING, bits, bits_below, copy_block, first_bit
 
-__all__ = [
-    "BOOLEAN",
-    "FLOAT",
-    "FULL",
-    "INTEGER",
-    "LIST",
-    "LONG",
-    "OBJECT",
-    "OTHER",
-    "PADDING",
-    "STRING",
-    "copy_strings",
-    "parse_rows",
-]
-
 OBJECT, LIST, STRING, INTEGER, FLOAT, BOOLEAN = range(6)
 """Kinds of nodes."""
 

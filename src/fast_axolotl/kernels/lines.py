@@ -37,8 +37,6 @@ from fast_axolotl.kernels.vectors import (
     leading_zeros,
 )
 
-__all__ = ["PADDING", "copy_fields", "copy_lines", "count_byte", "cut_records", "find_fields"]
-
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 _ZERO, _ONE, _LAST = np.uint64(0), np.uint64(1), np.uint64(63)
 _DOUBLINGS = tuple(np.uint64(1 << power) for power in range(6))

@@ -30,8 +30,6 @@ from fast_axolotl.kernels.jit import (
     kernel,
 )
 
-__all__ = ["absorb", "differing_rows"]
-
 _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 """Mixed in where a length would be; no part is that long."""
 

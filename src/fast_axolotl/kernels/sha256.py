@@ -40,8 +40,6 @@ from fast_axolotl.kernels.jit import (
     kernel,
 )
 
-__all__ = ["LANES", "LONGEST_BYTES", "hash_rows", "lane_settings", "mark_first", "write_hex"]
-
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 WordArray: TypeAlias = npt.NDArray[np.uint32]

@@ -12,8 +12,6 @@ from contextlib import suppress
 from itertools import pairwise
 from threading import Thread
 
-__all__ = ["slices", "spread"]
-
 _MOST_THREADS = 256
 """Whatever is asked for: no machine gains from more, and each takes memory."""
 

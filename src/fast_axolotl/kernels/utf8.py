@@ -18,8 +18,6 @@ from numba import types
 from fast_axolotl.kernels.jit import BYTES, INT32, INT64, inlined, kernel
 from fast_axolotl.kernels.vectors import PADDING, bits, bits_below, first_bits
 
-__all__ = ["PADDING", "are_utf8", "is_utf8"]
-
 _ZERO, _ONE, _LAST = np.uint64(0), np.uint64(1), np.uint64(63)
 _TWO, _THREE = np.uint64(2), np.uint64(3)
 

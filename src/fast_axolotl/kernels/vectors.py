@@ -19,18 +19,6 @@ from numba.extending import intrinsic
 
 from fast_axolotl.kernels.jit import inlined
 
-__all__ = [
-    "PADDING",
-    "bits",
-    "bits_below",
-    "compare",
-    "copy_block",
-    "count_bits",
-    "first_bit",
-    "first_bits",
-    "leading_zeros",
-]
-
 PADDING = 64
 """Bytes that are read and written together; an output is so much longer than what it receives."""
 

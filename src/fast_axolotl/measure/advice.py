@@ -21,25 +21,6 @@ from fast_axolotl.measure.evidence import Evidence, about_seconds
 from fast_axolotl.record import thresholds
 from fast_axolotl.record.units import count_words, format_bytes, format_seconds, format_share
 
-__all__ = [
-    "Action",
-    "compute_better",
-    "evaluate_less",
-    "even_out",
-    "feed",
-    "free_processors",
-    "lower_working_set",
-    "possible_gain",
-    "profile",
-    "read_less",
-    "resolve_contradiction",
-    "resume_faster",
-    "save_less",
-    "see_fetches",
-    "start_faster",
-    "talk_less",
-]
-
 MOST_READ_AHEAD = 16
 """Batches a worker reads ahead before that is the first thing to lower where memory is short."""
 TORCH_PREFETCH = 2

@@ -30,8 +30,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["BatchCount", "BatchCounter", "add_known", "fingerprint"]
-
 _LOOK_EVERY = 16
 _LEAST_VIEWED = 32_768
 """Positions from which on tensors are counted by numpy. Between two batches of a training run the

@@ -21,8 +21,6 @@ from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record.arithmetic import ratio, times, total
 
-__all__ = ["add_noise", "noise_interval"]
-
 BLOCKS = 10
 STUDENT = 2.262
 """97.5 % quantile of Student's t with nine degrees of freedom."""

@@ -32,8 +32,6 @@ from fast_axolotl.record import Histogram, SlowFetch, StepBlock
 from fast_axolotl.record.schema import COUNTED, SAMPLED, PhaseName
 from fast_axolotl.record.stall import WaitTotals, encode_waits
 
-__all__ = ["BlockBuilder", "StepQueue"]
-
 _FOLD_EVERY_STEPS = 64
 _MOST_WAITING_STEPS = 256
 """A device lags a few steps at most, since its launch queue is bounded."""

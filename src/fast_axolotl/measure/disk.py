@@ -34,15 +34,6 @@ from fast_axolotl.measure.procfs import read_io, read_run_delay
 from fast_axolotl.record import DiskProbe
 from fast_axolotl.system import PROC, read_bytes_of
 
-__all__ = [
-    "capacity_at",
-    "choose_files",
-    "find_device",
-    "find_numbers",
-    "probe_capacity",
-    "read_requests",
-]
-
 _KIBIBYTE = 1 << 10
 _MEBIBYTE = 1 << 20
 _NUM_THREADS = 16

@@ -19,8 +19,6 @@ import sys
 import time
 from typing import Any, Protocol
 
-__all__ = ["CudaEvents", "DeviceEvents", "EventPair", "find_events"]
-
 EventPair = tuple[Any, Any]
 """The events before and after something."""
 

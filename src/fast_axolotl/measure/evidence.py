@@ -14,8 +14,6 @@ from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
 from fast_axolotl.record.units import format_bytes, format_seconds, format_share
 
-__all__ = ["MLPERF", "Evidence", "about_rate", "about_seconds"]
-
 MLPERF = "MLPerf Storage requires 90 % accelerator utilisation"
 
 _CAUSES = {

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from fast_axolotl.measure.peak_flops import Peak, explain_missing, find_peak
 from fast_axolotl.record import ModelShape
 
-__all__ = ["Flops", "Utilisation", "flops_per_token", "utilisation"]
-
 _NOTES = ("towers", "layers", "attention_width")
 """Reasons of a shape that do not forbid a figure and belong beside it: what it leaves out."""
 

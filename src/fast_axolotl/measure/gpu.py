@@ -15,8 +15,6 @@ from typing import Any
 
 from fast_axolotl.record import DeviceSample
 
-__all__ = ["GpuReader", "NvmlReader", "open_gpus"]
-
 _LOOK_EVERY = 10
 """Reads after which it is asked anew on which devices the tree runs."""
 

@@ -41,19 +41,6 @@ from fast_axolotl.record.stall import (
     wall_between,
 )
 
-__all__ = [
-    "Communication",
-    "JobStall",
-    "Replicas",
-    "Straggler",
-    "compare_communication",
-    "find_replicas",
-    "find_straggler",
-    "fold_job",
-    "mean_clocks",
-    "others_span_seconds",
-]
-
 LEAST_SHARE = 0.5
 """Of the stall, that one rank causes alone. Ours: the larger part of it."""
 LEAST_FRACTION = 0.01

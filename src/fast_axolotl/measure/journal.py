@@ -22,8 +22,6 @@ from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
 from fast_axolotl.system import PROC, node_name, pid_namespace
 
-__all__ = ["Journal"]
-
 _CLOCK_STEP_SECONDS = 1.0
 """The date may drift this far from the clock that never steps before it counts as a step."""
 _ROOMY_BYTES = 3_000_000

@@ -19,8 +19,6 @@ from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.arithmetic import finite, ratio, total
 
-__all__ = ["add_ledger", "find_clock"]
-
 _PARTS_OF_SPANS = {
     "evaluate": "evaluation",
     "checkpoint": "checkpoint",

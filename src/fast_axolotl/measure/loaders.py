@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find_data_paths", "find_shard", "read_loader", "ready_batches"]
-
 _ITERABLE = 1
 """``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
 _WRAPPED = ("dataloader", "base_dataloader", "loader", "iterable")

@@ -18,16 +18,6 @@ from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
 from fast_axolotl.record.units import format_share
 
-__all__ = [
-    "add_audit",
-    "add_queue",
-    "add_reading",
-    "add_stall",
-    "add_steps",
-    "add_tokens",
-    "find_readers",
-]
-
 MOST_SIZE_DIFFERENCE = 0.1
 """How far a cached batch may differ in size from the mean batch, to be compared with it. Ours."""
 

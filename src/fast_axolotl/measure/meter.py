@@ -48,8 +48,6 @@ from fast_axolotl.record.run_folders import share_record
 from fast_axolotl.record.schema import GradientNorms
 from fast_axolotl.system import READING_LISTENERS, describe
 
-__all__ = ["Meter", "is_fetching", "measure"]
-
 _MEASURE = "FAST_AXOLOTL_MEASURE"
 """Names the folder of the measured run that this process is part of. Who started it, ``run`` or
 ``protocol``, samples the process tree from outside."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEVICES", "Device", "Peak", "explain_missing", "find_peak", "normalise_dtype"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:

@@ -33,8 +33,6 @@ from fast_axolotl.measure.procfs import ProcessMemory, ProcessPss, ProcessStat
 from fast_axolotl.record import SystemSample
 from fast_axolotl.system import PROC
 
-__all__ = ["ProcessTree"]
-
 _FORGET_EVERY = 60
 """Samples after which foreign pids are looked at anew: a pid may have been given out again."""
 

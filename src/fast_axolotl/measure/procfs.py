@@ -18,28 +18,6 @@ from typing import Literal, NamedTuple
 
 from fast_axolotl.system import PROC, read_bytes_of
 
-__all__ = [
-    "ProcessIo",
-    "ProcessMemory",
-    "ProcessPss",
-    "ProcessStat",
-    "has_procfs",
-    "ignores_children",
-    "memory_of",
-    "read_command",
-    "read_io",
-    "read_memory",
-    "read_pressure_seconds",
-    "read_processors",
-    "read_pss",
-    "read_run_delay",
-    "read_stat",
-    "read_status",
-    "read_usage",
-    "read_vmstat",
-    "reset_high_water",
-]
-
 _MICROSECONDS = 1_000_000
 _SIGCHLD_BIT = 1 << 16
 """Signal 17 in the masks of ``status``, on every architecture but alpha, mips and sparc."""

@@ -21,8 +21,6 @@ from fast_axolotl.record.schema import COUNTED, SAMPLED
 from fast_axolotl.record.stall import LEAST_PRESENCE, WaitTotals
 from fast_axolotl.record.thresholds import is_long_enough
 
-__all__ = ["PhaseTotals", "RankFigures", "fold_rank", "summarise_rank"]
-
 
 @dataclass(slots=True)
 class PhaseTotals(WaitTotals):

@@ -23,17 +23,6 @@ from typing import Any
 from fast_axolotl.record import StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, fit_slope, ratio, total
 
-__all__ = [
-    "Drain",
-    "Point",
-    "find_capacity",
-    "find_drain",
-    "find_drift",
-    "mean_depth",
-    "number_of",
-    "read_queue",
-]
-
 Point = tuple[float, float, float]
 """Step, ready batches, fetches: of a block that tells."""
 

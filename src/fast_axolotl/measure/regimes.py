@@ -28,8 +28,6 @@ from fast_axolotl.record import Regime, StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.summary import VerdictKind
 
-__all__ = ["find_regimes"]
-
 _MOST_WINDOWS = 60
 _LEAST_WINDOWS = 3
 """Of a regime."""

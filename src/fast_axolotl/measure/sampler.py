@@ -40,8 +40,6 @@ from fast_axolotl.measure.writers import LocalRanks
 from fast_axolotl.record import DiskProbe, End, LineWriter, Settings, SystemSample, SystemStart
 from fast_axolotl.record.folder import UNREADABLE, parse_line
 
-__all__ = ["SystemSampler", "check_process", "explain_missing"]
-
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
 _PSS_LONGEST_SECONDS = 10.0

@@ -21,8 +21,6 @@ from typing import Literal
 
 from fast_axolotl.record import Histogram, Mark, SlowFetch
 
-__all__ = ["Pattern", "find_pattern", "is_burst_of_accumulation"]
-
 DEEPEST_QUEUE = 64
 """Fetches: the longest period that a ready queue is expected to hide. Ours: a queue of 64 batches
 still fits in memory, one of Axolotl's default 256 batches often does not."""

@@ -30,8 +30,6 @@ from fast_axolotl.measure.batch_counts import BatchCount, add_known
 from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.record.schema import PhaseName
 
-__all__ = ["WARMUP_STEPS", "SkippedBatches", "Span", "Step", "StepTracker"]
-
 WARMUP_STEPS = 5
 """Steps in which caches fill, kernels are chosen and memory is taken."""
 

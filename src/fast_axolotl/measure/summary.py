@@ -39,8 +39,6 @@ from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import middle, ratio, times, total
 from fast_axolotl.record.thresholds import CPU_LOST
 
-__all__ = ["summarise"]
-
 _NOTED = ("error", "clock_step")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5

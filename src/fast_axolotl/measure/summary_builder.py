@@ -9,8 +9,6 @@ from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.catalogue import FIGURES
 
-__all__ = ["SummaryBuilder"]
-
 
 class SummaryBuilder:
     """Takes figures as they are found, and a reason for each that is missing."""

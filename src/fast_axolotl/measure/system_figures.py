@@ -19,8 +19,6 @@ from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.units import format_bytes
 
-__all__ = ["Watched", "describe_growth", "fold_system", "growth"]
-
 LEAST_SWAP_SHARE = 0.5
 """Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
 

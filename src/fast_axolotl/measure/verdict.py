@@ -33,8 +33,6 @@ from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.summary import VerdictKind
 from fast_axolotl.record.units import count_words, format_bytes, format_share
 
-__all__ = ["judge", "judge_course"]
-
 _ASKED = (
     f"at least {thresholds.LEAST_FETCHES} fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} "
     f"s, or {thresholds.LEAST_SECONDS:.0f} s"

@@ -25,16 +25,6 @@ from fast_axolotl.record import LineWriter, Start, SystemStart
 from fast_axolotl.record.folder import SYSTEM_FILES, UNREADABLE, parse_line, system_file
 from fast_axolotl.system import node_name, pid_namespace
 
-__all__ = [
-    "LocalRanks",
-    "find_owner",
-    "find_running_nodes",
-    "find_writer",
-    "has_sampler",
-    "open_system_file",
-    "read_rank",
-]
-
 _FRESH_SECONDS = 60.0
 """Age of a file up to which its writer on another machine counts as alive. Ours: samples are at
 most five seconds apart, and clients of a file server see them up to some seconds late."""

@@ -28,18 +28,6 @@ import numpy.typing as npt
 
 from fast_axolotl.errors import UsageError
 
-__all__ = [
-    "Array",
-    "Flat",
-    "Rows",
-    "flatten",
-    "integer",
-    "lengths_of",
-    "plain_rows",
-    "read",
-    "require_fit",
-]
-
 Array: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = list[Sequence[int]]
 """Lists and tuples of Python's integers."""

@@ -16,8 +16,6 @@ from itertools import chain, pairwise
 
 from fast_axolotl.packing.outputs import untracked, untracker
 
-__all__ = ["SEPARATORS", "PackedLists", "boundaries", "concatenate", "pack", "positions", "split"]
-
 SEPARATORS = 2
 """Places that ``pack`` adds to each sequence: one EOS, one PAD."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from fast_axolotl.errors import MissingExtraError, UsageError
 from fast_axolotl.packing.inputs import Array, integer
 
-__all__ = ["OUTPUTS", "check_options", "deliver", "option", "untracked", "untracker"]
-
 OUTPUTS = ("lists", "numpy", "torch")
 
 _BLOCK_ROWS = 256

@@ -26,8 +26,6 @@ from fast_axolotl.packing.inputs import (
 )
 from fast_axolotl.packing.outputs import OUTPUTS, check_options, deliver, option, untracked
 
-__all__ = ["create_padding_mask", "pad_sequences"]
-
 
 def pad_sequences(
     sequences: Iterable[Any],

@@ -28,8 +28,6 @@ from fast_axolotl.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Method", "PackPlan", "cut", "plan_packs"]
-
 Method = Literal["first_fit", "first_fit_decreasing", "best_fit_decreasing", "sequential"]
 
 _Integers = npt.NDArray[np.int64]

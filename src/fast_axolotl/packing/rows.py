@@ -39,8 +39,6 @@ from fast_axolotl.packing.inputs import (
 )
 from fast_axolotl.packing.outputs import check_options, deliver
 
-__all__ = ["concatenate_and_pack", "pack_sequences"]
-
 _NAMES = ("input_ids", "labels", "attention_mask")
 
 

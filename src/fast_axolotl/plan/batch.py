@@ -18,8 +18,6 @@ from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
 from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
 
-__all__ = ["Advice", "advise", "choose_next", "describe_longest", "find_sizes"]
-
 NEAR = 0.03
 """Share of the best rate that is given up for a smaller micro-batch. Ours: twice what runs of one
 command differ by on a quiet machine."""

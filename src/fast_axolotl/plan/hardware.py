@@ -16,8 +16,6 @@ from typing import Any
 
 from fast_axolotl.errors import UsageError
 
-__all__ = ["Gpu", "Price", "find_gpu", "find_price", "known_gpus"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

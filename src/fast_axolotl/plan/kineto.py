@@ -24,8 +24,6 @@ from typing import IO, Any
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 
-__all__ = ["COMMUNICATION", "COMPUTE", "COPY", "Collective", "Trace", "read_trace"]
-
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 """What an event of the device does."""
 

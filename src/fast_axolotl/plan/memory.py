@@ -17,8 +17,6 @@ from typing import Literal
 from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.shape import Shape
 
-__all__ = ["Layout", "Memory", "adapter_parameters", "predict_memory"]
-
 _STATES = {"bf16": (2.0, 2.0, 4.0), "mixed": (4.0, 4.0, 8.0), "master": (2.0, 4.0, 12.0)}
 """Bytes of a trained weight, its gradient and its moments: all in bf16, as transformers loads
 them; fp32 with autocast; Megatron's bf16 beside an fp32 copy."""

@@ -25,16 +25,6 @@ from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
 
-__all__ = [
-    "Candidate",
-    "Plan",
-    "Range",
-    "Reference",
-    "interval_width",
-    "join_plans",
-    "make_plan",
-]
-
 _SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
 """Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
 length, recomputation or parallelism; the same with experts."""

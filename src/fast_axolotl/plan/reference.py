@@ -17,8 +17,6 @@ from fast_axolotl.plan.predict import Reference
 from fast_axolotl.plan.shape import Shape, shape_of_record
 from fast_axolotl.record import RunRecord, RunSummary
 
-__all__ = ["count_epoch_tokens", "read_reference"]
-
 
 def read_reference(
     record: RunRecord, summary: RunSummary, shape: Shape | None = None

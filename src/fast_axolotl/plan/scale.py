@@ -29,8 +29,6 @@ from fast_axolotl.record.arithmetic import middle
 from fast_axolotl.record.thresholds import FREE_STALL
 from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
 
-__all__ = ["FAR", "Count", "Curve", "Run", "Scaling", "fit_curve", "make_scaling"]
-
 FAR = 4
 """Times the largest measured count beyond which a curve is not to be relied on."""
 _WORTH = 0.5

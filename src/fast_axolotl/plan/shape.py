@@ -17,8 +17,6 @@ from typing import Any
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.record import ModelShape
 
-__all__ = ["Shape", "guess_shape", "parse_config", "read_config", "shape_of_record"]
-
 _PLAIN = ("gpt2", "gpt_neox", "gptj", "opt", "mpt", "bloom", "phi", "gpt_bigcode", "starcoder2")
 """Families whose feed-forward part has no gate."""
 _REFUSED = ("mamba", "ssm", "hybrid", "rwkv", "linear_attention", "is_encoder_decoder")

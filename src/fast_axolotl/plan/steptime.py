@@ -19,8 +19,6 @@ from fast_axolotl.plan.hardware import Gpu
 from fast_axolotl.plan.memory import Layout, adapter_parameters
 from fast_axolotl.plan.shape import Shape
 
-__all__ = ["Constants", "StepTime", "predict_step"]
-
 _HOST_RATE = 20e9
 """Bytes per second that a GPU's share of the host's memory gives to an optimizer there."""
 _EAGER = 1.5

@@ -28,8 +28,6 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.plan.kineto import COMMUNICATION, COMPUTE, COPY, Collective, Trace, read_trace
 from fast_axolotl.record.units import count_words, format_share
 
-__all__ = ["CollectiveRow", "KernelSlowdown", "StepParts", "TraceSummary", "summarise_traces"]
-
 Numbers = NDArray[np.int64]
 Spans = Numbers
 """Starts and ends in two columns; merged ones are in order and do not touch."""

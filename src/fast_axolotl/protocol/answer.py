@@ -14,8 +14,6 @@ from fast_axolotl.record.protocol_result import Arm, Matrix, MatrixRow
 from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.record.units import count_words, format_share, format_value
 
-__all__ = ["describe_result", "find_missing"]
-
 _MOST_PERCENT = 2.0
 """A factor up to this is written as so many per cent more."""
 

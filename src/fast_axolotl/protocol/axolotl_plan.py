@@ -22,16 +22,6 @@ from typing import Any
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
 from fast_axolotl.protocol.plan import PAIRS, WARMUP, ArmPlan, Plan
 
-__all__ = [
-    "COMMAND",
-    "STEPS",
-    "parse_pins",
-    "parse_steps",
-    "plan_axolotl",
-    "plan_batches",
-    "read_config",
-]
-
 COMMAND = "axolotl train {config}"
 STEPS = (1, 2, 4, 5)
 """Streaming changes the order of rows and needs ``max_steps``, so only on request."""

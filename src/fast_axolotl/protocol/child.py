@@ -24,15 +24,6 @@ from pathlib import Path
 from fast_axolotl.errors import mask_secrets
 from fast_axolotl.system import PROC, meminfo_bytes
 
-__all__ = [
-    "Launch",
-    "launch",
-    "prepare_page_cache",
-    "read_last_lines",
-    "read_tail",
-    "with_own_programs",
-]
-
 Launch = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[], None]], int]
 """Runs a command with an environment and a file for its log, and calls back now and then."""
 

@@ -21,8 +21,6 @@ from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
 
-__all__ = ["Check", "Comparison", "Limit", "compare_folders", "parse_check"]
-
 _LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
 _APART = (
     "The two sides were not run alternately: any change of the machine in between counts as a "

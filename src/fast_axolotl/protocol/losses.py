@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-__all__ = ["LossCheck", "compare_losses"]
-
 Losses = Sequence[float]
 
 _MOST_SPREADS = 2.0

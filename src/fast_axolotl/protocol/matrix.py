@@ -30,19 +30,6 @@ from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, Figure
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, Outcome
 from fast_axolotl.record.run_folders import read_training
 
-__all__ = [
-    "RunFigures",
-    "build_matrix",
-    "compare_values",
-    "describe_judgement",
-    "find_cell",
-    "judge_matrix",
-    "make_row",
-    "primary_name",
-    "read_figures",
-    "sum_up",
-]
-
 _NO_RUN = "no run of this variant counts"
 _LATE = ("meter", "watch")
 """Who begins to sample when the process has already run for a while."""

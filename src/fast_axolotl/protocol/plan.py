@@ -15,18 +15,6 @@ from typing import Any
 from fast_axolotl.errors import UsageError, mask_secrets, mask_words
 from fast_axolotl.record.units import count_words
 
-__all__ = [
-    "MATTERS",
-    "PAIRS",
-    "WARMUP",
-    "ArmPlan",
-    "Plan",
-    "Turn",
-    "plan_arm",
-    "plan_commands",
-    "plan_world_sizes",
-]
-
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OF_A_SHELL = re.compile(r"[;<>|&]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")

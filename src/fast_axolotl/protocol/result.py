@@ -26,8 +26,6 @@ from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
 from fast_axolotl.record.thresholds import BUSY_CPU, TAKEN_CPU
 from fast_axolotl.record.units import count_words, format_share
 
-__all__ = ["LOADER_SETTINGS", "build_protocol", "differing_settings", "find_disturbance"]
-
 LOADER_SETTINGS = (
     "num_workers",
     "prefetch_factor",

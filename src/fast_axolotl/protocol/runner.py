@@ -34,8 +34,6 @@ from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
-__all__ = ["Progress", "Running", "describe_dedupe", "open_running", "run_protocol"]
-
 _MOST_FAILURES = 2
 """An arm that failed so often and never succeeded is left out."""
 _DEDUPE = "dedupe"

@@ -23,8 +23,6 @@ from fast_axolotl.protocol.plan import Plan
 from fast_axolotl.record.codec import from_plain, to_plain
 from fast_axolotl.record.protocol_result import ArmRun
 
-__all__ = ["STATE_FILE", "State", "hold", "is_held", "open_state", "write_json"]
-
 STATE_FILE = "state.json"
 _SCHEMA = 1
 _LOCK_FILE = ".lock"

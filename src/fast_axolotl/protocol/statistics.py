@@ -26,19 +26,6 @@ from functools import cache
 
 from fast_axolotl.record.arithmetic import finite
 
-__all__ = [
-    "LEVEL",
-    "POWER",
-    "Estimate",
-    "adjust_by_holm",
-    "compare_runs",
-    "detectable_change",
-    "find_power",
-    "pairs_needed",
-    "t_probability",
-    "t_quantile",
-]
-
 LEVEL = 0.05
 """Probability of taking chance for a change."""
 POWER = 0.8

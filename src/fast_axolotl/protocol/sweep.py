@@ -28,8 +28,6 @@ from fast_axolotl.protocol.statistics import t_quantile
 from fast_axolotl.record.protocol_result import ArmRun, Trial
 from fast_axolotl.record.run_folders import read_training
 
-__all__ = ["find_out_of_memory", "run_trial"]
-
 _LOG_BYTES = 4_000_000
 """Of the end of a log, in which memory that ran out is looked for: 64 ranks print a lot."""
 _OUT_OF_MEMORY = re.compile(

@@ -29,8 +29,6 @@ from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import MIXED, conform, is_number
 
-__all__ = ["OUTPUTS", "Batcher", "convert"]
-
 OUTPUTS = ("python", "arrow", "numpy", "torch")
 
 _HAS_FAST_LISTS = int(pa.__version__.partition(".")[0]) >= 25

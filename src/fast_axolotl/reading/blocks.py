@@ -20,24 +20,6 @@ import pyarrow as pa
 from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading.storage import Source
 
-__all__ = [
-    "PART_BLOCKS",
-    "Block",
-    "BrokenBlock",
-    "BrokenFile",
-    "CsvDialect",
-    "Dataset",
-    "Decoded",
-    "FileFormat",
-    "InputFile",
-    "ReadOptions",
-    "Rejection",
-    "Unit",
-    "decode_or_reject",
-    "held_bytes",
-    "value_bytes",
-]
-
 PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
 

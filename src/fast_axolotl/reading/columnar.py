@@ -43,8 +43,6 @@ from fast_axolotl.reading.blocks import (
 from fast_axolotl.reading.storage import Source
 from fast_axolotl.reading.validation import validate
 
-__all__ = ["ArrowFile", "ParquetFile", "open_arrow", "open_parquet"]
-
 _FIRST_ROWS = 4
 """What a row group's first step decodes; a step has at most four times the rows of the one before,
 so that only rows which differ much from all before them can surprise."""

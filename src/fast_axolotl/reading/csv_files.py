@@ -46,8 +46,6 @@ from fast_axolotl.reading.lines import (
 )
 from fast_axolotl.reading.storage import Source, Supply, head_of, open_chunks
 
-__all__ = ["CsvFile"]
-
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
 _SNIFF_ROWS = 50

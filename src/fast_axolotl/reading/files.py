@@ -30,8 +30,6 @@ from fast_axolotl.reading.formats import format_of_name, is_saved_dataset
 from fast_axolotl.reading.remote import BlockCache, Remote, version_of, with_retries
 from fast_axolotl.reading.storage import Source, translate_os_errors
 
-__all__ = ["find_files"]
-
 _Item = TypeVar("_Item")
 
 _SPLIT_WORDS = {

@@ -24,15 +24,6 @@ from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageE
 from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
 from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
-__all__ = [
-    "FormatWarning",
-    "detect_format",
-    "format_of_name",
-    "is_saved_dataset",
-    "list_supported_formats",
-    "open_files",
-]
-
 _SHORT_HEAD_BYTES = 4 * 1024
 _HEAD_BYTES = 64 * 1024
 """Enough for any magic and, as a rule, for the first row of a JSON lines file."""

@@ -37,8 +37,6 @@ from fast_axolotl.reading.lines import Lines
 from fast_axolotl.reading.remote import BlockCache
 from fast_axolotl.system import usable_cores
 
-__all__ = ["known_schema", "unit_rows", "with_csv_edges"]
-
 _VERSION = 1
 """Changes when an entry comes to mean something else."""
 

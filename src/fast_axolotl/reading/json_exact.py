@@ -20,8 +20,6 @@ from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
 from fast_axolotl.reading.lines import count_newlines
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join, join_schemas
 
-__all__ = ["MAX_TYPE_NESTING", "ExactParse", "JsonRows", "line_spans"]
-
 MAX_TYPE_NESTING = 64
 """Values nested deeper get no Arrow type of their own, which every later step would recurse on."""
 

@@ -39,8 +39,6 @@ from fast_axolotl.reading.kernel_loader import KernelLoader
 from fast_axolotl.reading.lines import check_utf8
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
-__all__ = ["JsonBlock"]
-
 _MAX_NESTING = 4_000
 """Deeper rows go to Python, which raises where pyarrow would exhaust the stack (past 10,000)."""
 

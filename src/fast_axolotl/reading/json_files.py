@@ -24,8 +24,6 @@ from fast_axolotl.reading.json_fast import JsonBlock
 from fast_axolotl.reading.lines import BOM, LineFile, Lines, line_at, whole_file
 from fast_axolotl.reading.storage import Source, Supply, start_of
 
-__all__ = ["JsonDocument", "JsonLinesFile"]
-
 _Ints = npt.NDArray[np.int64]
 
 _MOST_BLOCK_BYTES = 2 * 1024 * 1024

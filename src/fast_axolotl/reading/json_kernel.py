@@ -20,8 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["EXACT_INTEGER_LIMIT", "read_known"]
-
 _MOST_NODES = 64
 _MOST_DEPTH = 32
 _MOST_FIELDS = 64

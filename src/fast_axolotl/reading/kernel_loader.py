@@ -18,8 +18,6 @@ from typing import Any
 
 from fast_axolotl.reading.blocks import ReadOptions
 
-__all__ = ["KernelLoader", "loaded_utf8"]
-
 _KERNEL_BYTES, _COMPILE_BYTES = 64 * 1024 * 1024, 256 * 1024 * 1024
 _KERNEL_BLOCK_BYTES = 8 * 1024 * 1024
 """Blocks are that large from a memory budget of 256 MiB on."""

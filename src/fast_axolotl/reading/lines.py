@@ -32,20 +32,6 @@ from fast_axolotl.reading.kernel_loader import KernelLoader, loaded_utf8
 from fast_axolotl.reading.storage import Source, Supply, check_record, open_chunks
 from fast_axolotl.reading.validation import validate_text
 
-__all__ = [
-    "BOM",
-    "MOST_BLOCK_BYTES",
-    "LineFile",
-    "Lines",
-    "TextFile",
-    "check_utf8",
-    "count_newlines",
-    "least_unit_bytes",
-    "line_at",
-    "loaded_kernels",
-    "whole_file",
-]
-
 BOM = b"\xef\xbb\xbf"
 
 _COMPRESSED_EXPANSION = 4

@@ -49,8 +49,6 @@ from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import TypeClash, join_or_mark
 from fast_axolotl.reading.unify_types import unify
 
-__all__ = ["Draws", "MixStats", "MixedReader", "mix_datasets"]
-
 _BITS = 32
 _ONE = 1 << _BITS
 """Shares and phases are whole multiples of 1 / _ONE, so that no row number is ever rounded."""

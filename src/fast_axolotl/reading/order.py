@@ -43,20 +43,6 @@ from fast_axolotl.reading.blocks import Dataset, Unit
 from fast_axolotl.reading.index import unit_rows, with_csv_edges
 from fast_axolotl.reading.schema import TypeClash, join_or_mark
 
-__all__ = [
-    "Deal",
-    "Order",
-    "Piece",
-    "Position",
-    "ResumePoint",
-    "ShardWarning",
-    "Span",
-    "Step",
-    "check_shard",
-    "find_states",
-    "warn_of_sharing",
-]
-
 _RUNS = 8
 """A shard is dealt what is left in runs of about this fraction of its share: long at first, and
 single units at the end, which even out what the runs before left uneven."""

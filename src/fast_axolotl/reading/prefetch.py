@@ -26,8 +26,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fast_axolotl.errors import UsageError
 
-__all__ = ["Prefetcher", "Sized"]
-
 _IN_FLIGHT_FACTOR = 3
 """An item being decoded holds its bytes, its rows, and what the decoder needs between the two;
 more where the items before it came to more."""

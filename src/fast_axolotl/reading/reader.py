@@ -35,8 +35,6 @@ from fast_axolotl.reading.take import take_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import READING_LISTENERS, usable_cores
 
-__all__ = ["ReadStats", "Reader", "dataset_of", "open_dataset", "usable_threads"]
-
 MIB = 1024 * 1024
 
 DEFAULT_MEMORY_BUDGET = 256 * MIB

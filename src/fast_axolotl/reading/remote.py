@@ -30,8 +30,6 @@ from typing import Any, TypeVar
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, mask_secrets
 
-__all__ = ["BLOCK_BYTES", "BlockCache", "Remote", "clock", "pause", "version_of", "with_retries"]
-
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger("fast_axolotl.reading")

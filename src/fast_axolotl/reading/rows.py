@@ -25,8 +25,6 @@ from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known
 
-__all__ = ["Rows", "read_rows", "shuffle_rows", "take"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:

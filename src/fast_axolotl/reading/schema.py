@@ -25,18 +25,6 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError
 
-__all__ = [
-    "JSON_TEXT",
-    "MIXED",
-    "TypeClash",
-    "conform",
-    "is_json_text",
-    "is_number",
-    "join",
-    "join_or_mark",
-    "join_schemas",
-]
-
 MIXED = pa.json_()
 """The type of a column with arrays of mixed kinds: JSON text that decodes to values."""
 

@@ -40,18 +40,6 @@ import pyarrow as pa
 from fast_axolotl.errors import AccessError, DataError, MissingFileError
 from fast_axolotl.reading.remote import Remote
 
-__all__ = [
-    "MOST_RECORD_BYTES",
-    "Source",
-    "Supply",
-    "check_record",
-    "head_of",
-    "open_chunks",
-    "spool",
-    "start_of",
-    "translate_os_errors",
-]
-
 MOST_RECORD_BYTES = 2**31 - 1
 """A line, or another record, may be so long: more than pyarrow puts into one value of text."""
 

@@ -25,8 +25,6 @@ from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known
 from fast_axolotl.system import usable_cores
 
-__all__ = ["take_rows"]
-
 _AHEAD_BLOCKS = 8
 
 

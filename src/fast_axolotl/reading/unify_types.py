@@ -47,8 +47,6 @@ from fast_axolotl.reading.schema import (
     join_schemas,
 )
 
-__all__ = ["Known", "first_schema", "unify"]
-
 _SCAN_BYTES = 32 * 1024 * 1024
 """CSV types, and columns that may clash, are settled by all of the data up to this size."""
 

@@ -22,8 +22,6 @@ import pyarrow as pa
 
 from fast_axolotl.reading.kernel_loader import loaded_utf8
 
-__all__ = ["validate", "validate_text"]
-
 _SMALL_BYTES = 2 * 1024 * 1024
 """Below this the calls from Python take as long as they save, most of all with other threads."""
 

@@ -6,8 +6,6 @@ import math
 import statistics
 from collections.abc import Iterable
 
-__all__ = ["finite", "fit_slope", "middle", "ratio", "times", "total"]
-
 
 def finite(value: float | None) -> float | None:
     """The value, unless it is missing or no number."""

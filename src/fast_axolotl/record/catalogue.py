@@ -13,8 +13,6 @@ from typing import Literal
 
 from fast_axolotl.record.units import format_value
 
-__all__ = ["FIGURES", "LEDGER", "MATRIX", "PRIMARY", "Better", "Figure"]
-
 Better = Literal["higher", "lower", ""]
 
 _UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"

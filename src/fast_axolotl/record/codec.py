@@ -16,8 +16,6 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["from_plain", "to_json", "to_plain"]
-
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 _NUMBERS: frozenset[type] = frozenset({int, float})

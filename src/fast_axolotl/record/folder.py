@@ -26,26 +26,6 @@ from fast_axolotl.record import schema
 from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE
 
-__all__ = [
-    "JOB_FILE",
-    "SYSTEM_FILES",
-    "UNREADABLE",
-    "LineWriter",
-    "RankRecord",
-    "RunRecord",
-    "SystemRecord",
-    "check_folder",
-    "dump_line",
-    "find_protocol_runs",
-    "leave_out_earlier",
-    "no_record",
-    "parse_line",
-    "read_run",
-    "sort_in",
-    "sort_systems",
-    "system_file",
-]
-
 _KINDS: dict[str, type] = {
     "start": schema.Start,
     "settings": schema.Settings,

@@ -40,19 +40,6 @@ from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
 from fast_axolotl.record.schema import COUNTED, SAMPLED, Mark, StepBlock, SystemSample
 from fast_axolotl.record.stall import join_waits
 
-__all__ = [
-    "MOST_SAMPLES",
-    "NEWEST",
-    "ProtocolFollower",
-    "ProtocolStage",
-    "RunFollower",
-    "condense_blocks",
-    "condense_marks",
-    "condense_samples",
-    "join_blocks",
-    "restart_window",
-]
-
 NEWEST = 128
 """Blocks and samples that keep their detail: two minutes, at one a second."""
 _MOST_BLOCKS = 4096

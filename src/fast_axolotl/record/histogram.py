@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-__all__ = ["Histogram"]
-
 _LEAST = 1e-6
 _LOG_GROWTH = math.log(1.02)
 

@@ -18,18 +18,6 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.record.catalogue import FIGURES, Better
 from fast_axolotl.record.codec import from_plain
 
-__all__ = [
-    "PROTOCOL_FILE",
-    "Arm",
-    "ArmRun",
-    "Cell",
-    "Matrix",
-    "MatrixRow",
-    "Outcome",
-    "ProtocolResult",
-    "Trial",
-]
-
 Outcome = Literal[
     "better",
     "worse",

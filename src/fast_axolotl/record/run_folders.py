@@ -15,16 +15,6 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.record.folder import UNREADABLE, RunRecord, parse_line, read_run
 from fast_axolotl.record.schema import Start
 
-__all__ = [
-    "choose_training",
-    "find_folders",
-    "free_folder",
-    "next_folder",
-    "read_training",
-    "read_trainings",
-    "share_record",
-]
-
 
 def next_folder(run_dir: str | Path, number: int) -> Path:
     """The folder of the ``number``-th training of a run: the first gets the name given."""

@@ -12,29 +12,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-__all__ = [
-    "CPU_COLLECTIVES",
-    "SCHEMA",
-    "DeviceSample",
-    "DiskProbe",
-    "End",
-    "FreeRun",
-    "GradientNorms",
-    "Log",
-    "Mark",
-    "ModelShape",
-    "Phase",
-    "PhaseName",
-    "ProfileWindow",
-    "Settings",
-    "SlowFetch",
-    "Start",
-    "StepBlock",
-    "SystemSample",
-    "SystemStart",
-    "is_collective",
-]
-
 SCHEMA = 1
 """Version of the record's format: readers accept this one and older."""
 

@@ -33,19 +33,6 @@ from typing import Any, Literal, NamedTuple
 from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.schema import StepBlock
 
-__all__ = [
-    "JobWaits",
-    "StallSource",
-    "WaitTotals",
-    "decode_waits",
-    "encode_waits",
-    "find_common_steps",
-    "fold_waits",
-    "join_ranks",
-    "join_waits",
-    "wall_between",
-]
-
 StallSource = Literal["device", "host", ""]
 
 LEAST_DEVICE_SHARE = 0.9

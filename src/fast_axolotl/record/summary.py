@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["NodeSummary", "RankSummary", "Regime", "RunSummary", "Verdict", "VerdictKind"]
-
 VerdictKind = Literal[
     "inconclusive",
     "memory",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_long_enough"]
-
 LEAST_FETCHES = 200
 """Fetches. Ours: the worst 1 % of them is then two fetches, not one."""
 LEAST_FETCHES_SECONDS = 2.0

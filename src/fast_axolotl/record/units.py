@@ -8,19 +8,6 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 
-__all__ = [
-    "count_words",
-    "format_bytes",
-    "format_change",
-    "format_count",
-    "format_date",
-    "format_duration",
-    "format_flops",
-    "format_seconds",
-    "format_share",
-    "format_value",
-]
-
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 

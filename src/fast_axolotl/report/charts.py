@@ -25,18 +25,6 @@ from fast_axolotl.report import plot
 from fast_axolotl.report.content import VERDICTS, describe_regimes, verdict_title
 from fast_axolotl.report.plot import Chart, Curves, Figure, Legend, Scale
 
-__all__ = [
-    "disk_chart",
-    "gpu_chart",
-    "loss_chart",
-    "make_charts",
-    "memory_chart",
-    "rank_chart",
-    "stall_chart",
-    "throughput_chart",
-    "waits_chart",
-]
-
 _LEAST_MARKED = 20
 _MOST_DWARFING = 5
 """Steps that may lie beyond the scale: such as the first ones, which compile."""

@@ -16,25 +16,6 @@ from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import Arm, ArmRun, ProtocolResult
 from fast_axolotl.record.units import format_duration, format_share
 
-__all__ = [
-    "VERDICTS",
-    "Report",
-    "ReportRun",
-    "VerdictLook",
-    "counted_runs",
-    "describe_drawn",
-    "describe_gpus",
-    "describe_progress",
-    "describe_regimes",
-    "describe_replacements",
-    "describe_run",
-    "divide_clock",
-    "find_alarms",
-    "no_counted_run",
-    "shown_run",
-    "verdict_title",
-]
-
 
 class VerdictLook(NamedTuple):
     """How a kind of verdict is shown."""

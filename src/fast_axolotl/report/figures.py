@@ -15,16 +15,6 @@ from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.summary import RankSummary
 from fast_axolotl.record.units import format_count, format_seconds, format_share
 
-__all__ = [
-    "GROUPS",
-    "Row",
-    "describe_value",
-    "format_row",
-    "member_tables",
-    "missing_reason",
-    "read_figure",
-]
-
 _RANK_COLUMNS = ("rank", "stall", "CPU-side wait", "steps", "step p50", "samples/s", "tokens/s", "")
 _NODE_FIGURES = {
     "working set": "working_set_bytes",

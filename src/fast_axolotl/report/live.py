@@ -42,16 +42,6 @@ from fast_axolotl.record.follower import MOST_SAMPLES, NEWEST, condense_samples,
 from fast_axolotl.report.live_frame import Frame, make_frame
 from fast_axolotl.report.live_layout import Keys, ViewState, format_line, lay_out
 
-__all__ = [
-    "Display",
-    "LineDisplay",
-    "LiveSource",
-    "LiveView",
-    "SampledProcess",
-    "ScreenDisplay",
-    "open_display",
-]
-
 INTERVAL_SECONDS = 1.0
 _SUMMARY_SHARE = 0.05
 """Of one core, at most this for summing up."""

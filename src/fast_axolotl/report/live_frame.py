@@ -24,8 +24,6 @@ from fast_axolotl.record import (
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.stall import WaitTotals, join_ranks
 
-__all__ = ["Frame", "RankLine", "StallMark", "make_frame"]
-
 NOW_SECONDS = 5.0
 """How far back *now* reaches: long enough to be calm, short enough to follow a change."""
 MOST_MARKS = 128

@@ -30,8 +30,6 @@ from fast_axolotl.report.content import VERDICTS, describe_regimes, verdict_titl
 from fast_axolotl.report.live_frame import Frame, RankLine
 from fast_axolotl.report.terminal import describe_left
 
-__all__ = ["Keys", "ViewState", "describe_state", "format_line", "lay_out", "stage_parts"]
-
 _NARROW = 60
 """Columns below which labels are short and bars are left out."""
 _LEAST_WIDTH = 10

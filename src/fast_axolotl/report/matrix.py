@@ -31,18 +31,6 @@ from fast_axolotl.report.content import (
 from fast_axolotl.report.figures import missing_reason
 from fast_axolotl.report.terminal import print_parts
 
-__all__ = [
-    "compare_plainly",
-    "comparison_markdown",
-    "describe_change",
-    "escape_markdown",
-    "measured_rows",
-    "protocol_markdown",
-    "runs_markdown",
-    "show_comparison",
-    "show_protocol",
-]
-
 _PIPE_WIDTH = 140
 _MOST_DECIMALS = 5
 """Of a ratio: smaller changes than a hundred-thousandth are none that anybody asks for."""

@@ -56,16 +56,6 @@ from fast_axolotl.report.matrix import compare_plainly, describe_change, measure
 from fast_axolotl.report.plot import Chart, Curves, plain_name
 from fast_axolotl.report.series import MOST_POINTS, keep_extremes, read_series, steps_together
 
-__all__ = [
-    "COLOURS",
-    "GENERATOR",
-    "MOST_RUNS",
-    "interval_picture",
-    "render_page",
-    "render_report",
-    "report_data",
-]
-
 GENERATOR = "fast-axolotl report"
 """What the page's head says of who made it."""
 

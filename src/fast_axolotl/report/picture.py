@@ -12,8 +12,6 @@ from pathlib import Path
 
 from fast_axolotl.errors import DataError, MissingExtraError
 
-__all__ = ["BROWSERS", "find_browser", "take_picture", "written_beside"]
-
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 """Commands that are looked for, in this order."""
 

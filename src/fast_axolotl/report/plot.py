@@ -14,28 +14,6 @@ from typing import Any, Literal, NamedTuple
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 
-__all__ = [
-    "Chart",
-    "Curves",
-    "Figure",
-    "Legend",
-    "Panel",
-    "Scale",
-    "across",
-    "area",
-    "axis",
-    "choose_scale",
-    "colour",
-    "dots_if",
-    "largest",
-    "line",
-    "phase_shapes",
-    "plain_name",
-    "stacked_layout",
-    "time_axes",
-    "words",
-]
-
 Figure = dict[str, Any]
 
 _MOST_SPREAD = 6.0

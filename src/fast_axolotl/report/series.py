@@ -19,17 +19,6 @@ from typing import Any
 from fast_axolotl.record import Histogram, RunRecord, RunSummary, StepBlock, SystemRecord
 from fast_axolotl.record.arithmetic import finite, ratio
 
-__all__ = [
-    "MOST_POINTS",
-    "StepPoint",
-    "Windows",
-    "keep_extremes",
-    "merge_steps",
-    "read_series",
-    "round_figures",
-    "steps_together",
-]
-
 MOST_POINTS = 3000
 """Points of a curve: a few for every pixel of a wide screen, so that zooming shows more."""
 

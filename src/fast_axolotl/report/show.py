@@ -46,8 +46,6 @@ from fast_axolotl.report.figures import (
 )
 from fast_axolotl.report.terminal import print_parts
 
-__all__ = ["show_short_summary", "show_summary"]
-
 _PIPE_WIDTH = 100
 _LABEL_WIDTH = 25
 _SHORT_LABEL_WIDTH = 11

@@ -26,18 +26,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = [
-    "StageBar",
-    "describe_left",
-    "phase_progress",
-    "print_parts",
-    "protocol_progress",
-    "show_matrix",
-    "show_pairs",
-    "show_table",
-    "stage_display",
-]
-
 _PIPE_WIDTH = 160
 
 StageBar = tuple[str, int, int, Sequence[str]]
