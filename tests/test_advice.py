@@ -21,7 +21,7 @@ from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import RunSummary, Verdict
-from support.records import every, make_profiled_run, make_rank, make_run, steady
+from support.records import every, make_profiled_run, make_rank, make_run, steady, with_figures
 
 OWN_SECONDS, LOAD_SECONDS = 0.006, 0.012
 GIGABYTE = 1_000_000_000
@@ -136,7 +136,7 @@ def evidence(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Evid
     settings = {name: value for name, value in values.items() if name not in names}
     summary = summarise(make_run(make_rank(wait=steady(stall), settings=settings, source=source)))
     figures = {name: value for name, value in values.items() if name in names}
-    return Evidence(figures=replace(summary, **figures), source=source, slow_rank=1)
+    return Evidence(figures=with_figures(summary, **figures), source=source, slow_rank=1)
 
 
 def verdict(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Verdict:

@@ -35,10 +35,9 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
     read_run,
-    stall,
 )
 from fast_axolotl.record.follower import condense_blocks
-from fast_axolotl.record.stall import WAIT_ERROR, encode_waits, find_common_steps, fold_waits
+from fast_axolotl.record.waits import WAIT_ERROR, encode_waits, find_common_steps, fold_waits
 from fast_axolotl.report.live_frame import make_frame
 from support.children import clean_environment
 from support.records import START_TIME, make_ranks, make_run
@@ -312,13 +311,7 @@ def test_the_fold_agrees_with_a_plain_one_however_blocks_are_cut(
     common = find_common_steps(ranks)
     assert common == range(7, 7 + steps)
     true = sum(max(step) for step in zip(*waits, strict=True))
-    chunk = stall._STEPS_AT_ONCE
-    if all(form != "sums" for _, form in cuts):
-        stall._STEPS_AT_ONCE = 11
-    try:
-        found = fold_waits(ranks, common, "host")
-    finally:
-        stall._STEPS_AT_ONCE = chunk
+    found = fold_waits(ranks, common, "host")
     slack = 1e-9 + WAIT_ERROR * true
     assert found.seconds - slack <= true <= found.seconds + found.error_seconds + slack
     if {form for _, form in cuts} == {"exact"}:

@@ -27,7 +27,7 @@ from fast_axolotl.report.page import COLOURS, MOST_RUNS, render_report
 from fast_axolotl.report.plot import Chart, Curves
 from fast_axolotl.report.series import read_series
 from fast_axolotl.report.show import show_summary
-from support.records import every, make_rank, make_run, make_system, steady
+from support.records import every, make_rank, make_run, make_system, steady, with_figures
 from support.reports import (
     as_report,
     embedded,
@@ -403,7 +403,7 @@ def test_the_course_of_a_protocol_counts_as_one_counts() -> None:
 
 def test_one_step_and_one_outlier_are_told_as_one() -> None:
     summary = summarise(make_run(make_rank()))
-    one = replace(summary, steps=1, fetches=1, warmup_steps=1)
+    one = with_figures(summary, steps=1, fetches=1, warmup_steps=1)
     assert "1 step, 1 fetch in" in text_of(show_summary, one)
     assert "1 step of warm-up not counted" in text_of(show_summary, one)
     slow = {"t": [1.0, 2.0], "fetch": [1, 2], "row": [8, 16], "seconds": [9.0, 1e-6], "all": 2}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,7 +172,7 @@ RECORDS = {
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_figure_is_a_finite_number_or_is_missing_for_a_reason(name: str) -> None:
     summary = summarise(RECORDS[name]())
-    values = {item.name: getattr(summary, item.name) for item in fields(summary)}
+    values = summary.as_dict()
     numbers = {name: value for name, value in values.items() if isinstance(value, float)}
     assert {name for name, value in numbers.items() if not math.isfinite(value)} == set()
     assert set(summary.reasons) == {name for name, value in values.items() if value is None}

@@ -32,7 +32,7 @@ from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.ready_queue import number_of
 from fast_axolotl.record import SystemRecord, thresholds
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
-from fast_axolotl.record.stall import (
+from fast_axolotl.record.waits import (
     LEAST_PRESENCE,
     StallSource,
     WaitTotals,

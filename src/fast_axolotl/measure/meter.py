@@ -437,9 +437,6 @@ class Meter:
             if num_skipped:
                 self._queue.flush()
                 self._blocks.leave_out(num_skipped, now)
-            found = self._tracker.take_accumulation()
-            if found is not None:
-                self.settings(gradient_accumulation=found)
             self._overhead_seconds += self._clock() - now
 
     @_guarded

@@ -17,34 +17,8 @@ from typing import Any
 from fast_axolotl.measure.ready_queue import Drain, find_drain
 from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, RankSummary, StepBlock
 from fast_axolotl.record.arithmetic import finite, ratio, total
-from fast_axolotl.record.schema import COUNTED, SAMPLED
-from fast_axolotl.record.stall import LEAST_PRESENCE, WaitTotals
 from fast_axolotl.record.thresholds import is_long_enough
-
-
-@dataclass(slots=True)
-class PhaseTotals(WaitTotals):
-    """Sums over the blocks of one phase: waits, and what the batches held."""
-
-    counts: dict[str, Any] = field(default_factory=dict)
-    """Samples, rows, tokens and bytes of the blocks that counted them; and seconds."""
-    uncounted: set[str] = field(default_factory=set)
-    """What at least one block with fetches did not count."""
-
-    def add_block(self, block: StepBlock) -> None:
-        """Add one block."""
-        WaitTotals.add_block(self, block)
-        for name in (*COUNTED, *SAMPLED):
-            value = getattr(block, name)
-            if finite(value) is not None:
-                self.counts[name] = self.counts.get(name, 0) + value
-            elif block.fetches:
-                self.uncounted.add(name)
-
-    def count(self, name: str) -> Any:
-        """How much of something there was; ``None`` where a part was not counted."""
-        is_partial = name in self.uncounted and name not in SAMPLED
-        return None if is_partial else self.counts.get(name)
+from fast_axolotl.record.waits import LEAST_PRESENCE, WaitTotals
 
 
 @dataclass(slots=True)
@@ -57,9 +31,9 @@ class RankFigures:
     """Those the figures are made of."""
     drain: Drain | None
     """What became of the ready queue, if it drained."""
-    warmup: PhaseTotals = field(default_factory=PhaseTotals)
-    steady: PhaseTotals = field(default_factory=PhaseTotals)
-    replay: PhaseTotals = field(default_factory=PhaseTotals)
+    warmup: WaitTotals = field(default_factory=WaitTotals)
+    steady: WaitTotals = field(default_factory=WaitTotals)
+    replay: WaitTotals = field(default_factory=WaitTotals)
     host_waits: Histogram = field(default_factory=Histogram)
     device_waits: Histogram = field(default_factory=Histogram)
     step_times: Histogram = field(default_factory=Histogram)

@@ -12,7 +12,7 @@ from typing import Any
 from fast_axolotl.record import NodeSummary, RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.summary import RankSummary
+from fast_axolotl.record.figures import RankSummary
 from fast_axolotl.record.units import format_count, format_seconds, format_share
 
 _RANK_COLUMNS = ("rank", "stall", "CPU-side wait", "steps", "step p50", "samples/s", "tokens/s", "")

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import IO
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import MATRIX
 from fast_axolotl.record.protocol_result import Arm, Cell, Matrix, MatrixRow, ProtocolResult
@@ -144,9 +142,8 @@ def runs_markdown(runs: Sequence[ReportRun]) -> str:
 def compare_plainly(runs: Sequence[ReportRun]) -> Matrix:
     """Single runs beside each other, with no ratio and no judgement."""
     rows = []
-    known = {field.name for field in fields(RunSummary)}
     for figure in MATRIX:
-        if figure.name not in known:
+        if any(figure.name not in run.summary.figures for run in runs):
             continue
         cells = []
         for run in runs:
