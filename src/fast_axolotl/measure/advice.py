@@ -181,9 +181,12 @@ def read_less(evidence: Evidence) -> str:
             "Put the prepared rows on a faster disk: set dataset_prepared_path, after axolotl "
             "preprocess."
         )
+    columns = "read only the columns you need (fast_axolotl.open_dataset(columns=…))"
+    if evidence.source == "axolotl":
+        columns = "keep only the columns you need"
     return (
-        "Read fewer bytes: convert the data to compressed Parquet with only the columns you need; "
-        "or move it to a faster disk."
+        f"Read fewer bytes: convert the data to compressed Parquet and {columns}; or move it to a "
+        "faster disk."
     )
 
 
@@ -474,7 +477,7 @@ def _speed_up(evidence: Evidence) -> Action:
             "everything.",
             all_of_it,
         )
-    cheaper = f"prepare the rows in advance: {_of(_PREPARE, source)}"
+    cheaper = f"to prepare the rows in advance, {_of(_PREPARE, source)}"
     if source == "axolotl" and evidence.is_stream:
         if not evidence.setting("dataset_use_rust_streaming"):
             cheaper = _use_our_reader(evidence)
