@@ -5,19 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RankRecord, RunRecord
-from fast_axolotl.report.live_frame import make_frame
-from fast_axolotl.report.live_layout import ViewState, format_line, lay_out
-from fast_axolotl.report.page import render_report
-from fast_axolotl.report.show import show_summary
-from support.records import follow, make_rank, make_ranks, make_run, make_system, write_run
-from support.reports import as_report, embedded, text_of
+from support.records import make_rank, make_ranks, make_run
 
 OWN = 0.5
 """Seconds of the model's work in a step."""

@@ -661,7 +661,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a full disk, streaming": (
         "axolotl", {"wait": HALF, "system": {"read_bytes": 0.95e9}}, STREAM,
-        "compressed Parquet with only the columns you need",
+        "compressed Parquet and keep only the columns you need",
     ),
     "much padding": ("axolotl", {"tokens": 50, "padded": 100}, {}, "sample_packing: true"),
     "much padding, HF's trainer": (
