@@ -16,7 +16,7 @@ from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunSummary
-from support.records import make_rank, make_run, make_system, steady
+from support.records import make_rank, make_run, make_system, steady, with_figures
 
 SOURCES = ("", "loop", "torch", "transformers", "lightning", "axolotl", "run", "watch")
 
@@ -40,7 +40,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 def figures() -> Iterator[RunSummary]:
     base = summarise(make_run(make_rank(wait=steady(0.3)), system=make_system()))
-    plain = replace(base, world_size=2, padding_share=None)
+    plain = with_figures(base, world_size=2, padding_share=None)
     for pattern, follows in (
         ("steady", ""),
         ("burst", "step"),

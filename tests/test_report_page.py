@@ -320,7 +320,7 @@ def test_losses_that_come_back_and_infinite_ones_are_told_apart() -> None:
 
 
 def charts_of(record: RunRecord, **changed: Any) -> dict[str, Chart]:
-    summary = replace(summarise(record), **changed)
+    summary = with_figures(summarise(record), **changed)
     series = read_series(record, summary)
     run = Curves(place=0, name="run", series=series, summary=summary)
     return {chart.name: chart for chart in make_charts([run])}

@@ -41,8 +41,6 @@ _SETTLE_SECONDS = 2.0
 _LEAST_BLOCK_SECONDS, _MOST_BLOCK_SECONDS = 1.0, 60.0
 _BLOCK_SHARE = 1 / 300
 """Of the run's age, that a block is long."""
-_SINGLES_BYTES = 3_000_000
-"""Size of the record up to which the times of every single step are written."""
 _MOST_SINGLES = 64
 _MOST_SLOW = 8
 
@@ -240,7 +238,7 @@ class BlockBuilder:
         journal.check_date()
         line = block.line(
             journal.since_start(block.last.end),
-            with_singles=journal.num_bytes < _SINGLES_BYTES,
+            with_singles=journal.has_room,
         )
         journal.write(line)
         totals = self._totals.setdefault(line.phase, WaitTotals())

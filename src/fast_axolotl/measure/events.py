@@ -7,14 +7,12 @@ run. Nothing here synchronises: an event is asked whether it has passed, and rea
 torch is never imported: without it, or before it has initialised CUDA, there is no device to time.
 
 Destroying an event calls CUDA, and CUDA aborts a forked child that calls it: a DataLoader worker in
-which the garbage collector finds what its parent has dropped. So no event is ever destroyed: each
-is immortal from the start, and what a meter has read or let go of is used again by the next one.
-Weak references are no way: torch does not clear those of an event that it destroys.
+which the garbage collector finds what its parent has dropped. So no event is ever destroyed: this
+module holds every one, and what a meter has read or let go of is used again by the next one.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import time
 from typing import Any, Protocol
@@ -26,6 +24,7 @@ _POLL_SECONDS = 0.002
 
 _FREE: dict[int, set[Any]] = {}
 """Events of each device that nobody uses now."""
+_ALL: list[Any] = []
 
 
 class DeviceEvents(Protocol):
@@ -34,20 +33,11 @@ class DeviceEvents(Protocol):
     failure: str
     """Why the events cannot be used; empty while they can."""
 
-    def record(self) -> Any:
-        """An event behind all that is queued now; ``None`` where that failed."""
-
-    def has_passed(self, event: Any) -> bool:
-        """Whether the device has reached an event."""
-
-    def seconds(self, pair: EventPair) -> float | None:
-        """Device time between two events that have passed. They are taken back."""
-
-    def settle(self, event: Any, seconds: float) -> None:
-        """Let at most so much time pass until the device has reached an event."""
-
-    def close(self) -> None:
-        """Let go of all events, read or not."""
+    def record(self) -> Any: ...
+    def has_passed(self, event: Any) -> bool: ...
+    def seconds(self, pair: EventPair) -> float | None: ...
+    def settle(self, event: Any, seconds: float) -> None: ...
+    def close(self) -> None: ...
 
 
 def find_events() -> DeviceEvents | None:
@@ -73,7 +63,7 @@ class CudaEvents:
         self._device = 0
 
     def record(self) -> Any:
-        """An event on the current stream."""
+        """An event behind all that is queued on the current stream; ``None`` where that failed."""
         if self.failure:
             return None
         try:
@@ -83,7 +73,7 @@ class CudaEvents:
                 event = free.pop()
             else:
                 event = self._cuda.Event(enable_timing=True)
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+                _ALL.append(event)
             self._used[event] = self._device
             event.record(stream)
         except RuntimeError as error:
@@ -118,7 +108,7 @@ class CudaEvents:
         return None if found is None else max(0.0, float(found))
 
     def settle(self, event: Any, seconds: float) -> None:
-        """Ask until an event has passed: at the end of a run, where nobody waits for the host."""
+        """Let at most so much time pass until an event has passed: at the end of a run."""
         deadline = time.monotonic() + seconds
         while not self.has_passed(event) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

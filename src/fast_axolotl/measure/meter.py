@@ -22,7 +22,6 @@ import itertools
 import logging
 import os
 import re
-import shlex
 import sys
 import time
 import weakref
@@ -46,11 +45,8 @@ from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, RunSummary, 
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
 from fast_axolotl.record.schema import GradientNorms
-from fast_axolotl.system import READING_LISTENERS, describe
+from fast_axolotl.system import MEASURE, READING_LISTENERS, describe
 
-_MEASURE = "FAST_AXOLOTL_MEASURE"
-"""Names the folder of the measured run that this process is part of. Who started it, ``run`` or
-``protocol``, samples the process tree from outside."""
 _RUN = "FAST_AXOLOTL_RUN"
 """``1`` in what ``fast-axolotl run`` starts, which has said what it replaces."""
 
@@ -61,9 +57,6 @@ _CAUSES = ("epoch", "checkpoint", "shard", "refill")
 """What a wait is put down to, the first before the others; else the garbage collector, and the
 handing over of a batch that was ready."""
 _QUEUE_SETTINGS = ("num_workers", "prefetch_factor")
-
-_ROOMY_BYTES = 5_000_000
-"""Size of the record up to which every phase is written."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -128,7 +121,6 @@ def measure(
         peak_tflops=peak_tflops,
     )
     paths = [str(path) for path in data_paths]
-    # One that nobody gave is found out where steps are told, and else goes without saying.
     known: dict[str, Any] = {"data_paths": paths} if paths else {}
     if accumulation > 1 or told_steps:
         known["gradient_accumulation"] = accumulation
@@ -156,7 +148,7 @@ def measure(
 
 def _show_in_run(journal: Journal) -> None:
     """Have a program's own record show in the folder of the measured run that it is part of."""
-    run = os.environ.get(_MEASURE, "")
+    run = os.environ.get(MEASURE, "")
     if not run or journal.is_refused:
         return
     with suppress(OSError):  # the folder we are in was removed
@@ -164,11 +156,10 @@ def _show_in_run(journal: Journal) -> None:
         own = rf"{re.escape(os.path.realpath(run))}(-\d+)?"
         if re.fullmatch(own, os.path.realpath(journal.folder)):
             return
-        where = f": see fast-axolotl show {shlex.quote(str(journal.folder))}"
-        if share_record(journal.path, run):
-            where = f", and {run} holds the same record"
+        is_shared = share_record(journal.path, run)
         if journal.rank == 0:
-            _say(f"this program already records into {journal.folder}{where}")
+            where = f"{run} holds the same record" if is_shared else "see it with fast-axolotl show"
+            _say(f"this program already records into {journal.folder}: {where}")
 
 
 def is_fetching() -> bool:
@@ -672,7 +663,7 @@ class Meter:
             return {}
         causes, self._causes = self._causes, {}
         for name, text in causes.items():
-            if text is not None and self._journal.num_bytes < _ROOMY_BYTES:
+            if text is not None and self._journal.has_room:
                 self._mark(name, self._clock(), text)
         for name in _CAUSES:
             if name in causes:
@@ -720,13 +711,10 @@ class Meter:
     @_guarded
     def _begin_span(self, name: str) -> None:
         now = self._clock()
-        # Later in a long run, a phase shorter than a block is not worth its lines.
-        age = self._journal.since_start(now) - self._journal.phase_start
-        has_room = self._journal.num_bytes < _ROOMY_BYTES or age >= self._blocks.block_seconds
-        self._is_phase_span = name in _PHASE_SPANS and has_room
+        self._is_phase_span = name in _PHASE_SPANS
         if self._is_phase_span:
             self._queue.flush()
-            self._journal.end_phase(self._name_phase(), now)
+            self._journal.end_phase(self._phase_name, now)
         if self._is_early:
             self._tracker.add_early_wait(*self._end_wait(now))
         self._span_name, self._span_start = name, now
@@ -747,7 +735,8 @@ class Meter:
             if self._tracker.waits_since is not None:
                 self._begin_early_wait(now)
 
-    def _name_phase(self) -> str:
+    @property
+    def _phase_name(self) -> str:
         return (self._blocks.phase or "warmup") if self._tracker.has_begun else "start"
 
     @_guarded
@@ -762,7 +751,7 @@ class Meter:
         self._queue.finish()
         self._note_reasons()
         self._note_device()
-        self._journal.end_phase(self._name_phase())
+        self._journal.end_phase(self._phase_name)
 
 
 def _read_cuda() -> dict[str, Any]:

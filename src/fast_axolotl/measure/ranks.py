@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.ready_queue import Drain, find_drain
+from fast_axolotl.measure.ready_queue import Drain, find_drain, number_of
 from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, RankSummary, StepBlock
 from fast_axolotl.record.arithmetic import finite, ratio, total
 from fast_axolotl.record.thresholds import is_long_enough
@@ -48,6 +48,11 @@ class RankFigures:
     def rank(self) -> int:
         """Its number."""
         return self.record.start.rank
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        return round(number_of(self.settings, "gradient_accumulation") or 1)
 
     @property
     def waits(self) -> Histogram:
@@ -120,6 +125,10 @@ def fold_rank(record: RankRecord) -> RankFigures:
         folded.device_waits.merge(block.device_waits or {})
         folded.step_times.merge(block.step_times)
         folded.steady_span_seconds += total(block.spans.values()) or 0.0
+    per_step = round(ratio(folded.steady.fetches, folded.steady.steps) or 1)
+    if per_step > 1:
+        # Where the trainer did not say it, it is what was counted.
+        settings.setdefault("gradient_accumulation", per_step)
     if steady:
         took = (finite(steady[0].wall_seconds) or 0.0) + (total(steady[0].spans.values()) or 0.0)
         folded.steady_from = finite(record.start.time + steady[0].t - took)

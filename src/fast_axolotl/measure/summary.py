@@ -81,7 +81,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     loop_figures.add_steps(builder, chosen)
     add_noise(builder, ranks, replicas.copies)
     builder.values["notes"] += (replicas.note,) if replicas.note else ()
-    loop_figures.add_audit(builder, ranks, replicas.copies)
+    loop_figures.add_audit(builder, ranks)
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)
     seen = compare_communication(ranks, chosen)
