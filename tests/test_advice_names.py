@@ -48,20 +48,20 @@ def figures() -> Iterator[RunSummary]:
         ("periodic", "epoch"),
         ("periodic", "shard"),
     ):
-        yield replace(
+        yield with_figures(
             plain,
-            stall_pattern=pattern,  # type: ignore[arg-type]
+            stall_pattern=pattern,
             stall_period_of=follows,
             stall_period_fetches=40.0,
             stall_period_rows=1000.0,
             limit_share=0.9,
         )
-    yield replace(plain, queue_depth=2.0, queue_capacity=2)
-    yield replace(plain, queue_depth=2.0, queue_capacity=2, bytes_per_second=1e12)
-    yield replace(plain, cpu_throttled_share=0.3)
-    yield replace(plain, padding_share=0.5)
-    yield replace(plain, device_idle_fraction=0.5)
-    yield replace(plain, mfu=0.1)
+    yield with_figures(plain, queue_depth=2.0, queue_capacity=2)
+    yield with_figures(plain, queue_depth=2.0, queue_capacity=2, bytes_per_second=1e12)
+    yield with_figures(plain, cpu_throttled_share=0.3)
+    yield with_figures(plain, padding_share=0.5)
+    yield with_figures(plain, device_idle_fraction=0.5)
+    yield with_figures(plain, mfu=0.1)
 
 
 def all_actions(source: str) -> Iterator[str]:

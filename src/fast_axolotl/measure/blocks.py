@@ -235,7 +235,6 @@ class BlockBuilder:
         if block is None:
             return
         journal = self._journal
-        journal.check_date()
         line = block.line(
             journal.since_start(block.last.end),
             with_singles=journal.has_room,

@@ -7,12 +7,13 @@ run. Nothing here synchronises: an event is asked whether it has passed, and rea
 torch is never imported: without it, or before it has initialised CUDA, there is no device to time.
 
 Destroying an event calls CUDA, and CUDA aborts a forked child that calls it: a DataLoader worker in
-which the garbage collector finds what its parent has dropped. So no event is ever destroyed: this
-module holds every one, and what a meter has read or let go of is used again by the next one.
+which the garbage collector finds what its parent has dropped, or that exits. So no event is ever
+destroyed: each is immortal from the start, and what a meter has read is used again by the next one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from typing import Any, Protocol
@@ -24,7 +25,6 @@ _POLL_SECONDS = 0.002
 
 _FREE: dict[int, set[Any]] = {}
 """Events of each device that nobody uses now."""
-_ALL: list[Any] = []
 
 
 class DeviceEvents(Protocol):
@@ -73,7 +73,7 @@ class CudaEvents:
                 event = free.pop()
             else:
                 event = self._cuda.Event(enable_timing=True)
-                _ALL.append(event)
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
             self._used[event] = self._device
             event.record(stream)
         except RuntimeError as error:

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.ready_queue import number_of
 from fast_axolotl.record import SystemRecord, thresholds
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total

@@ -22,8 +22,6 @@ from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
 from fast_axolotl.system import PROC, node_name, pid_namespace
 
-_CLOCK_STEP_SECONDS = 1.0
-"""The date may drift this far from the clock that never steps before it counts as a step."""
 _ROOMY_BYTES = 3_000_000
 """Size of the record up to which single steps, shards and all that a trainer logs are written.
 After that, a trainer's lines are a three-hundredth of the run's age apart, or a minute."""
@@ -62,8 +60,6 @@ class Journal:
         self._log_due = 0.0
         self._proc = proc
         self._is_mark_of_phase = True
-        self._wall_clock = wall_clock
-        self._date = wall_clock()
         self.path = path = folder / f"rank-{rank}.jsonl"
         owner = find_owner(path)
         refusal = ""
@@ -75,7 +71,7 @@ class Journal:
         self._is_failure_told = False
         self.write(
             Start(
-                time=self._date,
+                time=wall_clock(),
                 rank=rank,
                 world_size=world_size,
                 local_rank=local_rank,
@@ -155,16 +151,6 @@ class Journal:
         self._is_mark_of_phase = reset_high_water(proc=self._proc)
         if not self._is_mark_of_phase:
             self.reason("hwm_by_phase", "the peak memory of a phase cannot be read on this system")
-
-    def check_date(self) -> None:
-        """Note where the date has been set, or the machine has slept."""
-        expected = self._date + self.since_start()
-        moved = self._wall_clock() - expected
-        if abs(moved) > _CLOCK_STEP_SECONDS:
-            self._date += moved
-            self.mark(
-                "clock_step", text=f"the system date moved by {moved:+.1f} s against the clock"
-            )
 
     def end(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.arithmetic import finite, ratio, total

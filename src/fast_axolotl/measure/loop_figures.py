@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fast_axolotl.measure import ready_queue
 from fast_axolotl.measure.job import JobStall, others_span_seconds
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total

@@ -17,7 +17,6 @@ parent's CUDA events. They go quiet in the child, whatever it does with them.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import logging
 import os
@@ -54,8 +53,8 @@ _PHASE_SPANS = ("evaluate", "checkpoint")
 """Spans that are a phase of the process's memory, too."""
 
 _CAUSES = ("epoch", "checkpoint", "shard", "refill")
-"""What a wait is put down to, the first before the others; else the garbage collector, and the
-handing over of a batch that was ready."""
+"""What a wait is put down to, the first before the others; else the handing over of a batch that
+was ready."""
 _QUEUE_SETTINGS = ("num_workers", "prefetch_factor")
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -227,9 +226,6 @@ class Meter:
         of the queue, so that the next one is among them."""
         self._causes: dict[str, str | None] = {}
         """What happened since the last fetch ended, with the text of a mark yet to be written."""
-        self._collected_seconds = 0.0
-        """Of the garbage collector, since the wait began."""
-        self._collecting_since: float | None = None
         self._forward_start: tuple[float, Any] | None = None
         """When a forward pass could begin, and the event there."""
         self._batches_ahead = 0
@@ -248,8 +244,6 @@ class Meter:
         self._overhead_from = 0
         """The fetch from which on that counts."""
         _meters().add(self)
-        if _see_collection not in gc.callbacks:
-            gc.callbacks.append(_see_collection)
 
     @property
     def is_fetching(self) -> bool:
@@ -324,7 +318,6 @@ class Meter:
         if not self._is_early:
             self._fetch_event = self._queue.record()
             self._fetch_start = self._clock()
-            self._collected_seconds = 0.0
         self._begin_seconds = self._clock() - now
 
     @_guarded
@@ -597,8 +590,6 @@ class Meter:
         self._finish()
         self.is_quiet = self._is_closed = True
         _meters().discard(self)
-        if not _meters() and _see_collection in gc.callbacks:
-            gc.callbacks.remove(_see_collection)
         if self._sampler is not None:
             self._sampler.stop()
         num_fetches = self._tracker.num_fetches - self._overhead_from
@@ -655,12 +646,9 @@ class Meter:
         self._is_early = True
         self._fetch_event = self._queue.record()
         self._fetch_start = now
-        self._collected_seconds = 0.0
 
     def _take_causes(self, host_wait_seconds: float) -> dict[str, float]:
         """What the wait that has ended is put down to: one cause, the first that applies."""
-        if not self._causes and not self._collected_seconds and not self._is_ready:
-            return {}
         causes, self._causes = self._causes, {}
         for name, text in causes.items():
             if text is not None and self._journal.has_room:
@@ -668,11 +656,7 @@ class Meter:
         for name in _CAUSES:
             if name in causes:
                 return {name: host_wait_seconds}
-        collected = min(self._collected_seconds, host_wait_seconds)
-        found = {"gc": collected} if collected > 0 else {}
-        if self._is_ready:
-            found["handover"] = host_wait_seconds - collected
-        return found
+        return {"handover": host_wait_seconds} if self._is_ready else {}
 
     def _note_reasons(self) -> None:
         for figure, sentence in self._counter.take_reasons().items():
@@ -790,16 +774,3 @@ def _see_reading(name: str, text: str) -> None:
     for meter in tuple(_meters()):
         if meter._is_fetching and not meter.is_quiet:
             meter._causes[name] = text
-
-
-def _see_collection(phase: str, info: Mapping[str, int]) -> None:
-    """The garbage collector begins or ends; what it does all the time is too short to matter."""
-    if not info["generation"]:
-        return
-    for meter in tuple(_meters()):
-        now = meter._clock()
-        since, meter._collecting_since = meter._collecting_since, None
-        if phase == "start":
-            meter._collecting_since = now
-        elif since is not None:
-            meter._collected_seconds += now - since

@@ -30,7 +30,7 @@ from fast_axolotl.measure.job import (
     mean_clocks,
 )
 from fast_axolotl.measure.ledger import add_ledger, find_clock
-from fast_axolotl.measure.ranks import RankFigures, fold_rank, summarise_rank
+from fast_axolotl.measure.rank_figures import RankFigures, fold_rank, summarise_rank
 from fast_axolotl.measure.regimes import find_regimes
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.catalogue import FIGURES
 
