@@ -26,7 +26,6 @@ _STRATEGIES = "axolotl.prompt_strategies"
 _CHAT = f"{_STRATEGIES}.chat_template"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
-_LOCK = "axolotl.utils.data.lock"
 
 
 def _of(owner: str, names: str) -> tuple[str, ...]:
@@ -68,10 +67,8 @@ _STREAMS = (
 """Hugging Face's streams: what is exchanged in them, and what is put around them."""
 
 
-def _replace(
-    name: str, target: str, ours: str, *relies_on: str, check: str = "", package: str = "axolotl"
-) -> Replacement:
-    ours = f"fast_axolotl.{package}.{ours}"
+def _replace(name: str, target: str, ours: str, *relies_on: str, check: str = "") -> Replacement:
+    ours = f"fast_axolotl.{ours}" if "." in ours else f"fast_axolotl.axolotl.{ours}"
     return Replacement(name=name, target=target, ours=ours, relies_on=relies_on, check=check)
 
 
@@ -244,23 +241,9 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     _replace("resume", "accelerate.data_loader:skip_first_batches", "resume:skip_first_batches"),
     _replace(
-        "ranks",
-        f"{_LOCK}:FileLockLoader.load",
-        "ranks:load_in_turn",
-        *_of(f"{_LOCK}:FileLockLoader", "__init__ _increment_counter"),
-        package="integrations",
-    ),
-    _replace(
-        "ranks",
-        "axolotl.train:execute_training",
-        "ranks:compare_ranks",
-        package="integrations",
-    ),
-    _replace(
         "keys",
         "axolotl.cli.config:prepare_plugins",
-        "axolotl_plugin:prepare_plugins",
-        package="integrations",
+        "integrations.axolotl_plugin:prepare_plugins",
     ),
 )
 """In the order in which a run meets them, more or less."""
