@@ -71,11 +71,12 @@ def plan(
     """
     from fast_axolotl.cli.plan_page import plan_document
     from fast_axolotl.cli.report import check_targets
-    from fast_axolotl.plan.hardware import Price, find_gpu, find_price
+    from fast_axolotl.plan.hardware import Price, find_price
     from fast_axolotl.plan.memory import Layout
     from fast_axolotl.plan.predict import join_plans, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.codec import to_json
+    from fast_axolotl.record.devices import find_gpu
     from fast_axolotl.report.page import render_page, write_text
     from fast_axolotl.report.terminal import print_document
 

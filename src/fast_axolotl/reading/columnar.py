@@ -41,7 +41,6 @@ from fast_axolotl.reading.blocks import (
     value_bytes,
 )
 from fast_axolotl.reading.storage import Source
-from fast_axolotl.reading.validation import validate
 
 _FIRST_ROWS = 4
 """What a row group's first step decodes; a step has at most four times the rows of the one before,
@@ -208,7 +207,7 @@ class _RowGroup:
                 table = file.open(self.index).read_row_group(
                     self.index, columns=file.columns, use_threads=file.may_use_pool
                 )
-                validate(table)
+                table.validate(full=True)
             file.check_count(self.index, table.num_rows)
             file.row_bytes.append(held_bytes(table) / self.num_rows)
             if held_bytes(table) <= most // 2:
@@ -221,7 +220,7 @@ class _RowGroup:
     def _parts(self, most: int) -> Iterator[pa.Table]:
         for table in self.file.parts(self.index, most):
             with _named(self.file.label, f"row group {self.index}"):
-                validate(table)
+                table.validate(full=True)
             yield table
 
 
@@ -360,7 +359,7 @@ class _BatchRange:
             table = pa.ipc.open_stream(data).read_all()
             if len(file.columns) < len(file.names):
                 table = table.select(file.columns)
-            validate(table)
+            table.validate(full=True)
         except _DECODE_ERRORS:
             return None
         return table
@@ -377,7 +376,7 @@ class _BatchRange:
                     opened.seek(messages[index].offset)
                     batch = pa.ipc.read_record_batch(pa.ipc.read_message(opened), file.full_schema)
                 batch = batch.select(file.columns)
-                validate(batch)
+                batch.validate(full=True)
             yield batch
 
 
@@ -402,7 +401,7 @@ class _Ready:
     def decode(self, schema: pa.Schema | None) -> Decoded:
         if not self.is_valid:
             with _named(self.label, self.place):
-                validate(self.table)
+                self.table.validate(full=True)
         return Decoded(self.table)
 
 

@@ -1,10 +1,9 @@
 """CSV and TSV: quoted newlines, detected dialects, numbers only where every value is one.
 
-Blocks are cut at line ends outside quotes, found by counting quotes, and parsed in parallel: by
-numpy and pyarrow, or by kernels four times as fast once these are loaded (see ``lines``). That is
-exact as long as every quote opens or closes a field; at the first one that does not, the rest of
-the file goes through Python's ``csv`` module, which is slower and reads such files the way most
-tools do. The same holds for dialects with an escape character.
+Blocks are cut at line ends outside quotes, found by counting quotes, and parsed in parallel by
+pyarrow. That is exact as long as every quote opens or closes a field; at the first one that does
+not, the rest of the file goes through Python's ``csv`` module, which is slower and reads such files
+the way most tools do. The same holds for dialects with an escape character.
 
 Where a record begins depends on every quote before it. So a file is one unit, until one pass over
 it (``find_edges``) has shown that its quotes are regular and where stretches of records begin: then
@@ -26,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, pairwise, zip_longest
 from pathlib import PurePosixPath
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,9 +37,7 @@ from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
     Lines,
-    check_utf8,
     line_at,
-    loaded_kernels,
     whole_file,
 )
 from fast_axolotl.reading.storage import Source, Supply, head_of, open_chunks
@@ -139,29 +135,12 @@ class CsvFile:
         cutter, edges, step = _Cutter(self), list[int](), self.options.unit_bytes
         for data, start, stop, offset in cutter.run():
             edges, shift = edges or [offset], offset - start
-            if kernels := self.kernels(data, start, stop):
-                raw = np.frombuffer(data, dtype=np.uint8)
-                found = np.empty(stop // step + 2, dtype=np.int64)
-                settings = (*self.marks, edges[-1] + step - shift, step, found)
-                *_, count = kernels.cut_records(raw, start, stop, *settings)
-                edges += (shift + found[:count]).tolist()
-                continue
             while (target := edges[-1] + step - shift) < stop:
                 end = data.find(b"\n", target, stop)
                 while (before := int(np.searchsorted(cutter.quotes, end))) % 2:
                     end = data.find(b"\n", int(cutter.quotes[before]), stop)
                 edges.append(shift + (end + 1 or stop))
         return sorted({*edges, self.source.num_bytes}) if cutter.rest is None else None
-
-    @property
-    def marks(self) -> tuple[int, int]:
-        """The bytes of quote and delimiter."""
-        return ord(self.dialect.quote), ord(self.dialect.delimiter or ",")
-
-    def kernels(self, data: bytes, start: int, stop: int) -> Any:
-        """Those for ``data[start:stop]``, where both marks are single bytes."""
-        is_ascii = max(self.marks) < 128
-        return loaded_kernels(len(data), stop - start, self.options) if is_ascii else None
 
     def line_at(self, offset: int) -> int:
         return line_at(self.source, self.compression, offset)
@@ -180,9 +159,6 @@ class _CsvBlock:
     def decode(self, schema: pa.Schema | None) -> Decoded:
         dialect, names = self.file.dialect, self.file.names
         data, start, stop, offset = self.load()
-        found = self._split(data, start, stop)
-        if found is not None:
-            return Decoded(_typed(found, schema))
         try:
             table = pacsv.read_csv(
                 pa.BufferReader(pa.py_buffer(data).slice(start, stop - start)),
@@ -208,38 +184,6 @@ class _CsvBlock:
         for record, line in _records(text, dialect):
             block.add(record, line)
         return block.decode(schema)
-
-    def _split(self, data: bytes, start: int, stop: int) -> pa.Table | None:
-        """The wanted columns as text, by kernels; ``None`` where these cannot tell, or are not
-        loaded."""
-        kernels = self.file.kernels(data, start, stop)
-        if kernels is None:
-            return None
-        (quote, delimiter), names = self.file.marks, self.file.names
-        raw, width = np.frombuffer(data, dtype=np.uint8), len(names)
-        most = 1 + sum(kernels.count_byte(raw, start, stop, mark) for mark in (delimiter, 10))
-        starts, ends = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-        sizes = np.zeros(width, dtype=np.int64)
-        num_rows = width and kernels.find_fields(
-            raw, start, stop, quote, delimiter, width, starts, ends, sizes
-        )
-        try:
-            check_utf8(data, start, stop)
-        except pa.ArrowInvalid:
-            return None
-        if num_rows <= 0:
-            return None
-        columns: dict[str, pa.Array] = {}
-        wanted = self.file.options.columns or names
-        for index, name in enumerate(names):
-            if name in wanted or (not columns and index == width - 1):
-                offsets = np.empty(num_rows + 1, dtype=np.int32)
-                text = pa.allocate_buffer(int(sizes[index]) + kernels.PADDING)
-                out = np.frombuffer(text, dtype=np.uint8)
-                kernels.copy_fields(raw, starts, ends, index, width, num_rows, quote, out, offsets)
-                buffers = [None, pa.py_buffer(offsets), text]
-                columns[name] = pa.Array.from_buffers(pa.string(), num_rows, buffers)
-        return pa.table(columns)
 
 
 @dataclass(slots=True)
@@ -334,11 +278,6 @@ class _Cutter:
 
         The last one is past the end of the text, unless a quote is still open there.
         """
-        if kernels := self._file.kernels(text, 0, len(text)):
-            raw, no_edges = np.frombuffer(text, dtype=np.uint8), np.empty(0, dtype=np.int64)
-            settings = (*self._file.marks, 0, 0, no_edges)
-            end, is_open, _ = kernels.cut_records(raw, 0, len(text), *settings)
-            return None if end < 0 else len(text) + 1 if is_last and not is_open else int(end)
         if is_last:
             text = text + b"\n"  # not in place: the text may be a buffer that is used again
         raw = np.frombuffer(text, dtype=np.uint8)

@@ -221,7 +221,7 @@ def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
         columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
         if any(columns):
             texts = (
-                f"{format_share(one[0][2])} · {format_duration(one[0][1])}" if one else "–"
+                f"{format_share(one[0][2])} · {format_seconds(one[0][1])}" if one else "–"
                 for one in columns
             )
             rows.append((label, *texts))
@@ -252,9 +252,9 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "GPU": describe_gpus(run.record),
                 "started": format_date(one.started),
                 "ended": f"{one.end_reason}{f': {one.error}' if one.error else ''}, after "
-                f"{format_duration(one.duration_seconds)}",
+                f"{format_seconds(one.duration_seconds)}",
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
-                f" in {format_duration(one.measured_seconds)}{ranks}; "
+                f" in {format_seconds(one.measured_seconds)}{ranks}; "
                 f"{count_words(one.warmup_steps, 'step')} of warm-up not counted",
                 "replaced": describe_replacements(one),
                 "waits occur": waits,
