@@ -183,6 +183,10 @@ def check_targets(*, output: Path | None = None, markdown: Path | None = None) -
     ):
         if path is None or not path.exists():
             continue
+        if not path.is_file():
+            raise UsageError(
+                f"{path} already exists and is not a file: choose another name with {flag}"
+            )
         try:
             with path.open("rb") as opened:
                 head = opened.read(_HEAD_BYTES)

@@ -32,6 +32,8 @@ _MOST_DWARFING = 5
 """Steps that may lie beyond the scale: such as the first ones, which compile."""
 _NEAR = 3.0
 """A limit is drawn to scale where it is at most this many times the highest curve."""
+_LEAST_SHARE = 0.25
+"""Where the scale of a share ends at least."""
 _HEIGHT = 260
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _PHASES = {"warmup": "warm-up", "replay": "cached batch"}
@@ -335,7 +337,7 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
 
 
 def _top_of(lane: Lane, runs: Sequence[RunCurves]) -> float:
-    """Where the scale of a lane ends, for all runs together."""
+    """Where the scale of a lane ends, for all runs together; 0 where there is nothing to draw."""
     top = 0.0
     for run in runs:
         for curve in lane.curves:
@@ -343,6 +345,8 @@ def _top_of(lane: Lane, runs: Sequence[RunCurves]) -> float:
             values = sorted((one for one in column if one is not None), reverse=True)
             if not values or curve.style == "mark":
                 continue
+            # A share near 0 is not blown up.
+            top = max(top, _LEAST_SHARE if lane.unit == "share" else 0.0)
             # Above all values, unless a handful of them dwarfs the rest: such as the first steps.
             usual = values[min(_MOST_DWARFING, len(values) - 1)]
             is_dwarfed = len(values) > 4 * _MOST_DWARFING and values[0] > 5 * usual > 0

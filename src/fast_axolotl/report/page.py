@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -163,7 +164,8 @@ def write_text(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")
         beside.replace(target)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         reason = error.strerror or str(error)
         raise DataError(f"cannot be written: {reason}", path=str(path)) from error
 
