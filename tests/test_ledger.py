@@ -240,9 +240,3 @@ def test_start_up_decides_where_nothing_in_the_loop_does(
         assert "axolotl preprocess" in verdict.action
     else:
         assert ("start-up:" in " ".join(verdict.evidence)) == (before > 10)
-
-
-# A real run
-
-
-# What is shown
