@@ -72,7 +72,7 @@ def read(folder: str | Path) -> tuple[Any, Any]:
 
 
 def short_summary(folder: str) -> str:
-    from fast_axolotl.report.show import show_short_summary
+    from fast_axolotl.report.runs import show_short_summary
 
     record, summary = read(folder)
     with terminal(80) as (out, _):
