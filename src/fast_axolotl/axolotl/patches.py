@@ -71,19 +71,8 @@ _TOKENIZER = (
 )
 """A call of a tokenizer."""
 
-_TEMPLATES = (
-    *_methods(_TOKENIZER_BASE, "apply_chat_template", "get_chat_template", "special_tokens_map"),
-    "transformers.utils.chat_template_utils:render_jinja_template",
-    "transformers.utils.chat_template_utils:_alias_reasoning_fields",
-    "transformers.utils.chat_template_utils:_plain_template_data",
-    "transformers.utils.chat_template_utils:_compile_jinja_template",
-    "transformers.utils.chat_template_utils:_cached_compile_jinja_template",
-)
-"""A conversation on its way to text."""
-
 _CHAT_ROWS = (
     *_TOKENIZER,
-    *_TEMPLATES,
     *_methods(
         f"{_CHAT}:ChatTemplateStrategy",
         "__init__",
@@ -198,7 +187,6 @@ STRATEGIES = {
         "StepwiseSupervisedPromptTokenizingStrategy.tokenize_prompt",
     ),
     "orpo.chat_template:ORPOTokenizingStrategy": (
-        *_TEMPLATES,
         f"{_ORPO}:ORPOTokenizingStrategy.tokenize_prompt",
         *_methods(f"{_ORPO}:ORPOPrompter", "__init__", "build_prompt"),
         f"{_TOKENIZER_BASE}.encode",
@@ -364,12 +352,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         ),
     ),
     Replacement(
-        name="spans",
-        target=f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
-        ours=f"{_OURS}.chat:diff_char_span",
-        is_pure=True,
-    ),
-    Replacement(
         name="chat",
         target=f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
         ours=f"{_OURS}.chat:tokenize_prompt",
@@ -399,7 +381,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         target=f"{_RL}:_map_dataset",
         ours=f"{_OURS}.preferences:map_dataset",
         relies_on=(
-            *_TEMPLATES,
             "axolotl.prompt_strategies.dpo.chat_template:default",
             "axolotl.prompt_strategies.dpo.chat_template:argilla_chat",
             f"{_ORPO}:argilla",
