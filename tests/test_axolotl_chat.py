@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.axolotl import patching
 from fast_axolotl.axolotl.chat import difference, tokenize_prompt
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import Skeletons
@@ -189,14 +188,11 @@ def check(strategy: Any, batch: dict[str, Any]) -> Any:
 @contextmanager
 def rows_of_stock(num_rows: int) -> Iterator[None]:
     """So many rows inside are left to the stock function, and counted."""
-
-    def counted() -> int:
-        counts = patching.LEDGER.read()
-        return sum(count for (kind, *_), count in counts.items() if kind == "rows")
-
-    before = counted()
-    yield
-    assert counted() - before == num_rows
+    with pytest.MonkeyPatch.context() as patch:
+        counts: list[int] = []
+        patch.setattr("fast_axolotl.axolotl.chat.tally", lambda *told: counts.append(told[-1]))
+        yield
+    assert sum(counts) == num_rows
 
 
 def refused(strategy: Any, batch: Any = None, match: str | None = None) -> None:
