@@ -22,7 +22,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.summary import VerdictKind
+from fast_axolotl.record.figures import VerdictKind
 from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
 
 WIDTHS = (80, 160)
