@@ -216,11 +216,11 @@ def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids say in which epoch of their source they were read."""
     read = mixing._Source.read
 
-    def read_tagged(source: Any) -> bool:
-        found = read(source)
+    def read_tagged(source: Any, count: int) -> bool:
+        found = read(source, count)
         if found:
-            ids = [f"{source.epoch}:{value}" for value in source.held.column("id").to_pylist()]
-            source.held = source.held.set_column(0, "id", pa.array(ids))
+            ids = [f"{source.epoch}:{value}" for value in source.held[-1].column("id").to_pylist()]
+            source.held[-1] = source.held[-1].set_column(0, "id", pa.array(ids))
         return found
 
     monkeypatch.setattr(mixing._Source, "read", read_tagged)
