@@ -62,7 +62,7 @@ from benchmarks.result import (
     case_tables,
     format_ratio,
 )
-from fast_axolotl.cli.race import Worker, WorkerError
+from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.errors import MissingExtraError, UsageError
 from fast_axolotl.record.units import format_seconds
 

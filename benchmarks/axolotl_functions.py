@@ -40,8 +40,8 @@ from benchmarks.axolotl_inputs import (
 )
 from benchmarks.axolotl_runs import OURS, STOCK, by_turns, prepared_difference
 from benchmarks.race import peer_module
+from benchmarks.worker import serve, take_stdout
 from benchmarks.workloads import draw_lengths, token_rows
-from fast_axolotl.cli.race import serve, take_stdout
 
 _LEAST_SECONDS = 0.2
 _MOST_PASSES = 20

@@ -275,7 +275,7 @@ def test_start_up_counts_from_the_start_of_the_command(tmp_path: Path) -> None:
         "    print(began, time.time() - saving)\n"
         "    time.sleep(0.3)\n"
     )
-    command = [*FAST_AXOLOTL, "run", "--measure", "--no-accelerate", "-q", "--output", "run", "--"]
+    command = [*FAST_AXOLOTL, "measure", "-q", "--output", "run", "--"]
     done = run_child(*command, sys.executable, str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     parts = check_sum(summarise(read_run(tmp_path / "run")))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fast_axolotl.cli.run import _print_summary
+from fast_axolotl.cli.measure import _print_summary
 from fast_axolotl.integrations.attach import Attachment, attach
 from fast_axolotl.integrations.launch import Order, launch_environment, order
 from fast_axolotl.integrations.training_meter import end_of as describe_end
