@@ -28,11 +28,11 @@ import numpy as np
 
 from benchmarks.memory_gpu import LLAMAS
 from fast_axolotl.errors import UsageError
-from fast_axolotl.plan.hardware import Gpu, find_gpu
 from fast_axolotl.plan.memory import Layout, predict_memory
 from fast_axolotl.plan.predict import Reference, interval_width
 from fast_axolotl.plan.shape import Shape, guess_shape
 from fast_axolotl.plan.steptime import Constants, predict_step
+from fast_axolotl.record.devices import Gpu, find_gpu
 
 _MODELS = json.loads(Path(__file__).with_name("plan_models.json").read_text(encoding="utf-8"))
 _TEXTBOOK = Constants(

@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from fast_axolotl import CsvDialect, open_dataset
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading import FormatWarning
+from fast_axolotl.reading.blocks import ReadOptions
+from fast_axolotl.reading.lines import TextFile
+from fast_axolotl.reading.storage import Source
 from support.files import SMALL_BUDGET, Rows, compress, flat_rows, read_rows, write_csv
 
 
@@ -273,6 +276,49 @@ def test_skipped_rows_are_counted_and_listed(tmp_path: Path) -> None:
     assert [row["a"] for batch in reader for row in batch.to_pylist()] == [1, 5]
     assert reader.stats.rejected_rows == 3
     assert [item.place for item in reader.stats.rejections] == ["line 3", "line 4", "line 5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("rows.csv", b"1,\xff\n"),
+        ("rows.csv", b"1,2,3\n"),
+        ("rows.csv", b'1,"a\n'),
+        ("rows.txt", b"\xe5\xbc\n"),
+    ],
+)
+def test_an_error_names_its_line(tmp_path: Path, name: str, row: bytes) -> None:
+    path = write(tmp_path / name, b"a,b\n" + b'1,"x"\n' * 100 + row)
+
+    with pytest.raises(DataError) as caught:
+        read_rows(path)
+
+    assert caught.value.place == "line 102"
+
+
+# Text files.
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_text_files_give_their_lines_wherever_blocks_end(
+    tmp_path: Path, ending: bytes, compression: str | None
+) -> None:
+    lines = ["", "é引" * 40, "a\rb", "x" * 200, "\ufeffy", ""] * 20
+    text = b"\xef\xbb\xbf" + ending.join(line.encode() for line in lines) + b"end"
+    path = compress(write(tmp_path / "rows.txt", text), compression or "none")
+    lines[-1] += "end"
+    source = Source(path=str(path), num_bytes=path.stat().st_size)
+    for block in (64, 97, 1000, 100_000):
+        options = ReadOptions(block_bytes=block, unit_bytes=500)
+        file = TextFile(source=source, compression=compression, options=options)
+        found = [
+            row["text"]
+            for unit in file.units(0)
+            for item in file.blocks(unit)
+            for row in item.decode(None).table.to_pylist()
+        ]
+        assert found == lines
 
 
 # Any text: what csv.writer wrote comes back.

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import dedupe_files
-from fast_axolotl.dedupe import files, seen
+from fast_axolotl.dedupe import files
+from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, FastAxolotlError, UsageError
 from support.files import read_rows, write_jsonl
 
@@ -144,7 +145,6 @@ def test_spilling_gives_the_same_answer(
 
     kept, rows, dropped = run("kept")
     monkeypatch.setattr(files, "_LEAST_WORKING_BYTES", BUDGET - limit)
-    monkeypatch.setattr(seen, "_RECORD_ROWS", 500)
     spilled, rows_again, dropped_again = run("spilled")
     assert spilled.spilled_bytes > 0 == kept.spilled_bytes
     assert rows.equals(rows_again)
@@ -154,15 +154,13 @@ def test_spilling_gives_the_same_answer(
     assert not [name for name in left_behind(tmp_path) if name.startswith(".")]
 
 
-def test_a_partition_too_large_for_memory_is_dealt_out_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seen, "_LEAST_LIMIT", 0)
+def test_a_bucket_too_large_for_memory_is_read_in_passes(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     digests = rng.integers(0, 2**64, 2 * 20_000, np.uint64)
-    digests[0::2] &= np.uint64(0xFFFF_FFFF_FFFF_FFC0)
+    digests[0::2] &= np.uint64(0xFFFF_FFFF_FFFF_FF00)  # one bucket
     doubled = np.concatenate([digests, digests])
-    work = seen.Spill(tmp_path / "spill", limit=200_000)
+    (tmp_path / "spill").mkdir()
+    work = Spill(tmp_path / "spill", limit=200_000)
     work.add(doubled, np.arange(40_000))
     work.resolve()
     firsts = np.concatenate([work.firsts(at, at + 777) for at in range(0, 40_000, 777)])[:40_000]

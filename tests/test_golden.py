@@ -16,13 +16,14 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import fast_axolotl
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.protocol_result import ProtocolResult
+from fast_axolotl.record.summary import VerdictKind
 from fast_axolotl.report.matrix import protocol_markdown
 from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
 
@@ -47,11 +48,13 @@ def test_all_verdicts_are_among_the_runs() -> None:
     for path in (GOLDEN / "expected" / "show").glob("*.json"):
         verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
         found.add("/".join(filter(None, (verdict["kind"], verdict["subtype"]))))
-    kinds = {"swap", "io", "io/near", "compute", "mixed"}
+    kinds = {"memory", "swap", "cpu/others", "io", "io/near", "checkpoint", "evaluation"}
+    kinds |= {"startup", "compute", "mixed"}
     kinds |= {f"data/{name}" for name in ("rate", "burst", "periodic")}
     kinds |= {f"communication/{name}" for name in ("network", "skew")}
     subtypes = ("short", "warming", "draining", "unseen", "contradiction")
     assert found == kinds | {f"inconclusive/{name}" for name in subtypes}
+    assert {name.partition("/")[0] for name in found} == set(get_args(VerdictKind))
 
 
 SHORT = ("compute-everything", "crashed-late", "data-one-rank-of-two", "inconclusive-unseen", "nan")
@@ -463,6 +466,7 @@ protocol --baseline a --candidate b --dedupe
 protocol absent.yml
 protocol --baseline a --candidate b --pairs 0
 protocol config.yml --pin x
+run -q -- true
 compare run
 compare run nowhere
 compare protocol

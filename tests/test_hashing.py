@@ -65,9 +65,6 @@ def check(rows: list[Any], num_threads: int = 0) -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few hundred rows are many pieces and tasks."""
-    monkeypatch.setattr(hashing, "_PIECE_BYTES", 4096)
-    monkeypatch.setattr(hashing, "_PIECE_ROWS", 1)
-    monkeypatch.setattr(hashing, "_THREADED_BYTES", 0)
     monkeypatch.setattr(hashing, "_TASK_BYTES", 4096)
     monkeypatch.setattr(hashing, "_HEX_ROWS", 7)
 

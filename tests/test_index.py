@@ -24,7 +24,7 @@ from fast_axolotl.reading.blocks import Dataset, Unit, decode_or_reject
 from fast_axolotl.reading.index import known_schema, unit_rows, with_csv_edges
 from fast_axolotl.reading.schema import MIXED
 from fast_axolotl.reading.storage import Source
-from fast_axolotl.reading.take import take_rows
+from fast_axolotl.reading.take import Taker
 from support.files import WRITERS, compress, flat_rows, jsonl_bytes, make_rows, write_as
 
 QUICK = settings(max_examples=40, deadline=None)
@@ -297,14 +297,14 @@ def test_take_is_indexing_a_list(tmp_path: Path, kind: str, compression: str) ->
     random = np.random.default_rng(0)
 
     for wanted in (*(random.integers(0, 1400, size) for size in (0, 1, 60)), range(1400)[::-1]):
-        table = take_rows(dataset, schema, wanted)
+        table = Taker(dataset, schema).take(wanted)
         assert table.schema == schema
         assert table.to_pylist() == [rows[number] for number in wanted]
     for wrong in (-1, 1400):
         with pytest.raises(UsageError, match=f"no row {wrong}: the data has 1,400 rows"):
-            take_rows(dataset, schema, [0, wrong])
+            Taker(dataset, schema).take([0, wrong])
     with pytest.raises(UsageError, match="whole numbers"):
-        take_rows(dataset, schema, [0.5])  # type: ignore[list-item]
+        Taker(dataset, schema).take([0.5])  # type: ignore[list-item]
 
 
 def test_take_reads_only_the_units_of_its_rows(tmp_path: Path, reads: list[int]) -> None:
@@ -314,7 +314,7 @@ def test_take_reads_only_the_units_of_its_rows(tmp_path: Path, reads: list[int])
     total_rows(dataset)
     reads.clear()
 
-    assert take_rows(dataset, pa.schema([]), wanted).column("id").to_pylist() == wanted
+    assert Taker(dataset, pa.schema([])).take(wanted).column("id").to_pylist() == wanted
     assert sum(reads) < 300_000 < path.stat().st_size
 
 
@@ -323,8 +323,8 @@ def test_rows_that_are_taken_share_the_widest_type(tmp_path: Path) -> None:
     path.write_text('{"a": null}\n' * 89 + '{"a": [1, "x"]}\n')
     dataset = open_as(path, 30)
 
-    assert take_rows(dataset, schema, [1, 0]).schema == schema
-    assert take_rows(dataset, schema, [89, 0]).column("a").to_pylist() == ['[1, "x"]', None]
+    assert Taker(dataset, schema).take([1, 0]).schema == schema
+    assert Taker(dataset, schema).take([89, 0]).column("a").to_pylist() == ['[1, "x"]', None]
 
 
 def test_rows_that_went_away_after_they_were_counted_are_an_error(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_rows_that_went_away_after_they_were_counted_are_an_error(tmp_path: Path
     os.utime(path, ns=(before, before))
 
     with pytest.raises(DataError, match="changed after its rows were counted"):
-        take_rows(dataset, pa.schema([]), [690])
+        Taker(dataset, pa.schema([])).take([690])
 
 
 # CSV in units.
@@ -406,4 +406,4 @@ def test_a_quote_that_is_not_closed_is_an_error_unless_skipped(tmp_path: Path) -
 
     assert with_csv_edges(dataset).units() == dataset.units()
     with pytest.raises(DataError, match="a quoted field is not closed"):
-        with_csv_edges(dataset.with_options(on_error="raise"))
+        list(open_dataset(path, shard=(0, 2)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fast_axolotl.measure.peak_flops import DEVICES, explain_missing, find_peak, normalise_dtype
+from fast_axolotl.record.devices import find_gpu, find_peak, known_gpus, normalise_dtype
 
-NAMES = [name for device in DEVICES for name in device.names]
+NAMES = [name for gpu in known_gpus() for name in gpu.names]
 
 
 DENSE_BF16 = {
@@ -28,7 +28,7 @@ DENSE_BF16 = {
 
 @pytest.mark.parametrize("name", DENSE_BF16)
 def test_the_dense_bf16_peak_is_the_published_one(name: str) -> None:
-    assert find_peak(name, "bfloat16").tflops == pytest.approx(DENSE_BF16[name], abs=0.5)
+    assert find_peak(name, "bfloat16")[0] == pytest.approx(DENSE_BF16[name], abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -36,17 +36,27 @@ def test_the_dense_bf16_peak_is_the_published_one(name: str) -> None:
     [("float32", 66.9), ("tf32", 494.7), ("float16", 989.4), ("fp8", 1978.9)],
 )
 def test_the_peak_depends_on_the_data_type(dtype: str, tflops: float) -> None:
-    assert find_peak("NVIDIA H100 80GB HBM3", dtype).tflops == tflops
+    assert find_peak("NVIDIA H100 80GB HBM3", dtype)[0] == tflops
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_peak_has_a_source(name: str) -> None:
-    found = [find_peak(name, dtype) for dtype in ("bfloat16", "float16", "tf32", "float32")]
-    peaks = [peak for peak in found if peak is not None]
-    assert peaks
-    assert all(peak.source for peak in peaks)
-    rates = [peak.tflops for peak in peaks]
-    assert rates == sorted(rates, reverse=True)  # a wider type is never faster
+def test_every_device_has_a_source_and_a_wider_type_is_never_faster() -> None:
+    for gpu in known_gpus():
+        assert gpu.source
+        types = ("float4", "float8", "bfloat16", "float16", "tf32", "float32")
+        rates = [gpu.tflops[dtype] for dtype in types if dtype in gpu.tflops]
+        assert rates
+        assert rates == sorted(rates, reverse=True), gpu.key
+
+
+@pytest.mark.parametrize(
+    "name", ["GH200", "B300", "GB300", "A10", "A30", "A40", "L40", "T4", "V100-32GB"]
+)
+def test_what_can_be_planned_for_has_a_peak_and_the_other_way_round(name: str) -> None:
+    gpu = find_gpu(name)
+    dtype = "bfloat16" if "bfloat16" in gpu.tflops else "float16"
+    for reported in gpu.names:
+        assert find_gpu(reported) is gpu
+        assert find_peak(reported, dtype) == (gpu.bf16, gpu.source)
 
 
 def test_no_name_is_listed_twice() -> None:
@@ -69,27 +79,24 @@ def test_no_name_is_listed_twice() -> None:
     ],
 )
 def test_a_name_that_only_resembles_a_known_one_has_no_peak(name: str) -> None:
-    assert find_peak(name, "bfloat16") is None
-    reason = explain_missing(name, "bfloat16")
+    peak, reason = find_peak(name, "bfloat16")
+    assert peak is None
     assert "--peak-tflops" in reason
     assert repr(name) in reason
 
 
-def test_an_l4_an_l40_and_an_l40s_are_three_devices() -> None:
-    rates = [find_peak(f"NVIDIA {name}", "bf16") for name in ("L4", "L40", "L40S")]
-    assert [peak.tflops for peak in rates if peak] == [121.0, 181.05, 362.05]
-
-
 @pytest.mark.parametrize(("name", "tflops"), [("Tesla T4", 65.0), ("Tesla V100-SXM2-16GB", 125.0)])
 def test_an_old_device_has_fp16_and_no_bf16(name: str, tflops: float) -> None:
-    assert find_peak(name, "bfloat16") is None
-    assert "known: float16, float32" in explain_missing(name, "bfloat16")
-    assert find_peak(name, "float16").tflops == tflops
+    peak, reason = find_peak(name, "bfloat16")
+    assert peak is None
+    assert "known: float16, float32" in reason
+    assert find_peak(name, "float16")[0] == tflops
 
 
 def test_without_an_accelerator_there_is_no_peak_and_a_reason() -> None:
-    assert find_peak(None, "bfloat16") is None
-    assert "--peak-tflops" in explain_missing(None, "bfloat16")
+    peak, reason = find_peak(None, "bfloat16")
+    assert peak is None
+    assert "--peak-tflops" in reason
 
 
 @pytest.mark.parametrize(

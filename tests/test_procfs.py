@@ -122,14 +122,6 @@ def test_a_stat_that_is_cut_off_is_no_stat(tmp_path: Path, text: bytes) -> None:
     assert procfs.read_stat(7, proc=tmp_path) is None
 
 
-def test_ignored_children_are_seen_in_the_mask_of_signals(tmp_path: Path) -> None:
-    lay_out(tmp_path, 7, status=STATUS)
-    lay_out(tmp_path, 8, status=b"SigIgn:\t0000000000011000\n")
-    lay_out(tmp_path, 9, status=b"SigIgn:\tnonsense\n")
-    found = [procfs.read_status(pid, proc=tmp_path) or {} for pid in (7, 8, 9)]
-    assert [procfs.ignores_children(status) for status in found] == [False, True, False]
-
-
 def test_swap_counters_are_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 1\npswpin 3\npswpout 5\noom_kill 2\n")
     page = os.sysconf("SC_PAGE_SIZE")

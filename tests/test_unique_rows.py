@@ -188,24 +188,6 @@ def test_buffers_off_their_alignment_are_read() -> None:
     check(pa.table({"x": pa.Array.from_buffers(pa.float64(), 3, [None, values])}))
 
 
-def test_a_collision_of_digests_is_noticed_and_hashed_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real, collisions = rows.digests_of, 1
-
-    def collide(parts: Any, num_rows: int, *rest: Any) -> Any:
-        nonlocal collisions
-        collisions -= 1
-        digests = real(parts, num_rows, *rest)
-        return digests if collisions < 0 else np.zeros_like(digests)
-
-    monkeypatch.setattr(rows, "digests_of", collide)
-    assert unique_rows(pa.table({"x": ["a", "b", "a"]})).tolist() == [0, 1]
-    collisions = 100
-    with pytest.raises(RuntimeError, match="hash is broken"):
-        unique_rows(pa.table({"x": pa.chunked_array([["a"], ["b"]])}))
-
-
 def test_the_set_stays_within_its_bytes_while_it_grows() -> None:
     known = SeenRows(num_threads=2)
     rng = np.random.default_rng(1)
@@ -300,18 +282,6 @@ def test_a_dictionary_of_long_values_is_decoded_in_pieces(monkeypatch: pytest.Mo
     column = pa.array([f"{index % 7:0200}" for index in range(100)]).dictionary_encode()
     check(pa.table({"x": column}))
     check(pa.table({"x": pa.chunked_array([column, column.slice(3)])}))
-
-
-def test_text_past_2_gb_is_compared_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rows._gather
-
-    def small(batches: Any, numbers: Any) -> Any:
-        if len(numbers) > 4:
-            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
-        return real(batches, numbers)
-
-    monkeypatch.setattr(rows, "_gather", small)
-    check(pa.table({"x": pa.chunked_array([["a", "b", "a"], ["b", "a", "c"] * 5])}))
 
 
 def test_threads_may_share_the_rows_seen() -> None:

@@ -657,11 +657,11 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "random reads": (
         "transformers", {"wait": HALF, "system": {**RANDOM, "psi_io_full_seconds": 0.4}},
-        {"num_workers": 2}, "to_iterable_dataset().shuffle(buffer_size=10_000)",
+        {"num_workers": 2}, "or shuffle in a buffer",
     ),
     "a full disk, streaming": (
         "axolotl", {"wait": HALF, "system": {"read_bytes": 0.95e9}}, STREAM,
-        "compressed Parquet with only the columns you need",
+        "compressed Parquet and keep only the columns you need",
     ),
     "much padding": ("axolotl", {"tokens": 50, "padded": 100}, {}, "sample_packing: true"),
     "much padding, HF's trainer": (
@@ -697,7 +697,7 @@ def test_waits_with_every_epoch_ask_for_persistent_workers_where_there_are_worke
 def test_axolotl_has_no_setting_that_keeps_workers_and_the_action_says_so() -> None:
     action = in_epochs("axolotl", num_workers=2, prefetch_factor=2).action
     assert "persistent" not in action
-    assert "dataloader_num_workers: 4" in action
+    assert "train on more rows per epoch" in action
     assert "(up to " in action
 
 

@@ -70,11 +70,12 @@ def plan(
     it: compute, memory, communication or data. Without a record, the intervals are wide.
     """
     from fast_axolotl.cli.plan_page import plan_notes, plan_rows, plan_title, write_plan
-    from fast_axolotl.plan.hardware import Price, find_gpu, find_price
+    from fast_axolotl.plan.hardware import Price, find_price
     from fast_axolotl.plan.memory import Layout
     from fast_axolotl.plan.predict import join_plans, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.codec import to_json
+    from fast_axolotl.record.devices import find_gpu
     from fast_axolotl.report.terminal import show_matrix
 
     if tokens is not None and epochs is not None:

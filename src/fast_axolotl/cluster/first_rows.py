@@ -1,11 +1,9 @@
-"""Which rows repeat an earlier one: dealt to buckets by their digests, decided bucket by bucket.
+"""Which rows repeat an earlier one, found in tasks: see ``dedupe.spill`` for the runs they write.
 
-Stage ``split`` takes the rows of consecutive parts, as many as fit in memory. Of equal rows among
-these, all but the first are known to be repeated. The others, 24 bytes each, go to one file, bucket
-by bucket, behind a table of where each bucket begins: a value that is half of all rows is one
-record in each file. Stage ``unique`` reads one bucket out of every file and finds the first of each
-value; a bucket too large for memory is read several times, for some of its values each time. A row
-is its 128-bit digest, which the caller made with a secret of its own.
+Stage ``split`` takes the rows of consecutive parts, as many as fit in memory, and writes a run of
+them, without those that repeat one among them: a value that is half of all rows is one record in
+each run. Stage ``unique`` reads one bucket out of every run and finds the first of each value. A
+row is its 128-bit digest, which the caller made with a secret of its own.
 
 Tasks are named by how many rows they may hold: with other memory, a job does these stages again.
 """
@@ -14,20 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
-
-_ROW_BYTES = 128
-"""What one row takes while it is sorted: its record, its rank, and copies of both."""
+from fast_axolotl.dedupe.spill import (
+    RECORD,
+    ROW_BYTES,
+    find_repeats,
+    make_records,
+    repeats_in,
+    write_buckets,
+)
 
 _MOST_BUCKETS = 4096
 """Beyond so many, buckets are read several times instead."""
-
-_RECORD = np.dtype([("first", "<u8"), ("second", "<u8"), ("place", "<i8")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ def find_repeated(
     engine: Engine, store: Store, parts: Sequence[Part], *, memory: int, heard: Heard
 ) -> Any:
     """The places of all rows that repeat a row of an earlier place, as a sorted int64 array."""
-    limit = max(1024, memory // 2 // _ROW_BYTES)
+    limit = max(1024, memory // 2 // ROW_BYTES)
     groups = {f"{limit}-{number:05d}": group for number, group in enumerate(_groups(parts, limit))}
     # A quarter is left free: buckets are not all of the same size.
     needed = sum(part.num_rows for part in parts) * 4 // (limit * 3)
@@ -81,55 +83,32 @@ def find_repeated(
 
 def split(store: Store, *, name: str, pieces: list[list[Any]], bits: int) -> Answer:
     """Deals the rows of some parts to buckets, without those that repeat one among them."""
-    records = np.empty(sum(stop - start for _, start, stop, _ in pieces), _RECORD)
-    at = 0
+    parts = [np.empty(0, RECORD)]
     for part, start, stop, first_place in pieces:
-        rows = records[at : at + stop - start]
         digests = read_array(store, f"digests/{part}.npy", np.dtype(("<u8", (2,))), start, stop)
-        rows["first"], rows["second"] = digests[:, 0], digests[:, 1]
         if first_place is None:
-            rows["place"] = read_array(store, f"places/{part}.npy", np.dtype("<i8"), start, stop)
+            places = read_array(store, f"places/{part}.npy", np.dtype("<i8"), start, stop)
         else:
-            rows["place"] = np.arange(first_place + start, first_place + stop)
-        at += len(rows)
-    again = _repeats(records)
-    write_array(store, f"repeated/split-{name}.npy", records["place"][again])
-    records = records[~again]
-    buckets = (records["second"] & np.uint64((1 << bits) - 1)).astype(np.uint16)
-    starts = np.zeros((1 << bits) + 1, np.int64)
-    np.cumsum(np.bincount(buckets, minlength=1 << bits), out=starts[1:])
-    records = records[np.argsort(buckets, kind="stable")]
-    with store.writing(f"buckets/{name}") as path, path.open("wb") as file:
-        starts.tofile(file)
-        records.tofile(file)
-    return {"rows": at, "repeated": at - len(records), "bytes_out": records.nbytes}
+            places = np.arange(first_place + start, first_place + stop)
+        parts.append(make_records(digests, places))
+    records = np.concatenate(parts)
+    del parts
+    repeated, _ = find_repeats(records)
+    write_array(store, f"repeated/split-{name}.npy", repeated)
+    kept = records[~np.isin(records["number"], repeated, kind="sort")]
+    with store.writing(f"buckets/{name}") as path:
+        write_buckets(path, kept, bits)
+    return {"rows": len(records), "repeated": len(repeated), "bytes_out": kept.nbytes}
 
 
 def unique(
     store: Store, *, name: str, files: list[str], bucket: int, bits: int, limit: int
 ) -> Answer:
     """Finds the rows of one bucket that repeat another one."""
-    head, size, ranges = 8 * ((1 << bits) + 1), _RECORD.itemsize, []
-    for source in files:
-        table = store.read_range(f"buckets/{source}", 8 * bucket, 8 * bucket + 16)
-        start, stop = (int(row) for row in np.frombuffer(table, "<i8"))
-        if stop > start:
-            ranges.append((source, head + start * size, head + stop * size))
-    total = sum(stop - start for _, start, stop in ranges) // size
-    passes = 1 << (total // limit).bit_length()
-    places = []
-    for index in range(passes):
-        chosen = [np.empty(0, _RECORD)]
-        for source, start, stop in ranges:
-            records = np.frombuffer(store.read_range(f"buckets/{source}", start, stop), _RECORD)
-            values = (records["second"] >> np.uint64(bits)) & np.uint64(passes - 1)
-            chosen.append(records[values == index])
-        records = np.concatenate(chosen)
-        del chosen
-        places.append(records["place"][_repeats(records)])
-    repeated = np.concatenate(places)
+    runs = [partial(store.read_range, f"buckets/{source}") for source in files]
+    repeated = np.concatenate([places for places, _ in repeats_in(runs, bucket, bits, limit)])
     write_array(store, f"repeated/unique-{name}.npy", repeated)
-    return {"rows": total, "repeated": len(repeated), "bytes_out": repeated.nbytes}
+    return {"repeated": len(repeated), "bytes_out": repeated.nbytes}
 
 
 def _groups(parts: Sequence[Part], limit: int) -> Iterator[list[list[Any]]]:
@@ -147,15 +126,6 @@ def _groups(parts: Sequence[Part], limit: int) -> Iterator[list[list[Any]]]:
                 group, left = [], limit
     if group:
         yield group
-
-
-def _repeats(records: Any) -> Any:
-    """Which rows repeat one of a smaller place, as a mask."""
-    order = np.lexsort((records["place"], records["second"], records["first"]))
-    again = np.zeros(len(records), bool)
-    first, second = records["first"][order], records["second"][order]
-    again[order[1:][(first[1:] == first[:-1]) & (second[1:] == second[:-1])]] = True
-    return again
 
 
 def write_array(store: Store, name: str, array: Any) -> None:

@@ -34,7 +34,8 @@ from fast_axolotl.dedupe.output import (
 )
 from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import digest_batch, take_rows
-from fast_axolotl.dedupe.seen import SeenRows, Spill
+from fast_axolotl.dedupe.seen import SeenRows
+from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import (
     MIXED,
@@ -52,6 +53,8 @@ DEFAULT_MEMORY_BUDGET = 1024 * MIB
 _LEAST_MEMORY_BUDGET = 192 * MIB
 _LEAST_WORKING_BYTES = 144 * MIB
 _BATCH_ROWS = 16_384
+_OTHERS = 1 << 62
+"""Rows of the other data are numbered so much lower: before any row of the input."""
 
 Paths = str | Path | Sequence[str | Path]
 Progress = Callable[[str, int, int, int], None]
@@ -239,8 +242,8 @@ class _Work:
     def _run(self) -> None:
         if self._others is not None:
             for batch, start in self._batches(self._others, "reading the rows to remove"):
-                # Rows of the other data are numbered -1, -2, …: before any row of the input.
-                self._ledger.firsts(batch, -1 - np.arange(start, start + batch.num_rows))
+                numbers = np.arange(start, start + batch.num_rows) - _OTHERS
+                self._ledger.firsts(batch, numbers)
             self._note_rejections(self._others)
         decided, state = 0, None
         for batch, start in self._batches(self._reader, "reading"):
@@ -322,7 +325,7 @@ class _Work:
             of_others = originals < 0
             columns = [
                 pa.array(numbers[repeated]),
-                pa.array(np.where(of_others, -1 - originals, originals)),
+                pa.array(np.where(of_others, originals + _OTHERS, originals)),
                 pa.array(np.where(of_others, "against", "input")),
                 pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)),
             ]

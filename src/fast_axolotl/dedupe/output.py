@@ -5,7 +5,8 @@ published is removed. Parquet, Arrow (the file form) and JSON lines, the last al
 around it.
 
 JSON lines are made by Python and are the slow one. Dates, times and decimals become text there;
-bytes have no form in JSON and are refused.
+bytes have no form in JSON and are refused. Dictionary columns are written as plain ones, since an
+Arrow file holds one dictionary for each and no more.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fast_axolotl.dedupe.row_bytes import BINARY, is_one_of
-from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.reading import convert, format_of_name, held_bytes
 
 GROUP_BYTES = 32 * 1024 * 1024
@@ -44,8 +44,6 @@ def check_target(path: Path, name: str, *, overwrite: bool) -> None:
         )
     if not path.parent.is_dir():
         raise MissingFileError("the output folder does not exist; create it", path=str(path))
-    if not os.access(path.parent, os.W_OK):
-        raise AccessError("this folder is not writable; choose another", path=str(path.parent))
 
 
 @contextlib.contextmanager
@@ -75,7 +73,8 @@ class Output:
         self._is_open = False
         try:
             with disk_errors(path):
-                self._writer = _writer_for(path, "output", group_bytes)(self._beside, schema)
+                make = _writer_for(path, "output", group_bytes)
+                self._writer = make(self._beside, decoded_schema(schema))
         except BaseException:
             self._beside.unlink(missing_ok=True)
             raise
@@ -92,7 +91,7 @@ class Output:
 
     def write(self, batch: pa.RecordBatch) -> None:
         with disk_errors(self._path):
-            self._writer.write(batch)
+            self._writer.write(decoded(batch))
 
     def finish(self) -> None:
         """Everything is on disk after this, under the hidden name."""
@@ -106,20 +105,12 @@ class Output:
             self._beside.replace(self._path)
 
 
-class _Writer(Protocol):
-    def write(self, batch: pa.RecordBatch) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
 def _writer_for(
     path: Path, name: str, group_bytes: int = GROUP_BYTES
-) -> Callable[[Path, pa.Schema], _Writer]:
+) -> Callable[[Path, pa.Schema], _Parquet | _Arrow | _JsonLines]:
     kind, compression = format_of_name(path.name)
     if kind == "jsonl" and compression in (None, "gzip", "zstd"):
-        return lambda target, schema: _JsonLines(target, schema, compression)
+        return lambda target, _: _JsonLines(target, compression)
     if kind == "parquet" and compression is None:
         return lambda target, schema: _Parquet(target, schema, group_bytes)
     if kind in ("arrow", "feather") and compression is None:
@@ -128,7 +119,7 @@ def _writer_for(
 
 
 def decoded_schema(schema: pa.Schema) -> pa.Schema:
-    """Dictionary columns as plain ones: an Arrow file holds one dictionary for each, no more."""
+    """Dictionary columns as plain ones."""
     fields = [
         field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
         for field in schema
@@ -176,10 +167,10 @@ class _Parquet:
 class _Arrow:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._file = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._file, decoded_schema(schema))
+        self._writer = pa.ipc.new_file(self._file, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(decoded(batch))
+        self._writer.write_batch(batch)
 
     def close(self) -> None:
         self._writer.close()
@@ -190,15 +181,9 @@ class _Arrow:
 
 
 class _JsonLines:
-    def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
-        for field in schema:
-            if _holds_bytes(field.type):
-                raise UsageError(
-                    f"column {field.name!r} has the type {field.type}, which JSON cannot store; "
-                    "write .parquet or .arrow instead"
-                )
+    def __init__(self, path: Path, compression: str | None) -> None:
         self._file = pa.output_stream(str(path), compression=compression)
-        self._encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
+        self._encode = json.JSONEncoder(ensure_ascii=False, default=_as_text).encode
 
     def write(self, batch: pa.RecordBatch) -> None:
         columns = convert(batch, "python")
@@ -212,11 +197,11 @@ class _JsonLines:
     abandon = close
 
 
-def _holds_bytes(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _holds_bytes(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _holds_bytes(kind.value_type)
-    if is_one_of(kind, (*BINARY, pa.types.is_fixed_size_binary)):
-        return True
-    return any(_holds_bytes(kind.field(index).type) for index in range(kind.num_fields))
+def _as_text(value: Any) -> str:
+    """What JSON has no form for."""
+    if isinstance(value, bytes):
+        raise UsageError(
+            f"a row holds bytes ({value[:20]!r}), which JSON cannot store; write .parquet or "
+            ".arrow instead"
+        )
+    return str(value)

@@ -1,9 +1,9 @@
 """The rows of an Arrow table that come for the first time.
 
 Rows are told apart by a 128-bit digest over Arrow's buffers (``row_bytes``), entered into a set
-(``seen``). Rows with the digest of an earlier row of the same table are then compared with it,
-value by value: should they differ, which no one has seen happen, the table is hashed again under
-another secret.
+(``seen``). The digest decides: its secret is drawn anew for each set, so nobody can prepare rows
+that collide, and among a billion rows two different ones share a digest with a probability of one
+in 10²⁰.
 
 Cost: one pass over the bytes that are compared at some 5 GB/s and processor, and some 50 ns a row;
 16 bytes a row for the digests and at most 40 more for the set. No Python object is made per row.
@@ -15,26 +15,20 @@ slices, which every type has.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.dedupe.row_bytes import Part, digests_of, parts_of, plain_type
-from fast_axolotl.dedupe.seen import SeenRows, fresh_secret
+from fast_axolotl.dedupe.row_bytes import digests_of, parts_of, plain_type
+from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.errors import UsageError
-from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.reading import held_bytes
 from fast_axolotl.system import usable_cores
 
-_PAIRS_AT_ONCE = 16_384
 _DECODED_BYTES = 32 * 1024 * 1024
-"""What is taken apart or put together at a time, beside the table itself."""
-
-_PAIRS_PER_THREAD = 32_768
-_MOST_TRIES = 4
+"""What of a dictionary column is decoded at a time."""
 
 
 def unique_rows(
@@ -56,22 +50,8 @@ def unique_rows(
             f"table has the type {type(table).__name__}; pass a pyarrow Table or RecordBatch, for "
             "example pa.Table.from_pylist(rows)"
         )
-    compared = table.select(_names(table, columns))
-    for _ in range(_MOST_TRIES):
-        numbers, firsts = _first_rows(compared, SeenRows() if seen is None else seen)
-        if seen is None:
-            repeats = np.flatnonzero(firsts != numbers)
-            if not _all_equal(compared.to_batches(), repeats, firsts[repeats]):
-                continue
-        return np.flatnonzero(firsts == numbers)
-    raise RuntimeError("four secrets in a row gave colliding digests: the hash is broken")
-
-
-def _first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
-    """The number of every row, counting on from call to call, and that of the first row like it.
-
-    On its own, so that the digests and a set of one call are gone before rows are compared.
-    """
+    table = table.select(_names(table, columns))
+    seen = SeenRows() if seen is None else seen
     types = [(field.name, plain_type(field.type)) for field in table.schema]
     if seen.types is None:
         seen.types = types
@@ -86,7 +66,7 @@ def _first_rows(table: pa.Table, seen: SeenRows) -> tuple[Any, Any]:
     digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
     joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, np.zeros(0, np.uint64)])
     numbers = seen.number(table.num_rows)
-    return numbers, seen.enter(joined, numbers)
+    return np.flatnonzero(seen.enter(joined, numbers) == numbers)
 
 
 def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> Any:
@@ -94,7 +74,8 @@ def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> An
     threads = num_threads or usable_cores()
     step = _rows_at_once(batch)
     if step >= batch.num_rows:
-        return digests_of(_parts(batch, secret, threads), batch.num_rows, secret, threads)
+        parts = [part for column in batch.columns for part in parts_of(column, secret, threads)]
+        return digests_of(parts, batch.num_rows, secret, threads)
     pieces = (batch.slice(start, step) for start in range(0, batch.num_rows, step))
     return np.concatenate([digest_batch(piece, secret, threads) for piece in pieces])
 
@@ -117,22 +98,6 @@ def take_rows(batch: pa.RecordBatch, rows: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _gather(batches: Sequence[pa.RecordBatch], rows: Any) -> pa.RecordBatch:
-    """Rows counted over all the batches, in any order."""
-    edges = np.cumsum([0, *(batch.num_rows for batch in batches)])
-    order = np.argsort(rows, kind="stable")
-    ranked = rows[order]
-    cuts = np.searchsorted(ranked, edges)
-    taken = [
-        take_rows(batch, ranked[start:stop] - edge)
-        for batch, edge, start, stop in zip(batches, edges, cuts, cuts[1:], strict=False)
-        if stop > start
-    ]
-    back = np.empty(len(rows), np.int64)
-    back[order] = np.arange(len(rows))
-    return take_rows(pa.concat_batches(taken), back)
-
-
 def _rows_at_once(batch: pa.RecordBatch) -> int:
     """How many rows may be decoded at a time.
 
@@ -147,74 +112,15 @@ def _rows_at_once(batch: pa.RecordBatch) -> int:
     return max(1, int(_DECODED_BYTES / row_bytes)) if row_bytes else max(1, batch.num_rows)
 
 
-def _parts(batch: pa.RecordBatch, secret: Any, num_threads: int) -> list[Part]:
-    return [part for column in batch.columns for part in parts_of(column, secret, num_threads)]
-
-
-def _all_equal(batches: Sequence[pa.RecordBatch], lefts: Any, rights: Any) -> bool:
-    """Whether row ``lefts[i]`` equals row ``rights[i]``, for all of them."""
-    secret = fresh_secret()
-    if len(batches) == 1 and _rows_at_once(batches[0]) >= batches[0].num_rows:
-        return _batch_agrees(batches[0], lefts, rights, secret)
-    num_rows = sum(batch.num_rows for batch in batches)
-    row_bytes = 1 + sum(map(held_bytes, batches)) // max(1, num_rows)
-    rows = min([_PAIRS_AT_ONCE, *map(_rows_at_once, batches)])
-    step = max(1, min(rows // 2, _DECODED_BYTES // row_bytes))
-    return all(
-        _gathered_agree(batches, lefts[start : start + step], rights[start : start + step], secret)
-        for start in range(0, len(lefts), step)
-    )
-
-
-def _gathered_agree(
-    batches: Sequence[pa.RecordBatch], lefts: Any, rights: Any, secret: Any
-) -> bool:
-    try:
-        gathered = _gather(batches, np.concatenate([lefts, rights]))
-    except pa.ArrowInvalid:
-        # Too much text for the 32 bits of its offsets, or dictionaries that do not fit together.
-        half = len(lefts) // 2
-        return not half or all(
-            _gathered_agree(batches, lefts[part], rights[part], secret)
-            for part in (slice(half), slice(half, None))
-        )
-    count = len(lefts)
-    return _batch_agrees(gathered, np.arange(count), np.arange(count, 2 * count), secret)
-
-
-def _batch_agrees(batch: pa.RecordBatch, lefts: Any, rights: Any, secret: Any) -> bool:
-    from fast_axolotl.kernels.rowhash import differing_rows
-
-    differs = np.zeros(len(lefts), np.bool_)
-    if not len(lefts):
-        return True
-    threads = min(usable_cores(), 1 + len(lefts) // _PAIRS_PER_THREAD)
-    parts = _parts(batch, secret, threads)
-
-    def compare(first: int, last: int) -> None:
-        for part in parts:
-            differing_rows(part.data, part.offsets, part.valid, lefts, rights, differs, first, last)
-
-    spread(compare, slices(len(lefts), 4 * threads), threads)
-    return not differs.any()
-
-
 def _names(table: pa.Table, columns: Sequence[str] | None) -> list[str]:
-    if columns is None:
-        return _distinct(table.schema.names)
-    if isinstance(columns, str) or not columns:
+    if columns is not None and (isinstance(columns, str) or not columns):
         raise UsageError(f"columns must be a list of column names, not {columns!r}")
-    missing = [name for name in columns if name not in table.schema.names]
+    known = table.schema.names
+    names = known if columns is None else list(columns)
+    missing = [name for name in names if name not in known]
     if missing:
-        raise UsageError(
-            f"there is no column {missing[0]!r}; the table has {', '.join(table.schema.names)}"
-        )
-    _distinct([name for name in table.schema.names if name in columns])
-    return _distinct(columns)
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise UsageError(f"two columns have the name {repeated[0]!r}; rename or drop one")
-    return list(names)
+        raise UsageError(f"there is no column {missing[0]!r}; the table has {', '.join(known)}")
+    for name in names:
+        if names.count(name) > 1 or known.count(name) > 1:
+            raise UsageError(f"two columns have the name {name!r}; rename or drop one")
+    return names

@@ -26,8 +26,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.measure.peak_flops import normalise_dtype
 from fast_axolotl.record import ModelShape
+from fast_axolotl.record.devices import normalise_dtype
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -42,8 +40,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 inlined: Callable[[Callable[..., Any]], Any] = numba.njit(**_OPTIONS)
 """For the parts of a kernel: compiled together with it, never on their own.
 
-They stand in the same file as the kernels that call them, since the cache watches that file alone;
-those of ``vectors`` never change what they do.
+They stand in the same file as the kernels that call them, since the cache watches that file alone.
 """
 
 
@@ -74,15 +71,6 @@ class Kernel:
                 except (OSError, RuntimeError):
                     self._compiled = self._dispatcher(cache=False)
             return self._compiled
-
-    def is_on_disk(self) -> bool:
-        """Whether an earlier process has left its machine code."""
-        try:
-            folder = Path(numba.njit(cache=True, **_OPTIONS)(self._function)._cache.cache_path)
-        except (OSError, RuntimeError):
-            return False
-        version = f"py{sys.version_info.major}{sys.version_info.minor}"
-        return any(folder.glob(f"{self.name}-*.{version}*.nbi"))
 
     def _dispatcher(self, *, cache: bool) -> Any:
         dispatcher = numba.njit(cache=cache, **_OPTIONS)(self._function)

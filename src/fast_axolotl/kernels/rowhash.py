@@ -1,4 +1,4 @@
-"""A 128-bit hash of every row, folded over the parts of the row, and equality of rows.
+"""A 128-bit hash of every row, folded over the parts of the row.
 
 A part is what one column adds to each row: ``data[offsets[i] : offsets[i + 1]]``, or nothing where
 ``valid[i]`` is false. Two lanes of 64 bits take the bytes 16 at a time through a 64 × 64 → 128 bit
@@ -23,7 +23,6 @@ from fast_axolotl.kernels.jit import (
     BYTES,
     FLAGS,
     INT64,
-    MUTABLE_FLAGS,
     MUTABLE_UINT64,
     UINT64,
     inlined,
@@ -118,35 +117,3 @@ def absorb(
                 position += 16
         digests[2 * row] = _fold(low ^ mark ^ secret[0], secret[1])
         digests[2 * row + 1] = _fold(high ^ mark ^ secret[2], secret[3])
-
-
-@kernel(types.void(BYTES, INT64, FLAGS, INT64, INT64, MUTABLE_FLAGS, types.int64, types.int64))
-def differing_rows(
-    data: Any,
-    offsets: Any,
-    valid: Any,
-    lefts: Any,
-    rights: Any,
-    differs: Any,
-    first: int,
-    last: int,
-) -> None:
-    """Sets ``differs[i]`` where the rows ``lefts[i]`` and ``rights[i]`` have unequal parts."""
-    for pair in range(first, last):
-        left, right = lefts[pair], rights[pair]
-        if len(valid) and not (valid[left] and valid[right]):
-            differs[pair] |= valid[left] != valid[right]
-            continue
-        length = offsets[left + 1] - offsets[left]
-        if length != offsets[right + 1] - offsets[right]:
-            differs[pair] = True
-            continue
-        unequal = np.uint64(0)
-        at, other = offsets[left], offsets[right]
-        for _ in range(length // 8):
-            unequal |= _word(data, at) ^ _word(data, other)
-            at += 8
-            other += 8
-        rest = length % 8
-        unequal |= _few_bytes(data, at, at + rest) ^ _few_bytes(data, other, other + rest)
-        differs[pair] |= unequal != 0

@@ -10,7 +10,7 @@ The compression function is written in the vectors of LLVM, which fits them to t
 code knows no checks of bounds: it touches two arrays of constant size, and data whose bounds were
 compared just before. All else is plain Python for numba. Specification: FIPS 180-4, section 6.2.
 
-Two small kernels go with it: ``write_hex`` for digests as text, ``mark_first`` to find equal ones.
+A small kernel goes with it: ``write_hex`` for digests as text.
 
 Cost on one core with AVX-512: 50 ns for a row of 70 bytes, 2.7 GB/s for rows of 4 KB, against
 330 ns and 1.6 GB/s of hashlib with the SHA instructions; with AVX2, 90 ns and 1.6 GB/s. Two and a
@@ -33,18 +33,13 @@ from fast_axolotl.kernels.jit import (
     BYTES,
     INT64,
     MUTABLE_BYTES,
-    MUTABLE_FLAGS,
-    MUTABLE_INT64,
     MUTABLE_UINT32,
-    UINT64,
     kernel,
 )
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 WordArray: TypeAlias = npt.NDArray[np.uint32]
-WideArray: TypeAlias = npt.NDArray[np.uint64]
-FlagArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def lane_settings(features: dict[str, bool]) -> tuple[int, int]:
@@ -157,27 +152,6 @@ def write_hex(digests: ByteArray, text: ByteArray) -> None:
     for row in range(min(digests.size // 32, text.size // 65)):
         _copy_hex(text, 65 * row, digests, 32 * row)
         text[65 * row + 64] = _NEWLINE
-
-
-@kernel(types.void(UINT64, MUTABLE_INT64, MUTABLE_FLAGS))
-def mark_first(digests: WideArray, table: IntArray, is_first: FlagArray) -> None:
-    """Sets the flag of every digest, four words each, that equals none before it.
-
-    ``table`` is the working memory: -1 throughout, its size a power of two above that of the flags.
-    """
-    last_slot = np.uint64(table.size - 1)
-    for row in range(is_first.size):
-        slot = digests[4 * row] & last_slot
-        while table[slot] >= 0:
-            difference = np.uint64(0)
-            for index in range(4):
-                difference |= digests[4 * row + index] ^ digests[4 * table[slot] + index]
-            if difference == 0:
-                break
-            slot = (slot + np.uint64(1)) & last_slot
-        if table[slot] < 0:
-            table[slot] = row
-            is_first[row] = True
 
 
 @intrinsic  # type: ignore[untyped-decorator]

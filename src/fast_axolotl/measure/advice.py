@@ -15,6 +15,7 @@ Names hold for Axolotl 0.19, transformers 5 and torch 2; a test looks them up th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fast_axolotl.measure.evidence import Evidence, about_seconds
@@ -39,6 +40,48 @@ no worker removes it."""
 LARGE_BATCH_BYTES = 64_000_000
 """Of one batch. Ours: copying it takes 10 ms or more, whatever it is made of."""
 
+_LOADER = ("num_workers", "prefetch_factor", "persistent_workers")
+_BATCH_SIZE = {
+    "axolotl": "micro_batch_size",
+    "transformers": "per_device_train_batch_size",
+    "": "DataLoader(batch_size=…)",
+}
+_NO_DISPATCH = {
+    "axolotl": "accelerator_config: {dispatch_batches: false}",
+    "transformers": 'TrainingArguments(accelerator_config={"dispatch_batches": False})',
+    "": "DataLoaderConfiguration(dispatch_batches=False) of accelerate",
+}
+_STREAM = {
+    "axolotl": "set streaming: true and max_steps, which a stream needs",
+    "": "load_dataset(streaming=True) in datasets",
+}
+_PREPARE = {
+    "axolotl": "run axolotl preprocess CONFIG with dataset_prepared_path set",
+    "": "save the result of map(…) with save_to_disk(…) in datasets",
+}
+_PAD_LESS = {
+    "axolotl": "set sample_packing: true",
+    "": "group samples of similar length in a batch, or pack them",
+}
+_SAVE_LESS = {
+    "axolotl": "save less: save_only_model: true drops the optimizer state",
+    "transformers": "save less: TrainingArguments(save_only_model=True) drops the optimizer state",
+    "": "save in the background: torch.distributed.checkpoint.async_save",
+}
+_SEE = {
+    "loop": "Wrap the loader: for batch in meter.watch(loader). Fetches are then timed.",
+    "": "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your code: "
+    "for batch in meter.watch(loader).",
+}
+_CPU = {
+    "steal": "Move the run to a machine with dedicated CPU cores: this one shares them.",
+    "quota": "Raise the CPU quota: cpu.max of the control group, docker run --cpus, or "
+    "resources.limits.cpu in Kubernetes. If that is not possible, set {fewer}.",
+    "others": "Stop the other programs, or lower their priority with renice -n 19 -p PID; top "
+    "lists them. If that is not possible, set {fewer}.",
+}
+_LEARNING_RATE = "the global batch grows, so check the learning rate"
+
 
 class Action(NamedTuple):
     """One change, and the share by which throughput can grow at most if it works."""
@@ -53,31 +96,21 @@ def possible_gain(share: float) -> float | None:
     return share / (1.0 - share) if 0.0 <= share < 1.0 else None
 
 
-# How a setting is called where it is set: in Axolotl's YAML, HF's arguments, or torch's loader.
+def _of(texts: Mapping[str, str], source: str) -> str:
+    """What a table says for a framework."""
+    return texts.get(source, texts[""])
 
 
-def _name_setting(source: str, name: str, value: str) -> str:
-    """One that Axolotl and HF's trainer call alike; elsewhere it stands as HF calls it."""
+def _name(source: str, **values: object) -> str:
+    """Settings as they stand in Axolotl's YAML, in HF's arguments or in torch's loader."""
+    if source not in ("axolotl", "transformers"):
+        return f"DataLoader({', '.join(f'{name}={value}' for name, value in values.items())})"
+    named = {
+        f"dataloader_{name}" if name in _LOADER else name: value for name, value in values.items()
+    }
     if source == "axolotl":
-        return f"{name}: {value}"
-    shown = value.capitalize() if value in ("true", "false") else value
-    return f"TrainingArguments({name}={shown})"
-
-
-def _name_loader(source: str, **values: int | bool) -> str:
-    """Settings of the loader: ``num_workers``, ``prefetch_factor``, ``persistent_workers``."""
-    if source == "axolotl":
-        shown = (f"dataloader_{name}: {str(value).lower()}" for name, value in values.items())
-        return " and ".join(shown)
-    prefix = "dataloader_" if source == "transformers" else ""
-    joined = ", ".join(f"{prefix}{name}={value}" for name, value in values.items())
-    return f"{'TrainingArguments' if prefix else 'DataLoader'}({joined})"
-
-
-def _name_batch_size(source: str) -> str:
-    """Samples of a batch."""
-    names = {"axolotl": "micro_batch_size", "transformers": "per_device_train_batch_size"}
-    return names.get(source, "DataLoader(batch_size=…)")
+        return " and ".join(f"{name}: {str(value).lower()}" for name, value in named.items())
+    return f"TrainingArguments({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 
 # What to do about everything but late data.
@@ -85,17 +118,12 @@ def _name_batch_size(source: str) -> str:
 
 def see_fetches(evidence: Evidence) -> str:
     """Make the meter see fetches."""
-    if evidence.source == "loop":
-        return "Wrap the loader: for batch in meter.watch(loader). Fetches are then timed."
-    if evidence.source in ("", "watch"):
+    if evidence.source not in ("", "watch", "loop"):
         return (
-            "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your "
-            "code: for batch in meter.watch(loader)."
+            "Wrap the loader in your code, because the training did not use a torch DataLoader: "
+            "with measure(RUN) as meter, then for batch in meter.watch(loader)."
         )
-    return (
-        "Wrap the loader in your code, because the training did not use a torch DataLoader: with "
-        "measure(RUN) as meter, then for batch in meter.watch(loader)."
-    )
+    return _of(_SEE, evidence.source)
 
 
 def profile(evidence: Evidence) -> str:
@@ -110,11 +138,8 @@ def lower_working_set(evidence: Evidence) -> str:
     """Take less memory."""
     source, share = evidence.source, evidence.figures.limit_share
     workers, prefetch = evidence.number("num_workers"), evidence.number("prefetch_factor")
-    if (
-        share is not None
-        and share < thresholds.SMALL_MEMORY_SHARE
-        and not evidence.figures.oom_kills
-    ):
+    is_small = share is not None and share < thresholds.SMALL_MEMORY_SHARE
+    if is_small and not evidence.figures.oom_kills:
         return (
             "Stop the other programs that use the memory: this run used at most "
             f"{format_share(share)} of it."
@@ -122,84 +147,64 @@ def lower_working_set(evidence: Evidence) -> str:
     # Axolotl gives its prefetch to datasets that know their rows, not to streams.
     is_heard = not (source == "axolotl" and evidence.is_stream)
     if workers and prefetch and prefetch > MOST_READ_AHEAD and is_heard:
-        setting = _name_loader(source, prefetch_factor=MOST_READ_AHEAD // 2)
+        setting = _name(source, prefetch_factor=MOST_READ_AHEAD // 2)
         return f"Set {setting}; currently {workers * prefetch:,} batches are kept ready."
     if workers and workers > 1:
-        setting = _name_loader(source, num_workers=workers // 2)
+        setting = _name(source, num_workers=workers // 2)
         return f"Set {setting}; each of the current {workers} workers needs memory of its own."
     if evidence.is_stream:
-        return (
-            f"Use less memory, or a larger machine: try a smaller {_name_batch_size(source)} first."
-        )
-    if source == "axolotl":
-        return (
-            "Stream the data instead of loading it all: set streaming: true and max_steps, which "
-            "a stream needs."
-        )
-    return "Stream the data instead of loading it all: load_dataset(streaming=True) in datasets."
+        smaller = _of(_BATCH_SIZE, source)
+        return f"Use less memory, or a larger machine: try a smaller {smaller} first."
+    return f"Stream the data instead of loading it all: {_of(_STREAM, source)}."
 
 
 def free_processors(evidence: Evidence, subtype: str) -> str:
     """Get the processors back that a quota, the hypervisor or other programs take."""
-    if subtype == "steal":
-        return "Move the run to a machine with dedicated CPU cores: this one shares them."
     workers = evidence.number("num_workers")
     fewer = "OMP_NUM_THREADS=1"
     if workers and workers > 1:
-        fewer = f"{_name_loader(evidence.source, num_workers=workers // 2)} (now {workers})"
-    if subtype == "quota":
-        return (
-            "Raise the CPU quota: cpu.max of the control group, docker run --cpus, or "
-            f"resources.limits.cpu in Kubernetes. If that is not possible, set {fewer}."
-        )
-    return (
-        "Stop the other programs, or lower their priority with renice -n 19 -p PID; top lists "
-        f"them. If that is not possible, set {fewer}."
-    )
+        fewer = f"{_name(evidence.source, num_workers=workers // 2)} (now {workers})"
+    return _CPU[subtype].format(fewer=fewer)
 
 
 def read_less(evidence: Evidence) -> str:
     """Take fewer bytes from the disk, or the same in larger requests."""
+    is_mapped = evidence.source == "axolotl" and not evidence.is_stream
     if evidence.is_random:
-        copy = "copy the data to a local NVMe drive or into memory (/dev/shm)"
-        if evidence.source == "axolotl" and not evidence.is_stream:
-            return f"Avoid random reads from this disk: {copy} and set dataset_prepared_path."
+        how = "and set dataset_prepared_path" if is_mapped else "or shuffle in a buffer"
         return (
-            f"Read in order, not at random: {copy}, or shuffle in a buffer "
-            "(dataset.to_iterable_dataset().shuffle(buffer_size=10_000)). More workers do not "
-            "help."
+            "Read in order, not at random: copy the data to a local NVMe drive or into memory "
+            f"(/dev/shm), {how}. More workers do not help."
         )
-    if evidence.source == "axolotl" and not evidence.is_stream:
+    if is_mapped:
         return (
             "Put the prepared rows on a faster disk: set dataset_prepared_path, after axolotl "
             "preprocess."
         )
+    columns = "read only the columns you need (fast_axolotl.open_dataset(columns=…))"
     if evidence.source == "axolotl":
-        return (
-            "Read fewer bytes: convert the data to compressed Parquet with only the columns you "
-            "need; or move it to a faster disk."
-        )
+        columns = "keep only the columns you need"
     return (
-        "Read fewer bytes: convert the data to compressed Parquet and read only the columns you "
-        "need (fast_axolotl.open_dataset(columns=…)); or move it to a faster disk."
+        f"Read fewer bytes: convert the data to compressed Parquet and {columns}; or move it to a "
+        "faster disk."
     )
 
 
 def resolve_contradiction(evidence: Evidence, apart: float) -> str:
     """Find out which of two measurements is right."""
+    workers = evidence.number("num_workers")
     if apart <= 0:
         return "Replay more batches, of typical length: meter.watch(loader, replay=200)."
-    workers = evidence.number("num_workers")
-    if workers is None or workers == 1:
-        return (
-            "Leave one CPU core to the loader: set torch.set_num_threads(CORES − 1) in the "
-            "training code, or OMP_NUM_THREADS in its environment, and compare."
-        )
-    if not workers:
-        setting = _name_loader(evidence.source, num_workers=1)
+    if workers == 0:
+        setting = _name(evidence.source, num_workers=1)
         return f"Set {setting}; the loader then no longer shares Python's GIL with the model."
-    setting = _name_loader(evidence.source, num_workers=workers // 2)
-    return f"Leave CPU cores to the model: set {setting} (now {workers}), and compare."
+    if workers and workers > 1:
+        setting = _name(evidence.source, num_workers=workers // 2)
+        return f"Leave CPU cores to the model: set {setting} (now {workers}), and compare."
+    return (
+        "Leave one CPU core to the loader: set torch.set_num_threads(CORES − 1) in the training "
+        "code, or OMP_NUM_THREADS in its environment, and compare."
+    )
 
 
 def talk_less(evidence: Evidence) -> Action:
@@ -208,55 +213,51 @@ def talk_less(evidence: Evidence) -> Action:
     stage, is_fsdp = evidence.number("deepspeed_stage") or 0, bool(evidence.setting("fsdp"))
     if not is_fsdp and stage < 2:
         count = 2 * (evidence.number("gradient_accumulation") or 1)
+        change = f"Call optimizer.step() every {count} batches, with model.no_sync() in between"
         if source in ("axolotl", "transformers"):
-            change = f"Set {_name_setting(source, 'gradient_accumulation_steps', str(count))}"
+            change = f"Set {_name(source, gradient_accumulation_steps=count)}"
         elif source == "lightning":
             change = f"Set Trainer(accumulate_grad_batches={count})"
-        else:
-            change = f"Call optimizer.step() every {count} batches, with model.no_sync() in between"
         return Action(
             f"{change}; gradients are then exchanged half as often. The global batch doubles, so "
             "check the learning rate.",
             possible_gain(exposed / 2),
         )
-    sharded = "FSDP" if is_fsdp else f"ZeRO-{stage}"
-    why = f"{sharded} communicates in every micro-batch, so accumulation does not reduce it"
+    why = (
+        f"{'FSDP' if is_fsdp else f'ZeRO-{stage}'} communicates in every micro-batch, so "
+        "accumulation does not reduce it"
+    )
     larger, is_known_to_fit = _raise_batch(evidence)
     if is_known_to_fit:
         return Action(f"{larger} {why}.", possible_gain(exposed / 2))
-    if stage > 2:
-        change = "use ZeRO-2 (zero2.json) if the parameters fit on every GPU"
-    elif stage == 2:
-        change = "use ZeRO-1 (zero1.json), where accumulation helps, if the gradients fit"
-    else:
+    change = f"use ZeRO-{stage - 1} (zero{stage - 1}.json) if the model then fits on every GPU"
+    if is_fsdp:
         setting = "fsdp_config: {reshard_after_forward: false}"
         if source == "transformers":
             setting = 'TrainingArguments(fsdp_config={"reshard_after_forward": False})'
-        hybrid = "shard inside each node only (hybrid sharding)"
-        if source == "axolotl":
-            hybrid = "set dp_shard_size to the GPUs of a node and dp_replicate_size to the nodes"
-        change = f"set {setting} if the parameters fit on every GPU; with several nodes, {hybrid}"
+        change = (
+            f"set {setting} if the parameters fit on every GPU; with several nodes, shard inside "
+            "each node only (hybrid sharding)"
+        )
     return Action(f"{why}: {change}. {larger}", possible_gain(exposed))
 
 
 def even_out(evidence: Evidence) -> Action:
     """Make ranks take the same time."""
-    rates = [rank.tokens_per_second for rank in evidence.figures.ranks if rank.tokens_per_second]
+    figures = evidence.figures
+    rates = [rank.tokens_per_second for rank in figures.ranks if rank.tokens_per_second]
     is_uneven = len(rates) > 1 and max(rates) > 1.05 * min(rates)
     slow, lost = evidence.slow_rank, evidence.exposed * (evidence.skew_share or 0.0)
     if evidence.holds_up:
-        slow, lost = evidence.figures.straggler_rank, evidence.figures.straggler_fraction or 0.0
-        is_uneven = evidence.figures.straggler_part == "tokens"
-    if is_uneven and not evidence.setting("sample_packing"):
-        return Action(
-            f"Give every rank the same number of tokens: {_pad_less(evidence)}.",
-            possible_gain(lost),
-        )
-    return Action(
+        slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
+        is_uneven = figures.straggler_part == "tokens"
+    text = (
         f"Check the machine of rank {slow}: its GPU clocks and power (nvidia-smi -q -d "
-        "PERFORMANCE), and other programs on its CPU cores.",
-        possible_gain(lost),
+        "PERFORMANCE), and other programs on its CPU cores."
     )
+    if is_uneven and not evidence.setting("sample_packing"):
+        text = f"Give every rank the same number of tokens: {_pad_less(evidence)}."
+    return Action(text, possible_gain(lost))
 
 
 def compute_better(evidence: Evidence) -> Action:
@@ -268,13 +269,11 @@ def compute_better(evidence: Evidence) -> Action:
         now, times = evidence.number("gradient_accumulation") or 1, round(evidence.batch_excess / 2)
         change = f"Use {times} times fewer GPUs"
         if now > 1:
-            count = math.ceil(now / times)
-            change, times = f"Set gradient_accumulation_steps to {count} (now {now})", now // count
+            change = f"Set gradient_accumulation_steps to {math.ceil(now / times)} (now {now})"
         return Action(
             f"{change}: according to the gradient noise scale (a proxy), the global batch is too "
-            "large. Keep the learning rate; if the loss becomes unstable, divide it by up to "
-            f"√{times} with Adam, {times} with SGD. Keep the warm-up the same in samples, which "
-            f"is {times} times the steps. Compare losses after equal numbers of samples."
+            "large. Keep the learning rate, keep the warm-up the same in samples, and compare "
+            "losses after equal numbers of samples."
         )
     change, is_known_to_fit = _raise_batch(evidence)
     gain = None
@@ -286,7 +285,7 @@ def compute_better(evidence: Evidence) -> Action:
         if not evidence.setting("torch_compile") and not is_known_to_fit:
             compiled = "Call torch.compile(model)"
             if source in ("axolotl", "transformers"):
-                compiled = f"Set {_name_setting(source, 'torch_compile', 'true')}"
+                compiled = f"Set {_name(source, torch_compile=True)}"
             change = f"{compiled}. {change}"
         change = f"The GPU is idle between kernels {format_share(idle)} of the time. {change}"
     elif mfu is not None and mfu < thresholds.LOW_MFU:
@@ -307,22 +306,18 @@ def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
     By a linear estimate that errs on the safe side: all of the memory is taken to grow with the
     batch, though weights and optimizer state do not.
     """
-    name = _name_batch_size(evidence.source)
+    name = _of(_BATCH_SIZE, evidence.source)
     size = evidence.number("micro_batch_size") or evidence.number("batch_size")
     used, free = evidence.gpu_memory
     if not size or not used or free is None:
         what = "GPU memory" if not used or free is None else "its current size"
-        unknown = f"it may not fit, because {what} was not recorded"
-        return f"Try a larger {name}; {unknown}.", False
+        return f"Try a larger {name}; it may not fit, because {what} was not recorded.", False
     more = min(size, math.floor(free / (used / size)))
     if more < 1:
         need = f"one more sample may take {format_bytes(used / size)}"
-        return (
-            f"Do not raise {name}: {format_bytes(free)} of GPU memory are free; {need}.",
-            False,
-        )
+        return f"Do not raise {name}: {format_bytes(free)} of GPU memory are free; {need}.", False
     accumulation = evidence.number("gradient_accumulation") or 1
-    caveat = "the global batch grows, so check the learning rate"
+    caveat = _LEARNING_RATE
     if more == size and accumulation % 2 == 0:
         caveat = f"halve gradient_accumulation_steps (now {accumulation}) to keep the global batch"
     room = f"{format_bytes(free)} of free GPU memory are enough for that"
@@ -330,11 +325,9 @@ def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
 
 
 def _pad_less(evidence: Evidence) -> str:
-    if evidence.source == "axolotl":
-        return "set sample_packing: true"
     if evidence.source == "transformers" and not evidence.is_stream:
         return 'set TrainingArguments(train_sampling_strategy="group_by_length")'
-    return "group samples of similar length in a batch, or pack them"
+    return _of(_PAD_LESS, evidence.source)
 
 
 # What to do about time beside the steps.
@@ -342,19 +335,14 @@ def _pad_less(evidence: Evidence) -> str:
 
 def save_less(evidence: Evidence) -> str:
     """Fewer, smaller or concurrent checkpoints."""
-    other = "save in the background: torch.distributed.checkpoint.async_save"
-    if evidence.source in ("axolotl", "transformers"):
-        only = _name_setting(evidence.source, "save_only_model", "true")
-        other = f"save less: {only} drops the optimizer state, so resuming is not exact"
-    return f"Save less often: {_less_often(evidence, 'checkpoint', 'save')}. Or {other}."
+    less_often = _less_often(evidence, "checkpoint", "save")
+    return f"Save less often: {less_often}. Or {_of(_SAVE_LESS, evidence.source)}."
 
 
 def evaluate_less(evidence: Evidence) -> str:
     """Fewer or shorter evaluations."""
-    other = "evaluate on fewer rows"
-    if evidence.source == "axolotl":
-        other += ", with a smaller val_set_size"
-    return f"Evaluate less often: {_less_often(evidence, 'evaluation', 'eval')}. Or {other}."
+    less_often = _less_often(evidence, "evaluation", "eval")
+    return f"Evaluate less often: {less_often}. Or evaluate on fewer rows."
 
 
 def _less_often(evidence: Evidence, part: str, verb: str) -> str:
@@ -365,7 +353,7 @@ def _less_often(evidence: Evidence, part: str, verb: str) -> str:
     if source == "axolotl" and per_epoch and per_epoch >= times:
         return f"set {verb}s_per_epoch: {per_epoch // times} (now {per_epoch})"
     if source in ("axolotl", "transformers") and steps:
-        setting = _name_setting(source, f"{verb}_steps", str(times * steps))
+        setting = _name(source, **{f"{verb}_steps": times * steps})
         return f"set {setting} (now every {steps:,} steps)"
     return f"leave {times} times as many steps in between"
 
@@ -374,21 +362,18 @@ def start_faster(evidence: Evidence) -> str:
     """Do once what is done before every run."""
     if evidence.setting("dataset_is_prepared"):
         return "Keep the model files on a local disk (HF_HOME): the dataset is already prepared."
-    if evidence.source == "axolotl":
-        return "Prepare the data once: axolotl preprocess CONFIG, with dataset_prepared_path set."
-    return "Prepare the data once and load the result: map(…).save_to_disk(…) in datasets."
+    return f"Prepare the data once: {_of(_PREPARE, evidence.source)}."
 
 
 def resume_faster(evidence: Evidence) -> str:
     """Go on without reading what was read before."""
     if evidence.source == "axolotl":
-        return (
-            "Train on a prepared dataset, where rows are skipped without being read: run axolotl "
-            "preprocess CONFIG with dataset_prepared_path set."
-        )
+        prepare = _PREPARE["axolotl"]
+        return f"Train on a prepared dataset, whose rows are skipped without being read: {prepare}."
     first = "Use"
     if evidence.source == "transformers":
-        first = "Set TrainingArguments(ignore_data_skip=True), which repeats some rows, or use"
+        setting = _name("transformers", ignore_data_skip=True)
+        first = f"Set {setting}, which repeats some rows, or use"
     return (
         f"{first} a reader that resumes where it stopped: fast_axolotl.open_dataset, with "
         "state_dict and load_state_dict."
@@ -400,7 +385,8 @@ def resume_faster(evidence: Evidence) -> str:
 
 def feed(evidence: Evidence) -> Action:
     """What to change for waits by rate, in bursts, once in a while, or for ready batches."""
-    collected = evidence.figures.waits_by_cause.get("gc", 0.0)
+    figures = evidence.figures
+    collected = figures.waits_by_cause.get("gc", 0.0)
     if collected >= MUCH_COLLECTED:
         return Action(
             f"Python's garbage collector causes {format_share(collected)} of the waiting: let the "
@@ -409,28 +395,29 @@ def feed(evidence: Evidence) -> Action:
             possible_gain(evidence.stall * collected),
         )
     packs_a_stream = (
-        evidence.source == "axolotl" and evidence.is_stream and evidence.setting("sample_packing")
+        evidence.source == "axolotl"
+        and evidence.is_stream
+        and evidence.setting("sample_packing")
+        and not evidence.setting("dataset_use_rust_streaming")
     )
-    is_ours = evidence.setting("dataset_use_rust_streaming")
-    follows_files = evidence.figures.stall_period_of in ("epoch", "shard")
-    in_rhythm = evidence.pattern in ("burst", "periodic")
-    if packs_a_stream and not is_ours and in_rhythm and not follows_files:
+    follows_files = figures.stall_period_of in ("epoch", "shard")
+    if packs_a_stream and evidence.pattern in ("burst", "periodic") and not follows_files:
         # Axolotl packs so many rows of a stream, then so many more.
-        has_workers = evidence.number("num_workers")
-        loader = "" if has_workers else _name_loader(evidence.source, num_workers=1)
         return Action(
             "Pack the next rows while the model trains on the current ones: "
-            f"{_use_our_reader(evidence, loader)}.",
+            f"{_use_our_reader(evidence)}.",
             possible_gain(evidence.stall),
         )
     actions = {"burst": _deepen, "periodic": _spread, "handover": _hand_over}
     return actions.get(evidence.pattern, _speed_up)(evidence)
 
 
-def _use_our_reader(evidence: Evidence, *more: str) -> str:
+def _use_our_reader(evidence: Evidence) -> str:
     names = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
-    settings = [*(_name_setting(evidence.source, name, "true") for name in names), *more]
-    return f"set {', '.join(filter(None, settings))}, and start Axolotl with fast-axolotl run --"
+    settings = [_name(evidence.source, **{name: True}) for name in names]
+    if not evidence.number("num_workers") and evidence.pattern in ("burst", "periodic"):
+        settings.append(_name(evidence.source, num_workers=1))
+    return f"set {', '.join(settings)}, and start Axolotl with fast-axolotl run --"
 
 
 def _speed_up(evidence: Evidence) -> Action:
@@ -456,27 +443,26 @@ def _speed_up(evidence: Evidence) -> Action:
     most = min(cores, shards or cores)
     is_dispatched = evidence.setting("dispatcher") and world > 1
     if workers is None:
+        setting = _name(source, num_workers=min(wanted, most))
         return Action(
-            "Load data in worker processes: "
-            f"{_name_loader(source, num_workers=min(wanted, most))}, at most {most}. The current "
-            "number was not recorded.",
+            f"Load data in worker processes: {setting}, at most {most}. The current number was "
+            "not recorded.",
             all_of_it,
         )
     if workers < most:
         count = min(max(workers + 1, wanted), most)
         # The workers share the reading, and the step is as long as the longer of both.
         reading = stall / count if not workers else workers / count
-        gain = 1.0 / max(1.0 - stall, reading) - 1.0
-        if not workers:
-            why = "data is currently loaded in the main process (0 workers)"
-        else:
+        why = "data is currently loaded in the main process (0 workers)"
+        if workers:
             few = "one worker" if workers == 1 else f"{workers} workers"
             why = f"{few} cannot keep up; about {workers / (1.0 - stall):.1f} are needed"
             if count < wanted:
                 why += f", but there are only {count} {'shards' if count == shards else 'cores'}"
         if is_dispatched:
             why += f". The workers run on rank 0, which reads for all {world} ranks"
-        return Action(f"Set {_name_loader(source, num_workers=count)}, because {why}.", gain)
+        text = f"Set {_name(source, num_workers=count)}, because {why}."
+        return Action(text, 1.0 / max(1.0 - stall, reading) - 1.0)
     if shards and (shards < workers or shards < cores):
         return Action(
             "Split the data into more shards (files, or num_shards of to_iterable_dataset): each "
@@ -485,69 +471,58 @@ def _speed_up(evidence: Evidence) -> Action:
             all_of_it,
         )
     if is_dispatched:
-        dispatch_off = {
-            "axolotl": "accelerator_config: {dispatch_batches: false}",
-            "transformers": 'TrainingArguments(accelerator_config={"dispatch_batches": False})',
-        }.get(source, "DataLoaderConfiguration(dispatch_batches=False) of accelerate")
         return Action(
-            f"Let every rank read its own part: set {dispatch_off}, but only if the data has more "
-            f"files than there are ranks ({world}); otherwise each rank reads everything.",
+            f"Let every rank read its own part: set {_of(_NO_DISPATCH, source)}, but only if the "
+            f"data has more files than there are ranks ({world}); otherwise each rank reads "
+            "everything.",
             all_of_it,
         )
-    ranks, cores_there = evidence.local_ranks or world, evidence.figures.environment.get("cores")
+    cheaper = f"to prepare the rows in advance, {_of(_PREPARE, source)}"
+    if source == "axolotl" and evidence.is_stream:
+        if not evidence.setting("dataset_use_rust_streaming"):
+            cheaper = _use_our_reader(evidence)
+    elif source == "axolotl" and evidence.setting("dataset_is_prepared"):
+        # What is left is to read the rows, to collate and to hand them over.
+        cheaper = (
+            "the rows are already prepared, so keep dataset_prepared_path on a local disk or in "
+            "memory (/dev/shm)"
+        )
+        if evidence.figures.replacements == ():
+            cheaper = (
+                "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
+            )
+    cores_there = evidence.figures.environment.get("cores")
     full = f"{workers} workers occupy all {cores_there} cores"
+    ranks = evidence.local_ranks or world
     if ranks > 1 and not evidence.setting("dispatcher"):
         full = f"{workers} workers per rank on {ranks} ranks occupy all {cores_there} cores"
-    cheaper = "tokenise once in advance, with map(…).save_to_disk(…) in datasets"
-    if source == "axolotl":
-        cheaper = "prepare the rows in advance, with axolotl preprocess and dataset_prepared_path"
-        if evidence.is_stream and not evidence.setting("dataset_use_rust_streaming"):
-            cheaper = _use_our_reader(evidence)
-        elif evidence.setting("dataset_is_prepared"):
-            # What is left is to read the rows, to collate and to hand them over.
-            cheaper = (
-                (
-                    "start Axolotl with fast-axolotl run --, which replaces its collators and "
-                    "fetching"
-                )
-                if evidence.figures.replacements == ()
-                else "the rows are already prepared, so keep dataset_prepared_path on a local "
-                "disk or in memory (/dev/shm)"
-            )
     return Action(f"Make loading cheaper, because {full}: {cheaper}.", all_of_it)
 
 
 def _hand_over(evidence: Evidence) -> Action:
     """Batches are ready, and it takes time to get them from a worker into the training process."""
     figures, source = evidence.figures, evidence.source
-    workers, stall = evidence.number("num_workers"), evidence.stall
     causes = figures.waits_by_cause
-    stall *= max(0.0, 1.0 - causes.get("epoch", 0.0) - causes.get("checkpoint", 0.0))
-    gain, wait = possible_gain(stall), stall * figures.measured_seconds / max(1, figures.fetches)
-    num_bytes = None
-    if figures.bytes_per_second is not None:
-        num_bytes = figures.bytes_per_second * figures.measured_seconds / max(1, figures.fetches)
-    if num_bytes is not None and num_bytes >= LARGE_BATCH_BYTES:
-        return Action(
+    elsewhere = causes.get("epoch", 0.0) + causes.get("checkpoint", 0.0)
+    stall = evidence.stall * max(0.0, 1.0 - elsewhere)
+    seconds_per_fetch = figures.measured_seconds / max(1, figures.fetches)
+    num_bytes = (figures.bytes_per_second or 0.0) * seconds_per_fetch
+    none = _name(source, num_workers=0)
+    if num_bytes >= LARGE_BATCH_BYTES:
+        change = (
             f"Hand over fewer bytes: a batch has {format_bytes(num_bytes)}. Drop columns that the "
-            "model does not use, and use smaller types (int32, uint8). More workers do not help.",
-            gain,
+            "model does not use, and use smaller types (int32, uint8)"
         )
-    none = _name_loader(source, num_workers=0)
-    if evidence.setting("dataset_is_prepared"):
-        return Action(
-            f"Set {none}, because the rows are prepared and quick to load in the main process. "
-            "More workers do not help.",
-            gain,
+    elif evidence.setting("dataset_is_prepared"):
+        change = f"Set {none}, because the rows are prepared and quick to load in the main process"
+    else:
+        wait = format_seconds(stall * seconds_per_fetch)
+        change = (
+            f"Set {none} if making a batch takes less than {wait}, which is the cost of handing it "
+            "over; otherwise let the collate function return a few large tensors, not lists or "
+            "many small ones"
         )
-    fewer = "let the collate function return a few large tensors, not lists or many small ones"
-    if workers and evidence.cores is not None and workers >= evidence.cores:
-        fewer = "leave one CPU core to the main process (fewer workers, or OMP_NUM_THREADS=1)"
-    return Action(
-        f"Set {none} if making a batch takes less than {format_seconds(wait)}, which is the cost "
-        f"of handing it over; otherwise {fewer}. More workers do not help.",
-        gain,
-    )
+    return Action(f"{change}. More workers do not help.", possible_gain(stall))
 
 
 def _deepen(evidence: Evidence) -> Action:
@@ -586,26 +561,25 @@ def _deepen(evidence: Evidence) -> Action:
     effect = (
         f" and hide waits {apart}" if ready >= wanted else f", of {wanted} needed to hide waits"
     )
-    setting = _name_loader(evidence.source, **values)
+    setting = _name(evidence.source, **values)
     return Action(f"Set {setting}; {ready} batches are then ready{effect}.", gain)
 
 
 def _spread(evidence: Evidence) -> Action:
     """Make the unit of work behind a rare, long wait smaller."""
     source, figures = evidence.source, evidence.figures
-    by_cause = figures.waits_by_cause.get(figures.stall_period_of, 1.0)
-    gain = possible_gain(evidence.stall * by_cause)
-    if figures.stall_period_of == "epoch":
+    follows, rows = figures.stall_period_of, figures.stall_period_rows
+    gain = possible_gain(evidence.stall * figures.waits_by_cause.get(follows, 1.0))
+    if follows == "epoch":
         return Action(_join_epochs(evidence), gain)
-    if figures.stall_period_of == "shard":
+    if follows == "shard":
         return Action("Write the data in smaller shards: each wait comes with a new shard.", gain)
     if source == "axolotl" and evidence.is_stream and evidence.setting("sample_packing"):
         now = evidence.number("streaming_multipack_buffer_size") or STREAMED_PACK_ROWS
         fewer = max(LEAST_PACK_ROWS, now // 10)
         if fewer < now:
-            setting = _name_setting(source, "streaming_multipack_buffer_size", str(fewer))
+            setting = _name(source, streaming_multipack_buffer_size=fewer)
             return Action(f"Pack fewer rows at a time: set {setting} (now {now:,}).", gain)
-    rows = figures.stall_period_rows
     if source != "axolotl" and rows is not None and abs(rows - MAP_ROWS) <= 0.05 * MAP_ROWS:
         return Action(
             "Work in smaller units: map in datasets processes 1,000 rows at a time by default; "
@@ -631,16 +605,11 @@ def _join_epochs(evidence: Evidence) -> str:
             "planning packs. Do it in advance, or less often with more rows per epoch."
         )
     if source == "axolotl":
-        limits = (evidence.cores, evidence.number("num_shards"))
-        more = min(2 * workers, *(limit for limit in limits if limit))
-        change = "train on more rows per epoch"
-        if more > workers:
-            change = f"set {_name_loader(source, num_workers=more)}, so that batches arrive sooner"
         return (
             f"Each epoch starts new workers{cost}, and Axolotl has no setting that keeps them: "
-            f"{change}."
+            "train on more rows per epoch."
         )
-    return f"Keep the workers between epochs: {_name_loader(source, persistent_workers=True)}."
+    return f"Keep the workers between epochs: {_name(source, persistent_workers=True)}."
 
 
 def _at_least(value: float) -> int:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fast_axolotl.measure.peak_flops import Peak, explain_missing, find_peak
 from fast_axolotl.record import ModelShape
+from fast_axolotl.record.arithmetic import ratio, times
+from fast_axolotl.record.devices import find_peak
 
 _NOTES = ("towers", "layers", "attention_width")
 """Reasons of a shape that do not forbid a figure and belong beside it: what it leaves out."""
@@ -121,27 +122,26 @@ def utilisation(
         return _unknown("sequence lengths were not recorded, so the attended length is not known")
     flops = flops_per_token(shape, length)
     devices = shape.num_devices if num_devices is None else num_devices
-    peak = find_peak(shape.device_name, shape.dtype)
+    peak, source = find_peak(shape.device_name, shape.dtype)
     if shape.peak_tflops is not None:
-        peak = Peak(tflops=shape.peak_tflops, source="set with --peak-tflops")
+        peak, source = shape.peak_tflops, "set with --peak-tflops"
     reasons: dict[str, str] = {}
     if peak is None:
-        reasons["mfu"] = reasons["hfu"] = explain_missing(shape.device_name, shape.dtype)
+        reasons["mfu"] = reasons["hfu"] = source
     if shape.matmul_tflops is None:
         reasons["matmul_share"] = shape.reasons.get(
             "matmul_tflops",
-            "the matmul rate of this GPU was not measured; use fast-axolotl measure --matmul",
+            "the matmul rate of this GPU was not measured; set FAST_AXOLOTL_MATMUL=1",
         )
     if tokens_per_second is None:
         rates = ("model_flops_per_second", "mfu", "hfu", "matmul_share")
         reasons.update(dict.fromkeys(rates, "tokens were not counted"))
-    rate = None if tokens_per_second is None else tokens_per_second * flops.model
-    hardware = None if tokens_per_second is None else tokens_per_second * flops.hardware
-    tflops = None if peak is None else peak.tflops
-    mfu, hfu = _share(rate, tflops, devices), _share(hardware, tflops, devices)
+    rate, hardware = times(tokens_per_second, flops.model), times(tokens_per_second, flops.hardware)
+    whole = times(peak, 1e12 * devices)
+    mfu, hfu = ratio(rate, whole), ratio(hardware, whole)
     if mfu is not None and mfu > 1.0:
         reasons["mfu"] = reasons["hfu"] = (
-            f"{mfu:.0%} of the peak of {tflops:g} TFLOP/s is impossible: the training uses "
+            f"{mfu:.0%} of the peak of {peak:g} TFLOP/s is impossible: the training uses "
             f"another data type than {shape.dtype}, or the peak is wrong; set it with "
             "--peak-tflops"
         )
@@ -151,18 +151,12 @@ def utilisation(
         model_flops_per_second=rate,
         mfu=mfu,
         hfu=hfu,
-        matmul_share=_share(rate, shape.matmul_tflops, devices),
+        matmul_share=ratio(rate, times(shape.matmul_tflops, 1e12 * devices)),
         convention=flops.convention,
-        peak_tflops=tflops,
-        peak_source="" if peak is None else peak.source,
+        peak_tflops=peak,
+        peak_source="" if peak is None else source,
         reasons=reasons,
     )
-
-
-def _share(flops_per_second: float | None, tflops: float | None, devices: int) -> float | None:
-    if flops_per_second is None or not tflops or devices < 1:
-        return None
-    return flops_per_second / (tflops * 1e12 * devices)
 
 
 def _describe_layers(layers: int, width: int, attended_length: float) -> str:

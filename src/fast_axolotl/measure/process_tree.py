@@ -6,17 +6,10 @@ looks only at members and at pids it has not seen before, so a machine full of o
 one directory listing. Further roots can join: the other ranks of a node, which one launcher started
 beside the first. A process below two roots counts once.
 
-Counters. The kernel adds the counters of a child to those of the parent that waits for it
-(``wait_task_zombie``: bytes read as well as processor time), to the last byte. So the sum over the
-living already holds what waited-for children did, and adding what was last seen of them would count
-it twice. What is *not* handed on: children of a parent that ignores SIGCHLD, and children whose
-parent ended before them. Of those the last figures seen are kept. The test for it is conservation:
-where a child is gone and the nearest living ancestor did not grow by as much as the child had, the
-difference is kept here.
-
-Blind spots: what a child that nobody in the tree waits for did after its last sample; a child that
-was born and orphaned between two samples. An ancestor that itself reads more than such a child had,
-in the very interval in which it ended, hides the child's share.
+Counters. The kernel adds the counters of a child to those of the parent that waits for it (bytes
+read as well as processor time), so the sum over the living holds what waited-for children did. Of a
+process whose parent is outside of the tree, the last figures seen are kept, and the sums never go
+down. What a child that nobody waits for did is known only until others have read as much.
 """
 
 from __future__ import annotations
@@ -45,13 +38,6 @@ class _Counters(NamedTuple):
     def plus(self, other: _Counters) -> _Counters:
         return _Counters(*map(operator.add, self, other))
 
-    def less(self, other: _Counters) -> _Counters:
-        """The difference, nothing below zero."""
-        return _Counters(*(max(0, a - b) for a, b in zip(self, other, strict=True)))
-
-    def at_least(self, other: _Counters) -> _Counters:
-        return _Counters(*map(max, self, other))
-
 
 @dataclass(slots=True)
 class _Member:
@@ -59,17 +45,11 @@ class _Member:
     memory: ProcessMemory
     counters: _Counters
     """The latest reading."""
-    first: _Counters
-    """Of this sample, the reading before its children were read: of a child that was then still
-    there, nothing is in it."""
-    earlier: _Counters
-    """The same of the sample before."""
     run_delay: float | None = None
     """Time that its main thread has waited for a processor, …"""
     new_delay: float | None = None
     """… and of that, since the sample before."""
     is_io_readable: bool = True
-    ignores_children: bool = False
 
 
 class ProcessTree:
@@ -112,13 +92,12 @@ class ProcessTree:
         process may not be read. Of the waiting for a processor, that of the process that waited
         most between two samples.
         """
-        # Everybody is read anew, parents before children.
-        gone = {}
-        for pid, member in list(self._members.items()):
+        for pid, member in (before := dict(self._members)).items():
             if not self._read_member(member):
-                gone[pid] = self._members.pop(pid)
+                del self._members[pid]
+                if member.stat.parent_pid not in before:
+                    self._ended = self._ended.plus(member.counters)
         self._admit()
-        self._bury(gone)
         self._samples += 1
         root = self._members.get(self.root_pid)
         self.is_alive = root is not None and root.stat.is_alive
@@ -126,8 +105,8 @@ class ProcessTree:
         counters = self._ended
         for member in living:
             counters = counters.plus(member.counters)
-        # A child that is waited for while the tree is being read is in two sums for one sample.
-        counters = self._highest = counters.less(self._before).at_least(self._highest)
+        watched = map(operator.sub, counters, self._before)
+        counters = self._highest = _Counters(*map(max, watched, self._highest))
         delays = [member.new_delay for member in living if member.new_delay is not None]
         if delays:
             self._waited = (self._waited or 0.0) + max(delays)
@@ -165,23 +144,15 @@ class ProcessTree:
         stat = procfs.read_stat(member.stat.pid, proc=self._proc)
         if stat is None or stat.start_ticks != member.stat.start_ticks:
             return False
-        self._read_counters(member, stat)
-        member.earlier, member.first = member.first, member.counters
+        io = procfs.read_io(stat.pid, proc=self._proc)
+        known = member.counters if io is None else io
+        member.stat, member.is_io_readable = stat, io is not None
+        member.counters = _Counters(known.read_bytes, known.read_chars, stat.cpu_seconds)
         earlier, now = member.run_delay, procfs.read_run_delay(stat.pid, proc=self._proc)
         member.new_delay = None if earlier is None or now is None else now - earlier
         member.run_delay = now
-        status = procfs.read_status(stat.pid, proc=self._proc)
-        if status is not None:
-            member.memory = procfs.memory_of(status)
-            member.ignores_children = procfs.ignores_children(status)
+        member.memory = procfs.read_memory(stat.pid, proc=self._proc) or member.memory
         return True
-
-    def _read_counters(self, member: _Member, stat: ProcessStat) -> None:
-        member.stat = stat
-        io = procfs.read_io(stat.pid, proc=self._proc)
-        member.is_io_readable = io is not None
-        known = member.counters if io is None else io
-        member.counters = _Counters(known.read_bytes, known.read_chars, stat.cpu_seconds)
 
     def _admit(self) -> None:
         """Takes new processes in."""
@@ -215,8 +186,7 @@ class ProcessTree:
         self._foreign |= {pid for pid, stat in stats.items() if stat.parent_pid in listed | {0}}
 
     def _take_in(self, stat: ProcessStat) -> None:
-        nothing = _Counters()
-        member = _Member(stat, ProcessMemory(), nothing, nothing, nothing)
+        member = _Member(stat, ProcessMemory(), _Counters())
         if self._read_member(member):
             self._members[stat.pid] = member
 
@@ -224,30 +194,3 @@ class ProcessTree:
         while children := [s for s in stats.values() if s.parent_pid in self._members]:
             for stat in children:
                 self._take_in(stats.pop(stat.pid))
-
-    def _bury(self, gone: dict[int, _Member]) -> None:
-        """Keeps of the ended what no living ancestor has taken over."""
-        estates: dict[int | None, _Counters] = {}
-        for member in gone.values():
-            heir = self._heir(member, gone)
-            estates[heir] = estates.get(heir, _Counters()).plus(member.counters)
-        for pid, estate in estates.items():
-            if pid is not None:
-                # Read once more: a child may have been waited for after its parent was read. What
-                # the parent has grown by since all its children were there, it has taken over.
-                living = self._members[pid]
-                stat = procfs.read_stat(pid, proc=self._proc)
-                if stat is not None and stat.start_ticks == living.stat.start_ticks:
-                    self._read_counters(living, stat)
-                estate = estate.less(living.counters.less(living.earlier))
-            self._ended = self._ended.plus(estate)
-
-    def _heir(self, member: _Member, gone: dict[int, _Member]) -> int | None:
-        """The nearest living ancestor, when everybody up to it waits for children."""
-        parent_pid = member.stat.parent_pid
-        while (parent := gone.get(parent_pid)) is not None:
-            if parent.ignores_children:
-                return None
-            parent_pid = parent.stat.parent_pid
-        living = self._members.get(parent_pid)
-        return None if living is None or living.ignores_children else parent_pid

@@ -11,7 +11,7 @@ Cost of one call on a quiet core: ``status``, ``stat`` and ``io`` 15 to 60 µs e
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,8 +19,6 @@ from typing import Literal, NamedTuple
 from fast_axolotl.system import PROC, read_bytes_of
 
 _MICROSECONDS = 1_000_000
-_SIGCHLD_BIT = 1 << 16
-"""Signal 17 in the masks of ``status``, on every architecture but alpha, mips and sparc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +86,9 @@ def has_procfs(proc: Path = PROC) -> bool:
 def read_memory(pid: int | str = "self", *, proc: Path = PROC) -> ProcessMemory | None:
     """Resident memory of one process; ``None`` when it is gone."""
     status = read_status(pid, proc=proc)
-    return None if status is None else memory_of(status)
-
-
-def memory_of(status: Mapping[bytes, bytes]) -> ProcessMemory:
-    """The memory lines of a ``status``; a zombie has none, and holds nothing."""
+    if status is None:
+        return None
+    # A zombie has none of these lines, and holds nothing.
     lines = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmHWM", b"VmSwap")
     return ProcessMemory(*(int(status.get(name, b"0").split()[0]) * 1024 for name in lines))
 
@@ -104,11 +100,7 @@ def reset_high_water(pid: int | str = "self", *, proc: Path = PROC) -> bool:
     than on Linux. Everybody who reads ``VmHWM`` of the process sees the new mark.
     """
     try:
-        opened = os.open(f"{proc}/{pid}/clear_refs", os.O_WRONLY)
-        try:
-            return os.write(opened, b"5") == 1
-        finally:
-            os.close(opened)
+        return Path(f"{proc}/{pid}/clear_refs").write_bytes(b"5") == 1
     except OSError:
         return False
 
@@ -120,14 +112,6 @@ def read_status(pid: int | str, *, proc: Path = PROC) -> dict[bytes, bytes] | No
         return None
     pairs = (line.partition(b":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in pairs}
-
-
-def ignores_children(status: Mapping[bytes, bytes]) -> bool:
-    """Whether the kernel buries this process's children unwaited for, their counters with them."""
-    try:
-        return bool(int(status.get(b"SigIgn", b"0"), 16) & _SIGCHLD_BIT)
-    except ValueError:
-        return False
 
 
 def read_stat(pid: int | str, *, proc: Path = PROC) -> ProcessStat | None:

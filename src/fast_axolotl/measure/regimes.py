@@ -2,14 +2,14 @@
 
 The steady steps are cut into at most 60 windows, each long enough to be judged. Three shares are
 known of a window: waiting for data, evaluation and checkpoints. A median over five neighbours drops
-what lasts less than three windows, such as the start of an epoch. The windows are then divided into
-stretches by least squares with a price for each stretch (optimal partitioning, Jackson et al.,
-2005). The noise that the price is counted in comes from the differences of neighbours, so a run
-whose waits come and go is one stretch.
+what lasts less than three windows, such as the start of an epoch. The run is then divided once, at
+the place that explains most by least squares, if that explains clearly more than the noise of
+neighbours does: a run whose waits come and go is one stretch.
 
-Each stretch is judged by its own sums. Neighbours that are bound by the same thing, or differ by
-less than five points, are one regime. A change is seen once it has lasted for a twentieth of the
-run, and for three windows at least.
+Both parts are judged by their own sums. If they are bound by the same thing, or differ by less than
+five points, the run has one regime. A change is seen once it has lasted for a twentieth of the run,
+and for three windows at least; its place is known to a sixtieth of the run. Of several changes, the
+largest is found.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAST_CHANGE = 0.05
 _LEAST_NOISE = 0.02
 """Share of time. Below it a difference does not matter."""
 _PRICE = 40.0
-"""Of a stretch, in squares of the noise. By simulation with noise of nine kinds: less than one
+"""Of a change, in squares of the noise. By simulation with noise of nine kinds: less than one
 steady run in a hundred is divided, and a stall of 45 % is seen in the last three windows of 60."""
 
 
@@ -126,47 +126,23 @@ def find_regimes(
 
     if chosen.settings.get("dispatcher"):
         ranks = [chosen]
-    is_device = chosen.steady.source == "device"
     windows = _cut(blocks, chosen)
-    _add_losses(windows, ranks, is_device)
+    _add_losses(windows, ranks, is_device=chosen.steady.source == "device")
     whole = _join(windows)
     # Ranks that wait in different steps cost the job more than any of them waited.
-    scale = max(
-        1.0, ratio(times(figures["stall_fraction"], whole.wall_seconds), whole.waits) or 0.0
-    )
+    scale = ratio(times(figures["stall_fraction"], whole.wall_seconds), whole.waits) or 0.0
     for window in windows:
-        window.waits *= scale
-    bounds = _divide(windows)
-    while len(bounds) > 2:
-        apart = []
-        for first, bound, last in zip(bounds, bounds[1:], bounds[2:], strict=False):
-            one, other = _join(windows[first:bound]), _join(windows[bound:last])
-            apart.append(0.0 if name(one) == name(other) else _distance(one, other))
-        if min(apart) >= _LEAST_CHANGE:
-            break
-        del bounds[1 + apart.index(min(apart))]
-    # Look more closely at where they meet.
-    stretches = [_join(windows[first:last]) for first, last in pairwise(bounds)]
-    for bound, (one, other) in zip(bounds[1:], pairwise(stretches), strict=False):
-        first, last = windows[bound - 1].join(windows[bound]).steps
-        near = [block for block in blocks if first <= block.first_step < last]
-        fine = _cut(near, chosen, is_judged=False)
-        _add_losses(fine, ranks, is_device, scale)
-        errors = [
-            sum(_distance(window, one) ** 2 for window in fine[:place])
-            + sum(_distance(window, other) ** 2 for window in fine[place:])
-            for place in range(1, len(fine))
-        ]
-        if errors:
-            place = 1 + errors.index(min(errors))
-            windows[bound - 1 : bound + 1] = _join(fine[:place]), _join(fine[place:])
-            _add_losses(windows[bound - 1 : bound + 1], ranks, is_device, scale)
-    stretches = [_join(windows[first:last]) for first, last in pairwise(bounds)]
+        window.waits *= max(1.0, scale)
+    stretches = [_join(windows)]
+    bound = _find_change(windows)
+    if bound is not None:
+        parts = [_join(windows[:bound]), _join(windows[bound:])]
+        if name(parts[0]) != name(parts[1]) and _distance(*parts) >= _LEAST_CHANGE:
+            stretches = parts
     # The deciding rank's tokens stand for those of all.
     all_ranks = ratio(figures["tokens_per_second"], chosen.rate("real_tokens"))
-
-    def describe(stretch: _Stretch) -> Regime:
-        return Regime(
+    regimes = tuple(
+        Regime(
             begin_seconds=max(0.0, stretch.begin - begin),
             end_seconds=max(0.0, stretch.end - begin),
             first_step=stretch.first_step,
@@ -174,20 +150,19 @@ def find_regimes(
             stall_fraction=stretch.stall,
             tokens_per_second=times(ratio(stretch.tokens, stretch.wall_seconds), all_ranks),
         )
-
+        for stretch in stretches
+    )
     end, whole = stretches[-1], _join(windows)
     is_changed = name(end) != name(whole) or _distance(end, whole) >= _LEAST_CHANGE
-    return tuple(map(describe, stretches)), is_changed
+    return regimes, is_changed
 
 
 def _distance(one: _Stretch, other: _Stretch) -> float:
     return max(abs(a - b) for a, b in zip(one.shares, other.shares, strict=True))
 
 
-def _cut(
-    blocks: Sequence[StepBlock], chosen: RankFigures, *, is_judged: bool = True
-) -> list[_Stretch]:
-    """At most 60 windows of about equal length; each long enough to be judged, if it is to be."""
+def _cut(blocks: Sequence[StepBlock], chosen: RankFigures) -> list[_Stretch]:
+    """At most 60 windows of about equal length, each long enough to be judged."""
     windows: list[_Stretch] = []
     is_open = False
     spans = [sum(finite(one) or 0.0 for one in block.spans.values()) for block in blocks]
@@ -209,14 +184,14 @@ def _cut(
             window = windows.pop().join(window)
         windows.append(window)
         is_long = thresholds.is_long_enough(window.fetches, window.seconds)
-        is_open = window.seconds < length or (is_judged and not is_long)
+        is_open = window.seconds < length or not is_long
     if is_open and windows[1:]:
         windows[-2:] = [windows[-2].join(windows[-1])]
     return windows
 
 
 def _add_losses(
-    windows: Sequence[_Stretch], ranks: Sequence[RankFigures], is_device: bool, scale: float = 1.0
+    windows: Sequence[_Stretch], ranks: Sequence[RankFigures], *, is_device: bool
 ) -> None:
     """What the job lost in each window: as much as the rank that lost most."""
     for window in windows:
@@ -229,8 +204,7 @@ def _add_losses(
             spans = [block.spans for block in within if block.spans]
             sums = (total(one.get(name) for one in spans) for name in ("evaluate", "checkpoint"))
             losses.append(tuple(seconds or 0.0 for seconds in (total(waits), *sums)))
-        waited, window.evaluation, window.checkpoint = map(max, zip(*losses, strict=True))
-        window.waits = scale * waited
+        window.waits, window.evaluation, window.checkpoint = map(max, zip(*losses, strict=True))
 
 
 def _join(stretches: Sequence[_Stretch]) -> _Stretch:
@@ -238,35 +212,22 @@ def _join(stretches: Sequence[_Stretch]) -> _Stretch:
     return joined
 
 
-def _divide(windows: Sequence[_Stretch]) -> list[int]:
-    """Where stretches begin, and the end of the last: the cheapest way to divide the windows."""
+def _find_change(windows: Sequence[_Stretch]) -> int | None:
+    """The first window after the one change that explains most; ``None``: none explains enough."""
     count = len(windows)
     if count < 2 * _LEAST_WINDOWS:
-        return [0, count]
-    # Sums of values and squares up to each window, of every share, in units of its noise.
-    sums: list[tuple[list[float], list[float]]] = []
+        return None
+    gains = [0.0] * count
     for share in zip(*(window.shares for window in windows), strict=True):
         firsts = (min(max(0, at - _NEIGHBOURS // 2), count - _NEIGHBOURS) for at in range(count))
         calm = [statistics.median(share[first : first + _NEIGHBOURS]) for first in firsts]
         jumps = sum((after - before) ** 2 for before, after in pairwise(share)) / (count - 1)
         noise = max(_LEAST_NOISE, (jumps / 2) ** 0.5)
-        values = [value / noise for value in calm]
-        squares = (value * value for value in values)
-        sums.append(([0.0, *accumulate(values)], [0.0, *accumulate(squares)]))
-
-    def cost(first: int, last: int) -> float:
-        return sum(
-            squares[last] - squares[first] - (values[last] - values[first]) ** 2 / (last - first)
-            for values, squares in sums
-        )
-
-    best, came_from = [0.0] + [float("inf")] * count, [0] * (count + 1)
-    for last in range(_LEAST_WINDOWS, count + 1):
-        for first in range(last - _LEAST_WINDOWS + 1):
-            price = best[first] + cost(first, last) + _PRICE
-            if price < best[last]:
-                best[last], came_from[last] = price, first
-    bounds = [count]
-    while bounds[-1]:
-        bounds.append(came_from[bounds[-1]])
-    return bounds[::-1]
+        before, whole = 0.0, sum(calm) / noise
+        for at, value in enumerate(calm[:-1], start=1):
+            before += value / noise
+            apart = before / at - (whole - before) / (count - at)
+            gains[at] += apart**2 * at * (count - at) / count
+    bounds = range(_LEAST_WINDOWS, count - _LEAST_WINDOWS + 1)
+    best = max(bounds, key=gains.__getitem__)
+    return best if gains[best] >= _PRICE else None

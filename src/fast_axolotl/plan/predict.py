@@ -19,10 +19,11 @@ from typing import Any
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.batch import SLOW
-from fast_axolotl.plan.hardware import Gpu, Price
+from fast_axolotl.plan.hardware import Price
 from fast_axolotl.plan.memory import Layout, Memory, predict_memory
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
+from fast_axolotl.record.devices import Gpu
 from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
 
 _SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.plan.hardware import find_gpu
 from fast_axolotl.plan.memory import Layout, adapter_parameters
 from fast_axolotl.plan.predict import Reference
 from fast_axolotl.plan.shape import Shape, shape_of_record
 from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record.devices import find_gpu
 
 
 def read_reference(

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fast_axolotl.plan.hardware import Gpu
 from fast_axolotl.plan.memory import Layout, adapter_parameters
 from fast_axolotl.plan.shape import Shape
+from fast_axolotl.record.devices import Gpu
 
 _HOST_RATE = 20e9
 """Bytes per second that a GPU's share of the host's memory gives to an optimizer there."""
@@ -103,10 +103,11 @@ def predict_step(
     outside = gpu.network if network is None else network
     memory, bf16 = gpu.bandwidth * 1e9, gpu.bf16 * 1e12
     rate = c.gemm * bf16
-    if layout.precision == "fp4" and gpu.fp4:
-        rate = c.gemm_fp4 * gpu.fp4 * 1e12
-    elif layout.precision != "bf16" and gpu.fp8:
-        rate = c.gemm_fp8 * gpu.fp8 * 1e12
+    fp4, fp8 = gpu.tflops.get("float4"), gpu.tflops.get("float8")
+    if layout.precision == "fp4" and fp4:
+        rate = c.gemm_fp4 * fp4 * 1e12
+    elif layout.precision != "bf16" and fp8:
+        rate = c.gemm_fp8 * fp8 * 1e12
     rate *= c.ultra if gpu.generation == "blackwell-ultra" else 1.0
 
     def product(rows: float, inner: float, outer: float, rate: float, count: float = 1.0) -> float:

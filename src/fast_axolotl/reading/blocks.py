@@ -154,6 +154,21 @@ class BrokenBlock:
         raise self.error
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyBlock:
+    """Rows that are decoded already."""
+
+    table: pa.Table
+    label: str = ""
+    """What messages call the place that they come from."""
+    weight: int = 0
+    text_wins: bool = False
+    num_rows: int | None = None
+
+    def decode(self, schema: pa.Schema | None) -> Decoded:
+        return Decoded(self.table)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenFile:
     """Stands for a file that could not be opened, where such files are to be skipped."""

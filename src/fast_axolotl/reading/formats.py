@@ -180,10 +180,7 @@ def _open(
         from fast_axolotl.reading.columnar import open_arrow, open_parquet
 
         opener = open_parquet if found == "parquet" else open_arrow
-        if compression is None:
-            return file, opener(source, source.path, options)
-        copy, handle = spool(source, compression)
-        return file, opener(copy, source.path, options, handle)
+        return file, opener(spool(source, compression) if compression else source, options)
     if found == "csv":
         from fast_axolotl.reading.csv_files import CsvFile
 

@@ -8,9 +8,6 @@ when a list holds nulls; and it recurses on nesting. A block in which one of the
 parsed by Python instead, so the rows are always those that ``json.loads`` would give. Duplicate
 keys keep the last value.
 
-Lines of a known type are tried with a kernel first (``json_kernel``), once a process has read so
-much that loading it pays.
-
 The path through Python is ``json_exact``.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
@@ -34,8 +31,6 @@ import pyarrow.json as pj
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, held_bytes
 from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows
-from fast_axolotl.reading.json_kernel import EXACT_INTEGER_LIMIT, read_known
-from fast_axolotl.reading.kernel_loader import KernelLoader
 from fast_axolotl.reading.lines import check_utf8
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
 
@@ -60,8 +55,8 @@ _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_loader = KernelLoader("json_rows", after_bytes=128 * 1024 * 1024)
-"""pyarrow is not as far behind here as with text and CSV, so loading pays later."""
+_EXACT_INTEGER_LIMIT = 2.0**53
+"""From here on a float may stand for an integer that it does not hold."""
 
 _KEY = re.compile(rb'"([^"]{0,128})"[ \t]*:')
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
@@ -126,7 +121,7 @@ class JsonBlock:
 def _parse(
     rows: JsonRows, schema: pa.Schema | None, num_rows: int, options: ReadOptions
 ) -> pa.Table | None:
-    """What the kernel or pyarrow gives, or ``None`` where both fail or cannot be trusted."""
+    """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
     known, most_bytes = schema or pa.schema([]), PART_BLOCKS * options.block_bytes
     if len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes:
         schema = None  # pyarrow would make a column of nulls of whatever is missing here
@@ -136,21 +131,6 @@ def _parse(
         return None  # pyarrow crashes where the first row is null
     try:
         check_utf8(rows.data, rows.start, rows.stop)  # which pyarrow's JSON parser does not
-        if rows.one_per_line and schema is not None:
-            length = rows.stop - rows.start
-            if kernels := _loader.loaded(len(rows.data), length, options):
-                table = read_known(
-                    kernels,
-                    rows.data,
-                    rows.start,
-                    rows.stop,
-                    schema,
-                    most_rows=num_rows,
-                    most_bytes=most_bytes,
-                    are_others_skipped=options.columns is not None,
-                )
-                if table is not None:
-                    return table
         if _may_be_deep(rows):
             return None
         # What is only known to be null is no hint: pyarrow would refuse anything else.
@@ -168,7 +148,7 @@ def _parse(
         for floats in (leaf for chunk in column.chunks for leaf in _float_leaves(chunk)):
             bounds = pc.min_max(floats)
             low, high = bounds["min"].as_py(), bounds["max"].as_py()
-            if high is not None and max(high, -low) >= EXACT_INTEGER_LIMIT:
+            if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
                 return None
     # Two rows may stand where one should, or a null where an object should.
     expected = num_rows

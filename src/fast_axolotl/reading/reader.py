@@ -31,7 +31,6 @@ from fast_axolotl.reading.order import (
 )
 from fast_axolotl.reading.remote import BlockCache
 from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
-from fast_axolotl.reading.take import take_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import READING_LISTENERS, usable_cores
 
@@ -238,6 +237,7 @@ class Reader:
         )
         self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None
+        self._taker: Any = None
         self._even = even
         self._is_starting = False
         """Whether a pass was begun and no batch asked for yet."""
@@ -331,7 +331,11 @@ class Reader:
 
         Reads only the parts of the files that hold them; counts rows as ``num_rows`` does.
         """
-        return take_rows(self._dataset, self._base, indices)
+        if self._taker is None:
+            from fast_axolotl.reading.take import Taker  # most readers never take
+
+            self._taker = Taker(self._dataset, self._base)
+        return self._taker.take(indices)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.close()

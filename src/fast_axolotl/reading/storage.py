@@ -3,21 +3,15 @@
 A ``Source`` is one file with a size and ``read_at(offset, length)``. Reading is stateless, so
 threads share a source, forked workers inherit nothing, and a retry is the same call again. Local
 files are opened per read and checked against the size they were planned with: a file that shrinks
-or grows under the reader is an error, not a wrong row. They are never mapped into memory, because
-a mapped file that shrinks kills the process. Remote reads go through ``remote``.
-
-``open_arrow`` of a remote file reads ahead: what is known to be wanted together (the column chunks
-of a row group, learned in a rehearsal) is one request, reads that follow each other grow, and the
-end of a file, where indexes are, comes in one piece.
+or grows under the reader is an error, not a wrong row. (``columnar`` maps local Arrow files, which
+cannot be checked so.) Remote reads go through ``remote``.
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
 through pyarrow (gzip through ``isal``, which is twice as fast, where there is a wheel), xz through
-the standard library; concatenated members are one stream. Blocks of it are ``bytearray``s, which
-must not be changed in place. pyarrow has no streaming snappy, so that one is refused with the cure.
-Parquet and Arrow need random access: a compressed one is decompressed once into an unnamed
-temporary file (``spool``), so that memory stays bounded whatever its size. A file that decompresses
-to far more than is plausible is refused before it fills the disk, and so is a record past
-``MOST_RECORD_BYTES`` before it fills the memory.
+the standard library; concatenated members are one stream. pyarrow has no streaming snappy, so that
+one is refused with the cure. Parquet and Arrow need random access: a compressed one is decompressed
+once into an unnamed temporary file (``spool``), so that memory stays bounded whatever its size. A
+record past ``MOST_RECORD_BYTES`` is refused before it fills the memory.
 """
 
 from __future__ import annotations
@@ -26,10 +20,8 @@ import io
 import lzma
 import os
 import re
-import sys
 import tempfile
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,20 +38,11 @@ MOST_RECORD_BYTES = 2**31 - 1
 _LEAST_PIECE_BYTES, _AHEAD_BYTES, _STREAM_AHEAD_BYTES = 64 * 1024, 512 * 1024, 8 * 1024 * 1024
 """What a file object reads at least, and at most unasked: of a stream, all will be wanted."""
 
-_MOST_HELD_BYTES, _RUN_GAP_BYTES = 16 * 1024 * 1024, 1024 * 1024
-"""What is wanted together is fetched at once up to this size, and across gaps up to this one."""
-
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _LEAST_STREAM_READ, _MOST_STREAM_READ = 64 * 1024, 256 * 1024
 _MOST_EXPANSION = 16
 """Text that compresses better is rare, and comes in more blocks where the file is small."""
 _MOST_START_BYTES = 1024 * 1024
-
-_MOST_RATIO, _SURE_BYTES = 1000, 64 * 1024**3
-"""A copy is refused that is larger than both: so many times the compressed file, and 64 GiB."""
-
-_LEAST_FREE_SHARE, _ENOUGH_FREE_BYTES = 0.05, 4 * 1024**3
-"""What a copy leaves free of its disk: a twentieth, of large disks 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +57,24 @@ class Source:
     """Changes when the content does: the time of the last change, or the server's own tag."""
     remote: Remote | None = None
     """How a file is reached that is not on this machine."""
+    copy: _OpenFile | None = None
+    """The decompressed copy on disk that is read in its place."""
 
     @property
     def identity(self) -> str:
         """The path, of a remote file without query and fragment: the same for any signature."""
         return self.path if self.remote is None else re.split("[?#]", self.path)[0]
 
+    @property
+    def _local_path(self) -> str:
+        return self.path if self.copy is None else f"/dev/fd/{self.copy.number}"
+
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
         length = max(0, min(length, self.num_bytes - offset))
         if self.remote is not None:
             return self.remote.read(offset, length) if length else b""
-        with translate_os_errors(self.path), Path(self.path).open("rb") as file:
+        with translate_os_errors(self.path), Path(self._local_path).open("rb") as file:
             self._check_size(os.fstat(file.fileno()).st_size)
             file.seek(offset)
             data = file.read(length)
@@ -93,37 +82,19 @@ class Source:
             self._check_size(offset + len(data))
         return data
 
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Fills memory of pyarrow, which is used again where that of ``bytes`` is not."""
+    def open_arrow(self, most_ahead: int = _AHEAD_BYTES) -> pa.NativeFile:
+        """A random-access file for pyarrow's own readers."""
         if self.remote is not None:
-            target[:] = self.read_at(offset, len(target))
-            return
-        with self.open_arrow() as file, translate_os_errors(self.path):
-            file.seek(offset)
-            length = file.readinto(target)
-        if length < len(target):
-            self._check_size(offset + length)
-
-    def open_arrow(
-        self,
-        most_ahead: int = _AHEAD_BYTES,
-        rehearsal: Callable[[pa.NativeFile], object] | None = None,
-    ) -> pa.NativeFile:
-        """A random-access file for pyarrow's own readers.
-
-        ``rehearsal`` reads what will be read, first from a file of zeros on which it fails. What it
-        asked for until then is later fetched together, at its first use, if it can all be held.
-        """
-        if self.remote is not None:
-            file = _SourceFile(self, most_ahead)
-            if rehearsal is not None:
-                zeros = _Zeros(self, most_ahead)
-                with suppress(pa.ArrowException, OSError):
-                    rehearsal(pa.PythonFile(zeros, mode="r"))
-                file.runs = zeros.ranges()
-            return pa.PythonFile(file, mode="r")
+            return pa.PythonFile(_SourceFile(self, most_ahead), mode="r")
         with translate_os_errors(self.path):
-            file = pa.OSFile(self.path)
+            file = pa.OSFile(self._local_path)
+            self._check_size(file.size())
+            return file
+
+    def map_arrow(self) -> pa.MemoryMappedFile:
+        """A local file in memory; it ends the process if it is cut off while it is mapped."""
+        with translate_os_errors(self.path):
+            file = pa.memory_map(self._local_path)
             self._check_size(file.size())
             return file
 
@@ -137,18 +108,13 @@ class Source:
 
 
 class _SourceFile(io.RawIOBase):
-    """A ``Source`` as a Python file object, for libraries that want one; reads ahead."""
+    """A remote ``Source`` as a Python file object. Reads that follow each other grow."""
 
     def __init__(self, source: Source, most_ahead: int) -> None:
-        self._source = source
-        self._most_ahead = most_ahead
+        self._source, self._most_ahead = source, most_ahead
         self._position = 0
         self._piece = (0, b"")
-        """Where the last read outside the runs began, and what it gave."""
-        self.runs: list[tuple[int, int]] = []
-        """Byte ranges in order, each of which is fetched as a whole and held."""
-        self._held: dict[int, bytes] = {}
-        """The bytes of those runs that were fetched."""
+        """Where the last read began, and what it gave."""
 
     def readable(self) -> bool:
         return True
@@ -178,12 +144,6 @@ class _SourceFile(io.RawIOBase):
 
     def _bytes_at(self, start: int, length: int) -> bytes:
         source, stop = self._source, start + length
-        index = bisect_right(self.runs, (start, source.num_bytes)) - 1
-        if index >= 0 and stop <= self.runs[index][1]:
-            begin, end = self.runs[index]
-            if index not in self._held:
-                self._held[index] = source.read_at(begin, end - begin)
-            return self._held[index][start - begin : stop - begin]
         begin, piece = self._piece
         if begin <= start and stop <= begin + len(piece):
             return piece[start - begin : stop - begin]
@@ -201,39 +161,6 @@ class _SourceFile(io.RawIOBase):
         return head + data[: stop - at]
 
 
-class _Zeros(_SourceFile):
-    """A file of zeros that notes what is asked of it.
-
-    That is how the places of column chunks are learned. Asking pyarrow's metadata for them would
-    end the process on some damaged footers; a decoder that meets one raises an error.
-    """
-
-    def __init__(self, source: Source, most_ahead: int) -> None:
-        super().__init__(source, most_ahead)
-        self._asked: list[tuple[int, int]] = []
-        self._num_bytes = 0
-
-    def _bytes_at(self, start: int, length: int) -> bytes:
-        self._asked.append((start, start + length))
-        self._num_bytes += length
-        if self._num_bytes > _MOST_HELD_BYTES:
-            raise OSError("too much to be held")
-        return bytes(length)
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """What was asked for, in order and across small gaps; nothing where it is too much.
-
-        Of what cannot be held, whatever is fetched ahead would be fetched again.
-        """
-        runs: list[tuple[int, int]] = []
-        for start, stop in sorted(self._asked):
-            if runs and start - runs[-1][1] <= _RUN_GAP_BYTES:
-                runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
-            else:
-                runs.append((start, stop))
-        return runs if sum(stop - start for start, stop in runs) <= _MOST_HELD_BYTES else []
-
-
 def open_chunks(
     source: Source, compression: str | None, size: int, start: int = 0
 ) -> Iterator[bytes]:
@@ -242,19 +169,15 @@ def open_chunks(
         for offset in range(start, source.num_bytes, size):
             yield source.read_at(offset, size)
         return
-    stream = _Stream(source, compression, size)
+    stream = _Stream(source, compression)
     while chunk := stream.read(size):
         yield chunk
 
 
 class _Stream:
-    """Decompressed content, put right where it is wanted: each byte is written once.
+    """Decompressed content, put right where it is wanted: each byte is written once."""
 
-    Buffers of the usual size are used again as soon as nobody else refers to them, nor to a view of
-    them. Fresh memory for every block would take half as long again as decompressing zstd.
-    """
-
-    def __init__(self, source: Source, compression: str, size: int) -> None:
+    def __init__(self, source: Source, compression: str) -> None:
         if compression == "snappy":
             raise DataError(
                 "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
@@ -262,8 +185,6 @@ class _Stream:
             )
         self._path = source.path
         self._compression = compression
-        self._size = size
-        self._buffers: list[bytearray] = []
         self._position = 0
         self._failure: DataError | None = None
         self._failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
@@ -288,7 +209,7 @@ class _Stream:
         """
         if self._failure is not None:
             raise self._failure
-        buffer = self._buffer(size)
+        buffer = bytearray(size)
         num_bytes = len(head)
         buffer[:num_bytes] = head
         # Small reads, so that little is lost to an error that ends them early; but each one waits
@@ -313,17 +234,6 @@ class _Stream:
             raise self._failure
         return cast("bytes", buffer if num_bytes == size else buffer[:num_bytes])
 
-    def _buffer(self, size: int) -> bytearray:
-        if size != self._size:  # for a record that is longer than a block
-            return bytearray(size)
-        for buffer in [bytearray()]:
-            unused = sys.getrefcount(buffer)
-        for buffer in self._buffers:
-            if sys.getrefcount(buffer) == unused:
-                return buffer
-        self._buffers.append(bytearray(size))
-        return self._buffers[-1]
-
 
 class Supply:
     """The decompressed text from an offset on, for a cutter that decides how far it has come.
@@ -338,7 +248,7 @@ class Supply:
         if compression is not None:
             # A small file needs no large buffer.
             self._size = min(size, max(_MOST_EXPANSION * source.num_bytes, _LEAST_STREAM_READ))
-            self._stream = _Stream(source, compression, self._size)
+            self._stream = _Stream(source, compression)
         self.offset = 0
         """Where ``held`` begins."""
         self.held = b""
@@ -402,33 +312,22 @@ def check_record(num_bytes: int, path: str, offset: int) -> None:
         )
 
 
-def spool(source: Source, compression: str) -> tuple[Source, Any]:
-    """A decompressed copy on disk, and the handle that keeps it alive.
+def spool(source: Source, compression: str) -> Source:
+    """The same file with a decompressed copy on disk.
 
     The copy has no name, so nothing is left behind however the process ends; it is opened through
     its descriptor, in forked processes too.
     """
-    most = max(_MOST_RATIO * source.num_bytes, _SURE_BYTES)
-    folder = tempfile.gettempdir()
-    with translate_os_errors(folder), tempfile.TemporaryFile() as copy:
+    with translate_os_errors(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
         for chunk in open_chunks(source, compression, _SPOOL_CHUNK_BYTES):
-            copy.write(chunk)
-            disk, size = os.fstatvfs(copy.fileno()), copy.tell()
-            spare = min(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize, _ENOUGH_FREE_BYTES)
-            if size > most or disk.f_bavail * disk.f_frsize < spare:
-                raise DataError(
-                    f"the file has {source.num_bytes:,} bytes and decompresses to more than "
-                    f"{size:,}, which is implausible or fills the disk of {folder}; check the "
-                    "file, decompress it yourself, or free disk space",
-                    path=source.path,
-                )
-        copy.flush()
-        handle = _OpenFile(os.dup(copy.fileno()))
-        return Source(path=f"/dev/fd/{handle.number}", num_bytes=copy.tell()), handle
+            file.write(chunk)
+        file.flush()
+        copy = _OpenFile(os.dup(file.fileno()))
+        return Source(path=source.path, num_bytes=file.tell(), copy=copy)
 
 
 class _OpenFile:
-    """Keeps a descriptor open for as long as it lives."""
+    """Keeps a descriptor open for as long as it lives; cannot be sent to another process."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -216,7 +216,7 @@ _ALL = (
            "`--peak-tflops`", "clocks are lower under load"),
     Figure("matmul_share", "share of the matmul rate", "share", "higher",
            "`model_flops_per_second` ÷ (GPUs · the rate that large square matmuls reach on this "
-           "GPU: `--matmul`)", "measured for one second, before the training"),
+           "GPU: `FAST_AXOLOTL_MATMUL=1`)", "measured for one second, before the training"),
     Figure("working_set_bytes", "working set, steady", "bytes", "lower",
            "median over the steady phase of the anonymous and shared memory of all processes, "
            "shared pages counted once (sum of PSS)",
@@ -366,7 +366,7 @@ MATRIX: tuple[Figure, ...] = tuple(
     FIGURES[name]
     for name in (
         "rows_per_second", "reader_rows_per_second", "reader_ratio", "samples_per_second",
-        "working_set_bytes", "working_set_peak_bytes", "host_stall_fraction",
+        "working_set_bytes", "working_set_peak_bytes", "stall_fraction", "host_stall_fraction",
         "device_stall_fraction", "tokens_per_second", "trainable_tokens_per_second",
         "padded_tokens_per_second", "mfu", "step_p50_seconds", "step_p95_seconds",
         "start_to_step_seconds", "first_step_seconds", "disk_share", "swap_in_bytes_per_second",
@@ -374,6 +374,57 @@ MATRIX: tuple[Figure, ...] = tuple(
     )
 )  # fmt: skip
 """The rows of a matrix, in their order."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Waiting for data": (
+        "stall_fraction", "stall_error", "device_stall_fraction", "host_stall_fraction",
+        "wait_p50_seconds", "wait_p95_seconds", "wait_p99_seconds", "wait_max_seconds",
+        "worst_percent_share", "stall_period_fetches", "stall_period_rows",
+        "cached_stall_fraction", "queue_depth", "queue_capacity", "queue_drift_per_step",
+        "first_batch_seconds", "first_step_seconds",
+    ),
+    "Reading": (
+        "rows_per_second", "samples_per_second", "bytes_per_second", "free_rows_per_second",
+        "demand_rows_per_second", "headroom", "reader_rows_per_second", "reader_ratio",
+    ),
+    "Tokens and steps": (
+        "tokens_per_second", "trainable_tokens_per_second", "padded_tokens_per_second",
+        "trainer_tokens_per_second", "trainer_tokens_ratio", "goodput_tokens_per_second",
+        "padding_share", "packing_efficiency", "mean_attended_length", "steps_per_second",
+        "step_p50_seconds", "step_p95_seconds", "step_p99_seconds", "step_max_seconds",
+        "global_batch_samples", "gradient_noise_scale", "gradient_noise_scale_low",
+        "gradient_noise_scale_high",
+    ),
+    "Compute": (
+        "model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "matmul_share",
+        "peak_tflops",
+    ),
+    "Memory of all processes": (
+        "working_set_bytes", "working_set_peak_bytes", "rss_bytes", "anon_bytes", "file_bytes",
+        "shared_bytes", "mapped_file_bytes", "hwm_bytes", "spike_ratio", "limit_bytes",
+        "limit_share", "psi_memory_full", "oom_kills",
+    ),
+    "CPU": (
+        "cpu_cores", "other_cpu_share", "cpu_wait_share", "psi_cpu_some", "cpu_steal_share",
+        "cpu_throttled_share",
+    ),
+    "Disk and swap": (
+        "read_bytes_per_second", "read_chars_per_second", "disk_bytes_per_second", "disk_share",
+        "disk_request_bytes", "psi_io_full", "swap_in_bytes_per_second",
+        "swap_out_bytes_per_second", "is_swap_sustained", "process_swap_bytes",
+    ),
+    "GPU": (
+        "gpu_utilization", "gpu_memory_bytes", "gpu_free_bytes", "gpu_peak_allocated_bytes",
+        "gpu_power_watts", "gpu_clock_mhz",
+    ),
+    "Profiler window and ranks": (
+        "device_idle_fraction", "exposed_communication_fraction", "pure_communication_fraction",
+        "straggler_fraction",
+    ),
+    "Cost of measuring": ("overhead_seconds_per_fetch", "overhead_fraction"),
+}  # fmt: skip
+"""Figures that a report shows together, in their order. Neighbours whose labels are the same up to
+the comma share a line."""
 
 LEDGER: dict[str, str] = {
     "compute": "compute",
