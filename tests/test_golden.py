@@ -24,7 +24,8 @@ import fast_axolotl
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.record.summary import VerdictKind
-from fast_axolotl.report.matrix import protocol_markdown
+from fast_axolotl.report.comparison import protocol_document
+from fast_axolotl.report.markdown import document_markdown
 from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
 
 WIDTHS = (80, 160)
@@ -74,7 +75,7 @@ def read(folder: str | Path) -> tuple[Any, Any]:
 
 
 def short_summary(folder: str) -> str:
-    from fast_axolotl.report.show import show_short_summary
+    from fast_axolotl.report.runs import show_short_summary
 
     record, summary = read(folder)
     with terminal(80) as (out, _):
@@ -151,7 +152,9 @@ def test_a_protocol_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN / "protocols")
     for width in WIDTHS:
         check(f"protocol/{name}-{width}.txt", protocol_text(name, width))
-    check(f"protocol/{name}.md", protocol_markdown(ProtocolResult.read(Path(name))))
+    check(
+        f"protocol/{name}.md", document_markdown(protocol_document(ProtocolResult.read(Path(name))))
+    )
     # What is printed as JSON is what was read, field by field; later versions have more fields,
     # and figures have the labels of today.
     found, known = (

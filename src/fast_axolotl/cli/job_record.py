@@ -24,12 +24,13 @@ from fast_axolotl.record.units import (
     format_duration,
     format_share,
 )
-from fast_axolotl.report.content import Report
-from fast_axolotl.report.figures import describe_value
-from fast_axolotl.report.matrix import escape_markdown
-from fast_axolotl.report.picture import written_beside
+from fast_axolotl.report.document import Bar, Card, Document, Section, Table
+from fast_axolotl.report.page import write_text
+from fast_axolotl.report.runs import describe_value, settings_section
 
 _SCHEMA = 1
+_ROLES = ("step", "anon", "wait", "pss", "hwm", "good", "accent", "calls", "host")
+"""Of the colours of its stages."""
 Rows = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 """The header of a table and its lines."""
 
@@ -52,9 +53,7 @@ class JobRecord:
 
     def write(self, folder: Path) -> None:
         """Leave it in a folder."""
-        with written_beside(folder / JOB_FILE) as beside:
-            text = mask_secrets(to_json(self))
-            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_text(folder / JOB_FILE, mask_secrets(to_json(self)))
 
     @classmethod
     def read(cls, folder: Path) -> JobRecord:
@@ -114,41 +113,45 @@ class JobRecord:
         rows = [(node.name, f"{node.tasks:,}", format_bytes(node.peak_bytes)) for node in nodes]
         return ("node", "tasks", "peak of one process"), rows
 
-    def markdown(self) -> str:
-        """A table for a pull request."""
-        rows = [f"| {label} | {escape_markdown(value)} |" for label, value in self.pairs()]
-        return "\n".join([f"## {escape_markdown(self.title)}\n", "| | |", "| --- | --- |", *rows])
-
-    def page(self, *, now: float) -> str:
-        """One HTML file: what was made, where the time went, every stage and node."""
-        from fast_axolotl.report.page import render_page
-
+    def document(self, *, made: float = 0.0) -> Document:
+        """What was made, where the time went, every stage and node."""
         done, took = self.summary, format_duration(self.summary.seconds)
-        peak = max((node.peak_bytes for node in done.nodes), default=None)
         tokens = f" ({done.tokens:,} tokens)" if done.tokens else ""
         before = any(stage.done_before for stage in done.stages)
         ledger = {stage.name: stage.seconds for stage in done.stages}
         ledger["other"] = max(0.0, done.seconds - sum(ledger.values()))
-        settings = [(name, describe_value(value)) for name, value in self.settings.items()]
-        return render_page(
-            Report(title=self.title, runs=(), made=now, version=self.version),
-            subtitle=f"{format_date(self.started)} · {count_words(len(done.nodes), 'node')}",
+        whole = sum(ledger.values()) or 1.0
+        peak = max((node.peak_bytes for node in done.nodes), default=None)
+        card = Card(
+            badges=[("good", "Finished")],
             headline=f"{done.rows_out:,} of {done.rows_in:,} rows{tokens} written in {took}"
             f"{', continuing an earlier run' if before else ''}.",
             action=self.next_command,
-            badge=("good", "Finished"),
             tiles=[
                 ("rows dropped", f"{sum(done.dropped.values()):,}"),
                 ("duplicates", f"{done.duplicates:,}"),
                 ("written", format_bytes(done.bytes_out)),
                 ("largest process", format_bytes(peak)),
             ],
-            ledger=ledger,
-            tables={
-                "Result": ((), self.pairs()),
-                "Stages": self.stages(),
-                "Nodes": self.nodes(),
-                "Settings": ((), settings),
-            },
+        )
+        parts = [
+            (part, seconds / whole, _ROLES[number % len(_ROLES)])
+            for number, (part, seconds) in enumerate(ledger.items())
+        ]
+        (stages, stage_rows), (nodes, node_rows) = self.stages(), self.nodes()
+        settings = settings_section("Settings", [""], [self.settings])
+        return Document(
+            title=self.title,
+            subtitle=f"{format_date(self.started)} · {count_words(len(done.nodes), 'node')}",
+            blocks=[
+                card,
+                Section(title="Wall clock", blocks=[Bar(name=self.title, parts=parts)]),
+                Section(title="Result", blocks=[Table(rows=self.pairs())]),
+                Section(title="Stages", blocks=[Table(header=stages, rows=stage_rows)]),
+                Section(title="Nodes", blocks=[Table(header=nodes, rows=node_rows)]),
+                *settings,
+            ],
             data=to_plain(self),
+            made=made,
+            version=self.version,
         )

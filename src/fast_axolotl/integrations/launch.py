@@ -159,7 +159,7 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
     parts = [f"WARNING: {loud}" if loud else host]
     fit = _names(found, "active", "waiting", "ready")
     parts.append(f"accelerated: {', '.join(fit)}" if fit else "nothing accelerated")
-    for state, text in (("trial", "on trial"), ("off", "switched off")):
+    for state, text in (("check", "compared with stock first"), ("off", "switched off")):
         names = _names(found, state)
         if names:
             parts.append(f"{text}: {', '.join(names)}")
