@@ -22,8 +22,8 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.record.catalogue import FIGURES
+from fast_axolotl.record.figures import VerdictKind
 from fast_axolotl.record.protocol_result import ProtocolResult
-from fast_axolotl.record.summary import VerdictKind
 from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.markdown import document_markdown
 from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
