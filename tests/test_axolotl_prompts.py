@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import prompts as prompts_module
 from fast_axolotl.axolotl import tokenizers as tokenizers_module
-from fast_axolotl.axolotl.chat import diff_char_span
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.prompts import (
     process,
@@ -25,7 +24,6 @@ from fast_axolotl.axolotl.prompts import (
 )
 from fast_axolotl.axolotl.tokenizers import drop_long_sequences
 from support.axolotl import (
-    RELEASE,
     STOCK_AXOLOTL,
     Later,
     byte_tokenizer,
@@ -404,41 +402,6 @@ def test_odd_strategies_and_datasets_are_unfamiliar() -> None:
         with pytest.raises(Unfamiliar):
             process(settings, dataset)
     assert tokenizer._tokenizer.truncation is None
-
-
-BY_CHARACTERS = pytest.mark.skipif(RELEASE < (0, 19), reason="turns are found by their tokens")
-PIECES = st.text(alphabet="ab🙂é\n", max_size=12)
-
-
-@BY_CHARACTERS
-@settings(max_examples=200, deadline=None)
-@given(start=PIECES, left=PIECES, right=PIECES, end=PIECES, times=st.integers(1, 40))
-def test_differences_are_found_at_the_same_characters(
-    start: str, left: str, right: str, end: str, times: int
-) -> None:
-    strategy = chat.ChatTemplateStrategy
-    small = SimpleNamespace(_DIFF_BLOCK=3)
-    full, dummy = (start * times + text + end * times for text in (left, right))
-    want = strategy._diff_char_span(full, dummy)
-    assert diff_char_span(strategy, full, dummy) == want
-    assert diff_char_span(small, full, dummy) == want
-    assert diff_char_span(strategy, dummy, full) == strategy._diff_char_span(dummy, full)
-
-
-@BY_CHARACTERS
-@pytest.mark.parametrize(
-    ("full", "dummy"),
-    [("", ""), ("", "a"), ("a", ""), ("a", "a"), ("ab" * 5000, "ab" * 5001), ("a" * 9000, "b")],
-)
-def test_differences_of_empty_equal_and_repeating_texts(full: str, dummy: str) -> None:
-    strategy = chat.ChatTemplateStrategy
-    assert diff_char_span(strategy, full, dummy) == strategy._diff_char_span(full, dummy)
-
-
-def test_differences_of_what_is_no_text_are_unfamiliar() -> None:
-    for full, block in ((["a"], 4096), ("a", 0), ("a", None)):
-        with pytest.raises(Unfamiliar):
-            diff_char_span(SimpleNamespace(_DIFF_BLOCK=block), full, "b")  # type: ignore[arg-type]
 
 
 # Preferences.

@@ -150,12 +150,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         check="rows:possibly_batched_index",
     ),
     _replace(
-        "spans",
-        f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
-        "chat:diff_char_span",
-        check="call",
-    ),
-    _replace(
         "chat",
         f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
         "chat:tokenize_prompt",

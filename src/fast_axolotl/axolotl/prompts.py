@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.preferences import ChatTemplates, lazy_rows
+from fast_axolotl.axolotl.preferences import lazy_rows
 from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
@@ -231,10 +231,7 @@ def step_table(batch: Mapping[str, Any], strategy: Any) -> Any:
 
 def orpo_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     """A batch of pairs of conversations (``orpo.chat_template``), for ``map``."""
-    from axolotl.prompt_strategies.orpo.chat_template import ORPOPrompter
-
-    parser, own = strategy.dataset_parser, strategy.prompter
-    prompter = ORPOPrompter(own.chat_template, ChatTemplates(own.tokenizer))
+    parser, prompter = strategy.dataset_parser, strategy.prompter
 
     def read(row: Any) -> tuple[list[str], list[list[bool]]]:
         threads = (
@@ -272,7 +269,7 @@ def reward_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     prompter = strategy.prompter
     most = prompter.max_length
     render = partial(
-        ChatTemplates(strategy.tokenizer).apply_chat_template, chat_template=prompter.chat_template
+        strategy.tokenizer.apply_chat_template, chat_template=prompter.chat_template, tokenize=False
     )
 
     def read(row: Any) -> tuple[list[str], None]:
@@ -470,9 +467,6 @@ def _check_parts(strategy: Any, **parts: str) -> None:
         raise Unfamiliar("the strategy has custom parts")
     if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
         raise Unfamiliar("the strategy or a part of it was modified")
-    for owner in owners:
-        if hasattr(owner, "chat_template"):
-            ChatTemplates(owner.tokenizer).renderer(owner.chat_template, True)
 
 
 def _check_reward(strategy: Any) -> None:
