@@ -38,12 +38,11 @@ from fast_axolotl.axolotl import (
     names_to_skip,
 )
 from fast_axolotl.errors import UsageError
+from fast_axolotl.system import MEASURE
 
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch
 
-MEASURE = "FAST_AXOLOTL_MEASURE"
-"""The environment variable that names the folder to record into; ``measure`` knows it, too."""
 PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
 PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
 PROFILE_EVERY = "FAST_AXOLOTL_PROFILE_EVERY"
