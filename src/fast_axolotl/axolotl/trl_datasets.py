@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from fast_axolotl.axolotl.data import list_lengths, require_integers
 from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation, too_long
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
 from fast_axolotl.errors import MissingExtraError
 
 try:
@@ -257,8 +257,7 @@ class _Recorder:
             self._kinds.add(is_chat)
             return {"input_ids": []}
         ids: list[int] = next(self._tokens).ids
-        if too_long(self._tokenizer, len(ids)):
-            self._tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
+        self._tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
         return {"input_ids": ids}
 
 
