@@ -26,7 +26,6 @@ MAX_TYPE_NESTING = 64
 _MAX_VALUE_NESTING = 500
 """Values nested deeper are an error: Python's own recursion ends not far above."""
 
-_PROBED_PLACES = 4
 _INK = re.compile(rb"\S")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -69,26 +68,6 @@ class JsonRows:
         if held:
             yield self._piece(held)
 
-    def probe(self, num_bytes: int) -> JsonRows:
-        """Some rows of about so many bytes together: the first, and some lines from further on."""
-        if not self.one_per_line:
-            return next(self.pieces(num_bytes))
-        data, length = self.data, self.stop - self.start
-        lines = []
-        for place in range(_PROBED_PLACES):
-            at = self.start + place * length // _PROBED_PLACES
-            start = data.find(b"\n", at, self.stop) + 1 or self.stop if place else at
-            stop = data.find(b"\n", start + num_bytes // _PROBED_PLACES, self.stop) + 1
-            lines.append(data[start : stop or self.stop])
-        text = b"".join(lines)
-        return JsonRows(
-            data=text,
-            stop=len(text),
-            spans=lambda: line_spans(text, 0, len(text)),
-            first_line=self.first_line,
-            one_per_line=True,
-        )
-
     def _piece(self, spans: list[tuple[int, int]]) -> JsonRows:
         start, stop = spans[0][0], spans[-1][1]
         return JsonRows(
@@ -100,9 +79,6 @@ class JsonRows:
             one_per_line=self.one_per_line,
             count=len(spans),
         )
-
-    def buffer(self) -> pa.Buffer:
-        return pa.py_buffer(self.data).slice(self.start, self.stop - self.start)
 
 
 def line_spans(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
