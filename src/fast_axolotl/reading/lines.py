@@ -14,7 +14,7 @@ a handful of numpy passes over the bytes, no Python per line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -42,7 +42,6 @@ _PROBE_SHARE = 16
 """The end of a range's last line is looked for in so small a part of the range's length, first."""
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
-
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 
 _NEWLINE, _RETURN = 10, 13
@@ -55,6 +54,22 @@ class Lines(NamedTuple):
     start: int
     stop: int
     offset: int
+
+
+@dataclass(slots=True)
+class BadRows:
+    """Rows of a block that cannot be read: rejected where they are to be skipped, else an error."""
+
+    path: str
+    options: ReadOptions
+    cure: str = "fix the row"
+    rejections: list[Rejection] = field(default_factory=list)
+
+    def add(self, place: str, cause: str) -> None:
+        if self.options.on_error == "raise":
+            cure = f'{self.cure}, or pass on_error="skip" to skip and count such rows'
+            raise DataError(f"{cause}; {cure}", path=self.path, place=place) from None
+        self.rejections.append(Rejection(path=self.path, place=place, reason=cause, num_rows=1))
 
 
 def line_at(source: Source, compression: str | None, offset: int) -> int:
@@ -185,24 +200,14 @@ class _TextBlock:
         except pa.ArrowInvalid:
             pass
         kept: list[str] = []
-        rejections: list[Rejection] = []
-        path = self.file.source.path
+        bad = BadRows(self.file.source.path, self.file.options, "convert the file to UTF-8")
         first_line = line_at(self.file.source, self.file.compression, lines.offset)
         for number, raw in enumerate(array.cast(pa.binary()).to_pylist(), first_line):
             try:
                 kept.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
-                place = f"line {number}"
-                cause = f"invalid UTF-8 at byte {error.start} of the line"
-                if self.file.options.on_error == "raise":
-                    raise DataError(
-                        f"{cause}; convert the file to UTF-8, or pass "
-                        'on_error="skip" to skip and count such lines',
-                        path=path,
-                        place=place,
-                    ) from None
-                rejections.append(Rejection(path=path, place=place, reason=cause, num_rows=1))
-        return Decoded(pa.table({"text": kept}, schema=_TEXT_SCHEMA), tuple(rejections))
+                bad.add(f"line {number}", f"invalid UTF-8 at byte {error.start} of the line")
+        return Decoded(pa.table({"text": kept}, schema=_TEXT_SCHEMA), tuple(bad.rejections))
 
 
 def _split(lines: Lines) -> pa.Array:
