@@ -50,6 +50,9 @@ _PAGE_BUFFER_BYTES = 1024 * 1024
 
 _LEAST_PAGE_BUFFER_BYTES = 4 * 1024
 
+_LARGE_BATCH_BYTES = 4 * 1024 * 1024
+"""A mapped record batch is cut into units of about this size where it is larger."""
+
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
 
@@ -209,7 +212,7 @@ class MappedFile(_Columnar):
         for stop, size in zip(self.starts[1:], self.sizes, strict=True):
             weight += size
             if stop > start and (weight >= self.options.unit_bytes or stop == self.starts[-1]):
-                parts = min(stop - start, max(1, weight // self.options.unit_bytes))
+                parts = min(stop - start, max(1, weight // _LARGE_BATCH_BYTES))
                 edges = [start + (stop - start) * part // parts for part in range(parts + 1)]
                 units += [
                     Unit(
