@@ -147,7 +147,6 @@ SHAPES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "parquet-dictionary": (lambda: pa.table({"a": repeated(NUMBERS, 4000)}), {"group": 1000}),
     "parquet-runs": (lambda: pa.table({"a": np.ones(12_000_000, dtype=np.int64)}), {}),
     "parquet-uneven": (lambda: pa.table({"a": lists(TINY_THEN_LARGE, noise)}), {}),
-    "parquet-wide": (lambda: pa.table({name: np.ones(200, int) for name in WIDE}), {}),
     "arrow-file-uneven": (lambda: pa.table({"a": lists(ONE_LARGE, np.ones)}), {}),
     "arrow-stream-one-batch": (
         lambda: pa.table({"a": lists([1000] * 20_000, np.ones)}),
@@ -155,11 +154,6 @@ SHAPES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "jsonl-sparse": (lambda: [{"a": 1, f"k{i * 7919 % 3000}": i} for i in range(5000)], {}),
     "jsonl-wide-then-narrow": (lambda: [WIDE] * 3 + [{"a": 1}] * 8000, {}),
-    "jsonl-nested": (lambda: [{"a": [{f"k{i * 7919 % 2000}": 1}]} for i in range(7000)], {}),
-    "csv-empty-fields": (
-        lambda: pa.table({f"c{i}": pa.nulls(2000, pa.string()) for i in range(300)}),
-        {},
-    ),
 }
 
 
