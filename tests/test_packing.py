@@ -328,7 +328,7 @@ def test_lists_that_become_lists_load_nothing_beside_numpy() -> None:
     loaded = python_output(
         "-c",
         "import sys; from fast_axolotl import pack_sequences, concatenate_and_pack, pad_sequences\n"
-        "pack_sequences([[5]], 8, 0, 1, position_ids=True, cu_seqlens=True, too_long='split')\n"
+        "pack_sequences([[5]], 8, 0, 1, position_ids=True, cu_seqlens=True)\n"
         "concatenate_and_pack([[5]], [[5]], [[1]], 8, 0)\n"
         "pad_sequences([[5], [6, 7]], attention_mask=True)\n"
         "print([name for name in ('numba', 'pyarrow', 'torch') if name in sys.modules])",

@@ -5,7 +5,7 @@ the same order; ``sequential`` those of its ``allocate_sequentially`` for one ra
 length above the capacity is not left out: it gets a pack to itself, and ``over_long`` names it.
 
 Cost: O(n log n) time and O(n) memory, whatever the capacity; Axolotl's search is O(n · packs).
-``sequential`` is O(n). The decreasing methods sort first, by counting unless lengths are huge.
+``sequential`` is O(n). The decreasing methods sort first.
 
 It does not touch tokens, and it does not shuffle or batch the packs.
 """
@@ -34,8 +34,6 @@ _Integers = npt.NDArray[np.int64]
 
 _MOST = np.iinfo(np.int64).max
 _NONE: _Integers = np.empty(0, np.int64)
-_SMALL_TABLE = 1 << 16
-"""Lengths up to this, or up to their number, are sorted by counting; memory stays O(n)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -137,7 +135,8 @@ def plan_packs(
     order, packs = _decreasing(values, group_size) if is_sorted else (_NONE, values.copy())
     place = {"best_fit_decreasing": binpack.best_fit, "sequential": binpack.next_fit}
     num_packs = place.get(method, binpack.first_fit)(packs, group_size, capacity, max_rows)
-    indices, offsets = _collect(packs, num_packs, order)
+    indices, offsets = np.empty_like(packs), np.zeros(num_packs + 1, np.int64)
+    binpack.collect(packs, order, offsets, indices)
     over_long = np.flatnonzero(values > capacity)
     fitting = total_length - _sum(values[over_long])
     slots = (len(offsets) - 1) * capacity
@@ -155,28 +154,13 @@ def plan_packs(
 
 def _decreasing(lengths: _Integers, group_size: int) -> tuple[_Integers, _Integers]:
     """Indices and lengths, group by group, longest first; of equal ones the first index first."""
-    longest = int(lengths.max())
-    if longest > max(_SMALL_TABLE, len(lengths)):
-        order: _Integers = np.argsort(longest - lengths, kind="stable")
-    else:
-        order, edges = _collect(longest - lengths, longest + 1)
-        if group_size >= len(lengths):
-            # At ten million, lengths[order] takes a third of the whole call; this does not.
-            return order, np.repeat(np.arange(longest, -1, -1), np.diff(edges))
+    missing = int(lengths.max()) - lengths
+    if missing.max() < 1 << 16:
+        missing = missing.astype(np.uint16)  # which numpy sorts by their digits
+    order: _Integers = np.argsort(missing, kind="stable")
     if group_size < len(lengths):
-        order, _ = _collect(order // group_size, -(-len(lengths) // group_size), order)
+        order = order[np.argsort(order // group_size, kind="stable")]
     return order, lengths[order]
-
-
-def _collect(
-    keys: _Integers, num_keys: int, order: _Integers = _NONE
-) -> tuple[_Integers, _Integers]:
-    """What has key 0, then what has key 1, …, each in order; and where each key begins."""
-    from fast_axolotl.kernels import binpack
-
-    offsets, indices = np.zeros(num_keys + 1, np.int64), np.empty_like(keys)
-    binpack.collect(keys, order, offsets, indices)
-    return indices, offsets
 
 
 def _sum(lengths: _Integers) -> int:
