@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import pickle
 import random
 import re
 import shutil
@@ -28,6 +29,7 @@ import pytest
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
 from fast_axolotl.cluster.job import lock_job
 from fast_axolotl.cluster.prepare import _publish, _Split
+from fast_axolotl.cluster.stock import open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL
@@ -159,7 +161,7 @@ def test_a_worker_killed_in_each_stage_loses_nothing(made: Made) -> None:
 def command(made: Made, output: Path, fault: dict[str, Any], *more: str) -> Any:
     """``fast-axolotl prepare`` in a group of processes of its own, as a shell starts it."""
     words = ["prepare", str(made.config), "--memory", "320000", "--workers", "2"]
-    words += ["--output", str(output), "--record", f"{output}-record", *more]
+    words += ["--output", str(output), *more]
     return subprocess.Popen(
         [*PROGRAM, *words],
         env=clean_environment(TESTS, FAULTS=json.dumps([fault])),
@@ -284,57 +286,31 @@ def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:
 # Nodes of a Ray cluster.
 
 
-@pytest.fixture(scope="module")
-def nodes(made: Made) -> Iterator[Nodes]:
-    it = Nodes()
+def test_a_node_dies_and_another_does_its_tasks(made: Made) -> None:
+    nodes = Nodes()
     try:
-        for number in range(len(STAGES) + 1):
-            it.add(f"n{number}", wait=False)
-        it.cluster.wait_for_nodes()
-        yield it
+        nodes.add("n0", wait=False)
+        nodes.add("n1", wait=False)
+        nodes.cluster.wait_for_nodes()
+        where = {"engine": "ray", "address": nodes.address}
+        answer = made.prepare("nodes", faults=[made.fault("deal", "node")], **where)
+        assert answer["events"]["deal retried"] >= 1
+        path, _ = write_bad(made, {"messages": None})
+        answer = made.driver.prepare(
+            made.folder / "bad.yml", str(made.folder / "bad-on-ray"), **where
+        )
+        assert re.search(rf"{path}, line {BAD}: .*\(on node n\d\)$", answer["error"], re.DOTALL)
     finally:
-        it.end()
+        nodes.end()
 
 
-def test_a_node_dies_in_each_stage(made: Made, nodes: Nodes) -> None:
-    """Of six nodes one is left at the end."""
-    faults = [made.fault(stage, "node") for stage in STAGES]
-    where = {"engine": "ray", "address": nodes.address}
-    answer = made.prepare("nodes", faults=faults, workers=1, **where)
-    for stage in STAGES:
-        assert answer["events"][f"{stage} retried"] >= 1
-    assert len(answer["summary"]["nodes"]) >= 2
-    answer = made.prepare("node", **where)
-    assert len(answer["summary"]["nodes"]) == 1
-    assert not [key for key in answer["events"] if "retried" in key]
+def test_a_pipeline_that_something_else_wrote_is_not_unpickled(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "harm").mkdir, ()
 
-
-def test_a_worker_of_a_node_dies(made: Made, nodes: Nodes) -> None:
-    where = {"engine": "ray", "address": nodes.address}
-    answer = made.prepare("ray-worker", faults=[made.fault("tokenise", "worker")], **where)
-    assert answer["events"]["tokenise retried"] == 1
-
-
-def test_a_bad_row_is_named_with_its_node(made: Made, nodes: Nodes) -> None:
-    path, _ = write_bad(made, {"messages": None})
-    config, output = made.folder / "bad.yml", str(made.folder / "out" / "bad-on-ray")
-    answer = made.driver.prepare(config, output, engine="ray", address=nodes.address)
-    assert re.search(rf"{path}, line {BAD}: .*\(on node n\d\)$", answer["error"], re.DOTALL)
-
-
-def test_a_job_whose_cluster_lost_its_head_continues(made: Made, nodes: Nodes) -> None:
-    """Here with other means; on a new cluster in ``benchmarks/cluster_faults.py``."""
-    head = [process.pid for process in nodes.processes(nodes.cluster.head_node)]
-    fault = made.fault("deal", "SIGKILL", pids=head)
-    output = made.folder / "out" / "head"
-    answer = made.driver.prepare(
-        made.config, str(output), engine="ray", address=nodes.address, faults=[fault]
-    )
-    assert re.search(
-        r"^DataError: the head .* is gone.*run the same command again", answer["error"]
-    )
-    done = answer["events"]
-    answer = made.prepare("head")
-    for stage in STAGES[:3]:
-        assert answer["events"][f"{stage} done earlier"] == done[f"{stage} done"]
-        assert f"{stage} started" not in answer["events"]
+    data = pickle.dumps(Harmful())
+    (tmp_path / "pipeline.pickle").write_bytes(data)
+    with pytest.raises(DataError, match="was changed by something else"):
+        open_pipeline(str(tmp_path), hashlib.sha256(b"ours").hexdigest())
+    assert not (tmp_path / "harm").exists()

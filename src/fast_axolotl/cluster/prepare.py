@@ -1,6 +1,6 @@
 """``axolotl preprocess`` in units: the same rows in the same order, whoever makes them.
 
-    find the units ── tokenise ── order ── split, unique ── deal, merge ── write ── rename
+    find the units ── tokenise ── order ── split, unique ── deal ── write ── rename
                        (tasks)     (here)    (tasks, for dedupe)   (tasks)
 
 The first rows of every dataset that are kept decide the types, as with ``Dataset.map``, and show a
@@ -11,7 +11,6 @@ row numbers in place of rows. Of repeated rows the first in that order stays.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import pickle
 import shutil
@@ -29,8 +28,8 @@ from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated, load_array, write_array
-from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, lock_job, open_job
-from fast_axolotl.cluster.shards import count_tokens, make_rows
+from fast_axolotl.cluster.job import JobSummary, Ledger, lock_job, open_job
+from fast_axolotl.cluster.shards import make_rows
 from fast_axolotl.cluster.sources import Source, Unit, find_source, read_tables
 from fast_axolotl.cluster.stock import Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
@@ -46,11 +45,10 @@ _CHUNK_BYTES = 10 * MIB
 """Of JSON lines, as Hugging Face parses them."""
 _MOST_UNIT_BYTES = 64 * MIB
 _MOST_PART_BYTES = 256 * MIB
-_FAN = 512
-"""Record batches of a file, and files that a task opens, at most."""
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
 _PASSING_KEYS = {"output_dir", "dataset_prepared_path"}
-_COORDINATOR_ROW_BYTES = 40
+_DISK_ROW_BYTES = 72
+"""For the numbers, places and digests of a row."""
 _PRELOAD = ("fast_axolotl.cluster.shards", "axolotl.utils.data.sft", "axolotl.utils.data.rl")
 
 
@@ -184,7 +182,6 @@ class _Job:
                     "rows": len(rows),
                     "bytes": max(1, rows.nbytes),
                     "bytes_out": 0 if made.table is None else made.table.nbytes,
-                    "tokens": 0 if made.table is None else count_tokens(made.table),
                 }
             )
             if made.table is not None:
@@ -202,54 +199,24 @@ class _Job:
             ) from None
         split.final = merged.features.arrow_schema
 
-    def plan(self) -> JobPlan:
-        """What would be done, estimated from the first rows."""
-        datasets, rows, tokens, out = [], 0, 0, 0
+    def require_disk(self) -> None:
+        """Raises where the disk cannot hold what the job needs, estimated from the first rows."""
+        rows = out = 0.0
         for split in self.splits:
-            for config, source, probe in zip(
-                split.configs, split.sources, split.probed, strict=True
-            ):
-                size = sum(unit.num_bytes for unit in source.units)
-                share = size / probe["bytes"]
-                rows += int(probe["rows"] * share)
-                tokens += int(probe["tokens"] * share)
-                out += int(probe["bytes_out"] * share)
-                datasets.append(
-                    DatasetPlan(
-                        path=str(config.path),
-                        split=split.name,
-                        units=len(source.units),
-                        num_bytes=size,
-                        whole=source.whole,
-                    )
-                )
-        units = sum(dataset.units for dataset in datasets)
-        stages, left = {"tokenise": units}, {"tokenise": out + 8 * rows}
-        if self.cfg.dataset_exact_deduplication:
-            stages["split"] = -(-rows * 512 // self.room)
-            stages["unique"] = 1 << (rows * 512 // (3 * self.room // 2)).bit_length()
-            left["tokenise"] += 24 * rows
-            left["split"] = 24 * rows
-        stages["deal"], left["deal"] = max(units, out // self.part_bytes), out + 8 * rows
-        if stages["deal"] > _FAN or out > _FAN * self.piece_bytes:
-            stages["merge"], left["merge"] = out // self.part_bytes, out + 8 * rows
-        stages["write"] = self.cfg.num_dataset_shards_to_save or count_shards(
-            rows, out, self.num_processes
-        )
+            for source, probe in zip(split.sources, split.probed, strict=True):
+                share = sum(unit.num_bytes for unit in source.units) / probe["bytes"]
+                rows += probe["rows"] * share
+                out += probe["bytes_out"] * share
         # Tokens are removed when they are dealt, so there are two copies at any time.
-        return JobPlan(
-            datasets=tuple(datasets),
-            outputs=tuple(split.output for split in self.splits),
-            work=self.splits[0].store.url,
-            stages=stages,
-            rows=rows,
-            tokens=tokens,
-            bytes_between=left,
-            bytes_out=out,
-            disk_needed=2 * out + 72 * rows,
-            disk_free=self.splits[0].store.free_bytes(),
-            coordinator_bytes=_COORDINATOR_ROW_BYTES * rows,
-        )
+        needed = 2 * out + _DISK_ROW_BYTES * rows
+        store = self.splits[0].store
+        free = store.free_bytes()
+        if free is not None and needed > free:
+            raise DataError(
+                f"the disk is too small: this job needs about {needed / 1e9:,.1f} GB, and "
+                f"{free / 1e9:,.1f} GB are free; pass --work and --output on a larger disk",
+                path=store.url,
+            )
 
 
 def _slices_of(store: Store, source: Source) -> Iterator[tuple[Unit, int, pa.Table]]:
@@ -262,19 +229,6 @@ def _slices_of(store: Store, source: Source) -> Iterator[tuple[Unit, int, pa.Tab
             for start in range(0, len(table), _PROBED_ROWS):
                 yield unit, first + start, table.slice(start, _PROBED_ROWS)
             first += len(table)
-
-
-def plan_preparation(
-    config: str, *, overrides: Mapping[str, Any], memory: int, output: str | None, work: str | None
-) -> JobPlan:
-    """What ``prepare`` would do."""
-    with ExitStack() as held:
-        job = _Job(config, overrides, memory, output, work, held, restart=False)
-        plan = job.plan()
-        for split in job.splits:
-            if not split.store.names("tokenise"):
-                split.store.remove()
-        return plan
 
 
 def prepare(
@@ -307,7 +261,7 @@ def prepare(
     """
     with ExitStack() as held:
         job = _Job(config, overrides, memory, output, work, held, restart=restart)
-        job.plan().require_disk()
+        job.require_disk()
         ledger, totals = Ledger(heard), _Totals()
         crew = open_engine(
             engine, address=address, workers=workers, memory=memory, preload=_PRELOAD
@@ -349,7 +303,11 @@ def _prepare_split(
         ]
         return run_stage(crew, store, name, made, heard)
 
+    pipeline = pickle.dumps((job.cfg, job.tokenizer, split.configs))
+    with store.writing("pipeline.pickle") as path:
+        path.write_bytes(pipeline)
     alike = {
+        "pipeline": hashlib.sha256(pipeline).hexdigest(),
         "split": split.name,
         "slice_bytes": job.slice_bytes,
         "part_bytes": job.part_bytes,
@@ -378,35 +336,15 @@ def _prepare_split(
         named = [Part(name=part["name"], num_rows=part["rows"], first_place=None) for part in parts]
         repeated = find_repeated(crew, store, named, memory=job.room // 2, heard=heard)
     num_rows, edges, shards = _place(job, store, parts, repeated)
-    num_ranges = -(-(len(edges) - 1) // _FAN)
-    is_merged = num_ranges > 1 or len(parts) > _FAN
-    coarse = np.unique([*edges[::_FAN], edges[-1]]) if is_merged else edges
-    write_array(store, "ranges.npy", coarse)
+    write_array(store, "edges.npy", edges)
     stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
     store.remove("tokens")
-    files = [f"dealt/{part['name']}" for part in parts]
-    if is_merged:
-        write_array(store, "edges.npy", edges)
-        groups = _group(parts, job.part_bytes * num_ranges)
-        for number, group in enumerate(groups):
-            store.write_json(f"groups/{number:06d}.json", group)
-        files = [f"merged/{number:06d}-{{index:06d}}" for number in range(len(groups))]
-        pairs = itertools.product(range(len(groups)), range(num_ranges))
-        stage(
-            "merge",
-            {
-                f"{number:06d}-{index:06d}": {"group": number, "index": index, "fan": _FAN}
-                for number, index in pairs
-            },
-        )
-        store.remove("dealt")
-    store.write_json("files.json", files)
+    store.write_json("parts.json", [part["name"] for part in parts])
     names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
-    fan = _FAN if is_merged else len(edges)
     written = stage(
         "write",
         {
-            name: {"name": name, "pieces": [pieces.start, pieces.stop], "fan": fan}
+            name: {"name": name, "pieces": [pieces.start, pieces.stop]}
             for name, pieces in zip(names, shards, strict=True)
         },
     )
@@ -418,7 +356,6 @@ def _prepare_split(
     totals.tokens += sum(answer["tokens"] for answer in written.values())
     totals.bytes_out += sum(answer["bytes_out"] for answer in written.values())
     store.remove("dealt")
-    store.remove("merged")
     return names
 
 
@@ -429,27 +366,20 @@ def _write_types(job: _Job, split: _Split) -> list[int] | None:
     """
     assert split.final is not None
     store = split.store
-    units = hashlib.sha256("".join(name for _, name, _ in split.units).encode()).hexdigest()
-    types = {
+    known = {
         "raw": [schema.serialize().to_pybytes().hex() for schema in split.raw],
         "final": split.final.serialize().to_pybytes().hex(),
+        "units": [name for _, name, _ in split.units],
     }
-    secret: list[int] | None
-    secret = fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None
     if store.exists("types.json"):
         found = store.read_json("types.json")
-        is_alone = types.items() <= found.items() and not store.names("split") | store.names("deal")
-        if is_alone or found["units"] == units:
-            secret = found["secret"]
-        else:
-            for folder in ("tokenise", "split", "unique", "deal", "merge", "write", "shards"):
-                store.remove(folder)
-        if found["units"] == units:
-            return secret
-    with store.writing("pipeline.pickle") as path:
-        path.write_bytes(pickle.dumps((job.cfg, job.tokenizer, split.configs)))
-    known = {**types, "units": units, "processes": job.num_processes, "secret": secret}
-    store.write_json("types.json", known)
+        if known.items() <= found.items():
+            job.num_processes = found["processes"]
+            return found["secret"]  # type: ignore[no-any-return]
+        for folder in ("tokenise", "split", "unique", "deal", "write", "shards"):
+            store.remove(folder)
+    secret = fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None
+    store.write_json("types.json", {**known, "processes": job.num_processes, "secret": secret})
     return secret
 
 
@@ -514,8 +444,9 @@ def _place(
         )
     weights = weights[is_kept]
     num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
-    processes = store.read_json("types.json")["processes"]
-    count = job.cfg.num_dataset_shards_to_save or count_shards(num_rows, num_bytes, processes)
+    count = job.cfg.num_dataset_shards_to_save or count_shards(
+        num_rows, num_bytes, job.num_processes
+    )
     count = min(count, num_rows)
     share, rest = divmod(num_rows, count)
     edges, shards = [0], []
@@ -529,19 +460,6 @@ def _place(
         edges.append(stop)
         shards.append(range(first, len(edges) - 1))
     return num_rows, np.array(edges, np.int64), shards
-
-
-def _group(parts: Sequence[Mapping[str, Any]], most_bytes: int) -> list[list[str]]:
-    """Neighbouring parts, by their number and bytes."""
-    groups: list[list[str]] = [[]]
-    held = 0
-    for part in parts:
-        if groups[-1] and (held + part["bytes"] > most_bytes or len(groups[-1]) == _FAN):
-            groups.append([])
-            held = 0
-        groups[-1].append(part["name"])
-        held += part["bytes"]
-    return groups
 
 
 def _publish(split: _Split, names: Sequence[str]) -> None:

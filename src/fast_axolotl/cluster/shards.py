@@ -2,11 +2,9 @@
 
 ``tokenise`` makes parts of a unit: tokens, digests, and the number of every row in its unit. When
 all are there, the coordinator knows where each row goes. ``deal`` sorts a part by that, one record
-batch for each range of the output; ``write`` gathers a shard piece by piece. Few pieces are the
-ranges themselves. Many are dealt twice: ``merge`` takes one range out of some parts and cuts it
-into its pieces, so that no file has more than a few hundred batches, and nobody opens more files.
-Parts and pieces are bounded by bytes, so that neither holds more than a fraction of a worker's
-memory, whatever the rows.
+batch for each piece of the output; ``write`` gathers a shard piece by piece. Parts and pieces are
+bounded by bytes, so that neither holds more than a fraction of a worker's memory, whatever the
+rows. Cost of ``write``: one read from every part for each piece.
 """
 
 from __future__ import annotations
@@ -38,6 +36,7 @@ def tokenise(
     store: Store,
     *,
     name: str,
+    pipeline: str,
     split: str,
     index: int,
     unit: dict[str, Any],
@@ -45,8 +44,11 @@ def tokenise(
     part_bytes: int,
     secret: list[int] | None,
 ) -> dict[str, Any]:
-    """A unit's rows as they will be in the prepared dataset, in parts of bounded size."""
-    pipeline, source = open_pipeline(store.url), Unit(**unit)
+    """A unit's rows as they will be in the prepared dataset, in parts of bounded size.
+
+    ``pipeline`` is the SHA-256 of what ``open_pipeline`` opens.
+    """
+    opened, source = open_pipeline(store.url, pipeline), Unit(**unit)
     types = store.read_json("types.json")
     raw, final = _schema(types["raw"][index]), _schema(types["final"])
     rows_in = merged = tokens = 0
@@ -54,7 +56,7 @@ def tokenise(
     with _Parts(store, name, final, part_bytes, secret) as parts:
         for table in read_tables(store, source, raw):
             for rows in _slices(table, slice_bytes):
-                made = make_rows(pipeline, index, rows, split, source, rows_in)
+                made = make_rows(opened, index, rows, split, source, rows_in)
                 if made.table is not None:
                     kept = _conform(made.table, final, source)
                     parts.add(kept, made.numbers.astype(np.int64) + merged)
@@ -125,40 +127,47 @@ class _Parts:
 
 
 def deal(store: Store, *, part: str) -> dict[str, Any]:
-    """A part's rows in the order of the output, a record batch for each range of it."""
+    """A part's rows in the order of the output, a record batch for each piece of it."""
     places = load_array(store, f"finals/{part}.npy")
-    with store.reading(f"tokens/{part}.arrow") as path, pa.memory_map(str(path)) as file:
+    edges = load_array(store, "edges.npy")
+    kept = np.flatnonzero(places >= 0)  # the others are repeated
+    order = kept[np.argsort(places[kept])]
+    cuts = np.searchsorted(places[order], edges)
+    with (
+        store.reading(f"tokens/{part}.arrow") as source,
+        pa.memory_map(str(source)) as file,
+        store.writing(f"dealt/{part}.arrow") as path,
+    ):
         table = pa.ipc.open_file(file).read_all()
-        kept = np.flatnonzero(places >= 0)  # the others are repeated
-        edges = load_array(store, "ranges.npy")
-        return _write_sorted(store, f"dealt/{part}", table, kept, places, edges)
+        schema = table.schema.append(pa.field(_PLACE, pa.int64()))
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
+        with _file(path, schema) as writer:
+            for start, stop in pairwise(cuts.tolist()):
+                chosen = order[start:stop]
+                found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
+                writer.write_batch((found.combine_chunks().to_batches() or [empty])[0])
+        num_bytes = path.stat().st_size
+    return {"rows": len(order), "bytes_out": num_bytes}
 
 
-def merge(store: Store, *, group: int, index: int, fan: int) -> dict[str, Any]:
-    """The rows that some parts have in one range, a record batch for each piece of the range."""
-    parts = store.read_json(f"groups/{group:06d}.json")
-    edges = load_array(store, "edges.npy")[index * fan : (index + 1) * fan + 1]
-    table = _read_batches(store, [f"dealt/{part}" for part in parts], index)
-    places = table.column(_PLACE).to_numpy()
-    rows = np.arange(len(table))
-    table = table.drop_columns([_PLACE])
-    return _write_sorted(store, f"merged/{group:06d}-{index:06d}", table, rows, places, edges)
-
-
-def write(store: Store, *, name: str, pieces: list[int], fan: int) -> dict[str, Any]:
+def write(store: Store, *, name: str, pieces: list[int]) -> dict[str, Any]:
     """One file of the prepared dataset, piece by piece."""
     from datasets import Features
     from datasets.arrow_writer import ArrowWriter
 
     final = _schema(store.read_json("types.json")["final"])
-    files = store.read_json("files.json")
+    parts = store.read_json("parts.json")
     num_rows = tokens = 0
     with store.writing(f"shards/{name}") as path:
         features = Features.from_arrow_schema(final)
         with ArrowWriter(features=features, path=str(path)) as writer:
             left = final.empty_table()
-            for index, at in (divmod(piece, fan) for piece in range(*pieces)):
-                found = _read_batches(store, [file.format(index=index) for file in files], at)
+            for piece in range(*pieces):
+                batches = []
+                for part in parts:
+                    with store.open(f"dealt/{part}.arrow") as file:
+                        batches.append(pa.ipc.open_file(file).get_batch(piece))
+                found = pa.Table.from_batches(batches)
                 order = np.argsort(found.column(_PLACE).to_numpy())
                 found = found.drop_columns([_PLACE]).take(pa.array(order)).combine_chunks()
                 tokens += count_tokens(found)
@@ -172,33 +181,6 @@ def write(store: Store, *, name: str, pieces: list[int], fan: int) -> dict[str, 
             writer.finalize()
         num_bytes = path.stat().st_size
     return {"rows": num_rows + len(left), "tokens": tokens, "bytes_out": num_bytes}
-
-
-def _write_sorted(
-    store: Store, name: str, table: pa.Table, rows: Any, places: Any, edges: Any
-) -> dict[str, Any]:
-    """Rows by their places, cut at the edges: as many record batches as there are ranges."""
-    order = rows[np.argsort(places[rows])]
-    cuts = np.searchsorted(places[order], edges)
-    with store.writing(f"{name}.arrow") as path:
-        schema = table.schema.append(pa.field(_PLACE, pa.int64()))
-        empty = pa.RecordBatch.from_pylist([], schema=schema)
-        with _file(path, schema) as writer:
-            for start, stop in pairwise(cuts.tolist()):
-                chosen = order[start:stop]
-                found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
-                writer.write_batch((found.combine_chunks().to_batches() or [empty])[0])
-        num_bytes = path.stat().st_size
-    return {"rows": len(order), "bytes_out": num_bytes}
-
-
-def _read_batches(store: Store, names: list[str], index: int) -> pa.Table:
-    """The rows that several files have in the record batch of this number."""
-    batches = []
-    for name in names:
-        with store.reading(f"{name}.arrow") as path, pa.OSFile(str(path)) as file:
-            batches.append(pa.ipc.open_file(file).get_batch(index))
-    return pa.Table.from_batches(batches)
 
 
 def _schema(text: str) -> pa.Schema:
