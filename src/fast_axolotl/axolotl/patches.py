@@ -30,7 +30,6 @@ _REWARD = "axolotl.prompt_strategies.bradley_terry.chat_template"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
 _RL = "axolotl.utils.data.rl"
 _CONFIG = "axolotl.cli.config"
-_LOCK = "axolotl.utils.data.lock"
 
 _TRL = "trl.trainer"
 _TRL_DATA = "trl.data_utils"
@@ -492,20 +491,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         name="resume",
         target="accelerate.data_loader:skip_first_batches",
         ours=f"{_OURS}.resume:skip_first_batches",
-    ),
-    Replacement(
-        name="ranks",
-        target=f"{_LOCK}:FileLockLoader.load",
-        ours="fast_axolotl.integrations.ranks:load_in_turn",
-        relies_on=(
-            f"{_LOCK}:FileLockLoader.__init__",
-            f"{_LOCK}:FileLockLoader._increment_counter",
-        ),
-    ),
-    Replacement(
-        name="ranks",
-        target="axolotl.train:execute_training",
-        ours="fast_axolotl.integrations.ranks:compare_ranks",
     ),
     Replacement(
         name="keys",

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
-from fast_axolotl.reading.lines import count_newlines
+from fast_axolotl.reading.lines import count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join, join_schemas
 
 MAX_TYPE_NESTING = 64
@@ -55,7 +55,7 @@ class JsonRows:
         """Where it is not known, that of the lines, blank ones included."""
         if self.count is not None:
             return self.count
-        newlines = count_newlines(self.data, self.start, self.stop)
+        newlines = count_byte(self.data, b"\n", self.start, self.stop)
         return newlines + (self.data[self.stop - 1] != ord("\n"))
 
     def pieces(self, num_bytes: int) -> Iterator[JsonRows]:

@@ -66,18 +66,18 @@ def line_at(source: Source, compression: str | None, offset: int) -> int:
     """
     count = 1
     for chunk in open_chunks(source, compression, _COUNT_CHUNK_BYTES):
-        count += count_newlines(chunk, 0, min(offset, len(chunk)))
+        count += count_byte(chunk, b"\n", 0, min(offset, len(chunk)))
         offset -= len(chunk)
         if offset <= 0:
             break
     return count
 
 
-def count_newlines(data: bytes, start: int, stop: int) -> int:
+def count_byte(data: bytes, byte: bytes, start: int, stop: int) -> int:
     """Several times faster than ``bytes.count``: in pieces that stay in the processor's cache."""
     raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
     pieces = (raw[at : at + _PROBE_BYTES] for at in range(0, len(raw), _PROBE_BYTES))
-    return sum(int(np.count_nonzero(piece == ord("\n"))) for piece in pieces)
+    return sum(int(np.count_nonzero(piece == ord(byte))) for piece in pieces)
 
 
 def check_utf8(data: bytes, start: int, stop: int) -> None:
