@@ -13,11 +13,8 @@ import typer
 
 from fast_axolotl.cli.options import AsJson, examples, latest_run
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
-from fast_axolotl.record.codec import to_plain
-from fast_axolotl.record.folder import JOB_FILE
 
 if TYPE_CHECKING:
-    from fast_axolotl.cli.job_record import JobRecord
     from fast_axolotl.report.content import Report, ReportRun
 
 REPORT_EXAMPLES = examples(
@@ -64,39 +61,31 @@ def report(
     """Write one HTML file about runs or a protocol: verdict, comparison, charts, settings, data.
 
     The file contains everything it shows and works offline. You can write it while a run is still
-    going on. For a record of fast-axolotl prepare, it shows rows, stages and nodes.
+    going on.
     """
-    from fast_axolotl.cli.job_record import JobRecord
-
     if output is None and markdown is None and png is None:
         output = _DEFAULT
     runs = runs or [latest_run()]
-    jobs = [folder for folder in runs if (folder / JOB_FILE).is_file()]
-    if jobs and len(runs) > 1:
-        raise UsageError(f"{jobs[0]} is a record of prepare, which has its own page: pass it alone")
-    made = JobRecord.read(jobs[0]) if jobs else make_report(runs, now=time.time())
+    made = make_report(runs, now=time.time())
     written = _write_all(made, output=output, markdown=markdown, png=png)
     found: dict[str, Any] = {
         "title": made.title,
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
     }
-    if isinstance(made, JobRecord):
-        found |= {"job": to_plain(made), "notes": []}
-    else:
-        found |= {
-            "runs": [
-                {
-                    "name": run.name,
-                    "folder": run.summary.run_dir,
-                    "verdict": run.summary.verdict.kind,
-                    "subtype": run.summary.verdict.subtype,
-                    "headline": run.summary.verdict.headline,
-                }
-                for run in made.runs
-            ],
-            "answer": made.protocol.paragraph if made.protocol is not None else None,
-            "notes": list(made.notes),
-        }
+    found |= {
+        "runs": [
+            {
+                "name": run.name,
+                "folder": run.summary.run_dir,
+                "verdict": run.summary.verdict.kind,
+                "subtype": run.summary.verdict.subtype,
+                "headline": run.summary.verdict.headline,
+            }
+            for run in made.runs
+        ],
+        "answer": made.protocol.paragraph if made.protocol is not None else None,
+        "notes": list(made.notes),
+    }
     if as_json:
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
@@ -207,9 +196,8 @@ def check_targets(
 
 
 def _write_all(
-    made: Report | JobRecord, *, output: Path | None, markdown: Path | None, png: Path | None
+    made: Report, *, output: Path | None, markdown: Path | None, png: Path | None
 ) -> list[Path]:
-    from fast_axolotl.report.content import Report
     from fast_axolotl.report.picture import find_browser, take_picture
 
     check_targets(output=output, markdown=markdown, png=png)
@@ -218,7 +206,7 @@ def _write_all(
     if output is not None or png is not None:
         from fast_axolotl.report.page import render_report
 
-        page = render_report(made) if isinstance(made, Report) else made.page(now=time.time())
+        page = render_report(made)
         if output is not None:
             write_page(output, page)
             written.append(output)
@@ -229,7 +217,7 @@ def _write_all(
                 take_picture(path, png, browser=browser)
             written.append(png)
     if markdown is not None:
-        text = _markdown(made) if isinstance(made, Report) else made.markdown()
+        text = _markdown(made)
         # A comment ends at an empty line: what follows it is Markdown again.
         write_page(markdown, f"{_MARKDOWN_MARK}\n\n{text}\n")
         written.append(markdown)

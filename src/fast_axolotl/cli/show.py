@@ -31,23 +31,14 @@ def show(
 ) -> None:
     """Show what limits a run: the verdict, the reasons, the advice and the main figures.
 
-    It also works while the run is still going on, and after the run was killed. For a record of
-    fast-axolotl prepare, it shows rows, stages and nodes.
+    It also works while the run is still going on, and after the run was killed.
     """
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.codec import to_json
-    from fast_axolotl.record.folder import JOB_FILE
     from fast_axolotl.record.run_folders import read_training
     from fast_axolotl.report.show import show_short_summary, show_summary
 
     run = run or latest_run()
-    if (run / JOB_FILE).is_file():
-        from fast_axolotl.cli.job_progress import summary_table
-        from fast_axolotl.cli.job_record import JobRecord
-
-        job = JobRecord.read(run)
-        print(to_json(job)) if as_json else summary_table(job)
-        return
     record = read_training(run)
     summary = summarise(record)
     if as_json:

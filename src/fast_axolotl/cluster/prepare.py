@@ -30,7 +30,7 @@ from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated, load_array, write_array
 from fast_axolotl.cluster.job import JobSummary, Ledger, lock_job, open_job
 from fast_axolotl.cluster.shards import make_rows
-from fast_axolotl.cluster.sources import Source, Unit, find_source, read_tables
+from fast_axolotl.cluster.sources import Unit, find_units, read_tables
 from fast_axolotl.cluster.stock import Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
@@ -60,7 +60,7 @@ class _Split:
     configs: list[Any]
     store: Store
     output: str
-    sources: list[Source]
+    sources: list[tuple[Unit, ...]]
     raw: list[pa.Schema] = field(default_factory=list)
     final: pa.Schema | None = None
     probed: list[dict[str, int]] = field(default_factory=list)
@@ -68,8 +68,8 @@ class _Split:
     @property
     def units(self) -> Iterator[tuple[int, str, Unit]]:
         """All units with the number of their dataset and a name: another where a file changed."""
-        for index, source in enumerate(self.sources):
-            for number, unit in enumerate(source.units):
+        for index, units in enumerate(self.sources):
+            for number, unit in enumerate(units):
                 stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
                 yield index, f"{index:03d}-{number:07d}-{stamp}", unit
 
@@ -143,7 +143,7 @@ class _Job:
             is_new = restart or not found.store.exists("job.json")
             found.store = open_job(folder, {**keys, **ours}, restart=is_new)
             for number, config in enumerate(configs):
-                source = find_source(
+                units = find_units(
                     config,
                     self.cfg,
                     split,
@@ -151,9 +151,9 @@ class _Job:
                     store=found.store,
                     name=f"{number:03d}",
                 )
-                if not source.units:
+                if not units:
                     raise DataError(f"dataset {config.path} has no rows; check its path and split")
-                found.sources.append(source)
+                found.sources.append(units)
             self._look(found)
             yield found
 
@@ -164,11 +164,11 @@ class _Job:
 
         pipeline = Pipeline(self.cfg, self.tokenizer, split.configs)
         results = []
-        for index, (config, source) in enumerate(zip(split.configs, split.sources, strict=True)):
+        for index, (config, units) in enumerate(zip(split.configs, split.sources, strict=True)):
             made = schema = None
             # The first that are kept decide the types; rows may be sorted by length.
             seen = 0
-            for unit, first, rows in _slices_of(split.store, source):
+            for unit, first, rows in _slices_of(split.store, units):
                 schema = rows.schema if schema is None else schema
                 made = make_rows(pipeline, index, rows, split.name, unit, first)
                 seen += len(rows)
@@ -203,8 +203,8 @@ class _Job:
         """Raises where the disk cannot hold what the job needs, estimated from the first rows."""
         rows = out = 0.0
         for split in self.splits:
-            for source, probe in zip(split.sources, split.probed, strict=True):
-                share = sum(unit.num_bytes for unit in source.units) / probe["bytes"]
+            for units, probe in zip(split.sources, split.probed, strict=True):
+                share = sum(unit.num_bytes for unit in units) / probe["bytes"]
                 rows += probe["rows"] * share
                 out += probe["bytes_out"] * share
         # Tokens are removed when they are dealt, so there are two copies at any time.
@@ -219,10 +219,10 @@ class _Job:
             )
 
 
-def _slices_of(store: Store, source: Source) -> Iterator[tuple[Unit, int, pa.Table]]:
+def _slices_of(store: Store, units: Sequence[Unit]) -> Iterator[tuple[Unit, int, pa.Table]]:
     """The rows of a dataset, some at a time, with their unit and the number of the first in it."""
     schema = None
-    for unit in source.units:
+    for unit in units:
         first = 0
         for table in read_tables(store, unit, schema):
             schema = table.schema if schema is None else schema
