@@ -211,10 +211,10 @@ def test_a_dataset_is_published_once(tmp_path: Path) -> None:
     split = _Split(name="train", configs=[], store=store, output=str(output), sources=[])
     split.final = pa.schema({"input_ids": pa.list_(pa.int32())})
     name = "data-00000-of-00001.arrow"
+    store.write_json(f"write/{name}.json", {})
+    split.parts.write_json(name, [])
+    split.parts.write_json(".unfinished", [])
     for _ in range(2):
-        store.write_json(f"shards/{name}", [])
-        store.write_json("shards/.unfinished", [])
-        _publish(split, [name])
         _publish(split, [name])
         found = {path.name for path in (tmp_path / "out").rglob("*")}
         assert found == {"hash", name, "dataset_info.json", "state.json"}

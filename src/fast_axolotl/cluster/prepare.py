@@ -44,7 +44,7 @@ _LEAST_ROOM = 256 * MIB
 _CHUNK_BYTES = 10 * MIB
 """Of JSON lines, as Hugging Face parses them."""
 _MOST_UNIT_BYTES = 64 * MIB
-_MOST_PART_BYTES = 256 * MIB
+_MOST_PIECE_BYTES = 128 * MIB
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
 _PASSING_KEYS = {"output_dir", "dataset_prepared_path"}
 _DISK_ROW_BYTES = 72
@@ -64,6 +64,19 @@ class _Split:
     raw: list[pa.Schema] = field(default_factory=list)
     final: pa.Schema | None = None
     probed: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def parts(self) -> Store:
+        """Where its files are written: a local output gets its name when all of them are there."""
+        output = Store(self.output)
+        folder, _, name = self.output.rpartition("/")
+        return Store(f"{folder}/.{name}.parts") if output.is_local else output
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the prepared dataset."""
+        about = f"{self.output} {[name for _, name, _ in self.units]}"
+        return hashlib.sha256(about.encode()).hexdigest()[:16]
 
     @property
     def units(self) -> Iterator[tuple[int, str, Unit]]:
@@ -97,8 +110,7 @@ class _Job:
         self.cfg, self.tokenizer = load_configuration(config, dict(overrides))
         self.unit_bytes = max(_CHUNK_BYTES, min(_MOST_UNIT_BYTES, self.room // 16))
         self.slice_bytes = max(MIB, self.room // 64)
-        self.part_bytes = min(_MOST_PART_BYTES, self.room // 4)
-        self.piece_bytes = self.part_bytes // 2
+        self.piece_bytes = min(_MOST_PIECE_BYTES, self.room // 8)
         self.num_processes = self.cfg.dataset_num_proc or os.cpu_count() or 1
         self.splits = list(self._find(memory, output, work, held, restart=restart))
 
@@ -310,7 +322,6 @@ def _prepare_split(
         "pipeline": hashlib.sha256(pipeline).hexdigest(),
         "split": split.name,
         "slice_bytes": job.slice_bytes,
-        "part_bytes": job.part_bytes,
         "secret": secret,
     }
     answers = stage(
@@ -320,31 +331,46 @@ def _prepare_split(
             for index, name, unit in split.units
         },
     )
-    parts = _order(job, split, answers)
     for answer in answers.values():
         totals.rows_in += answer["rows"]
         totals.bytes_in += answer["bytes_in"]
         for reason, count in answer["dropped"].items():
             totals.dropped[reason] = totals.dropped.get(reason, 0) + count
-    if not parts:
+    kept = {name: answer for name, answer in answers.items() if answer["kept"]}
+    if not kept:
         raise DataError(
             "no row is left: all are too long, too short or have no trainable tokens; check "
             "sequence_len, train_on_inputs and roles_to_train"
         )
+    _order(job, split, answers)
     repeated = np.zeros(0, np.int64)
     if secret is not None:
-        named = [Part(name=part["name"], num_rows=part["rows"], first_place=None) for part in parts]
-        repeated = find_repeated(crew, store, named, memory=job.room // 2, heard=heard)
-    num_rows, edges, shards = _place(job, store, parts, repeated)
+        units = [
+            Part(name=name, num_rows=answer["kept"], first_place=None)
+            for name, answer in kept.items()
+        ]
+        repeated = find_repeated(crew, store, units, memory=job.room // 2, heard=heard)
+    num_rows, edges, shards = _place(job, store, kept, repeated)
     write_array(store, "edges.npy", edges)
-    stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
+    stage("deal", {name: {"unit": name} for name in kept})
     store.remove("tokens")
-    store.write_json("parts.json", [part["name"] for part in parts])
+    store.write_json("dealt.json", list(kept))
     names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+    if not _is_published(split, names):
+        there = split.parts.names("")
+        for name in names:
+            if name not in there:  # an answer does not outlive its file
+                store.remove(f"write/{name}.json")
+        if not store.names("write"):
+            split.parts.remove()  # of another job
     written = stage(
         "write",
         {
-            name: {"name": name, "pieces": [pieces.start, pieces.stop]}
+            name: {
+                "name": name,
+                "pieces": [pieces.start, pieces.stop],
+                "target": split.parts.url,
+            }
             for name, pieces in zip(names, shards, strict=True)
         },
     )
@@ -366,25 +392,32 @@ def _write_types(job: _Job, split: _Split) -> list[int] | None:
     """
     assert split.final is not None
     store = split.store
-    known = {
+    types = {
         "raw": [schema.serialize().to_pybytes().hex() for schema in split.raw],
         "final": split.final.serialize().to_pybytes().hex(),
-        "units": [name for _, name, _ in split.units],
     }
+    units = [name for _, name, _ in split.units]
+    secret = fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None
     if store.exists("types.json"):
         found = store.read_json("types.json")
-        if known.items() <= found.items():
+        has_types = types.items() <= found.items()
+        if has_types and found["units"] == units:
             job.num_processes = found["processes"]
             return found["secret"]  # type: ignore[no-any-return]
-        for folder in ("tokenise", "split", "unique", "deal", "write", "shards"):
+        stale = ["split", "unique", "deal", "write"]
+        if has_types and not store.names("deal"):  # units of the other files are tokenised
+            secret = found["secret"]
+        else:
+            stale.append("tokenise")
+        for folder in stale:
             store.remove(folder)
-    secret = fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None
-    store.write_json("types.json", {**known, "processes": job.num_processes, "secret": secret})
+    known = {**types, "units": units, "processes": job.num_processes, "secret": secret}
+    store.write_json("types.json", known)
     return secret
 
 
-def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict[str, Any]]:
-    """The place of every row among all rows that are merged, written down part by part."""
+def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> None:
+    """Writes down the place of every row among all rows that are merged, unit by unit."""
     from axolotl.utils.data.shared import merge_datasets
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -400,9 +433,6 @@ def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict
         for start, count in zip(offsets[:-1].tolist(), counts, strict=True)
         if count
     ]
-    parts: list[dict[str, Any]] = []
-    if not stand_ins:
-        return parts
     merged = merge_datasets(stand_ins, job.cfg)
     order = merged.data.column("row").to_numpy()
     if merged._indices is not None:
@@ -412,36 +442,26 @@ def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict
     places[order] = np.arange(len(order))
     for index, name, _ in split.units:
         first = int(offsets[index]) + firsts[name]
-        for part in answers[name]["parts"]:
-            numbers = load_array(split.store, f"numbers/{part['name']}.npy")
-            write_array(split.store, f"places/{part['name']}.npy", places[first + numbers])
-            parts.append(part)
-    return parts
+        numbers = load_array(split.store, f"numbers/{name}.npy")
+        write_array(split.store, f"places/{name}.npy", places[first + numbers])
 
 
 def _place(
-    job: _Job, store: Store, parts: Sequence[Mapping[str, Any]], repeated: Any
+    job: _Job, store: Store, kept: Mapping[str, Answer], repeated: Any
 ) -> tuple[int, Any, list[range]]:
     """Where each row is in the output; its number of rows, the edges of its pieces, and which of
     these make each shard."""
-
-    def read(part: Mapping[str, Any]) -> Any:
-        return load_array(store, f"places/{part['name']}.npy")
-
-    most = max(int(read(part).max()) for part in parts) + 1
+    places = {name: load_array(store, f"places/{name}.npy") for name in kept}
+    most = max(int(found.max()) for found in places.values()) + 1
     is_kept = np.zeros(most, np.bool_)
     weights = np.zeros(most, np.float32)
-    for part in parts:
-        places = read(part)
-        is_kept[places] = True
-        weights[places] = part["bytes"] / part["rows"]
+    for name, found in places.items():
+        is_kept[found] = True
+        weights[found] = kept[name]["bytes_out"] / kept[name]["kept"]
     is_kept[repeated] = False
     finals = np.cumsum(is_kept) - 1
-    for part in parts:
-        places = read(part)
-        write_array(
-            store, f"finals/{part['name']}.npy", np.where(is_kept[places], finals[places], -1)
-        )
+    for name, found in places.items():
+        write_array(store, f"finals/{name}.npy", np.where(is_kept[found], finals[found], -1))
     weights = weights[is_kept]
     num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
     count = job.cfg.num_dataset_shards_to_save or count_shards(
@@ -462,42 +482,38 @@ def _place(
     return num_rows, np.array(edges, np.int64), shards
 
 
+def _is_published(split: _Split, names: Sequence[str]) -> bool:
+    """Whether a run that was interrupted after it has given the output its name."""
+    target, parts = Store(split.output), split.parts
+    return (
+        split.store.names("write") >= {f"{name}.json" for name in names}
+        and not (parts.is_local and parts.names(""))
+        and target.names("") >= {*names, "state.json"}
+        and target.read_json("state.json")["_fingerprint"] == split.fingerprint
+    )
+
+
 def _publish(split: _Split, names: Sequence[str]) -> None:
     """The shards and their two notes under the name that Axolotl looks for, at once."""
     from datasets import Dataset, Features
 
-    store, target = split.store, Store(split.output)
-    if not store.names("shards") >= {*names}:
-        if target.names("") >= {*names, "state.json"}:
-            return  # by a run that was interrupted after this
-        raise DataError(f"files of the prepared dataset are missing in {store.url}; pass --restart")
+    if _is_published(split, names):
+        return
+    parts = split.parts
+    if not parts.names("") >= {*names}:
+        raise DataError(f"files of the prepared dataset are missing in {parts.url}; pass --restart")
     features = Features.from_arrow_schema(split.final)
     empty = Dataset.from_dict({key: [] for key in features}, features=features)
-    about = f"{split.output} {[name for _, name, _ in split.units]}"
-    empty._fingerprint = hashlib.sha256(about.encode()).hexdigest()[:16]
-    notes = saved_notes(empty, names)
-    for name, text in notes.items():
-        with store.writing(f"shards/{name}") as path:
+    empty._fingerprint = split.fingerprint
+    # The state comes last: it is what names the shards.
+    for name, text in saved_notes(empty, names).items():
+        with parts.writing(name) as path:
             path.write_text(text, encoding="utf-8")
-    if not target.is_local:
-        target.remove()
-        # The state comes last: it is what names the shards.
-        for name in [*names, *notes]:
-            with store.reading(f"shards/{name}") as source, target.writing(name) as path:
-                shutil.copyfile(source, path)
+    if not parts.is_local:
         return
-    folder, made = Path(target.path("")), Path(store.path("shards"))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if store.is_local and made.stat().st_dev == folder.parent.stat().st_dev:
-        for left in made.glob(".*"):  # by processes that were killed
-            left.unlink()
-    else:
-        made = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir()
-        for name in [*names, *notes]:
-            with store.reading(f"shards/{name}") as source:
-                shutil.copyfile(source, made / name)
+    folder, made = Path(split.output), Path(parts.path(""))
+    for left in made.glob(".*"):  # by processes that were killed
+        left.unlink()
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

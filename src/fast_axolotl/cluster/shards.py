@@ -1,17 +1,17 @@
 """The tasks of ``prepare``: rows to tokens, tokens to where they belong, and on to final files.
 
-``tokenise`` makes parts of a unit: tokens, digests, and the number of every row in its unit. When
-all are there, the coordinator knows where each row goes. ``deal`` sorts a part by that, one record
-batch for each piece of the output; ``write`` gathers a shard piece by piece. Parts and pieces are
+``tokenise`` makes of a unit its tokens, their digests, and the number of every row in its unit.
+When all are there, the coordinator knows where each row goes. ``deal`` sorts a unit by that, one
+record batch for each piece of the output; ``write`` gathers a shard piece by piece. Pieces are
 bounded by bytes, so that neither holds more than a fraction of a worker's memory, whatever the
-rows. Cost of ``write``: one read from every part for each piece.
+rows. Cost of ``write``: one read from every unit for each piece.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -41,102 +41,59 @@ def tokenise(
     index: int,
     unit: dict[str, Any],
     slice_bytes: int,
-    part_bytes: int,
     secret: list[int] | None,
 ) -> dict[str, Any]:
-    """A unit's rows as they will be in the prepared dataset, in parts of bounded size.
+    """A unit's rows as they will be in the prepared dataset.
 
     ``pipeline`` is the SHA-256 of what ``open_pipeline`` opens.
     """
     opened, source = open_pipeline(store.url, pipeline), Unit(**unit)
     types = store.read_json("types.json")
     raw, final = _schema(types["raw"][index]), _schema(types["final"])
-    rows_in = merged = tokens = 0
-    dropped: dict[str, int] = {}
-    with _Parts(store, name, final, part_bytes, secret) as parts:
+    rows_in = merged = tokens = num_bytes = 0
+    dropped: Counter[str] = Counter()
+    numbers, digests = [np.empty(0, np.int64)], [np.empty((0, 2), np.uint64)]
+    with store.writing(f"tokens/{name}.arrow") as path, _file(path, final) as writer:
         for table in read_tables(store, source, raw):
             for rows in _slices(table, slice_bytes):
                 made = make_rows(opened, index, rows, split, source, rows_in)
                 if made.table is not None:
                     kept = _conform(made.table, final, source)
-                    parts.add(kept, made.numbers.astype(np.int64) + merged)
+                    writer.write_table(kept, _ROWS_AT_ONCE)
+                    numbers.append(made.numbers.astype(np.int64) + merged)
+                    if secret is not None:
+                        digests.append(_digests(kept, secret))
                     tokens += count_tokens(kept)
+                    num_bytes += kept.nbytes
                 rows_in, merged = rows_in + len(rows), merged + made.num_merged
-                for reason, count in made.dropped.items():
-                    dropped[reason] = dropped.get(reason, 0) + count
+                dropped.update(made.dropped)
             pa.default_memory_pool().release_unused()
+    joined = np.concatenate(numbers)
+    write_array(store, f"numbers/{name}.npy", joined)
+    if secret is not None:
+        write_array(store, f"digests/{name}.npy", np.concatenate(digests))
     return {
         "rows": rows_in,
+        "kept": len(joined),
         "merged": merged,
         "dropped": dropped,
-        "parts": parts.made,
         "tokens": tokens,
         "bytes_in": source.num_bytes,
-        "bytes_out": sum(part["bytes"] for part in parts.made),
+        "bytes_out": num_bytes,
     }
 
 
-class _Parts:
-    """Files of tokens, the next one begun when one is large enough."""
-
-    def __init__(
-        self, store: Store, name: str, schema: pa.Schema, most: int, secret: list[int] | None
-    ) -> None:
-        self._store, self._name, self._schema = store, name, schema
-        self._most, self._secret = most, secret
-        self._stack = ExitStack()
-        self._writer: Any = None
-        self._numbers: list[Any] = []
-        self._digests: list[Any] = []
-        self._bytes = 0
-        self.made: list[dict[str, Any]] = []
-
-    def add(self, table: pa.Table, numbers: Any) -> None:
-        if self._writer is None:
-            writing = self._store.writing(f"tokens/{self._name}-{len(self.made):04d}.arrow")
-            path = self._stack.enter_context(writing)
-            self._writer = self._stack.enter_context(_file(path, self._schema))
-        self._writer.write_table(table, _ROWS_AT_ONCE)
-        self._numbers.append(numbers)
-        if self._secret is not None:
-            self._digests.append(_digests(table, self._secret))
-        self._bytes += table.nbytes
-        if self._bytes >= self._most:
-            self._finish()
-
-    def _finish(self) -> None:
-        self._stack.close()
-        part = f"{self._name}-{len(self.made):04d}"
-        numbers = np.concatenate(self._numbers)
-        write_array(self._store, f"numbers/{part}.npy", numbers)
-        if self._digests:
-            write_array(self._store, f"digests/{part}.npy", np.concatenate(self._digests))
-        self.made.append({"name": part, "rows": len(numbers), "bytes": self._bytes})
-        self._writer, self._bytes = None, 0
-        self._numbers.clear()
-        self._digests.clear()
-
-    def __enter__(self) -> _Parts:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is not None:
-            self._stack.__exit__(*error)
-        elif self._writer is not None:
-            self._finish()
-
-
-def deal(store: Store, *, part: str) -> dict[str, Any]:
-    """A part's rows in the order of the output, a record batch for each piece of it."""
-    places = load_array(store, f"finals/{part}.npy")
+def deal(store: Store, *, unit: str) -> dict[str, Any]:
+    """A unit's rows in the order of the output, a record batch for each piece of it."""
+    places = load_array(store, f"finals/{unit}.npy")
     edges = load_array(store, "edges.npy")
     kept = np.flatnonzero(places >= 0)  # the others are repeated
     order = kept[np.argsort(places[kept])]
     cuts = np.searchsorted(places[order], edges)
     with (
-        store.reading(f"tokens/{part}.arrow") as source,
+        store.reading(f"tokens/{unit}.arrow") as source,
         pa.memory_map(str(source)) as file,
-        store.writing(f"dealt/{part}.arrow") as path,
+        store.writing(f"dealt/{unit}.arrow") as path,
     ):
         table = pa.ipc.open_file(file).read_all()
         schema = table.schema.append(pa.field(_PLACE, pa.int64()))
@@ -150,22 +107,22 @@ def deal(store: Store, *, part: str) -> dict[str, Any]:
     return {"rows": len(order), "bytes_out": num_bytes}
 
 
-def write(store: Store, *, name: str, pieces: list[int]) -> dict[str, Any]:
+def write(store: Store, *, name: str, pieces: list[int], target: str) -> dict[str, Any]:
     """One file of the prepared dataset, piece by piece."""
     from datasets import Features
     from datasets.arrow_writer import ArrowWriter
 
     final = _schema(store.read_json("types.json")["final"])
-    parts = store.read_json("parts.json")
+    units = store.read_json("dealt.json")
     num_rows = tokens = 0
-    with store.writing(f"shards/{name}") as path:
+    with Store(target).writing(name) as path:
         features = Features.from_arrow_schema(final)
         with ArrowWriter(features=features, path=str(path)) as writer:
             left = final.empty_table()
             for piece in range(*pieces):
                 batches = []
-                for part in parts:
-                    with store.open(f"dealt/{part}.arrow") as file:
+                for unit in units:
+                    with store.open(f"dealt/{unit}.arrow") as file:
                         batches.append(pa.ipc.open_file(file).get_batch(piece))
                 found = pa.Table.from_batches(batches)
                 order = np.argsort(found.column(_PLACE).to_numpy())
