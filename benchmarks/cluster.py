@@ -3,7 +3,7 @@
 ``exact`` deduplicates the same rows with ours, with datatrove's exact dedupe and with a ``groupby``
 of Ray Data, and counts who lost, repeated or changed a row. ``scaling`` prepares chat rows with
 several workers and nodes and compares every output with the first. The last two run both jobs
-with 1 GiB per worker. ``cluster_arithmetic`` scales the measured rates to a larger cluster.
+with 1 GiB per worker.
 
 Every job is a process of its own (``cluster_arm``) with the Ray cluster that it needs. Memory is
 PSS, sampled every 0.1 s: the sum over the process tree, and the largest process.

@@ -242,7 +242,7 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
         dedupe_on(path, output, columns=["id"])
     with pytest.raises(UsageError, match=r"columns must be among id, text.*'missing'"):
         dedupe_on(path, output, columns=["missing"], restart=True)
-    dedupe_on(path, output, columns=["id"])  # nothing was left of a job that cannot be
+    dedupe_on(path, output, columns=["id"], restart=True)
     with pytest.raises(UsageError, match="already exists"):
         dedupe_on(path, output)
     with pytest.raises(UsageError, match="folder of Parquet files"):
