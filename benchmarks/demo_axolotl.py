@@ -19,8 +19,9 @@ from benchmarks.axolotl_inputs import (
     write_rows,
 )
 from fast_axolotl.cli.protocol import print_protocol, run_plan
-from fast_axolotl.cli.report import check_targets, write_report
+from fast_axolotl.cli.report import check_targets, make_documents
 from fast_axolotl.protocol import Plan, plan_axolotl
+from fast_axolotl.report.page import render_page, write_text
 
 ROWS = 10_000
 STEPS = 260
@@ -54,6 +55,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="fast-axolotl-demo-") as name:
         protocol = Path(name) / "protocol"
         result = run_plan(plan_demo(Path(name)), protocol)
-        write_report([protocol], REPORT)
+        write_text(REPORT, render_page(make_documents([protocol])[0]))
     print_protocol(result, as_json="--json" in sys.argv)
     print(f"The report is {REPORT}", file=sys.stderr)

@@ -236,7 +236,7 @@ def test_a_thousand_shards_have_the_rows_among_them(
 
     deals = order.deal(count)
 
-    counts = [deal.count(order.rows) for deal in deals]
+    counts = [sum(piece.count(order.rows) for piece in pieces) for pieces in deals]
     assert sum(counts) == 12_000
     assert max(counts) - min(counts) <= 1
     chosen = [(0, count), (count // 2, count), (count - 1, count)]
@@ -290,7 +290,7 @@ def test_a_file_that_several_shards_must_read_is_reported_once_with_the_cure(
     path = write_as(tmp_path, "json array", make_rows(2000, 900))
 
     with pytest.warns(
-        ShardWarning, match="4 of 4 shards each read all of this file.*more files"
+        ShardWarning, match="several of 4 shards each read all of this file.*more files"
     ) as told:
         ids = [
             value for index in range(4) for value in ids_of(open_dataset(path, shard=(index, 4)))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import detect_format, list_supported_formats, open_dataset
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.reading import FormatWarning
 from support.files import (
     COMPRESSIONS,
@@ -271,3 +271,27 @@ def test_an_arrow_file_is_read_in_the_order_of_its_index(tmp_path: Path) -> None
     expected = pa.ipc.open_file(path).read_all()["n"].to_pylist()
     assert expected[:20] == [*range(10, 20), *range(10)]
     assert [n for batch in open_dataset(path) for n in batch["n"].to_pylist()] == expected
+
+
+def test_a_folder_is_read_as_a_folder_whatever_it_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "rows.jsonl"
+    folder.mkdir()
+    (folder / "README.md").write_text("hello")
+    with pytest.raises(MissingFileError, match="no data files in this folder"):
+        open_dataset(folder)
+    write_jsonl(folder / "my-rows.jsonl", make_rows(3))
+    assert read_rows(folder) == make_rows(3)
+    (tmp_path / "md").mkdir()
+    (tmp_path / "md" / "README.md").write_text("hello")
+    with pytest.raises(MissingFileError, match="no data files in this folder"):
+        open_dataset(tmp_path / "md")
+
+
+def test_a_single_file_of_another_split_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "test.jsonl", make_rows(3))
+    write_jsonl(tmp_path / "rows.jsonl", make_rows(3))
+    for name, split in (("test", None), ("test", "test"), ("test", "eval"), ("test", "all")):
+        assert read_rows(tmp_path / f"{name}.jsonl", split=split) == make_rows(3)
+    assert read_rows(tmp_path / "rows.jsonl", split="train") == make_rows(3)
+    with pytest.raises(UsageError, match="no split 'train'; it has: test"):
+        open_dataset(tmp_path / "test.jsonl", split="train")

@@ -22,7 +22,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.summary import VerdictKind
+from fast_axolotl.record.figures import VerdictKind
 from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
 
 WIDTHS = (80, 160)
@@ -72,7 +72,7 @@ def read(folder: str | Path) -> tuple[Any, Any]:
 
 
 def short_summary(folder: str) -> str:
-    from fast_axolotl.report.show import show_short_summary
+    from fast_axolotl.report.runs import show_short_summary
 
     record, summary = read(folder)
     with terminal(80) as (out, _):

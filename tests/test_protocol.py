@@ -22,6 +22,7 @@ from fast_axolotl.record import End, RunRecord
 from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, cell_of, folder_of
 from support.protocol import run_fake as run
+from support.records import with_figures
 
 
 def plan(**changes: Any) -> Plan:
@@ -166,7 +167,7 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
         shares = {"04-baseline": 0.34, "05-baseline": 0.09}
         name = Path(found.summary.run_dir).name
         stolen, throttled = (0.07, 0.2) if name == "06-candidate" else (None, 0.0)
-        summary = replace(
+        summary = with_figures(
             found.summary,
             other_cpu_share=shares.get(name, 0.01),
             cpu_steal_share=stolen,

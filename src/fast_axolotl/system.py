@@ -23,6 +23,10 @@ from typing import Any, Literal
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
+MEASURE = "FAST_AXOLOTL_MEASURE"
+"""Environment variable that names the folder of the measured run that a process is part of. Who
+started it, ``run`` or ``protocol``, samples the process tree from outside."""
+
 READING_LISTENERS: list[Callable[[str, str], None]] = []
 """Called by readers of this process as ``("shard", file)`` where a new file begins, and as
 ``("refill", what)`` where a shuffle window is filled."""

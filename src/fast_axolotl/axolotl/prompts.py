@@ -33,7 +33,6 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
-from fast_axolotl.axolotl.patches import STRATEGIES, require_strategy
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.preferences import ChatTemplates, lazy_rows
 from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
@@ -109,7 +108,6 @@ def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
 
     kind = type(strategy)
     name = _name(kind)
-    require_strategy(name if name in STRATEGIES else "instructions")
     if name == "chat_template:ChatTemplateStrategy":
         check_chat(strategy)
         return chat_table, _SEGMENTS

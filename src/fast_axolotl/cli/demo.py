@@ -65,10 +65,11 @@ def demo(
     download, no torch and no GPU.
     """
     from fast_axolotl.cli.protocol import print_protocol, run_plan
-    from fast_axolotl.cli.report import check_targets, write_report
+    from fast_axolotl.cli.report import check_targets, make_documents
     from fast_axolotl.protocol.state import write_json
     from fast_axolotl.record.codec import to_plain
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE
+    from fast_axolotl.report.page import render_page, write_text
 
     check_targets(output=output)
     missing = [name for name in ("plotly", "jinja2") if find_spec(name) is None]
@@ -87,7 +88,7 @@ def demo(
         print_protocol(result, as_json=as_json)
         if not missing:
             write_json(folder / "protocol" / PROTOCOL_FILE, to_plain(result))
-            write_report([folder / "protocol"], output)
+            write_text(output, render_page(make_documents([folder / "protocol"])[0]))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     say(left_out if missing else f"the report is {output}")

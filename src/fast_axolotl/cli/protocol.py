@@ -230,14 +230,16 @@ def print_protocol(
 ) -> None:
     """The matrix and what it means, in one of three forms."""
     from fast_axolotl.record.codec import to_json
-    from fast_axolotl.report.matrix import protocol_markdown, show_protocol
+    from fast_axolotl.report.comparison import protocol_document
+    from fast_axolotl.report.markdown import document_markdown
+    from fast_axolotl.report.terminal import print_document
 
     if as_json:
         print(to_json(result))
     elif as_markdown:
-        print(protocol_markdown(result), end="")
+        print(document_markdown(protocol_document(result)), end="")
     else:
-        show_protocol(result)
+        print_document(protocol_document(result))
 
 
 def compare(
@@ -285,21 +287,23 @@ def compare(
     interval; --single compares the values themselves.
     """
     from fast_axolotl.protocol import compare_folders, parse_check
-    from fast_axolotl.report.matrix import comparison_markdown, show_comparison
+    from fast_axolotl.report.comparison import comparison_document
+    from fast_axolotl.report.markdown import document_markdown
+    from fast_axolotl.report.terminal import print_document
 
     limits = [parse_check(text) for text in fail_if or ()]
     limits += [parse_check(text, is_required=True) for text in require or ()]
     least = None if matters is None else parse_percent(matters)
     found = compare_folders(first, second, arm=arm, limits=limits, is_single=single, matters=least)
     checks = [(check.sentence, check.is_broken) for check in found.checks]
+    document = comparison_document(
+        found.matrix, alarms=found.alarms, notes=found.notes, checks=checks
+    )
     if as_json:
         print(json.dumps(asdict(found), indent=2, ensure_ascii=False))
     elif as_markdown:
-        text = comparison_markdown(
-            found.matrix, alarms=found.alarms, notes=found.notes, checks=checks
-        )
-        print(text, end="")
+        print(document_markdown(document), end="")
     else:
-        show_comparison(found.matrix, alarms=found.alarms, notes=found.notes, checks=checks)
+        print_document(document)
     if found.is_broken or found.is_unchecked:
         raise typer.Exit(_BROKEN if found.is_broken else _UNCHECKED)

@@ -237,7 +237,7 @@ def status(as_json: ResultAsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
     from fast_axolotl.axolotl import axolotl_version, check, host_name
     from fast_axolotl.integrations.launch import status_line
-    from fast_axolotl.report.terminal import show_table
+    from fast_axolotl.report.terminal import show_matrix
 
     version = axolotl_version()
     patches = check() if host_name() else ()
@@ -250,7 +250,7 @@ def status(as_json: ResultAsJson = False) -> None:
             [item.name, item.target.removeprefix("axolotl."), item.state, item.reason]
             for item in patches
         ]
-        show_table(["name", "function of Axolotl", "state", "reason"], rows)
+        show_matrix("", ["name", "function of Axolotl", "state", "reason"], rows)
     print(status_line(os.environ, patches or None))
 
 
@@ -264,7 +264,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
     """The training of the run with the most steps; a second one is recorded beside the first."""
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.run_folders import choose_training, read_trainings
-    from fast_axolotl.report.show import show_short_summary
+    from fast_axolotl.report.runs import show_short_summary
     from fast_axolotl.system import node_name
 
     try:

@@ -416,7 +416,8 @@ class Reader:
         order, rows = self._order, self._order.rows
         if rows is None:
             rows = dict(zip(order.units, unit_rows(self._dataset, order.units), strict=True))
-        return [deal.count(rows) for deal in order.deal(self._shard[1])]
+        dealt = order.deal(self._shard[1])
+        return [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
 
     def _read(
         self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
