@@ -205,7 +205,6 @@ def test_every_integer_type_gives_the_same_packs_and_stays_as_it_is(kind: str) -
     [
         tuple(LENGTHS),
         [np.int32(length) for length in LENGTHS],
-        np.array(LENGTHS, dtype=object),
         pa.array(LENGTHS, pa.uint8()),
         pa.array([1, *LENGTHS], pa.int64())[1:],
         pa.chunked_array([LENGTHS[:2], [], LENGTHS[2:]], pa.int32()),
@@ -225,26 +224,25 @@ def test_no_lengths_give_no_packs(lengths: Any) -> None:
 @pytest.mark.parametrize(
     ("lengths", "error", "message"),
     [
-        ([1, 1.0], TypeError, r"lengths\[1\] is 1\.0, a float; pass integers"),
-        ([1, 2, 2.5], TypeError, r"lengths\[2\] is 2\.5, a float"),
-        (np.array([1.0, 2.0]), TypeError, r"lengths\[0\] is 1\.0, a float"),
-        (pa.array([1.0]), TypeError, r"lengths\[0\] is 1\.0, a float"),
-        ([1, None], TypeError, r"lengths\[1\] is None"),
-        (pa.array([1, 2, None]), TypeError, r"lengths\[2\] is None"),
-        (pa.chunked_array([[1], [None, 2]]), TypeError, r"lengths\[1\] is None"),
-        ([1, "2"], TypeError, r"lengths\[1\] is '2', a str"),
-        ([True, False], TypeError, r"lengths\[0\] is True, a bool"),
-        (np.array([True]), TypeError, r"lengths\[0\] is True, a bool"),
-        ([[1, 2], [3]], TypeError, r"lengths\[0\] is \[1, 2\], a list"),
-        (np.ones((2, 2), int), TypeError, r"lengths\[0\] is array\(\[1, 1\]\), a ndarray"),
-        (5, TypeError, "lengths has the type int; pass a list, a numpy array or an Arrow array"),
+        *(
+            (wrong, TypeError, "lengths has values that are no integers")
+            for wrong in (
+                [1, 1.0],
+                pa.array([1.0]),
+                [1, None],
+                pa.array([1, 2, None]),
+                [1, "2"],
+                [True, False],
+                [2**70],
+            )
+        ),
+        *((wrong, TypeError, "pass one list") for wrong in ([[1, 2], [3]], np.ones((2, 2), int))),
+        (5, TypeError, "lengths has the type int; pass one list"),
         ("123", TypeError, "lengths has the type str"),
         (iter([1]), TypeError, "lengths has the type list_iterator"),
         ([4, -3], UsageError, r"lengths\[1\] is -3; pass lengths from 0"),
         (np.array([4, 5, -1], np.int8), UsageError, r"lengths\[2\] is -1"),
         (pa.array([-7]), UsageError, r"lengths\[0\] is -7"),
-        ([1, 2**63], UsageError, r"lengths\[1\] is 9223372036854775808; pass lengths from 0"),
-        ([2**70], UsageError, r"lengths\[0\] is 1180591620717411303424"),
         ([2**63 - 1, 1], UsageError, r"add up to 9223372036854775808, above 2\*\*63 - 1"),
     ],
 )

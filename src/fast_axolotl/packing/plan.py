@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import gc
 import operator
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -182,50 +181,24 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _as_lengths(lengths: Any) -> _Integers:
-    """Contiguous int64, without a copy where they are; or an error that names the first bad one."""
-    arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(lengths, arrow.Array | arrow.ChunkedArray):
-        is_plain = not lengths.null_count and arrow.types.is_integer(lengths.type)
-        values = np.asarray(lengths) if is_plain else _one_by_one(lengths)
-    else:
-        try:
-            values = np.asarray(lengths)
-        except ValueError:  # lists of several lengths among the lengths
-            values = _one_by_one(lengths)
-        if not values.ndim:
-            raise TypeError(
-                f"lengths has the type {type(lengths).__name__}; "
-                "pass a list, a numpy array or an Arrow array of integers"
-            )
-        if values.ndim > 1 or values.dtype.kind not in "iu":
-            values = _one_by_one(lengths)
+    """Contiguous int64, without a copy where they are."""
+    try:
+        values = np.asarray(lengths)
+    except ValueError:  # lists of several lengths among the lengths
+        values = np.empty((0, 0))
+    if values.ndim != 1:
+        raise TypeError(
+            f"lengths has the type {type(lengths).__name__}; pass one list, numpy array or Arrow "
+            "array of integers"
+        )
     if not len(values):
         return _NONE
+    if values.dtype.kind not in "iu":
+        raise TypeError(
+            f"lengths has values that are no integers ({values.dtype}); pass integers, such as "
+            "[len(ids) for ids in input_ids]"
+        )
     if values.min() < 0 or values.max() > _MOST:
         index = int(np.argmax((values < 0) | (values > _MOST)))
-        raise _out_of_range(index, int(values[index]))
+        raise UsageError(f"lengths[{index}] is {values[index]}; pass lengths from 0 to 2**63 - 1")
     return np.ascontiguousarray(values, dtype=np.int64)
-
-
-def _one_by_one(lengths: Iterable[Any]) -> _Integers:
-    """For what numpy makes no integers of: says why, or converts what is right all the same."""
-    arrow = sys.modules.get("pyarrow")
-    plain = []
-    for index, value in enumerate(lengths):
-        if arrow is not None and isinstance(value, arrow.Scalar):
-            value = value.as_py()
-        elif isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(
-                f"lengths[{index}] is {value!r}, a {type(value).__name__}; pass integers, "
-                "such as [len(ids) for ids in input_ids]"
-            )
-        if not 0 <= value <= _MOST:
-            raise _out_of_range(index, value)
-        plain.append(value)
-    return np.array(plain, np.int64)
-
-
-def _out_of_range(index: int, length: int) -> UsageError:
-    return UsageError(f"lengths[{index}] is {length}; pass lengths from 0 to 2**63 - 1")
