@@ -21,8 +21,7 @@ from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Event, Heard, Task, run_stage
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
-from fast_axolotl.system import usable_cores
-from support.children import clean_environment, run_python
+from support.children import clean_environment
 from support.cluster import TESTS, Nodes, ray_variables
 from support.cluster_tasks import squares, task
 
@@ -85,10 +84,6 @@ def test_a_stage_continues_where_it_was(opened: Open, tmp_path: Path) -> None:
     assert sum(event.kind == "started" for event in events) == 3
 
 
-def test_local_workers_are_as_many_as_cores(opened: Open) -> None:
-    assert opened("local").num_workers == usable_cores()
-
-
 def test_a_worker_has_the_environment_of_now(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,18 +92,6 @@ def test_a_worker_has_the_environment_of_now(
     look = task("environment", name="SOME_VARIABLE")
     answers = perform_all(opened("local", workers=1), tmp_path, [look])
     assert answers["environment"]["value"] == "new"
-
-
-def test_modules_are_imported_before_workers_start(tmp_path: Path) -> None:
-    code = (
-        "from fast_axolotl.cluster.engines import open_engine\n"
-        "from support.cluster_tasks import squares\n"
-        "engine = open_engine('local', workers=1, preload=['json.tool'])\n"
-        f"[(_, answer)] = engine.run({str(tmp_path)!r}, squares(1), print)\n"
-        "assert answer['has_json_tool']\n"
-    )
-    done = run_python(code, environment=clean_environment(TESTS))
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_task_whose_process_is_killed_is_tried_again(opened: Open, tmp_path: Path) -> None:
@@ -237,20 +220,6 @@ def test_errors_of_nodes_name_the_node(opened: Open, nodes: Nodes, tmp_path: Pat
 
 
 @needs_ray
-def test_a_task_that_kills_its_process_is_tried_again_on_a_cluster(
-    opened: Open, nodes: Nodes, tmp_path: Path
-) -> None:
-    engine = opened("ray", address=nodes.address)
-    events: list[Event] = []
-    tasks = [*squares(3), task("die", times=2)]
-    answers = perform_all(engine, tmp_path, tasks, events.append)
-    assert answers["die"]["attempts"] == len(retried(events)) == 2
-    assert "worker died" in retried(events)[0]
-    with pytest.raises(DataError, match=r"toy/die failed 4 times.*worker died.*--memory"):
-        perform_all(engine, tmp_path, [task("die", times=9)])
-
-
-@needs_ray
 def test_others_do_the_tasks_of_a_lost_node(opened: Open, nodes: Nodes, tmp_path: Path) -> None:
     lost = nodes.add("n3")
     engine = opened("ray", address=nodes.address)
@@ -292,13 +261,6 @@ def test_an_address_without_a_cluster_is_an_error_soon(address: str) -> None:
     with pytest.raises(UsageError, match=address):
         open_engine("ray", address=address)
     assert time.monotonic() - begin < 10
-
-
-@needs_ray
-def test_the_address_of_the_environment_is_tried_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", NO_PORT)
-    with pytest.raises(UsageError, match=rf"{NO_PORT} .*; start one with `ray start --head`"):
-        open_engine("ray")
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
-from fast_axolotl.cluster.job import lock_job
 from fast_axolotl.cluster.prepare import _publish, _Split
 from fast_axolotl.cluster.stock import open_pipeline
 from fast_axolotl.cluster.store import Store
@@ -196,15 +195,6 @@ def test_a_command_continues_where_it_was_ended(made: Made, stage: str, name: st
         assert answer["events"].get(f"{each} done earlier", 0) == count
 
 
-def test_two_do_not_work_in_one_folder(made: Made) -> None:
-    output = made.folder / "out" / "both"
-    [name] = (path.name for path in (made.folder / "out" / "first").iterdir())
-    with lock_job(str(output / f".{name}.work")):
-        answer = made.driver.prepare(made.config, str(output))
-    assert "UsageError: another job is using" in answer["error"]
-    made.prepare("both")
-
-
 def test_a_dataset_is_published_once(tmp_path: Path) -> None:
     """Whoever was ended between the renaming and the removal of the job's folder."""
     store, output = Store(str(tmp_path / "work")), tmp_path / "out" / "hash"
@@ -258,13 +248,6 @@ def test_a_bad_row_is_named_and_what_was_done_is_kept(made: Made, line: Any, tol
     path.write_text(good)
     answer = made.prepare(name, config=config)
     assert answer["events"]["tokenise done earlier"] >= 1
-
-
-def test_a_bad_row_is_found_before_work_begins(made: Made) -> None:
-    path, _ = write_bad(made, {"messages": None}, 7)
-    answer = made.driver.prepare(made.folder / "bad.yml", str(made.folder / "out" / "bad"))
-    assert answer["error"].startswith(f"DataError: {path}, line 7: Axolotl fails on this row")
-    assert not answer["events"]
 
 
 def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:

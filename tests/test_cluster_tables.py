@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -213,23 +210,6 @@ def test_a_job_goes_on_after_it_was_stopped_behind_any_task(tmp_path: Path, forg
     parts = sorted((tmp_path / "out").glob("*.parquet"))
     assert [part.name for part in parts] == [whole.name for whole in wholes]
     assert all(w.read_bytes() == (tmp_path / "out" / w.name).read_bytes() for w in wholes)
-
-
-def test_a_killed_command_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
-    rows = [{"id": index % 70_000, "text": "x" * 200} for index in range(100_000)]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-    command = [*COMMAND, "dedupe", str(path), "-o", str(tmp_path / "out"), "--engine", "local"]
-    command += ["--workers", "1", "--json"]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-    while not list(tmp_path.glob("out.work/digest/0*.json")) and process.poll() is None:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait(30) == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows_out"] == 70_000
-    assert [row["id"] for row in read_rows(tmp_path / "out")] == list(range(70_000))
 
 
 @pytest.mark.usefixtures("inline")

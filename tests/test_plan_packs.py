@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fast_axolotl.errors import UsageError
 from fast_axolotl.packing import PackPlan, plan_packs
 from fast_axolotl.packing.plan import Method
-from support.children import python_output
 
 pytestmark = pytest.mark.kernels
 
@@ -117,36 +116,6 @@ def assert_is_whole(
     fitting = filled - len(long) * capacity
     assert plan.lower_bound == len(long) + -(-fitting // capacity) <= len(plan)
     assert plan.efficiency == (filled / (len(plan) * capacity) if lengths else None)
-
-
-def test_lengths_add_up_to_more_than_a_float_holds() -> None:
-    plan = plan_packs([2**62, 2**62 - 1], 2**63 - 1)
-    assert (plan.tolist(), plan.total_length) == ([[0, 1]], 2**63 - 1)
-    assert (plan.efficiency, plan.lower_bound) == (1.0, 1)
-
-
-def benchmark_lengths(name: str, count: int) -> tuple[Any, int]:
-    rng = np.random.default_rng(7)
-    if name == "uniform":
-        return rng.integers(10, 101, count), 512
-    if name == "lognormal":  # of mean 365, as a chat set has
-        return rng.lognormal(np.log(365) - 0.5, 1, count).astype(np.int64).clip(1, 4096), 4096
-    if name == "bimodal":
-        short, long = rng.integers(20, 200, count), rng.integers(1500, 3000, count)
-        return np.where(rng.random(count) < 0.7, short, long), 4096
-    return (100 * (rng.pareto(0.6, count) + 1)).clip(1, 4096).astype(np.int64), 4096
-
-
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("method", METHODS)
-def test_packs_of_a_benchmark_set_are_those_of_the_plain_search(name: str, method: Method) -> None:
-    lengths, capacity = benchmark_lengths(name, 3_000)
-    for max_rows, group_size in ((None, None), (4, None), (None, 700)):
-        limits = {"max_rows": max_rows, "group_size": group_size}
-        plan = plan_packs(lengths, capacity, method=method, **limits)
-        assert plan.tolist() == searched_packs(lengths.tolist(), capacity, method=method, **limits)
-        if method == "sequential":
-            assert plan.indices.tolist() == list(range(3_000))
 
 
 def test_equal_lengths_keep_their_order_and_go_to_the_pack_opened_first() -> None:
@@ -272,13 +241,3 @@ def test_a_bad_limit_is_named(name: str, value: Any, error: type[Exception], mes
 def test_an_unknown_method_is_answered_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="method is 'worst_fit'; pass one of first_fit, first_"):
         plan_packs([1], 10, method="worst_fit")  # type: ignore[arg-type]
-
-
-def test_limits_may_be_numpy_integers() -> None:
-    plan = plan_packs([1, 2], np.int32(3), max_rows=np.int64(1), group_size=np.uint8(2))
-    assert (plan.tolist(), type(plan.capacity)) == ([[0], [1]], int)
-
-
-def test_importing_packing_leaves_numba_and_pyarrow_alone() -> None:
-    code = "import sys, fast_axolotl.packing; print({'numba', 'pyarrow'} & set(sys.modules))"
-    assert python_output("-c", code) == "set()\n"
