@@ -183,8 +183,6 @@ class Order:
     """What the first generation of shards deals out."""
     span_bytes: int
     """Neighbours are read together up to this size."""
-    group_bytes: int
-    """Under a shuffle, neighbours among so many bytes of permuted units are read together."""
     rows: Mapping[Unit, int] | None = None
     """The rows of each unit, where shards are to have the same number of them."""
     generations: tuple[tuple[Position, ...], ...] = ()
@@ -202,7 +200,6 @@ class Order:
             epoch=epoch,
             units=units,
             span_bytes=dataset.options.block_bytes // 2,
-            group_bytes=dataset.window_bytes // 2,
             rows=dict(zip(units, unit_rows(dataset, units), strict=True)) if is_even else None,
         )
 
@@ -251,17 +248,7 @@ class Order:
         total = sum(piece.num_bytes for piece in items)
         items = list(_merge(items, min(self.span_bytes, total // _SHUFFLED_TOGETHER)))
         generator = np.random.default_rng([self.seed, self.epoch, 0, *shard, generation])
-        groups: list[list[Piece]] = []
-        size = 0
-        for place in generator.permutation(len(items)).tolist():
-            size += items[place].num_bytes
-            if not groups or size > self.group_bytes:
-                groups.append([])
-                size = items[place].num_bytes
-            groups[-1].append(items[place])
-        for group in groups:
-            windows += _merge(group, self.span_bytes)
-        return windows
+        return windows + [items[place] for place in generator.permutation(len(items)).tolist()]
 
     def _left(
         self,

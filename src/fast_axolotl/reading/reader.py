@@ -238,6 +238,8 @@ class Reader:
         self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None
         self._taker: Any = None
+        self._wanted_rows = 0
+        """Of the next batch, where a mix wants another number than ``batch_size``."""
         self._even = even
         self._is_starting = False
         """Whether a pass was begun and no batch asked for yet."""
@@ -461,7 +463,7 @@ class Reader:
         self._stop = stop
         # Batches of the same number everywhere cannot also be cut by bytes.
         most_bytes = self._memory_budget // 8 if self._even is None else sys.maxsize
-        batcher = Batcher(self._batch_size, most_bytes)
+        batcher = Batcher(lambda: self._wanted_rows or self._batch_size, most_bytes)
         read = self._read if self._even is None else self._read_evenly
         file = -1
         try:
@@ -555,6 +557,14 @@ class Reader:
         self._stats.rows += batch.num_rows
         self._stats.batches += 1
         return batch
+
+
+def next_rows(
+    reader: Reader, batches: Iterator[pa.RecordBatch], count: int
+) -> pa.RecordBatch | None:
+    """The next rows of an iteration, at most so many; ``None`` at its end."""
+    reader._wanted_rows = count
+    return next(batches, None)
 
 
 def dataset_of(reader: Reader) -> Dataset:
