@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from fast_axolotl.axolotl.data import list_lengths, require_integers
 from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation, too_long
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
 from fast_axolotl.errors import MissingExtraError
 
 try:
@@ -430,7 +430,7 @@ def _encoded(
     encodings = encode_texts(backend, texts, add_special_tokens=not is_chat, offsets=masks)
     for number, encoding in enumerate(encodings):
         ids = encoding.ids
-        if too_long(tokenizer, len(ids)):
+        if len(ids) > tokenizer.model_max_length:
             tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
         is_last = len(row) == last
         row.append((ids, _mask(encoding, spans[number]) if masks and is_last else []))
