@@ -425,7 +425,7 @@ def axolotl_keys() -> set[str]:
 def test_an_answer_is_what_is_said_of_the_record(block: Block) -> None:
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
-    from fast_axolotl.report.show import show_short_summary
+    from fast_axolotl.report.runs import show_short_summary
 
     folder = REPOSITORY / block.note.removeprefix("answer:").strip()
     record = read_run(folder)

@@ -23,8 +23,7 @@ from fast_axolotl.record import RunRecord, Start, read_run
 from fast_axolotl.record.folder import dump_line
 from fast_axolotl.report.live_frame import make_frame
 from fast_axolotl.report.live_layout import ViewState, lay_out
-from fast_axolotl.report.page import render_report
-from fast_axolotl.report.show import show_summary
+from fast_axolotl.report.page import render_page
 from fast_axolotl.system import node_name, pid_namespace
 from support.children import FAST_AXOLOTL, clean_environment, run_child
 from support.records import (
@@ -36,7 +35,7 @@ from support.records import (
     make_system,
     write_run,
 )
-from support.reports import as_report, text_of
+from support.reports import as_report, shown
 
 MEGABYTE = 1_000_000
 HELD = 150 * MEGABYTE
@@ -369,10 +368,10 @@ def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:
     summary = summarise(record)
     assert time.process_time() - begin < 10
     assert (len(summary.nodes), summary.nodes[7].ranks) == (8, tuple(range(56, 64)))
-    shown = text_of(show_summary, summary, record=record).splitlines()
-    [line] = [line for line in shown if "node-h" in line and "56–63" in line]
+    lines = shown(record, width=140).splitlines()
+    [line] = [line for line in lines if "node-h" in line and "56–63" in line]
     assert "53 GB" in line
-    page = render_report(as_report(record))
+    page = render_page(as_report(record))
     assert "Nodes and ranks" in page
     assert "56–63" in page
     follower = follow(tmp_path / "run")

@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
-from fast_axolotl.report.matrix import (
-    comparison_markdown,
-    describe_change,
-    escape_markdown,
-    protocol_markdown,
-    show_comparison,
-    show_protocol,
-)
-from fast_axolotl.report.terminal import protocol_progress
+from fast_axolotl.report.comparison import comparison_document, protocol_document
+from fast_axolotl.report.markdown import document_markdown, escape_markdown
+from fast_axolotl.report.terminal import print_document, protocol_progress
 from support.reports import make_protocol, middle_of_a_protocol, text_of
 
 
 def test_different_losses_are_red_and_first() -> None:
     protocol = make_protocol(are_losses_equal=False)
-    lines = text_of(show_protocol, protocol).splitlines()
+    lines = text_of(protocol_document(protocol)).splitlines()
     assert lines[1].startswith("DIFFERENT: at step 12")
     file = io.StringIO()
     file.isatty = lambda: True  # type: ignore[method-assign]
@@ -31,16 +25,16 @@ def test_different_losses_are_red_and_first() -> None:
         environment.setenv("TERM", "xterm-256color")
         environment.delenv("NO_COLOR", raising=False)
         environment.setenv("FORCE_COLOR", "1")
-        show_protocol(protocol, file=file)
+        print_document(protocol_document(protocol), file=file)
     red = next(line for line in file.getvalue().splitlines() if "DIFFERENT" in line)
     assert "41m" in red
-    markdown = protocol_markdown(protocol)
+    markdown = document_markdown(protocol_document(protocol))
     assert markdown.splitlines()[2].startswith("> **DIFFERENT: at step 12")
 
 
 def test_markdown_is_a_table_whatever_the_data_says() -> None:
     nasty = replace(make_protocol(fails=False), title="<script>alert(1)</script> | `x`\n# heading")
-    text = protocol_markdown(nasty)
+    text = document_markdown(protocol_document(nasty))
     assert "<script>" not in text
     assert text.splitlines()[0].endswith("# heading")
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -49,47 +43,40 @@ def test_markdown_is_a_table_whatever_the_data_says() -> None:
 
 
 def test_it_fits_into_a_narrow_terminal() -> None:
-    text = text_of(show_protocol, make_protocol(), width=60)
+    text = text_of(protocol_document(make_protocol()), width=60)
     assert max(map(len, text.splitlines())) <= 60
 
 
 def in_terminal(cell: Cell) -> str:
     names = {"name": "rows_per_second", "label": "reader", "unit": "rows/s", "better": "higher"}
     row = MatrixRow(**names, cells=(Cell(value=100.0), cell))
-    lines = text_of(show_comparison, Matrix(arms=("a", "b"), rows=(row,))).splitlines()
+    lines = text_of(comparison_document(Matrix(arms=("a", "b"), rows=(row,)))).splitlines()
     [line] = [line for line in lines if "reader" in line]
     return line.split("│")[-2].strip()
 
 
 CHANGES = (
-    ((1.426, 1.38, 1.471), "better", "×1.43 1.38 to 1.47", "1.426× (1.380 – 1.471) better"),
-    ((1.004, 1.002, 1.006), "better", "×1.004 1.002 to 1.006", "1.004× (1.002 – 1.006) better"),
-    (
-        (0.9993, 0.9988, 0.99976),
-        "worse",
-        "×0.9993 0.9988 to 0.9998",
-        "0.9993× (0.9988 – 0.9998) worse",
-    ),
+    ((1.426, 1.38, 1.471), "better", "1.426× (1.380 – 1.471) better"),
+    ((1.004, 1.002, 1.006), "better", "1.004× (1.002 – 1.006) better"),
+    ((0.9993, 0.9988, 0.99976), "worse", "0.9993× (0.9988 – 0.9998) worse"),
     (
         (1.0, 0.999, 1.002),
-        "no change that matters",
-        "×1.00 1.00 to 1.00",
-        "1.000× (0.999 – 1.002) no change that matters",
+        "no clear change",
+        "1.000× (0.999 – 1.002) no clear change",
     ),
-    ((1234.5, 1100.0, 1400.0), "better", "×1,234 1,100 to 1,400", "1,234× (1,100 – 1,400) better"),
-    ((12.34, 11.0, 14.0), "better", "×12.3 11.0 to 14.0", "12.3× (11.0 – 14.0) better"),
-    ((0.0123, 0.011, 0.014), "worse", "×0.012 0.011 to 0.014", "0.012× (0.011 – 0.014) worse"),
+    ((1234.5, 1100.0, 1400.0), "better", "1,234× (1,100 – 1,400) better"),
+    ((12.34, 11.0, 14.0), "better", "12.3× (11.0 – 14.0) better"),
+    ((0.0123, 0.011, 0.014), "worse", "0.012× (0.011 – 0.014) worse"),
 )
 
 
-@pytest.mark.parametrize(("numbers", "outcome", "page", "terminal"), CHANGES)
+@pytest.mark.parametrize(("numbers", "outcome", "text"), CHANGES)
 def test_no_change_is_rounded_to_one_and_none_is_a_power_of_ten(
-    numbers: tuple[float, float, float], outcome: Any, page: str, terminal: str
+    numbers: tuple[float, float, float], outcome: Any, text: str
 ) -> None:
     ratio, low, high = numbers
     cell = Cell(value=1.0, ratio=ratio, low=low, high=high, outcome=outcome)
-    assert " ".join(describe_change(cell, "rows/s")) == page
-    assert in_terminal(cell) == terminal
+    assert in_terminal(cell) == text
 
 
 @pytest.mark.parametrize(
@@ -107,12 +94,14 @@ def test_markdown_shows_texts_as_they_are(text: str, escaped: str) -> None:
 
 def test_names_of_arms_are_no_markdown() -> None:
     protocol = make_protocol(names=("*base*", "`drop`", "_stream_"))
-    text = protocol_markdown(protocol)
+    text = document_markdown(protocol_document(protocol))
     for name in ("\\*base\\*", "\\`drop\\`", "\\_stream\\_"):
         assert f"| {name} |" in text
     assert "\\_stream\\_, runs/06-\\_stream\\_ failed; the end of its log:" in text
     assert "| **1.310× (1.284 – 1.336) better** |" in text
-    assert "- **x &lt; 1**" in comparison_markdown(protocol.matrix, checks=[("x < 1", True)])
+    assert "> **x &lt; 1**" in document_markdown(
+        comparison_document(protocol.matrix, checks=[("x < 1", True)])
+    )
 
 
 def test_runs_of_one_name_after_each_other_have_a_line_each(
@@ -128,7 +117,7 @@ def test_runs_of_one_name_after_each_other_have_a_line_each(
         "fast-axolotl: run 2 of 4: candidate, warm-up",
         "fast-axolotl: run 3 of 4: candidate, warm-up",
         "fast-axolotl: run 4 of 4: baseline, warm-up",
-        "fast-axolotl: dedupe on its own; about 5 min left",
+        "fast-axolotl: dedupe on its own; about 5 min 00 s left",
     ]
 
 
@@ -148,17 +137,17 @@ def test_a_protocol_without_runs_counts_none(
 
 
 def lines_of(protocol: ProtocolResult) -> list[str]:
-    lines = text_of(show_protocol, protocol, width=400).splitlines()
-    return [line for line in lines if "•" in line]
+    lines = text_of(protocol_document(protocol), width=400).splitlines()
+    return [line.strip() for line in lines if "•" in line]
 
 
 def test_what_one_arm_alone_lacks_is_told_with_its_reason() -> None:
     protocol = make_protocol()
     line = "Not measured in streaming: swap in (nobody sampled the process tree)."
     assert f"• {line}" in lines_of(protocol)
-    assert f"- {line}\n" in protocol_markdown(protocol)
-    assert f"• {line}\n" in text_of(show_comparison, protocol.matrix)
-    assert f"- {line}\n" in comparison_markdown(protocol.matrix)
+    assert f"- {line}\n" in document_markdown(protocol_document(protocol))
+    assert f"• {line}\n" in text_of(comparison_document(protocol.matrix))
+    assert f"- {line}\n" in document_markdown(comparison_document(protocol.matrix))
     assert "• Not measured: MFU (the peak of this device is not known)." in lines_of(protocol)
 
 
@@ -174,9 +163,9 @@ def test_an_arm_without_any_figure_is_told_in_one_line() -> None:
 def test_alarms_come_before_every_figure() -> None:
     matrix = make_protocol().matrix
     alarm = "DIFFERENT losses <b>: 1.8 and 1.9."
-    text = text_of(show_comparison, matrix, alarms=[alarm], checks=[("x < 1: FAILED", True)])
+    text = text_of(comparison_document(matrix, alarms=[alarm], checks=[("x < 1: FAILED", True)]))
     assert text.startswith(f"{alarm}\nx < 1: FAILED\n")
-    text = comparison_markdown(matrix, alarms=[alarm])
+    text = document_markdown(comparison_document(matrix, alarms=[alarm]))
     assert text.startswith("> **DIFFERENT losses &lt;b&gt;: 1.8 and 1.9.**\n\n|")
 
 
@@ -201,5 +190,5 @@ def test_warm_ups_are_told_apart_from_pairs() -> None:
 def test_where_no_arm_ran_nothing_is_told_of_pairs() -> None:
     none = Matrix(arms=(), rows=())
     protocol = replace(make_protocol(), arms=(), matrix=none, order=(), pairs=0, losses="")
-    assert "pair" not in text_of(show_protocol, protocol)
-    assert "pair" not in protocol_markdown(protocol)
+    assert "pair" not in text_of(protocol_document(protocol))
+    assert "pair" not in document_markdown(protocol_document(protocol))

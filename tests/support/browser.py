@@ -6,7 +6,6 @@ events to 4, each ended by a zero byte.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -64,10 +63,9 @@ class Browser:
                 return result
             self._keep(found)
 
-    def open(self, page: Path, *, wait: bool = True) -> None:
+    def open(self, page: Path) -> None:
         self.call("Page.navigate", url=page.absolute().as_uri())
-        if wait:
-            self.wait_for("document.documentElement?.dataset.drawn === ''")
+        self.wait_for("document.documentElement?.dataset.drawn === ''")
 
     def wait_for(self, expression: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
@@ -103,10 +101,6 @@ class Browser:
         values = {"key": key, "text": text, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **values)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
-
-    def print_to(self, path: Path) -> None:
-        found = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def _read(self, seconds: float = 60.0) -> dict[str, Any]:
         end = time.monotonic() + seconds

@@ -6,7 +6,7 @@ import io
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,38 @@ import pytest
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, Log, Mark, RunRecord, StepBlock
 from fast_axolotl.record.protocol_result import ProtocolResult
-from fast_axolotl.report.content import Report, ReportRun
+from fast_axolotl.report.document import Document
+from fast_axolotl.report.page import report_document
+from fast_axolotl.report.runs import ReportRun, run_document
+from fast_axolotl.report.terminal import print_document
 from support.records import GIGABYTE, START_TIME, every, make_rank, make_run, make_system, steady
 
 
 def as_report(
     *records: RunRecord, names: Sequence[str] = (), protocol: ProtocolResult | None = None
-) -> Report:
-    found = list(names) or [f"run-{number}" for number in range(len(records))]
-    runs = tuple(
-        ReportRun(name=name, record=record, summary=summarise(record))
-        for name, record in zip(found, records, strict=True)
-    )
-    title = protocol.title if protocol else ", ".join(found)
-    return Report(title=title, runs=runs, protocol=protocol, made=START_TIME + 9000, version="0")
+) -> Document:
+    names = list(names) or [f"run-{number}" for number in range(len(records))]
+    runs = [report_run(record, name) for name, record in zip(names, records, strict=True)]
+    title = protocol.title if protocol else ", ".join(names)
+    arm_runs = 0 if protocol is None else len(runs)
+    made: dict[str, Any] = {"made": START_TIME + 9000, "version": "0"}
+    return report_document(title, runs, protocol=protocol, arm_runs=arm_runs, **made)
 
 
-def text_of(show: Callable[..., None], *shown: Any, **options: Any) -> str:
+def report_run(record: RunRecord, name: str = "", **changed: Any) -> ReportRun:
+    return ReportRun(name=name, record=record, summary=replace(summarise(record), **changed))
+
+
+def text_of(document: Document, width: int = 100) -> str:
     """What a pipe receives."""
     file = io.StringIO()
-    show(*shown, file=file, **options)
+    print_document(document, file=file, width=width)
     return file.getvalue()
+
+
+def shown(record: RunRecord, *, width: int = 100, **changed: Any) -> str:
+    """A run with every figure, as a pipe receives it."""
+    return text_of(run_document(report_run(record, **changed)), width)
 
 
 def embedded(html: str, name: str) -> Any:
@@ -171,7 +182,7 @@ def middle_of_a_protocol() -> ProtocolResult:
     return ProtocolResult.read(PROTOCOLS / "in-the-middle")
 
 
-def protocol_report(**options: Any) -> Report:
+def protocol_report(**options: Any) -> Document:
     """Three arms with charts."""
     records = [
         lively_run(share=0.34, seconds=96, seed=1),
@@ -180,15 +191,6 @@ def protocol_report(**options: Any) -> Report:
     ]
     protocol = make_protocol(**options)
     return as_report(*records, names=[arm.name for arm in protocol.arms], protocol=protocol)
-
-
-def slow_start(seconds: float = 30.0) -> RunRecord:
-    """A run whose first step, of the warm-up, took so long."""
-    record = lively_run(seconds=30)
-    blocks = record.ranks[0].blocks
-    assert blocks[0].walls is not None
-    blocks[0] = replace(blocks[0], walls=(seconds, *blocks[0].walls[1:]))
-    return record
 
 
 def drained_run(steps: int = 800) -> RunRecord:

@@ -4,9 +4,9 @@
 passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its
 conditions, errors and warnings, on a dataset that knows the row functions it defines, and answers
 with ours, which take 1,000 rows as an Arrow table. Texts go to the Rust tokenizer together (see
-``tokenizers``), conversations are rendered from plans (see ``templates``), the rest is arithmetic
-on columns. Passes, progress bars, processes and cache files stay what they are, and fingerprints
-are those of stock's arguments: either finds what the other has cached.
+``tokenizers``), the rest is arithmetic on columns. Passes, progress bars, processes and cache files
+stay what they are, and fingerprints are those of stock's arguments: either finds what the other has
+cached.
 
 A pass that is unfamiliar is TRL's own, from its first row: datasets that are streamed, formatted or
 hold images, tokenizers with methods of their own, texts beside conversations (TRL looks at any one
@@ -20,7 +20,6 @@ import copy
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
@@ -33,8 +32,7 @@ import pyarrow.compute as pc
 from fast_axolotl.axolotl.data import list_lengths, require_integers
 from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.templates import Renderer, find_renderer
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation, too_long
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
 from fast_axolotl.errors import MissingExtraError
 
 try:
@@ -432,7 +430,7 @@ def _encoded(
     encodings = encode_texts(backend, texts, add_special_tokens=not is_chat, offsets=masks)
     for number, encoding in enumerate(encodings):
         ids = encoding.ids
-        if too_long(tokenizer, len(ids)):
+        if len(ids) > tokenizer.model_max_length:
             tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
         is_last = len(row) == last
         row.append((ids, _mask(encoding, spans[number]) if masks and is_last else []))
@@ -465,12 +463,6 @@ class _Chat:
         )
         self.arguments = tokenizer.special_tokens_map
         self.reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters} - {"kwargs"}
-        self.renderers: list[Renderer] = []
-        with suppress(Unfamiliar):
-            template = tokenizer.get_chat_template(self.template, None)
-            for invites in (False, True):
-                arguments = {**self.arguments, "add_generation_prompt": invites}
-                self.renderers.append(find_renderer(template, arguments))
 
     def render(
         self, row: int, messages: list[Any], invites: bool, wants_spans: bool
@@ -479,12 +471,6 @@ class _Chat:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools = None if self.tools is None else self.tools[row]
-        if not wants_spans and tools is None and self.extra is None and self.renderers:
-            renderer = self.renderers[invites]
-            inputs = messages, None, renderer.clock()
-            plan = renderer.plan(inputs)
-            if plan is not None:
-                return plan.fill(inputs), []
         given = {
             "chat_template": self.template,
             "tools": json.loads(tools) if isinstance(tools, str) else tools,

@@ -69,14 +69,16 @@ def plan(
     power and what its loader can deliver. Every prediction has a 90 % interval and says what limits
     it: compute, memory, communication or data. Without a record, the intervals are wide.
     """
-    from fast_axolotl.cli.plan_page import plan_notes, plan_rows, plan_title, write_plan
+    from fast_axolotl.cli.plan_page import plan_document
+    from fast_axolotl.cli.report import check_targets
     from fast_axolotl.plan.hardware import Price, find_price
     from fast_axolotl.plan.memory import Layout
     from fast_axolotl.plan.predict import join_plans, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.devices import find_gpu
-    from fast_axolotl.report.terminal import show_matrix
+    from fast_axolotl.report.page import render_page, write_text
+    from fast_axolotl.report.terminal import print_document
 
     if tokens is not None and epochs is not None:
         raise UsageError("--tokens and --epochs mean the same: pass one of them")
@@ -130,11 +132,12 @@ def plan(
         ]
     )
     if html is not None:
-        write_plan(found, html, run)
+        check_targets(output=html)
+        write_text(html, render_page(plan_document(found, run)))
     if as_json:
         print(to_json(found))
     else:
-        show_matrix(plan_title(found), *plan_rows(found), plan_notes(found))
+        print_document(plan_document(found, run))
 
 
 def _parse_count(text: str) -> float:

@@ -233,7 +233,8 @@ class CsvFile:
         if value.endswith(_NEWLINES):
             # Certainly closed where a quote stands at the end that is not the value's own.
             tail = text[-_TAIL_BYTES:].to_pybytes().rstrip(b"\r\n")
-            is_own = value.rstrip("\r\n").endswith(dialect.quote)
+            text_of_value = value.rstrip("\r\n")
+            is_own = not text_of_value or text_of_value.endswith(dialect.quote)
             if is_own or not tail.endswith(dialect.quote.encode()):
                 return None
         return Decoded(table)

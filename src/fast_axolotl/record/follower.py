@@ -38,7 +38,7 @@ from fast_axolotl.record.folder import (
 from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
 from fast_axolotl.record.schema import COUNTED, SAMPLED, Mark, StepBlock, SystemSample
-from fast_axolotl.record.stall import join_waits
+from fast_axolotl.record.waits import join_waits
 
 NEWEST = 128
 """Blocks and samples that keep their detail: two minutes, at one a second."""
@@ -410,7 +410,7 @@ def join_blocks(first: StepBlock, second: StepBlock) -> StepBlock:
 def _merge(first: dict[str, int] | None, second: dict[str, int] | None) -> dict[str, int]:
     merged = Histogram(first)
     merged.merge(second or {})
-    return merged.take()
+    return merged.written()
 
 
 def condense_samples(samples: list[SystemSample], *, most: int, newest: int) -> list[SystemSample]:

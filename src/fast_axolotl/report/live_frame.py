@@ -22,7 +22,7 @@ from fast_axolotl.record import (
     SystemSample,
 )
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.stall import WaitTotals, join_ranks
+from fast_axolotl.record.waits import WaitTotals, join_ranks
 
 NOW_SECONDS = 5.0
 """How far back *now* reaches: long enough to be calm, short enough to follow a change."""

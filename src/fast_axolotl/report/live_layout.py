@@ -26,9 +26,9 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
-from fast_axolotl.report.content import VERDICTS, describe_regimes, verdict_title
 from fast_axolotl.report.live_frame import Frame, RankLine
-from fast_axolotl.report.terminal import describe_left
+from fast_axolotl.report.runs import describe_regimes, verdict_badge
+from fast_axolotl.report.terminal import BADGES, describe_left
 
 _NARROW = 60
 """Columns below which labels are short and bars are left out."""
@@ -186,9 +186,8 @@ def _verdict(frame: Frame, width: int) -> list[Section]:
     """The verdict, and what to do."""
     title, headline, action = _describe_verdict(frame)
     verdict = frame.summary.verdict
-    line = Text.assemble(
-        (f" {title or verdict_title(verdict.kind, verdict.subtype)} ", VERDICTS[verdict.kind].style)
-    )
+    tone, known = verdict_badge(verdict.kind, verdict.subtype)
+    line = Text.assemble((f" {title or known} ", BADGES[tone]))
     if not frame.is_over and not title:
         line.append(" so far", style="dim")
     if width < _NARROW:
@@ -408,7 +407,7 @@ def format_line(frame: Frame, *, ending: str = "") -> str:
     title, _, _ = _describe_verdict(frame)
     state, _ = describe_state(frame, ViewState(ending=ending))
     parts = [" · ".join(frame.stage)] if frame.stage else []
-    verdict = title or verdict_title(summary.verdict.kind, summary.verdict.subtype)
+    verdict = title or verdict_badge(summary.verdict.kind, summary.verdict.subtype)[1]
     if summary.regimes[1:] and not title:
         verdict += f" since step {summary.regimes[-1].first_step:,}"
     parts += [f"{summary.duration_seconds:6.0f} s", verdict]

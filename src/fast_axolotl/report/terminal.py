@@ -1,7 +1,8 @@
-"""Tables and progress in the terminal, by rich.
+"""A document in the terminal, and progress while something runs, by rich.
 
-Tables go to stdout and progress to stderr, so that a pipe receives results only. Without a terminal
-tables keep their natural width, and progress is silent, or a line for every run of a protocol.
+Documents go to stdout and progress to stderr, so that a pipe receives results only. Colours are for
+terminals; a pipe gets plain text of a fixed width. Without a terminal progress is silent, or a line
+for every run of a protocol.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     Progress,
@@ -22,21 +23,46 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-_PIPE_WIDTH = 160
+from fast_axolotl.record.units import format_duration
+from fast_axolotl.report.document import (
+    Bar,
+    Block,
+    Bullets,
+    Card,
+    Cell,
+    Chart,
+    Document,
+    Log,
+    Paragraph,
+    Row,
+    Table,
+)
 
-StageBar = tuple[str, int, int, Sequence[str]]
-"""A stage, its tasks done, its tasks in all, and words beside its bar."""
+PIPE_WIDTH = 160
+BADGES = {
+    "good": "bold white on green4",
+    "warn": "bold white on dark_orange3",
+    "bad": "bold white on red",
+    "plain": "bold white on grey35",
+}
+"""Style of a verdict's title by its tone."""
+_TONES = {"good": "green", "warn": "yellow", "bad": "bold red"}
+_STYLES = {"alarm": "bold white on red", "warning": "bold yellow", "muted": "dim"}
 
 Update = Callable[[str, int, int, float, "float | None"], None]
 """What runs, runs done, runs in all, seconds of this run, seconds left."""
 
 
-def print_parts(parts: Iterable[RenderableType], width: int, file: IO[str] | None) -> None:
-    """Print to stdout, or a file: in colours on a terminal, else as plain text so wide."""
+def print_document(
+    document: Document, *, file: IO[str] | None = None, width: int = PIPE_WIDTH
+) -> None:
+    """Print to stdout or a file; ``width`` is that of lines that no terminal shows."""
+    parts: list[RenderableType] = [Text(document.title, "bold")] if document.title else []
+    parts += _parts(document.blocks, has_title=bool(parts))
+    parts += [Text(note, "dim") for note in document.footnotes]
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
         console.print(Group(*parts))
@@ -47,38 +73,101 @@ def print_parts(parts: Iterable[RenderableType], width: int, file: IO[str] | Non
 
 
 def show_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
-    """Two columns: a name and its value."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in pairs:
-        table.add_row(name, value)
-    _console().print(table)
+    """Print two columns: a name and its value."""
+    print_document(Document(title=title, blocks=[Table(rows=pairs)]))
 
 
 def show_matrix(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+    title: str, header: Sequence[str], rows: Sequence[Row], notes: Sequence[str] = ()
 ) -> None:
-    """A table with text in the first column and figures in the others, and notes below."""
-    console = _console()
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    for note in notes:
-        console.print(note, style="dim")
+    """Print a table, and notes below."""
+    blocks: list[Block] = [Table(header=header, rows=rows)]
+    blocks += [Paragraph(note, "muted") for note in notes]
+    print_document(Document(title=title, blocks=blocks))
 
 
-def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of words: every column to the left, long ones folded."""
-    table = Table()
-    for name in header:
-        table.add_column(name, overflow="fold")
+def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[RenderableType]:
+    """What rich prints, with an empty line before each new thought."""
+    is_first = not has_title
+    for block in blocks:
+        if isinstance(block, Bar | Chart):
+            continue
+        if isinstance(block, Paragraph):
+            if block.style == "lead" and not is_first:
+                yield Text()
+            yield Text(block.text, _STYLES.get(block.style, ""))
+        elif isinstance(block, Bullets):
+            yield from (_bullet(line, is_muted=block.is_muted) for line in block.lines)
+        elif isinstance(block, Card):
+            if not is_first:
+                yield Text()
+            yield from _card(block)
+        elif isinstance(block, Table):
+            if not is_first:
+                yield Text()
+            yield _table(block)
+        elif isinstance(block, Log):
+            yield Text(block.text, "dim")
+        else:
+            # The first block stands directly below its heading.
+            yield Text.assemble("" if is_first else "\n", (block.title, "bold"))
+            yield Padding(Group(*_parts(block.blocks)), (0, 0, 0, 2), expand=False)
+        is_first = False
+
+
+def _card(card: Card) -> Iterator[RenderableType]:
+    head = Text.assemble((f"{card.name}: ", "bold") if card.name else "")
+    for tone, title in card.badges:
+        head.append(f" {title} ", BADGES.get(tone, "bold")).append(" ")
+    yield head.append(card.headline, "bold")
+    mark = "• " if len(card.evidence) > 1 else ""
+    rows = [("" if at else "Why", f"{mark}{line}") for at, line in enumerate(card.evidence)]
+    rows += [("Next", card.action)] if card.action else []
+    if rows:
+        yield _grid(rows, "bold", width=11)
+    yield from (Text(note, "dim") for note in card.notes)
+
+
+def _bullet(line: str, *, is_muted: bool) -> RenderableType:
+    style = "dim" if is_muted else ""
+    return _grid([("–" if is_muted else "•", line)], style, text_style=style)
+
+
+def _table(table: Table) -> RenderableType:
+    if not table.header:
+        width = max([11, *(len(_text(label)) for label, _ in table.rows)])
+        return _grid(table.rows, "cyan", width=width)
+    drawn = RichTable()
+    for number, name in enumerate(table.header):
+        column = [row[number] for row in table.rows]
+        # Words begin at the left, figures end at the right.
+        is_figure = number > 0 and all(
+            isinstance(cell, str) and cell[:1] in "0123456789–+−$.<" for cell in column
+        )
+        drawn.add_column(Text(name), justify="right" if is_figure else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(_styled, row))
+    return drawn
+
+
+def _grid(
+    rows: Sequence[Row], style: str, *, width: int | None = None, text_style: str = ""
+) -> RenderableType:
+    """Labels of a width, and what stands beside them."""
+    grid = RichTable.grid(padding=(0, 1))
+    grid.add_column(width=width, no_wrap=True, style=style)
+    grid.add_column(overflow="fold", style=text_style)
     for row in rows:
-        table.add_row(*row)
-    _console().print(table)
+        grid.add_row(*map(_styled, row))
+    return grid
+
+
+def _styled(cell: str | Cell) -> Text:
+    return Text(_text(cell), "" if isinstance(cell, str) else _TONES.get(cell.tone, ""))
+
+
+def _text(cell: str | Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
 
 
 @contextmanager
@@ -149,36 +238,6 @@ def protocol_progress() -> Iterator[Update]:
         yield draw
 
 
-def stage_display(
-    title: str, read: Callable[[], tuple[Sequence[StageBar], Sequence[str]]], out: IO[str]
-) -> Live | None:
-    """A display of bars with lines below, which what others print does not break; ``None`` outside
-    a terminal."""
-    console = Console(file=out, highlight=False, markup=False)
-    if not console.is_terminal or console.is_dumb_terminal:
-        return None
-
-    def draw() -> Group:
-        bars, lines = read()
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for name, done, total, words in bars:
-            bar = ProgressBar(total=total or 1, completed=done if total else 1, width=30)
-            table.add_row(f"  {name}", bar, *words)
-        below = (Text(f"  {line}", style="dim") for line in lines)
-        return Group(Text(title, style="bold"), table, *below)
-
-    return Live(get_renderable=draw, console=console, refresh_per_second=4)
-
-
 def describe_left(seconds: float) -> str:
-    """An estimate, as exact as one can be: ``about 12 min left``."""
-    if seconds < 90:
-        return f"about {max(1.0, seconds):.0f} s left"
-    if seconds < 90 * 60:
-        return f"about {seconds / 60:.0f} min left"
-    return f"about {seconds / 3600:.1f} h left"
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(width=width, markup=False, highlight=False)
+    """An estimate: ``about 12 min 30 s left``."""
+    return f"about {format_duration(max(1.0, seconds))} left"

@@ -168,36 +168,6 @@
     draw();
   });
 
-  // --- a slide: the top of the page in one screen ---
-
-  // "#slide=900" tells how high the picture is, which a browser without a window does not know.
-  const isSlide = location.hash.startsWith("#slide");
-
-  function fits() {
-    const height = Number(location.hash.split("=")[1]) || innerHeight;
-    const bottom = document.querySelector("main").getBoundingClientRect().bottom;
-    const tables = [...document.querySelectorAll("section > .scroll")];
-    return bottom < height - 8 && tables.every((one) => one.scrollWidth <= one.clientWidth);
-  }
-
-  function grow(low, high, set) {
-    for (let round = 0; round < 8; round += 1) {
-      const middle = (low + high) / 2;
-      set(middle);
-      if (fits()) low = middle;
-      else high = middle;
-    }
-    set(low);
-  }
-
-  function fit() {
-    if (!isSlide) return;
-    root.style.removeProperty("--air");
-    grow(0.3, 1.6, (size) => { document.body.style.zoom = size; });
-    grow(0.25, 0.75, (size) => { root.style.setProperty("--air", `${size}rem`); });
-    draw();
-  }
-
   // --- start ---
 
   async function unpack() {
@@ -224,9 +194,8 @@
   let waiting = 0;
   addEventListener("resize", () => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => { if (!before) { draw(); fit(); } }, 120);
+    waiting = setTimeout(() => { if (!before) draw(); }, 120);
   });
-  if (isSlide) root.dataset.view = "slide";
   nameToggle();
-  unpack().then(draw).then(fit).catch(refuse).finally(() => { root.dataset.drawn = ""; });
+  unpack().then(draw).catch(refuse).finally(() => { root.dataset.drawn = ""; });
 })();

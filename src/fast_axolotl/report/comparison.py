@@ -1,0 +1,388 @@
+"""What several runs have to say together: the matrix of a protocol, a comparison, a report.
+
+The answer comes first, then the matrix. A difference of losses comes before any speed. Figures that
+no arm has are not rows; below the matrix stands why, and why an arm has none of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.catalogue import MATRIX
+from fast_axolotl.record.protocol_result import (
+    Arm,
+    ArmRun,
+    Matrix,
+    MatrixRow,
+    ProtocolResult,
+)
+from fast_axolotl.record.protocol_result import (
+    Cell as MatrixCell,
+)
+from fast_axolotl.record.units import (
+    count_words,
+    format_change,
+    format_date,
+    format_duration,
+    format_value,
+)
+from fast_axolotl.report.document import (
+    Block,
+    Bullets,
+    Card,
+    Cell,
+    Document,
+    Log,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    Tone,
+)
+from fast_axolotl.report.runs import (
+    VERDICTS,
+    ReportRun,
+    describe_gpus,
+    describe_value,
+    missing_reason,
+    verdict_badge,
+    verdict_blocks,
+)
+
+_MOST_DECIMALS = 5
+"""Of a ratio: smaller changes than a hundred-thousandth are none that anybody asks for."""
+_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
+
+
+def protocol_document(protocol: ProtocolResult) -> Document:
+    """The answer of a protocol, its matrix, and what each variant is bound by."""
+    blocks: list[Block] = []
+    if protocol.are_losses_equal is False:
+        blocks.append(Paragraph(protocol.losses, "alarm"))
+    if progress := describe_progress(protocol):
+        blocks.append(Paragraph(progress, "warning"))
+    blocks += [Paragraph(line, "lead") for line in protocol.paragraph.split("\n") if line]
+    if measured_rows(protocol.matrix):
+        blocks.append(Section(title="Comparison", blocks=[_matrix_table(protocol.matrix)]))
+    elif not any(map(_counted_runs, protocol.arms)):
+        blocks.append(Paragraph(_no_counted_run(protocol)))
+    cards = [_arm_card(protocol, arm) for arm in protocol.arms]
+    if cards:
+        blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
+    blocks.append(Section(title="Notes", blocks=[Bullets(_facts(protocol))]))
+    for arm in protocol.arms:
+        by_tail: dict[str, list[str]] = {}
+        for run in arm.runs:
+            if run.status == "failed":
+                by_tail.setdefault(run.log_tail, []).append(run.folder)
+        for tail, names in by_tail.items():
+            title = f"{arm.name}, {' and '.join(names)} failed; the end of its log:"
+            blocks.append(Section(title=title, blocks=[Log(tail)]))
+    return Document(title=protocol.title, blocks=blocks)
+
+
+def comparison_document(
+    matrix: Matrix,
+    *,
+    alarms: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    checks: Sequence[tuple[str, bool]] = (),
+) -> Document:
+    """A matrix alone, with limits that were checked: a sentence, and whether it is broken.
+
+    Alarms are what to know before any figure.
+    """
+    blocks: list[Block] = [Paragraph(alarm, "alarm") for alarm in alarms]
+    blocks += [Paragraph(text, "warning" if is_broken else "") for text, is_broken in checks]
+    if measured_rows(matrix):
+        blocks.append(_matrix_table(matrix))
+    blocks.append(Bullets([*_describe_missing(matrix), *notes, *matrix.notes]))
+    return Document(title="", blocks=blocks)
+
+
+def runs_document(runs: Sequence[ReportRun], *, is_named: bool = False) -> Document:
+    """Verdicts of single runs, and their figures beside each other."""
+    verdicts = verdict_blocks(runs, is_named=is_named)
+    return Document(title="", blocks=[*verdicts, *beside_each_other(runs)])
+
+
+def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
+    """The figures of single runs, with no ratio and no judgement."""
+    rows = []
+    for figure in MATRIX:
+        cells = []
+        for run in runs:
+            if figure.name not in run.summary.figures:
+                continue
+            value = run.summary.figures[figure.name]
+            reason = missing_reason(run.summary, figure.name) if value is None else ""
+            cells.append(MatrixCell(value=value, reason=reason))
+        if cells:
+            names = {"name": figure.name, "label": figure.label, "unit": figure.unit}
+            rows.append(MatrixRow(**names, better=figure.better, cells=tuple(cells)))
+    matrix = Matrix(arms=tuple(run.name for run in runs), rows=tuple(rows))
+    lines = [
+        (row.label, *(format_value(cell.value, row.unit) for cell in row.cells))
+        for row in measured_rows(matrix)
+    ]
+    notes = _describe_missing(matrix)
+    if len(runs) > 1:
+        notes.insert(
+            0,
+            "One run each: a difference may be noise. fast-axolotl protocol repeats the runs and "
+            "computes intervals.",
+        )
+    table = Table(header=("figure", *matrix.arms), rows=lines)
+    title = "Comparison of single runs" if len(runs) > 1 else "Figures"
+    return [Section(title=title, blocks=[table, Bullets(notes)])] if lines else []
+
+
+def protocol_details(protocol: ProtocolResult) -> list[Block]:
+    """What was run, in which order, and what became of it."""
+    blocks: list[Block] = []
+    if protocol.dedupe:
+        rows = [
+            (name.replace("_", " "), describe_value(value))
+            for name, value in protocol.dedupe.items()
+            if name not in ("sentence", "log_tail") and value not in (None, "", [], {})
+        ]
+        own: list[Block] = [Paragraph(protocol.dedupe.get("sentence", "")), Table(rows=rows)]
+        tail = protocol.dedupe.get("log_tail")
+        blocks.append(Section(title="Dedupe alone", blocks=[*own, *([Log(tail)] if tail else [])]))
+    runs: list[tuple[str, ...]] = []
+    for arm in protocol.arms:
+        for run in arm.runs:
+            state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
+            took = "–" if run.seconds is None else format_duration(run.seconds)
+            pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
+            runs.append((run.folder, arm.name, pair, state, took, run.page_cache or "–"))
+
+    def number(row: Sequence[str]) -> tuple[int, str]:
+        """Of ``runs/07-baseline``; a folder without a number comes first."""
+        digits = row[0].rpartition("/")[2].partition("-")[0]
+        return (int(digits) if digits.isdecimal() else -1), row[0]
+
+    ordered = sorted(runs, key=number)
+    commands = [(arm.name, " ".join(arm.command)) for arm in protocol.arms]
+    header = ("run", "variant", "pair", "state", "time", "page cache before")
+    tables = [Table(rows=commands), Table(header=header, rows=ordered)]
+    if runs:
+        title = "Runs of the protocol"
+        blocks.append(Section(title=title, blocks=tables, is_open=False))
+    return blocks
+
+
+def protocol_subtitle(protocol: ProtocolResult, runs: Sequence[ReportRun]) -> str:
+    """When it was, how long it took, and on which machine."""
+    machine = [protocol.environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
+    parts = [format_date(protocol.started), format_duration(protocol.seconds)]
+    parts += dict.fromkeys(filter(None, (describe_gpus(run.record) for run in runs)))
+    return " · ".join([*parts, *(value for value in machine if isinstance(value, str) and value)])
+
+
+def shown_run(arm: Arm) -> ArmRun | None:
+    """The run that stands for an arm; where none was chosen, the last that counts."""
+    done = [run for run in arm.runs if run.status == "done"]
+    chosen = [run for run in done if run.folder == arm.shown_run]
+    return next(reversed(chosen or _counted_runs(arm) or done), None)
+
+
+def describe_run(arm: Arm) -> str:
+    """``08-baseline, the one nearest the median of 3``; empty where there is none."""
+    run = shown_run(arm)
+    if run is None:
+        return ""
+    count = len(_counted_runs(arm))
+    name = run.folder.rstrip("/").rpartition("/")[2]
+    if run.pair < 0:
+        return f"{name}, a warm-up run"
+    if count == 1:
+        return f"{name}, the only measured run"
+    if run.folder == arm.shown_run:
+        return f"{name}, closest to the median of {count}"
+    return f"{name}, the last of {count}"
+
+
+def describe_drawn(protocol: ProtocolResult, names: Sequence[str]) -> str:
+    """Which run of each arm the charts are of; empty where none was drawn."""
+    parts = [
+        f"{arm.name}: {words}"
+        for arm in protocol.arms
+        if arm.name in names and (words := describe_run(arm))
+    ]
+    is_counted = any(map(_counted_runs, protocol.arms))
+    rest = "; the comparison table shows medians" if is_counted else ""
+    return f"One run of each variant{rest}. {'; '.join(parts)}." if parts else ""
+
+
+def describe_progress(protocol: ProtocolResult) -> str:
+    """How far a protocol has come that has not made every run; empty for all others."""
+    runs = [run for arm in protocol.arms for run in arm.runs]
+    if not protocol.planned_runs or len(runs) >= protocol.planned_runs:
+        return ""
+    failed = sum(run.status == "failed" for run in runs)
+    words = f"{len(runs)} of {protocol.planned_runs} runs done"
+    words += f", {failed} of them failed" if failed else ""
+    if not protocol.pairs:
+        return f"{words}, no pair yet."
+    planned = f" of {protocol.planned_pairs}" if protocol.planned_pairs else ""
+    is_one = protocol.planned_pairs == 1 if planned else protocol.pairs == 1
+    return f"{words}, {protocol.pairs}{planned} {'pair' if is_one else 'pairs'}."
+
+
+def measured_rows(matrix: Matrix) -> list[MatrixRow]:
+    """Those with a value in any arm."""
+    rows = ((row, [finite(cell.value) for cell in row.cells]) for row in matrix.rows)
+    return [row for row, values in rows if any(value is not None for value in values)]
+
+
+def _matrix_table(matrix: Matrix) -> Table:
+    """Label, value of the baseline, and of each other arm the value and its change."""
+    header = ["", *matrix.arms[:1]]
+    for name in matrix.arms[1:]:
+        header += [name, f"÷ {matrix.arms[0]} (95 % interval)"]
+    rows = []
+    for row in measured_rows(matrix):
+        cells: list[str | Cell] = [row.label, format_value(row.cells[0].value, row.unit)]
+        for cell in row.cells[1:]:
+            interval = None
+            if cell.ratio and cell.low and cell.high:
+                interval = cell.low, cell.ratio, cell.high
+            text, tone = _format_change(cell, row.unit), _TONES.get(cell.outcome, "")
+            cells.append(format_value(cell.value, row.unit))
+            cells.append(Cell(text=text, tone=tone, interval=interval))
+        rows.append(cells)
+    shown: list[Row] = list(rows)
+    return Table(header=header, rows=shown)
+
+
+def _format_change(cell: MatrixCell, unit: str) -> str:
+    """``1.23× (1.20 – 1.26) better``."""
+    if cell.ratio is not None:
+        ratio, *ends = _format_ratios(cell)
+        text = f"{ratio}×"
+    elif cell.difference is None:
+        return "" if cell.value is None else "not compared"
+    elif unit.startswith("bytes") and cell.outcome.startswith("no "):
+        return cell.outcome
+    else:
+        differences = (cell.difference, cell.difference_low, cell.difference_high)
+        text, *ends = (
+            format_change(one, unit, decimals=2) for one in differences if one is not None
+        )
+    if ends:
+        text += f" ({' – '.join(ends)})"
+    if cell.outcome == "not compared":
+        return f"{text}, no interval"
+    return f"{text} {cell.outcome}"
+
+
+def _format_ratios(cell: MatrixCell) -> list[str]:
+    """The ratio of a cell, and the ends of its interval where it has one.
+
+    A change has more decimals where fewer would round it to 1, which stands for no change.
+    """
+    known = [value for value in (cell.ratio, cell.low, cell.high) if value is not None]
+    decimals = 3
+    if cell.outcome in ("better", "worse", "changed"):
+        enough = (
+            number
+            for number in range(decimals, _MOST_DECIMALS)
+            if all(round(value, number) != 1.0 for value in known)
+        )
+        decimals = next(enough, _MOST_DECIMALS)
+    return [
+        f"{value:,.0f}"
+        if value >= 100
+        else f"{value:.1f}"
+        if value >= 10
+        else f"{value:.{decimals}f}"
+        for value in known
+    ]
+
+
+def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
+    """What an arm is, how often it ran, and the verdict of the run that stands for it."""
+    kind, _, subtype = arm.verdict.partition(" ")
+    badges: list[tuple[Tone, str]] = []
+    if arm.verdict:
+        is_known = kind in VERDICTS
+        badges.append(verdict_badge(kind, subtype) if is_known else ("plain", arm.verdict))
+    shown = shown_run(arm)
+    done = sum(run.status == "done" for run in arm.runs)
+    counted = len(_counted_runs(arm))
+    parts = [count_words(counted, "measured run")]
+    parts += [count_words(done - counted, "warm-up run")] if done > counted else []
+    parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
+    notes = [f"{arm.text}; {', '.join(parts)}."]
+    if arm.verdict and shown is not None:
+        notes.append(f"Verdict of run {describe_run(arm)}.")
+    headline = arm.headline or _no_counted_run(protocol)
+    return Card(name=arm.name, badges=badges, headline=headline, action=arm.action, notes=notes)
+
+
+def _facts(protocol: ProtocolResult) -> list[str]:
+    """Everything else worth a line, in the order in which one asks for it."""
+    lines = []
+    if protocol.losses and protocol.are_losses_equal is not False:
+        lines.append(protocol.losses)
+    lines += [f"Different settings: {text}" for text in protocol.differing_settings]
+    lines += _describe_missing(protocol.matrix)
+    if protocol.arms:
+        # Such as: 2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s
+        parts = [count_words(protocol.pairs, "pair")]
+        if protocol.pairs < protocol.planned_pairs:
+            parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
+        if protocol.order:
+            letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
+            names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
+            order = " ".join(letters[name] for name in protocol.order)
+            parts.append(f"in the order {order} ({names})")
+        warmups = [
+            sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in protocol.arms
+        ]
+        if any(warmups):
+            each = f"{count_words(warmups[0], 'warm-up run')} of each variant"
+            total = f"{count_words(sum(warmups), 'warm-up run')} in total"
+            parts.append(f"after {each if len(set(warmups)) == 1 else total}")
+        lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
+    return [*lines, *protocol.notes, *protocol.matrix.notes]
+
+
+def _describe_missing(matrix: Matrix) -> list[str]:
+    """Why figures have no row, and why arms lack them in a row: one sentence for each reason."""
+    shown = measured_rows(matrix)
+    missing: dict[str, list[str]] = {}
+    for row in matrix.rows if shown else ():
+        if row not in shown:
+            # An arm that ran knows more about it than one that did not.
+            reasons = sorted(
+                (cell.reason for cell in row.cells if cell.reason),
+                key=lambda reason: reason.startswith("no run "),
+            )
+            missing.setdefault(reasons[0] if reasons else "no measured run", []).append(row.label)
+    lines = [f"Not measured: {'; '.join(labels)} ({reason})." for reason, labels in missing.items()]
+    for at, arm in enumerate(matrix.arms):
+        missing = {}
+        for row in shown:
+            if row.cells[at].value is None:
+                reason = row.cells[at].reason or "not recorded"
+                missing.setdefault(reason, []).append(row.label)
+        lines += [
+            f"Nothing measured in {arm}: {reason}."
+            if len(labels) == len(shown)
+            else f"Not measured in {arm}: {'; '.join(labels)} ({reason})."
+            for reason, labels in missing.items()
+        ]
+    return lines
+
+
+def _counted_runs(arm: Arm) -> list[ArmRun]:
+    """Its runs that the matrix is of."""
+    return [run for run in arm.runs if run.status == "done" and run.pair >= 0]
+
+
+def _no_counted_run(protocol: ProtocolResult) -> str:
+    """Why an arm has no figures."""
+    return "No measured run yet." if describe_progress(protocol) else "No measured run."

@@ -1,0 +1,159 @@
+"""A document as plain data: what a run, a comparison, a protocol, a plan or a job has to say.
+
+``terminal``, ``markdown`` and ``page`` each draw the same blocks in their own way. Charts and bars
+are for the page; the other two leave them out, because every figure also stands in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Tone = Literal["", "good", "warn", "bad", "plain"]
+"""What something means: fine, to be noted, wrong, not decided."""
+
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F))
+"""Characters that turn the direction of the text behind them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A value of a table that means something, or has an interval."""
+
+    text: str
+    tone: Tone = ""
+    interval: tuple[float, float, float] | None = None
+    """A ratio between its lower and its upper end; the page draws it."""
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A sentence or more."""
+
+    text: str
+    style: Literal["", "lead", "alarm", "warning", "muted"] = ""
+    """``lead`` is the answer. An alarm has to be read before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """Lines, one for each fact; muted ones explain what is missing."""
+
+    lines: Sequence[str]
+    is_muted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A verdict: what limits a run, why, and what to do next."""
+
+    name: str = ""
+    """Of the run; empty where it is the only one."""
+    badges: Sequence[tuple[Tone, str]] = ()
+    headline: str
+    evidence: Sequence[str] = ()
+    action: str = ""
+    notes: Sequence[str] = ()
+    tiles: Sequence[tuple[str, str]] = ()
+    """Figures in large letters; for the page, as tables have them as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of a label and its values."""
+
+    rows: Sequence[Row]
+    header: Sequence[str] = ()
+    """Empty: pairs of a label and one value."""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Parts of a whole beside each other."""
+
+    name: str
+    parts: Sequence[tuple[str, float, str]]
+    """Label, share, and the role of its colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Lines that a program has printed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Legend:
+    """What a colour of a chart stands for."""
+
+    role: str
+    label: str
+    shape: Literal["line", "dashed", "area", "mark", "bar"] = "line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One figure of a chart."""
+
+    name: str = ""
+    """The run's; empty where the figure shows all of them."""
+    text: str
+    """What there is to see, in words."""
+    figure: Mapping[str, Any] | None = None
+    """``traces``, ``layout`` and ``height``, see ``charts``; ``None`` where there is nothing to
+    draw, and the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A question and the panels that answer it."""
+
+    name: str
+    title: str
+    text: str
+    """How to read it."""
+    legend: Sequence[Legend] = ()
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    blocks: Sequence[Block]
+    is_open: bool = True
+    """Whether the page shows it unfolded."""
+    layout: Literal["", "cards", "groups"] = ""
+    """How the page arranges the blocks: below each other, or side by side."""
+
+
+Block = Paragraph | Bullets | Card | Table | Bar | Log | Chart | Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """Everything that one answer consists of."""
+
+    title: str
+    subtitle: str = ""
+    blocks: Sequence[Block]
+    footnotes: Sequence[str] = ()
+    """What was left out, one sentence each."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The figures behind it as plain data, which the page embeds and offers to download."""
+    made: float = 0.0
+    """In seconds since 1970."""
+    version: str = ""
+    """Of this package."""
+
+
+def plain_name(name: str) -> str:
+    """A name of the user's for a sentence: whatever its direction, the text keeps its own."""
+    return name.translate(_DIRECTIONS)

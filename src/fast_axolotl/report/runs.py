@@ -1,0 +1,439 @@
+"""What recorded runs have to say: verdicts, where the time went, every figure, settings.
+
+A figure that was not measured is no row; below its group stands the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import IO, Any
+
+from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER
+from fast_axolotl.record.units import (
+    count_words,
+    format_bytes,
+    format_count,
+    format_date,
+    format_duration,
+    format_seconds,
+    format_share,
+)
+from fast_axolotl.report.document import (
+    Bar,
+    Block,
+    Bullets,
+    Card,
+    Document,
+    Paragraph,
+    Section,
+    Table,
+    Tone,
+)
+from fast_axolotl.report.terminal import print_document
+
+VERDICTS: dict[str, tuple[str, Tone]] = {
+    "inconclusive": ("Inconclusive", "plain"),
+    "memory": ("Out of memory", "bad"),
+    "swap": ("Swap-bound", "bad"),
+    "cpu": ("CPU-bound", "bad"),
+    "io": ("I/O-bound", "bad"),
+    "data": ("Data-bound", "bad"),
+    "checkpoint": ("Checkpoint-bound", "bad"),
+    "evaluation": ("Evaluation-bound", "bad"),
+    "communication": ("Communication-bound", "warn"),
+    "startup": ("Start-up-bound", "warn"),
+    "compute": ("Compute-bound", "good"),
+    "mixed": ("Mixed", "warn"),
+}
+"""Title and tone of each kind of verdict."""
+
+_LEAST_PART = 0.0005
+"""Share of the wall clock below which a part is not named: it would read 0.0 %."""
+_MOST_NOTES = 2
+"""Of a record, on one screen."""
+_PATTERNS = {"steady": "all the time", "burst": "in bursts", "periodic": "rarely, but long"}
+_PART_ROLES = dict(
+    zip(
+        LEDGER,
+        ("step", "step", "anon", "wait", "pss", "hwm", "good", "accent", "bad", "calls", "host"),
+        strict=True,
+    )
+)
+"""Of each part of a run's time, the role of its colour."""
+_TILES = {
+    "stall_fraction": "waiting for data",
+    "tokens_per_second": "tokens, without padding",
+    "rows_per_second": "reader",
+    "step_p50_seconds": "step, median",
+    "mfu": "MFU",
+    "working_set_bytes": "working set",
+}
+_NODE_FIGURES = {
+    "working set": "working_set_bytes",
+    "of limit": "limit_share",
+    "CPU": "cpu_cores",
+    "swap in": "swap_in_bytes_per_second",
+    "memory pressure": "psi_memory_full",
+    "disk pressure": "psi_io_full",
+    "GPU busy": "gpu_utilization",
+    "GPU clock": "gpu_clock_mhz",
+}
+_RANK_COLUMNS = ("rank", "stall", "CPU-side wait", "steps", "step p50", "samples/s", "tokens/s", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRun:
+    """One run of a report."""
+
+    name: str
+    """As it is called in the report: the arm's name, or the folder's."""
+    record: RunRecord
+    summary: RunSummary
+
+
+def show_short_summary(
+    summary: RunSummary, record: RunRecord, *, file: IO[str] | None = None
+) -> None:
+    """Print one screen to stdout, or a file: verdict, why, advice, and what matters most."""
+    p50, p95 = format_seconds(summary.step_p50_seconds), format_seconds(summary.step_p95_seconds)
+    memory = [format_bytes(summary.working_set_bytes)]
+    if summary.working_set_peak_bytes is not None:
+        memory.append(f"peak {format_bytes(summary.working_set_peak_bytes)}")
+    if summary.limit_bytes and summary.limit_share is not None:
+        memory.append(f"{format_share(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
+    stall, first = format_share(summary.stall_fraction), format_seconds(summary.first_step_seconds)
+    lines = (
+        ("stall", "stall_fraction", f"{stall} of the time after warm-up"),
+        ("tokens/s", "tokens_per_second", format_count(summary.tokens_per_second)),
+        ("samples/s", "samples_per_second", format_count(summary.samples_per_second)),
+        ("step", "step_p50_seconds", f"p50 {p50} · p95 {p95}"),
+        ("MFU", "mfu", f"{format_share(summary.mfu)} of the GPU's peak"),
+        ("working set", "working_set_bytes", ", ".join(memory)),
+        ("first step", "first_step_seconds", f"{first} after the first batch was requested"),
+    )
+    pairs = [(label, text) for label, name, text in lines if getattr(summary, name) is not None]
+    clock = divide_clock(summary.ledger)
+    if clock:
+        parts = (f"{LEDGER[part]} {format_share(share)}" for part, _, share in clock)
+        pairs.append(("wall clock", " · ".join(parts)))
+    if summary.replacements is not None:
+        pairs.append(("replaced", describe_replacements(summary)))
+    pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
+    left = len(summary.notes) - _MOST_NOTES
+    pairs += [("", f"{left} more {'note' if left == 1 else 'notes'}")] if left > 0 else []
+    missing: dict[str, list[str]] = {}
+    for label, name, _ in lines:
+        # MFU is for those who asked for it.
+        if getattr(summary, name) is None and name != "mfu":
+            missing.setdefault(missing_reason(summary, name), []).append(label)
+    reasons = [f"{'; '.join(labels)}: {reason}" for reason, labels in missing.items()]
+    run = ReportRun(name="", record=record, summary=summary)
+    blocks: list[Block] = [*verdict_blocks([run]), Table(rows=pairs), Bullets(reasons, True)]
+    print_document(Document(title="", blocks=blocks), file=file)
+    # Not folded by rich: a terminal wraps it, and it can still be copied whole.
+    print(f"\nEvery figure: fast-axolotl show --all {shlex.quote(record.path)}", file=file)
+
+
+def run_document(run: ReportRun) -> Document:
+    """Every figure of one run, for the terminal."""
+    return Document(title="", blocks=[*verdict_blocks([run]), *run_blocks([run])])
+
+
+def verdict_blocks(runs: Sequence[ReportRun], *, is_named: bool = False) -> list[Block]:
+    """What must be told before any verdict, then what bounds each run, why, and what to do.
+
+    ``is_named``: a run has its name in front even where it is the only one.
+    """
+    is_single = len(runs) == 1 and not is_named
+    blocks: list[Block] = []
+    cards = []
+    for run in runs:
+        verdict, name = run.summary.verdict, "" if is_single else run.name
+        alarms = find_alarms(run.summary, run.record)
+        blocks += [Paragraph(f"{name}: {text}" if name else text, "alarm") for text in alarms]
+        tiles = [
+            (label, FIGURES[figure].format(value))
+            for figure, label in _TILES.items()
+            if (value := getattr(run.summary, figure)) is not None
+        ]
+        cards.append(
+            Card(
+                name=name,
+                badges=[verdict_badge(verdict.kind, verdict.subtype)],
+                headline=verdict.headline,
+                evidence=verdict.evidence,
+                action=verdict.action,
+                tiles=tiles if is_single else (),
+            )
+        )
+    if is_single:
+        return [*blocks, *cards]
+    return [*blocks, Section(title="Verdicts", blocks=cards, layout="cards")] if cards else blocks
+
+
+def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[Block]:
+    """Where the time went, charts where there are any, every figure, and the settings."""
+    if not runs:
+        return []
+    blocks: list[Block] = [*_clock_section(runs), *charts, *_course_section(runs)]
+    figures = [_group(title, names, runs) for title, names in GROUPS.items()]
+    is_single = len(runs) == 1
+    blocks.append(Section(title="All figures", blocks=figures, is_open=is_single, layout="groups"))
+    tables = [table for run in runs for table in _member_tables(run, is_named=not is_single)]
+    if tables:
+        blocks.append(Section(title="Nodes and ranks", blocks=tables, is_open=False))
+    for title in ("settings", "environment"):
+        values = [getattr(run.summary, title) for run in runs]
+        blocks += settings_section(title.title(), [run.name for run in runs], values)
+    return blocks
+
+
+def settings_section(
+    title: str, names: Sequence[str], values: Sequence[Mapping[str, Any]]
+) -> list[Block]:
+    """Settings beside each other, or one column where all are the same."""
+    keys = dict.fromkeys(key for one in values for key in one)
+    rows = [
+        (key, *(describe_value(one[key]) if key in one else "–" for one in values)) for key in keys
+    ]
+    header: tuple[str, ...] = ("", *names)
+    if all(len(set(row[1:])) == 1 for row in rows):
+        header, rows = (), [row[:2] for row in rows]
+    return [Section(title=title, blocks=[Table(header=header, rows=rows)])] if rows else []
+
+
+def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
+    """Where the time of the runs went: a bar for each, and a table."""
+    parts = {run.name: divide_clock(run.summary.ledger) for run in runs if run.summary.ledger}
+    blocks: list[Block] = [
+        Bar(name=name, parts=[(LEDGER[part], share, _PART_ROLES[part]) for part, _, share in clock])
+        for name, clock in parts.items()
+    ]
+    rows = []
+    for part, label in LEDGER.items():
+        columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
+        if any(columns):
+            texts = (
+                f"{format_share(one[0][2])} · {format_seconds(one[0][1])}" if one else "–"
+                for one in columns
+            )
+            rows.append((label, *texts))
+    if not rows:
+        return []
+    header = ("part", *parts) if len(parts) > 1 else ()
+    text = Paragraph("Each second of a run belongs to exactly one part.", "muted")
+    return [Section(title="Wall clock", blocks=[text, *blocks, Table(header=header, rows=rows)])]
+
+
+def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
+    """What was run, when, how it ended, and how much of it was measured."""
+    courses = []
+    for run in runs:
+        one = run.summary
+        ranks = ""
+        if one.world_size > 1 and one.deciding_rank is not None:
+            ranks = f" on rank {one.deciding_rank}, the slowest of {one.world_size} to get data"
+        waits = ""
+        if one.stall_pattern:
+            of = {"": "", "rows": ", every so many rows"}
+            follows = of.get(one.stall_period_of, f", at each {one.stall_period_of}")
+            waits = f"{_PATTERNS[one.stall_pattern]}{follows}"
+        tops = (f"{name} {format_bytes(value)}" for name, value in one.hwm_by_phase.items())
+        courses.append(
+            {
+                "folder": one.run_dir,
+                "GPU": describe_gpus(run.record),
+                "started": format_date(one.started),
+                "ended": f"{one.end_reason}{f': {one.error}' if one.error else ''}, after "
+                f"{format_seconds(one.duration_seconds)}",
+                "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
+                f" in {format_seconds(one.measured_seconds)}{ranks}; "
+                f"{count_words(one.warmup_steps, 'step')} of warm-up not counted",
+                "replaced": describe_replacements(one),
+                "waits occur": waits,
+                "over time": "; ".join(map(", ".join, describe_regimes(one))),
+                "FLOPs": one.flops_convention,
+                "peak memory": " · ".join(tops),
+                "notes": " ".join(f"{note}." for note in one.notes),
+            }
+        )
+    rows = [
+        (key, *(course[key] or "–" for course in courses))
+        for key in courses[0]
+        if any(course[key] for course in courses)
+    ]
+    header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
+    table = Table(header=header, rows=rows)
+    return [Section(title="The run" if len(runs) == 1 else "The runs", blocks=[table])]
+
+
+def _group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) -> Section:
+    """Figures run by run, and why some are missing: one line for all that share the reason."""
+    rows = []
+    for head, own in groupby(names, key=lambda name: FIGURES[name].label.partition(", ")[0]):
+        line = list(own)
+        label = head if len(line) > 1 else FIGURES[line[0]].label
+        texts = [_format_figures(run.summary, line) for run in runs]
+        if any(texts):
+            rows.append((label, *(text or "–" for text in texts)))
+    missing: dict[str, dict[str, None]] = {}
+    for name in names:
+        for run in runs:
+            if read_figure(run.summary, name) is None:
+                reason = missing_reason(run.summary, name)
+                missing.setdefault(reason, {})[FIGURES[name].label] = None
+    is_nothing = not rows and len(missing) == 1
+    reasons = [
+        reason if is_nothing else f"{'; '.join(labels)}: {reason}"
+        for reason, labels in missing.items()
+    ]
+    header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
+    blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
+    return Section(title=title, blocks=[*blocks, Bullets(reasons, True)])
+
+
+def _format_figures(summary: RunSummary, names: Sequence[str]) -> str:
+    """Values that share a line, each behind what sets it apart; empty where there is none."""
+    texts = []
+    for name in names:
+        value = read_figure(summary, name)
+        if value is not None:
+            part = FIGURES[name].label.partition(", ")[2] if len(names) > 1 else ""
+            texts.append(f"{part} {FIGURES[name].format(value)}".strip())
+    return " · ".join(texts)
+
+
+def _member_tables(run: ReportRun, *, is_named: bool) -> Iterator[Section]:
+    """The nodes of a run, and its ranks, where there are several."""
+    summary, whose = run.summary, f" of {run.name}" if is_named else ""
+    if len(summary.nodes) > 1:
+        rows = []
+        for node in summary.nodes:
+            ranks = ", ".join(map(str, node.ranks)) or "–"
+            if len(node.ranks) > 2 and node.ranks[-1] - node.ranks[0] == len(node.ranks) - 1:
+                ranks = f"{node.ranks[0]}–{node.ranks[-1]}"
+            texts = [FIGURES[name].format(getattr(node, name)) for name in _NODE_FIGURES.values()]
+            rows.append((node.node, ranks, *texts))
+        table = Table(header=("node", "ranks", *_NODE_FIGURES), rows=rows)
+        yield Section(title=f"Nodes{whose}", blocks=[table])
+    if len(summary.ranks) > 1:
+        lines = [
+            (
+                str(rank.rank),
+                format_share(rank.stall_fraction),
+                format_share(rank.host_stall_fraction),
+                f"{rank.steps:,}",
+                format_seconds(rank.step_p50_seconds),
+                format_count(rank.samples_per_second),
+                format_count(rank.tokens_per_second),
+                "" if rank.is_finished else "unfinished",
+            )
+            for rank in summary.ranks
+        ]
+        yield Section(title=f"Ranks{whose}", blocks=[Table(header=_RANK_COLUMNS, rows=lines)])
+
+
+def read_figure(summary: RunSummary, name: str) -> Any:
+    """A field of a summary; ``None`` for a number that is none."""
+    value = getattr(summary, name)
+    return finite(value) if isinstance(value, float) else value
+
+
+def missing_reason(summary: RunSummary, name: str) -> str:
+    """Why a figure has no value."""
+    return summary.reasons.get(name) or FIGURES[name].missing
+
+
+def describe_value(value: Any) -> str:
+    """A setting, whatever it is, in one line."""
+    if isinstance(value, Mapping):
+        return " · ".join(f"{name} {describe_value(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(describe_value, value))
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def verdict_badge(kind: str, subtype: str) -> tuple[Tone, str]:
+    """``Data-bound (burst)``, and its tone."""
+    title, tone = VERDICTS[kind]
+    return tone, f"{title} ({subtype})" if subtype else title
+
+
+def divide_clock(ledger: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """The parts of the wall clock that took any of it: name, seconds, share."""
+    whole = sum(ledger.values())
+    return [
+        (part, seconds, seconds / whole)
+        for part, seconds in ledger.items()
+        if seconds >= _LEAST_PART * whole > 0
+    ]
+
+
+def describe_regimes(summary: RunSummary) -> list[tuple[str, str, str]]:
+    """What bounded the run, from when on, and its stall then; none where that never changed."""
+    if len(summary.regimes) < 2:
+        return []
+    return [
+        (
+            f"{VERDICTS[regime.kind][0]} from step {regime.first_step:,}",
+            f"{format_duration(regime.begin_seconds)} in",
+            f"stall {format_share(regime.stall_fraction)}",
+        )
+        for regime in summary.regimes
+    ]
+
+
+def describe_gpus(record: RunRecord) -> str:
+    """``8 × NVIDIA H200``; empty where there is none, or none was recorded."""
+    names = [name for system in record.systems.values() for name in system.start.gpu_names]
+    if not names:
+        models = [rank.models[-1] for rank in record.ranks.values() if rank.models]
+        names = [
+            one.device_name for one in models if one.device_name for _ in range(one.num_devices)
+        ]
+    counts = Counter(names)
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items())
+
+
+def describe_replacements(summary: RunSummary) -> str:
+    """The functions of Axolotl that were replaced; empty where the record does not tell."""
+    return "" if summary.replacements is None else ", ".join(summary.replacements) or "none"
+
+
+def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
+    """What must be told before any verdict: losses that are no numbers, a run that ended badly.
+
+    One sentence each; none for a run that ended well. A record that goes on looks like one cut off.
+    """
+    alarms = []
+    logs = record.find_losses()
+    wrong = [line for line in logs if not math.isfinite(line.values["loss"])]
+    if wrong:
+        is_nan = {math.isnan(line.values["loss"]) for line in wrong}
+        kind = "NaN or infinite" if len(is_nan) > 1 else "NaN" if True in is_nan else "infinite"
+        first = wrong[0].step
+        if len(wrong) == len(logs) - logs.index(wrong[0]):
+            alarms.append(f"The loss is {kind} from step {first:,} on.")
+        else:
+            alarms.append(
+                f"{len(wrong):,} of {len(logs):,} losses are {kind}, the first at step {first:,}."
+            )
+    after = format_duration(summary.duration_seconds)
+    error = f" ({' '.join(summary.error.split())})" if summary.error else ""
+    ends = {
+        "exception": f"An error ended the run after {after}{error}",
+        "interrupted": f"The run was interrupted after {after}",
+        "cut off": f"The run stopped without a final record after {after}, or is still running",
+    }
+    if summary.end_reason in ends:
+        alarms.append(f"{ends[summary.end_reason]}: the figures cover what was recorded.")
+    return alarms
