@@ -32,7 +32,7 @@ from benchmarks.operations import parse_sizes, size_name
 from benchmarks.race import Contest, Entry, Session, run_contest
 from benchmarks.result import Case, Goal, Measurement, Result, Timing, result_tables
 from benchmarks.tokens import output_bytes, token_contest
-from fast_axolotl.cli.race import Worker, WorkerError
+from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.errors import UsageError
 from support.files import read_rows
 from tools.benchmark_page import PAGE, make_page

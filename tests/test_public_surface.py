@@ -104,10 +104,7 @@ def walk_commands(command: Any, path: str = "") -> Iterator[tuple[str, list[str]
 def test_the_commands_and_their_flags_are_frozen() -> None:
     typer = importlib.import_module("typer.main")
     cli = importlib.import_module("fast_axolotl.cli")
-    found = dict(walk_commands(typer.get_command(cli.app)))
-    bench = {name: flags for name, flags in found.items() if name.startswith("bench")}
-    check("flags-bench.json", bench)
-    check("flags.json", {name: flags for name, flags in found.items() if name not in bench})
+    check("flags.json", dict(walk_commands(typer.get_command(cli.app))))
 
 
 def test_the_console_script_is_the_one_that_is_declared() -> None:

@@ -150,12 +150,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         check="rows:possibly_batched_index",
     ),
     _replace(
-        "spans",
-        f"{_CHAT}:ChatTemplateStrategy._diff_char_span",
-        "chat:diff_char_span",
-        check="call",
-    ),
-    _replace(
         "chat",
         f"{_CHAT}:ChatTemplateStrategy.tokenize_prompt",
         "chat:tokenize_prompt",
@@ -175,7 +169,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "prompts:process",
         *(*_CHAT_ROWS, _TOKENIZERS, f"{_STRATEGIES}.completion", f"{_STRATEGIES}.input_output"),
         *(f"{_STRATEGIES}.stepwise_supervised", f"{_STRATEGIES}.orpo.chat_template"),
-        *(f"{_STRATEGIES}.bradley_terry.chat_template", f"{_STRATEGIES}.alpaca_w_system"),
+        f"{_STRATEGIES}.alpaca_w_system",
         *(_HF_DATASET, "datasets.arrow_writer"),
         check="in order:dataset",
     ),
@@ -198,13 +192,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "encode",
         f"{_STREAMING}:encode_streaming",
         "encoders:encode_streaming",
-        check="rows:examples",
-    ),
-    _replace(
-        "encode",
-        f"{_STREAMING}:encode_packed_streaming",
-        "encoders:encode_packed_streaming",
-        *(*_PACKS, _TRAINER, _LENGTHS, *_COLLATION),
         check="rows:examples",
     ),
     _replace(

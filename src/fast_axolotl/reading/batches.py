@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class _Held:
 class Batcher:
     """Collects the rows of blocks and gives them back in batches with the position after each."""
 
-    def __init__(self, batch_size: int, most_bytes: int) -> None:
+    def __init__(self, batch_size: Callable[[], int], most_bytes: int) -> None:
         self._batch_size = batch_size
         self._most_bytes = most_bytes
         self._held: deque[_Held] = deque()
@@ -75,7 +75,7 @@ class Batcher:
 
     def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """The batches that are complete."""
-        while self._rows >= self._batch_size or (self._rows and self._bytes >= self._most_bytes):
+        while self._rows >= self._batch_size() or (self._rows and self._bytes >= self._most_bytes):
             yield self._next()
 
     def rest(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
@@ -86,11 +86,11 @@ class Batcher:
     def _next(self) -> tuple[pa.RecordBatch, Position]:
         taken: list[pa.RecordBatch] = []
         self.places = []
-        num_rows, room = 0, float(self._most_bytes)
-        while self._held and num_rows < self._batch_size:
+        num_rows, room, most = 0, float(self._most_bytes), self._batch_size()
+        while self._held and num_rows < most:
             held = self._held[0]
-            fitting = int(room // held.row_bytes) if held.row_bytes else self._batch_size
-            count = min(held.left, self._batch_size - num_rows, max(fitting, not taken))
+            fitting = int(room // held.row_bytes) if held.row_bytes else most
+            count = min(held.left, most - num_rows, max(fitting, not taken))
             if count == 0 and held.left:
                 break
             taken.append(held.rows.slice(held.start, count))

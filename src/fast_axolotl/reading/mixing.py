@@ -16,8 +16,8 @@ are known, hence their ends, and all end at the earliest (``first``) or the late
 drawn. On another number of shards each source deals out what is left of its epoch. Where shards
 were in different epochs of a source, what is left of each comes in turn.
 
-Rows are concatenated and taken about a thousand at a time. Does not mix by tokens or bytes, does
-not shuffle rows (the readers do), and has no memory budget: each reader has its own.
+Does not mix by tokens or bytes, does not shuffle rows (the readers do), and has no memory budget:
+each reader has its own.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ import pyarrow as pa
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
 from fast_axolotl.reading.blocks import Decoded, ReadOptions, ReadyBlock
 from fast_axolotl.reading.order import find_states
-from fast_axolotl.reading.reader import Reader, ReadStats
+from fast_axolotl.reading.reader import Reader, ReadStats, next_rows
 from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import TypeClash, join_or_mark
 from fast_axolotl.reading.unify_types import unify
 
 _EPOCH_STRIDE = 1 << 20
-_ROWS_AT_ONCE = 1000
-"""Small batches are made of so many rows together: 3 times as fast for 100, 15 times for 10."""
 _END = [1 << 60, 0, -1, 0, 0]
 """A position behind the last piece of any shard."""
 _MARK = "fast_axolotl_mix"
@@ -157,7 +155,7 @@ class Draws:
 
 
 class _Source:
-    """A reader, the batch of it that rows are drawn from, and its epochs in this pass."""
+    """A reader, and its epochs in this pass."""
 
     def __init__(self, name: str, reader: Reader, weight: float) -> None:
         self.name, self.reader, self.weight = name, reader, weight
@@ -169,49 +167,36 @@ class _Source:
         self.states: dict[int, dict[str, Any]] = {}
         """Of the epochs that are to be continued."""
         self.batches: Iterator[pa.RecordBatch] | None = None
-        self.held: pa.RecordBatch | None = None
-        self.taken = 0
-        """Rows of ``held`` that were delivered."""
-        self.pieces: list[pa.RecordBatch] = []
-        """Rows from before ``held``, for the batch in the making."""
+        self.held: list[pa.RecordBatch] = []
+        """Rows for the batch in the making."""
+        self.taken: int | None = None
+        """Rows of the last one in ``held`` that were delivered, if not all."""
 
-    def start(self) -> bool:
-        """Begins or continues the current epoch; false if a whole epoch has no rows."""
+    def start(self) -> None:
+        """Begins or continues the current epoch."""
         state = self.states.get(self.epoch)
         if state is None:
             self.reader.set_epoch(self.first + self.epoch * _EPOCH_STRIDE)
         else:
             self.reader.load_state_dict(state)
-        self.batches = iter(self.reader)
-        return self.read() or state is not None
-
-    def read(self) -> bool:
-        """Holds the next batch, if there is one; what is held now is put aside."""
-        assert self.batches is not None
-        if self.held is not None and self.taken < self.held.num_rows:
-            self.pieces.append(self.held.slice(self.taken))
-        self.held, self.taken = next(self.batches, None), 0
-        return self.held is not None
+        self.batches, self.is_new = iter(self.reader), state is None
 
     @property
-    def num_rows(self) -> int:
-        """Rows at hand."""
-        held = 0 if self.held is None else self.held.num_rows - self.taken
-        return held + sum(map(len, self.pieces))
+    def num_held(self) -> int:
+        return sum(map(len, self.held))
 
-    def take(self, count: int) -> list[pa.RecordBatch]:
-        """The next rows at hand; the caller adds them to ``taken`` when they are delivered."""
-        pieces, self.pieces = self.pieces, []
-        put_aside = sum(map(len, pieces))
-        if count > put_aside:
-            assert self.held is not None
-            pieces.append(self.held.slice(self.taken, count - put_aside))
-        self.taken -= put_aside
-        return pieces
+    def read(self, count: int) -> bool:
+        """Holds some of the next rows, at most so many; false if there are none."""
+        assert self.batches is not None
+        batch = next_rows(self.reader, self.batches, count)
+        if batch is not None:
+            self.held.append(batch)
+            self.is_new = False
+        return batch is not None
 
     def state(self) -> dict[str, Any]:
         if self.batches is not None or self.epoch not in self.states:
-            self.states[self.epoch] = self.reader.state_dict(self.taken if self.held else None)
+            self.states[self.epoch] = self.reader.state_dict(self.taken)
         states = {str(epoch): state for epoch, state in self.states.items() if epoch >= self.epoch}
         return {"epoch": self.epoch, "states": states}
 
@@ -389,94 +374,76 @@ class MixedReader:
                 self._start(source)
             if self._even and self._end is None:
                 self._end = self.num_rows
-            draws, row = self._draws(self._shard[0]), -1
-            while row != self._given.sum():
-                row = int(self._given.sum())
-                for batch in self._next_batches(draws):
-                    self.stats.batches += 1
-                    yield batch
-                    if self._pass is not token:
-                        raise UsageError(
-                            "this iterator is no longer valid: the mix was closed, restored or "
-                            "iterated again; use the newest iterator"
-                        )
+            draws = self._draws(self._shard[0])
+            is_last = False
+            while not is_last:
+                batch, is_last = self._next_batch(draws)
+                if batch is None:
+                    return
+                self.stats.batches += 1
+                yield batch
+                if self._pass is not token:
+                    raise UsageError(
+                        "this iterator is no longer valid: the mix was closed, restored or "
+                        "iterated again; use the newest iterator"
+                    )
         finally:
             if self._pass is token:
                 for source in self._sources:
                     source.reader.close()
 
     def _start(self, source: _Source) -> None:
-        has_rows = source.start()
+        source.start()
         self.stats.epochs[source.name] = source.epoch + 1
         self.stats.read[source.name] = source.reader.stats
-        if not has_rows:
-            raise DataError(
-                f"source {source.name!r} has no rows for shard {self._shard[0]} of "
-                f"{self._shard[1]}; remove the source, use fewer shards, or open the readers "
-                'with even="pad"'
-            )
 
     def _draws(self, shard: int) -> Draws:
         weights = [source.weight for source in self._sources]
         return Draws(weights, self._seed, self._epoch, shard)
 
-    def _next_batches(self, draws: Draws) -> Iterator[pa.RecordBatch]:
-        """What is at hand, at most a thousand rows, or else one batch for which sources read on.
-
-        At the end of the pass no draw is made. While rows are delivered no source reads on, since
-        a reader only knows the place of each row in its last batch.
-        """
-        step = self.batch_size
-        size = max(1, _ROWS_AT_ONCE // step) * step
+    def _next_batch(self, draws: Draws) -> tuple[pa.RecordBatch | None, bool]:
+        """The rows of the next draws, and whether the pass ends with them."""
+        size = self.batch_size
         if self._end is not None:
             size = min(size, self._end - int(self._given.sum()))
         drawn = draws.draw(self._given, size)
-        places = [np.flatnonzero(drawn == index) for index in range(len(self._sources))]
-        if lacking := self._find_lacking(places, size):
-            size = min(lacking)[0] // step * step or min(step, size)
-        # Whoever runs out first reads on first. So, when the pass ends at a draw, no source has
-        # read past the batch that holds its last row before that draw.
-        while lacking := self._find_lacking(places, size):
-            end, index = min(lacking)
-            source = self._sources[index]
-            if source.read():
-                continue
-            others = [one.epoch for one in self._sources if one is not source]
-            if self._stop == "first" or (self._end is None and all(others)):
-                size = end
-                break
-            source.epoch += 1
-            self._start(source)
-        edges = [*range(0, size, step), size]
-        ends = np.array([np.searchsorted(place, edges) for place in places])
+        for index, source in enumerate(self._sources):
+            place = np.flatnonzero(drawn == index)
+            while (missing := int(np.searchsorted(place, size)) - source.num_held) > 0:
+                if source.read(missing):
+                    continue
+                if source.is_new:
+                    raise DataError(
+                        f"source {source.name!r} has no rows for shard {self._shard[0]} of "
+                        f"{self._shard[1]}; remove the source, use fewer shards, or open the "
+                        'readers with even="pad"'
+                    )
+                others = [one.epoch for one in self._sources if one is not source]
+                if self._stop == "first" or (self._end is None and all(others)):
+                    size = int(place[source.num_held])
+                else:
+                    source.epoch += 1
+                    self._start(source)
+        given = np.bincount(drawn[:size], minlength=len(self._sources))
         pieces: list[tuple[str, pa.Table]] = []
-        for source, count in zip(self._sources, ends[:, -1].tolist(), strict=True):
-            for rows in source.take(count):
-                piece = pa.Table.from_batches([rows])
+        for source, count in zip(self._sources, given.tolist(), strict=True):
+            self.stats.rows[source.name] += count
+            surplus = source.num_held - count
+            source.taken = len(source.held[-1]) - surplus if surplus else None
+            if count:
+                piece = pa.Table.from_batches(source.held).slice(0, count)
                 if self._source_column is not None:
                     names = pa.repeat(source.name, piece.num_rows)
                     piece = piece.append_column(self._source_column, names)
                 pieces.append((f"source {source.name!r}", piece))
-        if pieces:
-            order = np.argsort(np.concatenate([place[place < size] for place in places]))
-            table = pa.concat_tables(self._unify(pieces)).combine_chunks()
-            (batch,) = take(table, order).to_batches()
-        for first, counts in zip(edges, np.diff(ends).T, strict=False):
-            for source, count in zip(self._sources, counts.tolist(), strict=True):
-                source.taken += count
-                self.stats.rows[source.name] += count
-            self._given += counts
-            yield batch.slice(first, int(counts.sum()))
-
-    def _find_lacking(
-        self, places: Sequence[npt.NDArray[np.int64]], size: int
-    ) -> list[tuple[int, int]]:
-        """The draw at which each source that has too few rows at hand runs out, and its index."""
-        return [
-            (int(place[source.num_rows]), index)
-            for index, (source, place) in enumerate(zip(self._sources, places, strict=True))
-            if source.num_rows < len(place) and place[source.num_rows] < size
-        ]
+            source.held = []
+        self._given += given
+        if not pieces:
+            return None, True
+        order = np.argsort(np.argsort(drawn[:size], kind="stable"))
+        table = pa.concat_tables(self._unify(pieces)).combine_chunks()
+        (batch,) = take(table, order).to_batches()
+        return batch, size < self.batch_size
 
     def _unify(self, pieces: Sequence[tuple[str, pa.Table]]) -> list[pa.Table]:
         """The rows under the schema that they and all rows before them share."""
