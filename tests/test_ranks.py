@@ -37,9 +37,8 @@ from fast_axolotl.record import (
     read_run,
     stall,
 )
-from fast_axolotl.record.follower import condense_blocks
 from fast_axolotl.record.stall import WAIT_ERROR, encode_waits, find_common_steps, fold_waits
-from fast_axolotl.report.live_frame import make_frame
+from fast_axolotl.report.live import take_moment
 from support.children import clean_environment
 from support.records import START_TIME, make_ranks, make_run
 
@@ -326,19 +325,11 @@ def test_the_fold_agrees_with_a_plain_one_however_blocks_are_cut(
         assert sum(found.caused) == pytest.approx(true, abs=1e-9)
 
 
-def test_a_record_that_is_followed_for_long_keeps_the_stall_of_the_job() -> None:
-    record = make_job(*late_in_turn(steps=4000), form="condensed")
-    exact = summarise(record).stall_fraction
-    for rank in record.ranks.values():
-        rank.blocks = condense_blocks(rank.blocks, most=20, newest=10)
-    assert summarise(record).stall_fraction == pytest.approx(exact, rel=WAIT_ERROR)
-
-
 def test_the_live_view_shows_the_stall_of_the_job() -> None:
     record = make_job(*late_in_turn())
     summary = summarise(record)
-    frame = make_frame(record, summary, title="")
-    assert frame.stall_now == pytest.approx(summary.stall_fraction, abs=0.03)
+    now = take_moment("", record, summarise, clock=0.0).now
+    assert now.stall_fraction == pytest.approx(summary.stall_fraction, abs=0.03)
 
 
 # The rank that the others wait for.
