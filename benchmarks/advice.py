@@ -126,8 +126,8 @@ def _train(
         # The model has one core, the loader the other.
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "fast_axolotl", "run", "--measure", "--quiet"]
-    command += [] if is_accelerated else ["--no-accelerate"]
+    verb = ["run", "--measure"] if is_accelerated else ["measure"]
+    command = [sys.executable, "-m", "fast_axolotl", *verb, "--quiet"]
     command += ["--output", str(record), "--", "axolotl", "train", str(path)]
     log = folder / "log.txt"
     if code := launch(command, environment, log, lambda: None):

@@ -5,8 +5,7 @@ as well. What is timed is the work: the process less its imports and less compil
 stand apart in the result, as does the same run with no kernel compiled before.
 
 ``axolotl_inputs`` makes data and configurations; ``axolotl_runs`` starts Axolotl's command line,
-through ``axolotl_driver``, which watches it, and says whether two runs gave the same;
-``axolotl_functions`` times single functions in a process of its own.
+through ``axolotl_driver``, which watches it, and says whether two runs gave the same.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.axolotl_driver import COMPILING, IMPORTS, WATCHING
-from benchmarks.axolotl_functions import SUBJECTS
 from benchmarks.axolotl_inputs import (
     DATASETS,
     TRAIN_STEPS,
@@ -58,11 +55,9 @@ from benchmarks.result import (
     Measurement,
     Result,
     Table,
-    Timing,
     case_tables,
     format_ratio,
 )
-from fast_axolotl.cli.race import Worker, WorkerError
 from fast_axolotl.errors import MissingExtraError, UsageError
 from fast_axolotl.record.units import format_seconds
 
@@ -72,16 +67,8 @@ _LEAST: Mapping[str, Sequence[float]] = {
     **dict.fromkeys(PREPROCESS, (2.0, 3.0)),
     "train": (4.0,),
     "train-2-ranks": (4.0,),
-    "dedupe": (50.0,),
-    "save": (20.0,),
-    "pack_parallel": (30.0,),
-    "len(sampler)": (15.0,),
-    "process_datasets_for_packing": (25.0,),
-    "V2 collator": (6.0,),
-    "encode_streaming (without the tokenizer)": (10.0,),
-    **dict.fromkeys(("input_output", "ORPO", "reward model"), (2.5,)),
 }
-"""Case or function to the least ratios of ours over stock's speed."""
+"""Case to the least ratios of ours over stock's speed."""
 
 _PREPROCESS_COMMAND = ("axolotl.cli.main", "preprocess")
 """As the console script runs it. It matters: workers that stock spawns import this main module, in
@@ -119,9 +106,7 @@ STREAMING: Mapping[str, _Stream] = {
 }
 """The buffers are smaller than Axolotl's default of 10,000 rows, so that a short run meets some."""
 
-_FUNCTION = "functions: "
-"""How the name of a case begins that is one function."""
-CASES = (*PREPROCESS, *TRAIN, "functions", *STREAMING)
+CASES = (*PREPROCESS, *TRAIN, *STREAMING)
 """The names of all cases, in the order they run."""
 
 NOTES = (
@@ -147,14 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=20_000, help="rows of every dataset")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each arm")
     parser.add_argument("--stream-mb", type=int, default=1200, help="size of the streamed file")
-    parser.add_argument("--functions", type=names, default=[], help="only these functions")
     execute(parser, run, arguments)
 
 
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """The chosen cases."""
     chosen = check_names("case", options.cases, CASES)
-    functions = check_names("function", options.functions, tuple(SUBJECTS))
     if min(options.rows, options.repeats, options.stream_mb) < 1:
         raise UsageError("rows, repeats and the size of the stream must be at least 1")
     if find_spec("axolotl") is None:
@@ -181,10 +164,8 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
                 cases.append(preprocess_case(name, session))
             elif name in TRAIN:
                 cases.append(train_case(name, session))
-            elif name in STREAMING:
-                cases.append(streaming_case(name, session, options.stream_mb))
             else:
-                cases += function_cases(session, functions)
+                cases.append(streaming_case(name, session, options.stream_mb))
         except RunError as error:
             tell(f"{name}: {error}")
             cases.append(_failed(name, str(error).replace(f"{folder}/", "")))
@@ -198,8 +179,7 @@ def _failed(name: str, reason: str) -> Case:
 
 def _with_goals(case: Case, *others: Goal) -> Case:
     """The case with the ratios that are asked for, and other goals."""
-    name = case.name.removeprefix(_FUNCTION)
-    goals = [case.ratio_goal(OURS, STOCK, least) for least in _LEAST.get(name, ())]
+    goals = [case.ratio_goal(OURS, STOCK, least) for least in _LEAST.get(case.name, ())]
     aims = [replace(goal, text=f"{goal.text}, aimed at") for goal in goals[1:]]
     return replace(case, goals=[*goals[:1], *aims, *others])
 
@@ -401,58 +381,8 @@ def _median(values: Iterable[int | None]) -> float | None:
     return median(known) if known else None
 
 
-def function_cases(session: AxolotlSession, functions: Sequence[str]) -> Iterator[Case]:
-    """The functions, in one process of their own."""
-    folder = session.folder / "functions"
-    folder.mkdir()
-    settings = (session.rows, session.repeats, session.model, folder)
-    command = [sys.executable, "-m", "benchmarks.axolotl_functions", *map(str, settings)]
-    environment = offline_environment(folder, session.cache)
-    try:
-        worker = Worker(command, folder / "log.txt", env=environment)
-    except WorkerError as error:
-        raise RunError(str(error)) from None
-    with worker:
-        for name in functions:
-            session.tell(f"functions: {name}")
-            try:
-                yield _function_case(name, worker.ask("measure", name=name))
-            except WorkerError as error:
-                yield _failed(_FUNCTION + name, str(error))
-
-
-def _function_case(name: str, found: Mapping[str, Any]) -> Case:
-    reason = "; ".join(found["fallbacks"]) or None
-    if not found["answered"]:
-        reason = f"nothing replaced it{f': {reason}' if reason else ''}"
-    case = Case(
-        name=_FUNCTION + name,
-        text=found["text"],
-        rows=found["rows"],
-        unit=found["unit"],
-        timings=[
-            Timing(
-                name=arm,
-                rows=found["rows"],
-                seconds=tuple(found["seconds"][arm]),
-                reason=None if arm == STOCK else found["reason"],
-            )
-            for arm in (OURS, STOCK)
-        ],
-        rivals={STOCK: OURS},
-        measurements=[
-            *(
-                Measurement(name=f"{arm}: first call", seconds=(taken,))
-                for arm, taken in found["first"].items()
-            ),
-            Measurement(name=ANSWERED, values=found["answered"], reason=reason),
-        ],
-    )
-    return _with_goals(case)
-
-
 def axolotl_tables(cases: Sequence[Case]) -> Iterator[Table]:
-    """What is wrong, the runs with their phases, the functions."""
+    """What is wrong, and the runs with their phases."""
     wrong = [(case.name, item.reason) for case in cases for item in case.timings if item.reason]
     if wrong:
         yield Table(
@@ -461,12 +391,8 @@ def axolotl_tables(cases: Sequence[Case]) -> Iterator[Table]:
             rows=wrong,
             notes=("a case whose results differ has no speed: its goals are not met",),
         )
-    functions = [case for case in cases if case.name.startswith(_FUNCTION)]
     for case in cases:
-        if case not in functions:
-            yield from _run_tables(case)
-    if functions:
-        yield _function_table(functions)
+        yield from _run_tables(case)
 
 
 def _run_tables(case: Case) -> list[Table]:
@@ -503,29 +429,6 @@ def _run_tables(case: Case) -> list[Table]:
     if tables:
         tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *notes))
     return tables
-
-
-def _function_table(cases: Sequence[Case]) -> Table:
-    rows, notes = [], []
-    for case in cases:
-        timings = {item.name: item for item in case.timings}
-        cells = [
-            f"{format_seconds(timings[arm].median_seconds)} ({timings[arm].spread})"
-            if arm in timings
-            else "–"
-            for arm in (STOCK, OURS)
-        ]
-        is_equal = "–" if OURS not in timings else "yes" if timings[OURS].equal else "no"
-        name = case.name.removeprefix(_FUNCTION)
-        ratio = format_ratio(case.ratio(OURS, STOCK))
-        rows.append((f"{name}: {case.rows:,} {case.unit}", *cells, ratio, is_equal))
-        notes += [f"{name}: {item.reason}" for item in case.measurements if item.reason]
-    return Table(
-        title="axolotl: function by function, medians and spread",
-        header=("", STOCK, OURS, "ratio", "equal"),
-        rows=rows,
-        notes=notes,
-    )
 
 
 if __name__ == "__main__":

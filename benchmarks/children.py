@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.cli.race import child_environment
+from benchmarks.worker import child_environment
 
 ROOT = Path(__file__).parents[1]
 _TIMEOUT_SECONDS = 1800

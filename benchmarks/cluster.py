@@ -3,7 +3,7 @@
 ``exact`` deduplicates the same rows with ours, with datatrove's exact dedupe and with a ``groupby``
 of Ray Data, and counts who lost, repeated or changed a row. ``scaling`` prepares chat rows with
 several workers and nodes and compares every output with the first. The last two run both jobs
-with 1 GiB per worker. ``cluster_arithmetic`` scales the measured rates to a larger cluster.
+with 1 GiB per worker.
 
 Every job is a process of its own (``cluster_arm``) with the Ray cluster that it needs. Memory is
 PSS, sampled every 0.1 s: the sum over the process tree, and the largest process.
@@ -38,8 +38,6 @@ from fast_axolotl.cli.options import parse_size
 MIB = 1024 * 1024
 ONE, TWO = "fast-axolotl local-1", "fast-axolotl local-2"
 """Engine and workers; on ray, nodes of one core each, but for exact, where one node has two."""
-QUARTER = f"{ONE}, a quarter"
-"""Of the rows, not raced: without it nobody knows what a job of no rows takes."""
 _PEERS = ("datatrove", "Ray Data")
 _ROW_BYTES = {"exact": 390, "scaling": 830, "dedupe-memory": 390, "prepare-memory": 830}
 """Of JSON lines, about."""
@@ -232,8 +230,6 @@ def _exact(session: _Session) -> list[Case]:
         "fast-axolotl ray-2": _ours(_DEDUPE, 0, memory, 2, columns=["text"], **both),
         **{name: {"arm": name, **peer} for name in _PEERS},
     }
-    quarter = {**both, "inputs": texts.files[: _FILES // 4], "columns": ["text"]}
-    session.run("exact", QUARTER, _ours(_DEDUPE, 1, memory, **quarter))
     runs: dict[str, list[dict[str, Any]]] = {}
     facts: dict[str, tuple[dict[str, Any], str | None]] = {}
     left_out: dict[str, str] = {}
@@ -313,8 +309,6 @@ def _prepare(session: _Session, data: Path, workers: int, *cores: int) -> Task:
 
 def _scaling(session: _Session) -> list[Case]:
     count = session.num_rows("scaling")
-    quarter = _write_chat(session.folder / "quarter.jsonl", max(1, count // 4))
-    session.run("scaling", QUARTER, _prepare(session, quarter, 1))
     data = _write_chat(session.folder / "chat.jsonl", count)
     first = session.folder / "first"
     shapes: dict[str, tuple[int, ...]] = {ONE: (1,), TWO: (2,)}

@@ -1,7 +1,7 @@
 """The demo with the real Axolotl: as it is, accelerated, and streamed, on a generated chat set.
 
-``make demo-axolotl`` runs it: all five steps of a protocol, about 11 minutes on two cores. With
-``--json`` the result is printed as JSON.
+``make demo-axolotl`` runs it: all variants of a protocol, and dedupe alone, about 11 minutes on two
+cores. With ``--json`` the result is printed as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from fast_axolotl.cli.protocol import print_protocol, run_plan
+from fast_axolotl.cli.prove import print_protocol, run_plan
 from fast_axolotl.cli.report import check_targets, make_documents
 from fast_axolotl.protocol import Plan, plan_axolotl
 from fast_axolotl.report.page import render_page, write_text
@@ -46,7 +46,7 @@ def plan_demo(folder: Path) -> Plan:
     }
     path = write_config(config, folder / "config.yml")
     pins = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2}
-    plan = plan_axolotl(path, steps=(1, 2, 3, 4, 5), pairs=PAIRS, pins=pins)
+    plan = plan_axolotl(path, streaming=True, dedupe=True, pairs=PAIRS, pins=pins)
     return replace(plan, title="the demo: Axolotl as it is, accelerated, and streamed")
 
 

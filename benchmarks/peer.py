@@ -26,7 +26,7 @@ Request = dict[str, Any]
 
 def main(name: str, race: str) -> None:
     """Answers until there are no more requests."""
-    shared = runpy.run_path(race)
+    shared = runpy.run_path(race) | runpy.run_path(str(Path(__file__).with_name("worker.py")))
     answers = shared["take_stdout"]()
     os.environ.update({"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
     if name == "Axolotl":

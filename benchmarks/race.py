@@ -26,17 +26,15 @@ from typing import Any
 
 from benchmarks.command import Tell
 from benchmarks.result import Case, Timing
+from benchmarks.worker import Worker, WorkerError, one_line
 from fast_axolotl.cli import race as product
 from fast_axolotl.cli.race import (
     Contender,
     Digest,
-    Worker,
-    WorkerError,
     difference,
     digest_columns,
     digest_items,
     interleave,
-    one_line,
     timed_pass,
 )
 from fast_axolotl.errors import FastAxolotlError

@@ -36,8 +36,8 @@ from benchmarks.children import module_environment
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.corpus import conversations
 from benchmarks.result import Case, Goal, Measurement, Result, Timing
-from fast_axolotl.cli import race
-from fast_axolotl.cli.race import Worker, WorkerError, interleave
+from benchmarks.worker import Worker, WorkerError
+from fast_axolotl.cli.race import interleave
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import usable_cores
 
@@ -170,9 +170,9 @@ def _start(
     script = str(Path(__file__).with_name("shard_peer.py"))
     for reader in readers:
         tell(f"starting {reader}")
-        command = [sys.executable, "-m", "benchmarks.shard_peer", reader, race.__file__]
+        command = [sys.executable, "-m", "benchmarks.shard_peer", reader]
         if reader != OURS:
-            command = [python or "", "-I", script, reader, race.__file__]
+            command = [python or "", "-I", script, reader]
         logs = [folder / f"{reader}-{number}.txt" for number in range(usable_cores())]
         try:
             if reader != OURS and python is None:

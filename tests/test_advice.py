@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import RunSummary, Verdict
-from support.records import every, make_profiled_run, make_rank, make_run, steady
+from fast_axolotl.record.catalogue import FIGURES
+from support.records import every, make_profiled_run, make_rank, make_run, steady, with_figures
 
 OWN_SECONDS, LOAD_SECONDS = 0.006, 0.012
 GIGABYTE = 1_000_000_000
@@ -132,11 +132,11 @@ FULL: dict[str, Any] = {
 
 def evidence(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Evidence:
     """Figures of a run with these settings; what is no setting is a figure."""
-    names = RunSummary.__dataclass_fields__
+    names = {*RunSummary.__dataclass_fields__, *FIGURES}
     settings = {name: value for name, value in values.items() if name not in names}
     summary = summarise(make_run(make_rank(wait=steady(stall), settings=settings, source=source)))
     figures = {name: value for name, value in values.items() if name in names}
-    return Evidence(figures=replace(summary, **figures), source=source, slow_rank=1)
+    return Evidence(figures=with_figures(summary, **figures), source=source, slow_rank=1)
 
 
 def verdict(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Verdict:
@@ -185,7 +185,9 @@ def test_a_queue_that_hides_a_part_of_a_wait_gives_that_part() -> None:
     found = summarise(make_run(rank)).verdict
     assert "16 batches are then ready, of 32 needed" in found.action
     assert found.gain == pytest.approx(0.15 / 0.85, rel=0.02)
-    given = Evidence(figures=replace(summarise(make_run(rank)), reader_ratio=1.05), source="loop")
+    given = Evidence(
+        figures=with_figures(summarise(make_run(rank)), reader_ratio=1.05), source="loop"
+    )
     assert judge(given).gain == pytest.approx(0.05), "no more than the loader gives"
 
 

@@ -16,7 +16,7 @@ from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunSummary
-from support.records import make_rank, make_run, make_system, steady
+from support.records import make_rank, make_run, make_system, steady, with_figures
 
 SOURCES = ("", "loop", "torch", "transformers", "lightning", "axolotl", "run", "watch")
 
@@ -40,7 +40,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 def figures() -> Iterator[RunSummary]:
     base = summarise(make_run(make_rank(wait=steady(0.3)), system=make_system()))
-    plain = replace(base, world_size=2, padding_share=None)
+    plain = with_figures(base, world_size=2, padding_share=None)
     for pattern, follows in (
         ("steady", ""),
         ("burst", "step"),
@@ -48,20 +48,20 @@ def figures() -> Iterator[RunSummary]:
         ("periodic", "epoch"),
         ("periodic", "shard"),
     ):
-        yield replace(
+        yield with_figures(
             plain,
-            stall_pattern=pattern,  # type: ignore[arg-type]
+            stall_pattern=pattern,
             stall_period_of=follows,
             stall_period_fetches=40.0,
             stall_period_rows=1000.0,
             limit_share=0.9,
         )
-    yield replace(plain, queue_depth=2.0, queue_capacity=2)
-    yield replace(plain, queue_depth=2.0, queue_capacity=2, bytes_per_second=1e12)
-    yield replace(plain, cpu_throttled_share=0.3)
-    yield replace(plain, padding_share=0.5)
-    yield replace(plain, device_idle_fraction=0.5)
-    yield replace(plain, mfu=0.1)
+    yield with_figures(plain, queue_depth=2.0, queue_capacity=2)
+    yield with_figures(plain, queue_depth=2.0, queue_capacity=2, bytes_per_second=1e12)
+    yield with_figures(plain, cpu_throttled_share=0.3)
+    yield with_figures(plain, padding_share=0.5)
+    yield with_figures(plain, device_idle_fraction=0.5)
+    yield with_figures(plain, mfu=0.1)
 
 
 def all_actions(source: str) -> Iterator[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
+import logging
 import math
 import os
-import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import data
 from fast_axolotl.axolotl.data import (
-    SeenHashes,
-    deduplicate_dataset,
+    deduplicate_and_log_datasets,
     get_dataset_lengths,
     save_preprocessed_dataset,
 )
@@ -36,6 +33,7 @@ from support.axolotl import (
     Later,
     assert_same_dataset,
     config,
+    log_lines,
     tokenised,
     variant,
 )
@@ -63,16 +61,24 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-def same_dedupe(dataset: Any) -> None:
-    assert_same_dataset(deduplicate_dataset(dataset)[0], utils._deduplicate_dataset(dataset)[0])
+def same_dedupe(*datasets: Any) -> None:
+    """Both functions keep the same rows, and log the same lines."""
+    found = []
+    for function in (deduplicate_and_log_datasets, utils.deduplicate_and_log_datasets):
+        with log_lines("axolotl.utils.data.utils", level=logging.INFO) as lines:
+            found.append((function(*datasets), lines))
+    (ours, own_lines), (theirs, lines) = found
+    assert own_lines == lines
+    for one, other in zip(ours, theirs, strict=True):
+        if one is not None or other is not None:
+            assert_same_dataset(one, other)
 
 
-@pytest.mark.parametrize("rows_at_once", [data._ROWS_AT_ONCE, 4])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_dedupe_keeps_the_rows_that_stock_keeps(
-    name: str, rows_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "_ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
     same_dedupe(variant(name, tmp_path))
 
 
@@ -98,52 +104,7 @@ def test_dedupe_of_any_rows(rows: list[tuple[float, str, list[int]]]) -> None:
 
 
 def test_a_second_dataset_loses_the_rows_of_the_first() -> None:
-    first, second = tokenised(60), tokenised(60, seed=6).shuffle(seed=1)
-    _, seen = deduplicate_dataset(first)
-    ours, again = deduplicate_dataset(second, seen)
-    _, hashes = utils._deduplicate_dataset(first)
-    theirs, hashes = utils._deduplicate_dataset(second, hashes)
-    assert again is seen
-    assert_same_dataset(ours, theirs)
-    assert seen == hashes
-
-
-READS: dict[str, Callable[[Any, set[str]], bool]] = {
-    "is a set": lambda seen, hashes: isinstance(seen, set),
-    "length": lambda seen, hashes: len(seen) == len(hashes),
-    "iteration": lambda seen, hashes: sorted(seen) == sorted(hashes),
-    "membership": lambda seen, hashes: all(item in seen for item in hashes),
-    "pickle": lambda seen, hashes: pickle.loads(pickle.dumps(seen)) == hashes,
-    "copy": lambda seen, hashes: copy.copy(seen) == hashes,
-    "its own copy": lambda seen, hashes: seen.copy() == hashes,
-    "union": lambda seen, hashes: (seen | set()) == hashes,
-    "subset": lambda seen, hashes: hashes <= seen,
-    "inequality": lambda seen, hashes: not seen != hashes,  # noqa: SIM202
-    "disjoint": lambda seen, hashes: not seen.isdisjoint(hashes),
-    "adding": lambda seen, hashes: seen.add("x") is None and seen == hashes | {"x"},
-}
-
-
-def test_the_set_of_rows_seen_is_a_set_of_hashes_to_others() -> None:
-    dataset = tokenised(30)
-    _, hashes = utils._deduplicate_dataset(dataset)
-    for name, holds in READS.items():
-        assert holds(deduplicate_dataset(dataset)[1], hashes), name
-
-
-def test_stock_goes_on_with_the_set_when_the_second_dataset_is_unfamiliar() -> None:
-    first, second = tokenised(60), tokenised(60, width="int64", seed=6)
-    _, seen = deduplicate_dataset(first)
-    first.set_format("numpy")  # a format set afterwards changes no hash
-    with pytest.raises(Unfamiliar, match="other columns or types"):
-        deduplicate_dataset(second, seen)
-    first.reset_format()
-    ours, seen = utils._deduplicate_dataset(second, seen)
-    theirs, hashes = utils._deduplicate_dataset(second, utils._deduplicate_dataset(first)[1])
-    assert_same_dataset(ours, theirs)
-    assert set.__eq__(seen, hashes)
-    with pytest.raises(Unfamiliar, match="not made by this dedupe"):
-        deduplicate_dataset(first, seen)
+    same_dedupe(tokenised(60), tokenised(60, seed=6).shuffle(seed=1), "one", "two")
 
 
 def images() -> Any:
@@ -163,56 +124,31 @@ def test_dedupe_refuses_what_it_cannot_compare() -> None:
     text = Dataset(pa.table({"x": broken}), info=None)
     text._info.features = Features({"x": Value("string")})
     stream = IterableDataset.from_generator(list)
-    for dataset in (rows.with_format("numpy"), times, images(), [], None, stream):
+    before = (rows._fingerprint, rows.format, rows[:])
+    others = (rows.with_format("numpy"), times, images(), [], stream, tokenised(5, width="int64"))
+    for pair in (*((dataset,) for dataset in others[:-1]), (rows, others[-1])):
         with pytest.raises(Unfamiliar):
-            deduplicate_dataset(dataset)
+            deduplicate_and_log_datasets(*pair)
     with pytest.raises(pa.ArrowInvalid, match="UTF8"):
-        deduplicate_dataset(text)
-    for hashes in (set(), {"x"}):
-        with pytest.raises(Unfamiliar):
-            deduplicate_dataset(rows, hashes)
-        assert len(hashes) in (0, 1)
-
-
-def test_dedupe_does_not_change_what_it_is_given() -> None:
-    dataset = tokenised(20)
-    before = (dataset._fingerprint, dataset.format, dataset[:])
-    deduplicate_dataset(dataset)
-    assert (dataset._fingerprint, dataset.format, dataset[:]) == before
-    assert SeenHashes().rows is not None
+        deduplicate_and_log_datasets(text)
+    assert (rows._fingerprint, rows.format, rows[:]) == before
 
 
 # Lengths.
 
 
-def with_column(dataset: Any, name: str) -> Any:
-    from datasets import List, Value
-
-    if name == "input_ids":
-        return dataset
-    lengths = [len(row) for row in dataset["input_ids"]]
-    if name == "length":
-        return dataset.add_column(name, lengths, feature=Value("int64"))
-    kept = dataset.select([row for row, length in enumerate(lengths) if length])
-    positions = [list(range(len(row))) for row in kept["labels"]]
-    return kept.add_column(name, positions, feature=List(Value("int64")))
-
-
-@pytest.mark.parametrize("rows_at_once", [data._ROWS_AT_ONCE, 4])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_lengths_are_those_of_stock(
-    name: str,
-    rows_at_once: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "_ROWS_AT_ONCE", rows_at_once)
+    from datasets import Value
+
+    monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
     rows = variant(name, tmp_path)
-    for column, from_arrow in itertools.product(
-        ("input_ids", "position_ids", "length"), (False, True)
-    ):
-        dataset = with_column(rows, column)
-        if from_arrow and column == "input_ids" and not len(dataset.data):
+    lengths = [len(row) for row in rows["input_ids"]]
+    known = rows.add_column("length", lengths, feature=Value("int64"))
+    for dataset, from_arrow in itertools.product((rows, known), (False, True)):
+        if from_arrow and dataset is rows and not len(dataset.data):
             with pytest.raises(Unfamiliar):
                 get_dataset_lengths(dataset, from_arrow)
             continue
@@ -242,10 +178,7 @@ def test_lengths_of_any_width_are_int64(kind: str) -> None:
         {"length": [True]},
         {"length": ["x"]},
         {"length": pa.array([1], pa.uint64())},
-        {"position_ids": [[0], []]},
-        {"position_ids": [[0], None]},
-        {"position_ids": [[0, None]]},
-        {"position_ids": [[2**63 - 1]]},
+        {"position_ids": [[0]], "input_ids": [[3]]},
         {"input_ids": [[1], None]},
         {"input_ids": ["text"]},
         {"input_ids": [[1.5]]},
@@ -309,14 +242,11 @@ def save_both(dataset: Any, folder: Path, **options: Any) -> Any:
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "no rows"])
-@pytest.mark.parametrize("num_shards", [None, 3])
-def test_saved_files_are_those_of_stock_byte_for_byte(
-    name: str, num_shards: int | None, tmp_path: Path
-) -> None:
+def test_saved_files_are_those_of_stock_byte_for_byte(name: str, tmp_path: Path) -> None:
     dataset = variant(name, tmp_path)
-    num_shards = min(len(dataset), num_shards) if num_shards else None
-    options = {"dataset_num_proc": 2, "num_dataset_shards_to_save": num_shards}
-    save_both(dataset, tmp_path / "saved", **options)
+    for folder, num_shards in (("auto", None), ("three", min(len(dataset), 3))):
+        options = {"dataset_num_proc": 2, "num_dataset_shards_to_save": num_shards}
+        save_both(dataset, tmp_path / folder, **options)
 
 
 def test_saving_is_that_of_stock_with_its_processes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fast_axolotl.axolotl.patching import Unfamiliar
-from fast_axolotl.axolotl.preferences import ChatTemplates, map_dataset
+from fast_axolotl.axolotl.preferences import map_dataset
 from support.axolotl import STOCK_AXOLOTL, Later, byte_tokenizer, config
 
 pytestmark = STOCK_AXOLOTL
@@ -139,7 +139,6 @@ def test_other_transforms_and_datasets_are_unfamiliar() -> None:
     assert "tokenizer" in inspect.signature(transform).parameters
     for dataset, function, given in (
         (plain, lambda sample: sample, tokenizer),
-        (plain, transform, None),
         (plain.with_format("numpy"), transform, tokenizer),
         (plain.select([]), transform, tokenizer),
         (plain.to_iterable_dataset(), transform, tokenizer),
@@ -148,19 +147,3 @@ def test_other_transforms_and_datasets_are_unfamiliar() -> None:
             map_dataset(cfg, dataset, function, given, **options)
     with pytest.raises(Unfamiliar):
         map_dataset(cfg, plain, transform, tokenizer, batched=True)
-
-
-@pytest.mark.parametrize("has_label", [True, False])
-def test_a_conversation_is_what_the_tokenizer_renders(has_label: bool) -> None:
-    tokenizer = byte_tokenizer()
-    template = """{% for m in messages %}{{ m.content }}{% if m.label %}!{% endif %}{% endfor %}
-    {{- bos_token }}{{ add_generation_prompt }}"""
-    for text in TEXTS:
-        messages = [{"role": "user", "content": text, **({"label": True} if has_label else {})}]
-        for prompt in (True, False):
-            arguments = {"chat_template": template, "add_generation_prompt": prompt}
-            want = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
-            assert ChatTemplates(tokenizer).apply_chat_template(messages, **arguments) == want
-    for odd in ([], [["a"]], None):
-        with pytest.raises((Unfamiliar, TypeError)):
-            ChatTemplates(tokenizer).apply_chat_template(odd, chat_template=template)  # type: ignore[arg-type]

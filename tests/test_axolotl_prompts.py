@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import prompts as prompts_module
 from fast_axolotl.axolotl import tokenizers as tokenizers_module
-from fast_axolotl.axolotl.chat import diff_char_span
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.prompts import (
     process,
@@ -25,7 +24,6 @@ from fast_axolotl.axolotl.prompts import (
 )
 from fast_axolotl.axolotl.tokenizers import drop_long_sequences
 from support.axolotl import (
-    RELEASE,
     STOCK_AXOLOTL,
     Later,
     byte_tokenizer,
@@ -53,7 +51,6 @@ chat = Later("axolotl.prompt_strategies.chat_template")
 input_output = Later("axolotl.prompt_strategies.input_output")
 stepwise = Later("axolotl.prompt_strategies.stepwise_supervised")
 orpo = Later("axolotl.prompt_strategies.orpo.chat_template")
-reward = Later("axolotl.prompt_strategies.bradley_terry.chat_template")
 rl = Later("axolotl.utils.data.rl")
 
 
@@ -95,14 +92,10 @@ STRATEGIES: dict[str, Callable[[Any, Any], Any]] = {
     "orpo, by text": lambda tokenizer, length: orpo.load(
         tokenizer, settings_of(length, chat_template_jinja=LOOKS)
     ),
-    "reward": lambda tokenizer, length: reward.load(tokenizer, settings_of(length)),
-    "reward, by text": lambda tokenizer, length: reward.load(
-        tokenizer, settings_of(length, chat_template_jinja=LOOKS)
-    ),
 }
 """A maker of each strategy, from a tokenizer and a length."""
 
-KINDS = ("completion", "chat", "alpaca", "with system", "segments", "steps", "orpo", "reward")
+KINDS = ("completion", "chat", "alpaca", "with system", "segments", "steps", "orpo")
 """One strategy of each class: how rows are dealt out does not depend on its options."""
 
 LOOKS = """{% for m in messages %}{% if 'a' in m.content %}{{ m.label }}{% endif %}
@@ -131,11 +124,6 @@ def rows_for(name: str) -> list[dict[str, Any]]:
         ]
     if name.startswith("orpo"):
         return [pair(text, text[::-1], TEXTS[0][5:]) for text in TEXTS]
-    if name.startswith("reward"):
-        return [
-            {"system": text[5:], "input": text, "chosen": text[::-1], "rejected": TEXTS[0][5:]}
-            for text in TEXTS
-        ]
     return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
 
 
@@ -162,7 +150,7 @@ def compare(
     stock = Later("axolotl.datasets").TokenizedPromptDataset.process
     outcomes = []
     for function in (stock, process):
-        with log_lines("axolotl", "transformers") as lines:
+        with log_lines("axolotl") as lines:
             try:
                 result = function(settings, dataset)
             except Exception as error:  # noqa: BLE001  which it is, is compared
@@ -235,7 +223,6 @@ ODD = {
         pair("", "", ""),
         {"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
     ],
-    "reward": [{"system": ""}, {"system": None}, {"input": ""}, {"chosen": None}, {"rejected": ""}],
 }
 """What is changed in a row, for each strategy."""
 
@@ -275,41 +262,12 @@ def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatc
     assert counted == {"a prompt or an answer is empty": 1, "a text is empty or not a str": 1}
 
 
-@pytest.mark.parametrize("name", ["segments", "steps", "orpo", "reward"])
-def test_a_text_longer_than_the_model_takes_is_noted_as_by_stock(name: str) -> None:
-    from datasets import Dataset
-
-    def strategy() -> Any:
-        return STRATEGIES[name](byte_tokenizer(model_max_length=20), 12)
-
-    logs = []
-    for function in (Later("axolotl.datasets").TokenizedPromptDataset.process, process):
-        settings = SimpleNamespace(
-            prompt_tokenizer=strategy(), process_count=None, keep_in_memory=False
-        )
-        with log_lines("axolotl", "transformers") as lines:
-            function(settings, Dataset.from_list(rows_for(name)))
-        logs.append(lines)
-    assert logs[0] == logs[1]
-    assert sum("longer than" in line for _, line in logs[0]) == 1
-
-
 def test_an_odd_conversation_goes_through_the_strategy_itself() -> None:
     strategy = STRATEGIES["chat"](byte_tokenizer(adds_bos=True), 64)
     plain = [{**row, "tools": None} for row in rows_for("chat")]
     odd = [{**row, "tools": [{"type": "function"}]} for row in rows_for("chat")[:1]]
     rows = plain * 250 + odd + plain
     compare(strategy, rows)
-
-
-@pytest.mark.parametrize("name", ["alpaca", "completion"])
-def test_a_missing_first_token_is_complained_about_as_often(name: str) -> None:
-    strategy = STRATEGIES[name](byte_tokenizer(bos_token=None, verbose=True), 64)
-    with log_lines("transformers") as lines:
-        compare(strategy, rows_for(name))
-    assert len(lines) >= 2 * len(rows_for(name))
-    half = len(lines) // 2
-    assert lines[:half] == lines[half:]
 
 
 def test_a_batch_of_completions_is_the_dict_that_axolotl_gives() -> None:
@@ -406,41 +364,6 @@ def test_odd_strategies_and_datasets_are_unfamiliar() -> None:
     assert tokenizer._tokenizer.truncation is None
 
 
-BY_CHARACTERS = pytest.mark.skipif(RELEASE < (0, 19), reason="turns are found by their tokens")
-PIECES = st.text(alphabet="ab🙂é\n", max_size=12)
-
-
-@BY_CHARACTERS
-@settings(max_examples=200, deadline=None)
-@given(start=PIECES, left=PIECES, right=PIECES, end=PIECES, times=st.integers(1, 40))
-def test_differences_are_found_at_the_same_characters(
-    start: str, left: str, right: str, end: str, times: int
-) -> None:
-    strategy = chat.ChatTemplateStrategy
-    small = SimpleNamespace(_DIFF_BLOCK=3)
-    full, dummy = (start * times + text + end * times for text in (left, right))
-    want = strategy._diff_char_span(full, dummy)
-    assert diff_char_span(strategy, full, dummy) == want
-    assert diff_char_span(small, full, dummy) == want
-    assert diff_char_span(strategy, dummy, full) == strategy._diff_char_span(dummy, full)
-
-
-@BY_CHARACTERS
-@pytest.mark.parametrize(
-    ("full", "dummy"),
-    [("", ""), ("", "a"), ("a", ""), ("a", "a"), ("ab" * 5000, "ab" * 5001), ("a" * 9000, "b")],
-)
-def test_differences_of_empty_equal_and_repeating_texts(full: str, dummy: str) -> None:
-    strategy = chat.ChatTemplateStrategy
-    assert diff_char_span(strategy, full, dummy) == strategy._diff_char_span(full, dummy)
-
-
-def test_differences_of_what_is_no_text_are_unfamiliar() -> None:
-    for full, block in ((["a"], 4096), ("a", 0), ("a", None)):
-        with pytest.raises(Unfamiliar):
-            diff_char_span(SimpleNamespace(_DIFF_BLOCK=block), full, "b")  # type: ignore[arg-type]
-
-
 # Preferences.
 
 WORDS = ["hello", " ", "world", "<s>", "ünï", "🙂", "\u0958", "日本", "\n", "ﬁ", "0"]
@@ -524,20 +447,6 @@ def test_bytes_decide_only_where_tokens_cannot_be_more(tokenizers: Any) -> None:
 def test_samples_without_answers_stay(kind: str) -> None:
     arguments = {}, rl.RLType[kind], None, 1
     assert drop_long_sequences(*arguments) is rl._drop_long_sequences(*arguments) is True
-
-
-def test_a_text_longer_than_the_model_takes_is_noted_once() -> None:
-    samples = [SAMPLE, {**SAMPLE, "rejected": "hello " * 9, "chosen": "ünï" * 9}] * 2
-    logs = []
-    for function in (rl._drop_long_sequences, drop_long_sequences):
-        tokenizer = byte_tokenizer(model_max_length=8)
-        with log_lines("transformers") as lines:
-            verdicts = [function(sample, rl.RLType.DPO, tokenizer, 4096) for sample in samples]
-        assert verdicts == [True] * 4
-        assert tokenizer.deprecation_warnings
-        logs.append(lines)
-    assert logs[0] == logs[1]
-    assert sum("longer than" in line for _, line in logs[1]) == 1
 
 
 @pytest.mark.parametrize(

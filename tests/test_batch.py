@@ -235,10 +235,6 @@ def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
     (tmp_path / "bad.py").write_text("print('nothing to do')")
     with pytest.raises(DataError, match="the first run gave no throughput"):
         batch(command=f"{words} {{micro_batch}}", output=tmp_path / "t")
-    (tmp_path / "bad.py").write_text("import time; time.sleep(60)")
-    with pytest.raises(DataError, match="the first run failed"):
-        batch(command=f"{words} {{micro_batch}}", output=tmp_path / "u", run_minutes=0.02)
-    assert "did not finish within 0.02 min" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -246,7 +242,6 @@ def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
     [
         ({}, "pass an Axolotl configuration"),
         ({"command": "train"}, r"\{micro_batch\} in it"),
-        ({"command": "train {micro_batch}", "longest": True}, "needs an Axolotl configuration"),
         ({"command": "train {micro_batch}", "global_batch": 8}, "go together"),
         ({"command": "train {micro_batch}", "micro_batches": "1,x"}, "write 1,2,4,8"),
         ({"global_batch": 9, "ranks": 2}, "cannot be divided among 2"),

@@ -178,9 +178,6 @@ def test_once_a_mask_has_numbered_rows_packs_of_one_row_count_too(kind: str) -> 
     counter = BatchCounter()
     packs = ([[1, 1, 2, 0]], [[1, 1, 1, 0]], [[1, 1], [1, 1]])
     assert [rows(counter, ids) for ids in packs] == [2, 1, 2]
-    late = BatchCounter()
-    assert [rows(late, ids) for ids in ([[1, 1]], [[1, 2]], [[1, 1]])] == [None, 2, 1]
-    assert "detected late" in late.take_reasons()["rows_per_second"]
 
 
 def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:

@@ -23,7 +23,6 @@ import pytest
 from benchmarks import axolotl, axolotl_runs, meter, reader
 from benchmarks.advice import find_settings
 from benchmarks.axolotl_driver import COMPILING, IMPORTS, Ledger
-from benchmarks.axolotl_functions import answer_difference
 from benchmarks.axolotl_inputs import DATASETS, documents, write_rows
 from benchmarks.axolotl_runs import OURS, STOCK, Run, TreeSample, sample_tree
 from benchmarks.children import RunError, last_error
@@ -33,7 +32,7 @@ from benchmarks.operations import parse_sizes, size_name
 from benchmarks.race import Contest, Entry, Session, run_contest
 from benchmarks.result import Case, Goal, Measurement, Result, Timing, result_tables
 from benchmarks.tokens import output_bytes, token_contest
-from fast_axolotl.cli.race import Worker, WorkerError
+from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.errors import UsageError
 from support.files import read_rows
 from tools.benchmark_page import PAGE, make_page
@@ -285,7 +284,6 @@ def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_nam
         ("reader", ("--scale", "2"), "scale in"),
         ("hash", ("--sizes", "much"), "cannot read 'much' as a size"),
         ("meter", ("--hosts", "lop"), "no host is called 'lop'; choose from loop, loader, trainer"),
-        ("axolotl", ("--functions", "x"), "no function is called 'x'"),
         ("meter_gpu", (), "needs a GPU"),
     ],
 )
@@ -461,19 +459,6 @@ def test_losses_and_batches_are_compared_to_the_last_digit(tmp_path: Path) -> No
     assert axolotl_runs.losses_difference(stock, mixed) == "batch 2 differs, and 0 more of 2"
 
 
-def test_answers_of_functions_are_compared_by_type_and_value() -> None:
-    equal, same = ({"a": [1, 2], "b": np.array([1, 2]), "c": ("x", [None])} for _ in range(2))
-    assert answer_difference(equal, same) is None
-    for other, reason in [
-        ({**equal, "a": [1, 3]}, "answer a: other values"),
-        ({**equal, "a": (1, 2)}, "answer a: a tuple in place of a list"),
-        ({**equal, "b": np.array([1, 2], np.int32)}, "answer b: other values, or int32 of (2,)"),
-        ({**equal, "c": ("x", [0])}, "answer c[1]: items of"),
-        ({"b": 1}, "answer: ['b'] in place of ['a', 'b', 'c']"),
-    ]:
-        assert str(answer_difference(equal, other)).startswith(reason)
-
-
 def test_inputs_are_the_same_every_time_and_a_fifth_repeats(tmp_path: Path) -> None:
     for name in DATASETS:
         paths = [tmp_path / f"{name}-{number}.jsonl" for number in (1, 2)]
@@ -486,9 +471,8 @@ def test_inputs_are_the_same_every_time_and_a_fifth_repeats(tmp_path: Path) -> N
 
 def test_tables_of_axolotl_say_first_what_is_wrong() -> None:
     wrong = (timing(OURS, 0.01, reason="1 row in place of 2"), timing(STOCK, 1.0))
-    first, functions = axolotl.axolotl_tables([case_of(*wrong, name="functions: dedupe")])
-    assert first.rows == [("functions: dedupe", "1 row in place of 2")]
-    assert functions.rows[0][-2:] == ("100×", "no")
+    first, *_ = axolotl.axolotl_tables([case_of(*wrong, name="train")])
+    assert first.rows == [("train", "1 row in place of 2")]
 
 
 # The meter, the protocol, the advice.

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fast_axolotl.cli.protocol import compare
+from fast_axolotl.cli.prove import compare
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import Plan, compare_folders, parse_check, plan_commands
 from fast_axolotl.record.protocol_result import ProtocolResult

@@ -79,7 +79,7 @@ def test_a_demo_without_plotly_says_so_first_and_prints_its_result(
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr(module, "write_rows", lambda path: 1)
     monkeypatch.setattr(module, "plan_demo", lambda path: None)
-    protocol = importlib.import_module("fast_axolotl.cli.protocol")
+    protocol = importlib.import_module("fast_axolotl.cli.prove")
     monkeypatch.setattr(protocol, "run_plan", lambda plan, folder: result)
     demo(tmp_path / "page.html")
     out, err = capsys.readouterr()

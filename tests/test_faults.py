@@ -165,33 +165,20 @@ def unprivileged() -> Iterator[None]:
 # Arguments
 
 
-@pytest.mark.parametrize("path", ["", [], [""]])
-def test_an_empty_path_is_a_value_error(path: Any) -> None:
-    with refusal(ValueError, match="empty"):
-        open_dataset(path)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"format": "xlsx"},
         {"batch_size": 0},
         {"batch_size": True},
-        {"batch_size": 1.5},
         {"num_threads": -1},
         {"memory_budget": 10},
-        {"epoch": -1},
         {"shuffle": -1},
         {"shard": (2, 2)},
-        {"shard": (-1, 2)},
-        {"shard": (0, 0)},
         {"shard": 1},
         {"on_error": "ignore"},
-        {"on_conflict": "text"},
-        {"infer": "guess"},
         {"columns": []},
         {"columns": "text"},
-        {"columns": ["id", "id"]},
         {"columns": ["absent"]},
     ],
     ids=str,
@@ -225,22 +212,6 @@ def test_what_is_not_there_is_a_missing_file(tmp_path: Path) -> None:
         open_dataset([write(tmp_path, "jsonl", rows_of(2)), absent])
 
 
-def test_a_folder_without_data_files_says_which_names_it_expects(tmp_path: Path) -> None:
-    for name in ("README.md", "weights.safetensors", "state", ".hidden.jsonl"):
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "dataset_infos.json").write_text("{}")
-    with refusal(MissingFileError, tmp_path, match=r"no data files .*\.parquet"):
-        open_dataset(tmp_path)
-
-
-def test_a_broken_link_among_the_files_of_a_folder_is_not_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, "jsonl", rows_of(2))
-    link = tmp_path / "second.jsonl"
-    link.symlink_to(tmp_path / "absent.jsonl")
-    with refusal(MissingFileError, link):
-        open_dataset(tmp_path)
-
-
 def test_a_file_without_permission_is_an_access_error(
     public_folder: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -252,49 +223,11 @@ def test_a_file_without_permission_is_an_access_error(
     assert isinstance(caught.value, PermissionError)
 
 
-@pytest.mark.parametrize("inside", ["", "inner"])
-def test_a_folder_without_permission_is_not_passed_over(
-    public_folder: Path, inside: str, request: pytest.FixtureRequest
-) -> None:
-    closed = public_folder / "data" / inside
-    closed.mkdir(parents=True)
-    write(public_folder / "data", "jsonl", rows_of(2))
-    write(closed, "jsonl", rows_of(3))
-    closed.chmod(0)
-    request.getfixturevalue("unprivileged")
-    with refusal(AccessError, public_folder / "data"):
-        open_dataset(public_folder / "data")
-
-
-@pytest.mark.parametrize(
-    ("failure", "kind"),
-    [
-        (PermissionError(13, "Permission denied"), AccessError),
-        (OSError(5, "Input/output error"), DataError),
-    ],
-)
-def test_a_file_that_cannot_be_read_any_more_is_an_error(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    failure: OSError,
-    kind: type[DataError],
-) -> None:
-    path = write(tmp_path, "jsonl", rows_of(2))
-    reader = open_dataset(path)
-
-    def fail(*_: object) -> None:
-        raise failure
-
-    monkeypatch.setattr("fast_axolotl.reading.storage.Path.open", fail)
-    with refusal(kind, path, match="(?i)" + str(failure.strerror)):
-        list(reader)
-
-
 # Files that are empty, cut off or misnamed
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["no bytes", "compressed nothing"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("compression", ["none", "gzip", "xz"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_empty_file(tmp_path: Path, name: str, compression: str, is_whole: bool) -> None:
     path = write(tmp_path, name, [{"id": 0, "text": ""}], compression)
@@ -304,19 +237,6 @@ def test_an_empty_file(tmp_path: Path, name: str, compression: str, is_whole: bo
         return
     with refusal(DataError, path, "byte 0"):
         read(path)
-
-
-@pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream", "feather", "json"])
-def test_a_file_of_no_rows_is_no_fault(tmp_path: Path, name: str) -> None:
-    ending, make = FORMATS[name]
-    path = tmp_path / f"rows.{ending}"
-    table = pa.Table.from_pylist(
-        rows_of(0), schema=pa.schema({"id": pa.int64(), "text": pa.string()})
-    )
-    path.write_bytes(b"[]" if name == "json" else make(table))
-    reader = open_dataset(path)
-    assert list(reader) == []
-    assert reader.schema.names == ([] if name == "json" else ["id", "text"])
 
 
 def cuts(size: int) -> list[int]:
@@ -368,23 +288,6 @@ def test_a_name_that_promises_something_else_gets_a_warning(
         rows = read(path)
     lines = content.decode().splitlines() if found == "text" else ["a"]
     assert [row["text"] for row in rows] == lines
-
-
-@pytest.mark.parametrize(
-    ("declared", "content", "place"),
-    [
-        *((name, b"\x00\x01\x02\x03" * 50, "") for name in ("parquet", "arrow", "feather")),
-        *((name, as_csv(rows_of(9)), "line 1") for name in ("jsonl", "json")),
-        ("json", b"some words\n", "line 1"),
-    ],
-)
-def test_a_format_that_the_caller_has_wrong_is_an_error(
-    tmp_path: Path, declared: str, content: bytes, place: str
-) -> None:
-    path = tmp_path / "rows.bin"
-    path.write_bytes(content)
-    with refusal(DataError, path, place):
-        read(path, format=declared)
 
 
 GOOD_LINES = jsonl_bytes(rows_of(3))
@@ -441,26 +344,6 @@ def test_a_corrupt_row_group_is_named_and_can_be_skipped(tmp_path: Path) -> None
     assert "corrupt or truncated" in rejection.reason
 
 
-def test_a_flipped_bit_under_a_page_checksum_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(as_parquet(rows_of(20), write_page_checksum=True, **PLAIN_PAGES))
-    data = bytearray(path.read_bytes())
-    data[data.index("rów 12".encode())] ^= 1
-    path.write_bytes(bytes(data))
-    with refusal(DataError, path, "row group 2", match=r"(?i)crc"):
-        read(path)
-
-
-def test_a_large_row_group_that_is_streamed_names_itself_too(tmp_path: Path) -> None:
-    rows = [{"text": f"{index:07}" + "x" * 1000} for index in range(4000)]
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(parquet_bytes(rows, row_group_size=4000, data_page_size=4096, **PLAIN_PAGES))
-    damage_page(path, b"0003000")
-    found, error = read_until_error(path, memory_budget=SMALL_BUDGET)
-    assert_tells(error, path, "row group 0")
-    assert found == rows[: len(found)]
-
-
 def test_text_that_is_not_utf8_in_a_parquet_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
@@ -480,15 +363,6 @@ def test_text_that_is_not_utf8_in_a_mapped_file_is_an_error_where_its_value_is_m
     assert sum(len(batch) for batch in open_dataset(path)) == 20
     with refusal(DataError, match=r"'text'.*Python cannot represent.*utf-8"):
         list(streaming_dataset_reader(str(path), "arrow"))
-
-
-@pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream"])
-def test_a_column_name_that_is_not_utf8_is_an_error(tmp_path: Path, name: str) -> None:
-    path = tmp_path / f"rows.{FORMATS[name][0]}"
-    data = FORMATS[name][1]([{"outer": {"inner": 1}}])
-    path.write_bytes(data.replace(b"inner", b"\xff\xffner"))
-    with refusal(DataError, path, "schema" if name != "parquet" else ""):
-        read(path)
 
 
 def test_a_damaged_footer_does_not_abort_the_process(tmp_path: Path) -> None:
@@ -560,66 +434,6 @@ def test_a_bad_line_is_named_and_can_be_skipped(
     assert rejection.num_rows == reader.stats.rejected_rows == 1
 
 
-def test_bad_utf8_in_a_json_document_names_the_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "json", rows_of(9))
-    path.write_bytes(path.read_bytes().replace("rów 5".encode(), b"r\xffw 5"))
-    with refusal(DataError, path, f"line {1 + 4 * 5 + 1}", match="UTF-8"):
-        read(path)
-
-
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("name", ["jsonl", "csv", "text"])
-def test_a_bad_line_far_into_a_file_is_named_by_its_number(
-    tmp_path: Path, name: str, compression: str
-) -> None:
-    """Past the first block and past the first byte range, in the order of the file."""
-    rows = [{"id": index, "text": f"{index:08}" + "x" * 2000} for index in range(1200)]
-    path = write(tmp_path, name, rows, compression)
-    data, line = with_bad_line(name, rows, 1000, BAD_UTF8[name])
-    path.write_bytes(squeeze(data, compression))
-    found, error = read_until_error(path, memory_budget=SMALL_BUDGET)
-    assert error is not None
-    assert error.place == f"line {line}"
-    assert found == expected(name, rows)[: len(found)]
-    reader = open_dataset(path, on_error="skip", memory_budget=SMALL_BUDGET)
-    assert rows_in(reader) == expected(name, rows)
-    assert [item.place for item in reader.stats.rejections] == [f"line {line}"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "texts"),
-    [
-        ("rows.txt", b"a\x00b\nc\x00\n\x00\n", ["a\x00b", "c\x00", "\x00"]),
-        ("rows.jsonl", b'{"text": "a\\u0000b"}\n', ["a\x00b"]),
-        ("rows.csv", b'id,text\n1,a\x00b\n2,"c\x00,d"\n', ["a\x00b", "c\x00,d"]),
-        ("rows.csv", b'id,text\n1,a "quoted" word\n2,c\x00d\n', ['a "quoted" word', "c\x00d"]),
-    ],
-)
-def test_nul_bytes_are_text(tmp_path: Path, name: str, content: bytes, texts: list[str]) -> None:
-    """Python's csv module before 3.11 refuses them."""
-    path = tmp_path / name
-    path.write_bytes(content)
-    rows, error = read_until_error(path)
-    if error is None:
-        assert [row["text"] for row in rows] == texts
-    else:
-        assert (name, "NUL" in str(error)) == ("rows.csv", True)
-
-
-def test_every_skipped_row_is_listed(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    lines = jsonl_bytes(rows_of(20)).splitlines(keepends=True)
-    bad = (3, 7, 19)
-    for index in bad:
-        lines[index] = b"broken\n"
-    path.write_bytes(b"".join(lines))
-    reader = open_dataset(path, on_error="skip")
-    rows = rows_in(reader)
-    assert rows == [row for row in rows_of(20) if row["id"] not in bad]
-    assert [item.place for item in reader.stats.rejections] == [f"line {n + 1}" for n in bad]
-    assert reader.stats.rejected_rows == 3
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -627,12 +441,7 @@ def test_every_skipped_row_is_listed(tmp_path: Path) -> None:
         ('[{"id": 1},\n {"id": }]', "line 2"),
         ('[{"id": 1}]\n[{"id": 2}]', "line 2"),
         ('[{"id": 1},, {"id": 2}]', "line 1"),
-        ('[{"id": 1}, 7]', "line 1"),
-        ('{"id": 1', "line 1"),
         ("words", "line 1"),
-        ("]", "line 1"),
-        ("[}]", "line 1"),
-        ("{]}", "line 1"),
         *((text, "line 1") for text in ('[{"a": 1}', '[{"a": 1},', '[{"a": 1}, {"a"')),
         *((text, "line 1") for text in ('[{"a": 1}] x', '[{"a": 1} {"a": 2}]', '[{"a": 1},]')),
         ('[{"id": 1}},{"id": 2}]', "line 1"),
@@ -646,19 +455,10 @@ def test_a_malformed_json_document_names_the_line(tmp_path: Path, text: str, pla
     assert_tells(error, path, place)
 
 
-def test_a_json_field_that_is_absent_or_holds_no_array_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text('{"data": {"id": 1}, "rows": [{"id": 2}]}')
-    for name in ("data", "absent"):
-        with refusal(DataError, path, match=name):
-            read(path, json_field=name)
-    assert read(path, json_field="rows") == [{"id": 2}]
-
-
 # Damage to compressed streams
 
 
-@pytest.mark.parametrize("compression", sorted(set(COMPRESSIONS) - {"none"}))
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "xz"])
 @pytest.mark.parametrize("name", ["jsonl", "csv", "text", "json"])
 def test_a_cut_compressed_stream_gives_its_whole_blocks_and_a_rejection(
     tmp_path: Path, name: str, compression: str
@@ -678,57 +478,6 @@ def test_a_cut_compressed_stream_gives_its_whole_blocks_and_a_rejection(
     assert len(kept) > 1000
     assert [item.num_rows for item in reader.stats.rejections] == [None]
     assert reader.stats.rejected_files == {reader.stats.rejections[0].path} == {str(path)}
-
-
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("name", ["parquet", "arrow-file", "feather"])
-@pytest.mark.parametrize("is_empty", [False, True])
-def test_a_file_that_cannot_be_opened_is_counted_and_listed(
-    tmp_path: Path, name: str, compression: str, is_empty: bool
-) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    whole = write(tmp_path, name, rows_of(20), compression)
-    data = whole.read_bytes()
-    first, bad, last = (folder / f"{number}-{whole.name}" for number in range(3))
-    for path in (first, last):
-        path.write_bytes(data)
-    bad.write_bytes(b"" if is_empty else data[: len(data) // 2])
-    for paths, num_rows in ((bad, 0), (folder, 40)):
-        reader = open_dataset(paths, on_error="skip")
-        assert len(rows_in(reader)) == num_rows
-        assert reader.stats.rejected_files == {str(bad)}
-        assert [item.path for item in reader.stats.rejections] == [str(bad)]
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b'{"a": "b', "malformed JSON: Unterminated string starting at character 7"),
-        (b'{"a": "\x01"}', "malformed JSON: Invalid control character at character 8"),
-        (b"[1]", "expected a JSON object, found an array"),
-    ],
-)
-def test_the_advice_to_skip_a_row_is_not_given_for_a_skipped_one(
-    tmp_path: Path, line: bytes, reason: str
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"a": "x"}\n' + line + b"\n")
-    advice = '; fix the row, or pass on_error="skip" to skip and count such rows'
-    with refusal(DataError, path, "line 2", match=re.escape(reason + advice)):
-        rows_in(open_dataset(path))
-    reader = open_dataset(path, on_error="skip")
-    assert rows_in(reader) == [{"a": "x"}]
-    assert [item.reason for item in reader.stats.rejections] == [reason]
-    assert (reader.stats.rejected_rows, reader.stats.rejected_files) == (1, set())
-
-
-def test_bytes_after_a_gzip_stream_are_an_error_or_ignored_but_never_rows(tmp_path: Path) -> None:
-    path = write(tmp_path, "jsonl", rows_of(9), "gzip")
-    path.write_bytes(path.read_bytes() + b"trailing words")
-    rows, error = read_until_error(path)
-    assert rows == rows_of(9)[: len(rows)]
-    assert error is not None or rows == rows_of(9)
 
 
 # Files that change while they are read
@@ -782,12 +531,6 @@ def test_a_file_that_changes_while_it_is_read_gives_no_wrong_row(
         assert len(found) == len(rows), "the old file stays open, and is read to its end"
 
 
-def test_a_file_that_is_removed_while_it_is_read_is_a_missing_file(tmp_path: Path) -> None:
-    path, _ = large_file(tmp_path, "jsonl")
-    _, error = read_until_error(path, 10, path.unlink, memory_budget=SMALL_BUDGET)
-    assert isinstance(error, MissingFileError)
-
-
 # Copies on disk
 
 
@@ -809,7 +552,7 @@ def test_a_copy_on_disk_has_no_name_and_is_read_in_forked_processes_too(
     assert child.exitcode == 0
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "jsonl.gz", "json.gz", "csv.gz"])
+@pytest.mark.parametrize("ending", ["jsonl", "json.gz", "csv.gz"])
 def test_a_record_without_an_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
@@ -877,20 +620,6 @@ def test_a_saved_dict_may_name_only_its_own_folders(tmp_path: Path, name: str) -
         read(folder)
 
 
-@pytest.mark.parametrize("splits", ["[]", "null", "7", "[1]", "{"])
-def test_an_index_of_no_splits_is_an_error(tmp_path: Path, splits: str) -> None:
-    (tmp_path / "dataset_dict.json").write_text(f'{{"splits": {splits}}}')
-    with refusal(DataError, tmp_path):
-        read(tmp_path)
-
-
-def test_a_saved_dataset_that_misses_a_file_names_it(tmp_path: Path) -> None:
-    folder = saved_dataset(tmp_path / "saved")
-    (folder / "data-00000-of-00001.arrow").unlink()
-    with refusal(MissingFileError, folder / "data-00000-of-00001.arrow"):
-        read(folder)
-
-
 def test_a_saved_dataset_with_an_indices_mapping_is_refused(tmp_path: Path) -> None:
     folder = saved_dataset(tmp_path / "saved")
     state = json.loads((folder / "state.json").read_text())
@@ -912,23 +641,6 @@ def test_a_date_that_python_cannot_express_is_an_error_of_the_python_output(
         list(streaming_dataset_reader(str(path), "parquet"))
     (batch,) = streaming_dataset_reader(str(path), "parquet", output="arrow")
     assert batch.num_rows == 1
-
-
-def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
-    with refusal(DataError, path, match="'a'"):
-        read(path)
-
-
-def test_an_error_in_the_sample_of_the_schema_is_told_when_opening(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"broken\n")
-    with refusal(DataError, path, "line 1"):
-        open_dataset(path)
-    reader = open_dataset(path, on_error="skip")
-    assert list(reader) == []
-    assert reader.stats.rejected_rows == 1
 
 
 def test_types_that_pyarrow_cannot_handle_are_refused_when_opening(tmp_path: Path) -> None:

@@ -11,19 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl import detect_format, list_supported_formats, open_dataset
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl import detect_format, open_dataset
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.reading import FormatWarning
 from support.files import (
     COMPRESSIONS,
-    SMALL_BUDGET,
     WRITERS,
     compress,
     flat_rows,
     make_rows,
     read_rows,
     squeeze,
-    write_arrow,
     write_as,
     write_jsonl,
     write_parquet,
@@ -57,15 +55,6 @@ from support.files import (
 )
 def test_names_tell_format_and_compression(name: str, expected: tuple[str, str | None]) -> None:
     assert detect_format(name) == expected
-
-
-def test_every_format_is_listed_in_every_form() -> None:
-    listed = list_supported_formats()
-
-    for name in ("parquet", "arrow", "feather", "csv", "json", "jsonl", "text"):
-        assert {name, f"{name}.zst", f"{name}.gz"} <= set(listed)
-    assert "hf_dataset" in listed
-    assert len(listed) == len(set(listed))
 
 
 # Content decides.
@@ -106,21 +95,6 @@ def test_a_file_without_an_ending_is_recognised(
 
 
 @pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "none"])
-def test_a_compression_that_the_name_hides_is_found(tmp_path: Path, compression: str) -> None:
-    rows = make_rows(30)
-    path = write_as(tmp_path, "jsonl", rows, compression).rename(tmp_path / "rows.jsonl")
-
-    assert read_rows(path) == rows
-
-
-def test_a_compression_that_only_the_name_has_is_said(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "rows.jsonl.gz", make_rows(3))
-
-    with pytest.warns(FormatWarning, match="gzip"):
-        assert read_rows(path) == make_rows(3)
-
-
-@pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "none"])
 def test_concatenated_members_are_one_file(tmp_path: Path, compression: str) -> None:
     rows = make_rows(60)
     parts = [
@@ -131,21 +105,6 @@ def test_concatenated_members_are_one_file(tmp_path: Path, compression: str) -> 
     whole.write_bytes(b"".join(part.read_bytes() for part in parts))
 
     assert read_rows(whole) == rows
-
-
-def test_a_told_format_needs_no_ending(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.write_text("a,b\n1,x\n")
-
-    assert read_rows(path, format="csv") == [{"a": 1, "b": "x"}]
-    assert read_rows(path) == [{"text": "a,b"}, {"text": "1,x"}]
-
-
-@pytest.mark.parametrize("told", ["jsonl", "jsonl.gz", "ndjson", "JSONL", "auto", ""])
-def test_formats_are_told_by_any_of_their_names(tmp_path: Path, told: str) -> None:
-    path = write_jsonl(tmp_path / "rows.jsonl", make_rows(3))
-
-    assert read_rows(path, format=told) == make_rows(3)
 
 
 # Text.
@@ -177,17 +136,6 @@ def test_lines_equal_those_of_plain_python(pieces: list[str], compression: str) 
     assert [row["text"] for row in rows] == lines_of("".join(pieces))
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_lines_across_many_blocks_equal_those_of_plain_python(
-    tmp_path: Path, compression: str
-) -> None:
-    text = "".join(f"{'x' * (index % 997)}{index}\r\n" for index in range(4000)) + "end"
-    path = tmp_path / "long.txt"
-    path.write_bytes(squeeze(text.encode(), compression))
-    rows = read_rows(path, memory_budget=SMALL_BUDGET)
-    assert [row["text"] for row in rows] == lines_of(text)
-
-
 # Arrow's corners.
 
 
@@ -200,13 +148,6 @@ def test_dictionary_columns_read_as_their_values(tmp_path: Path) -> None:
         assert [row["a"] for row in read_rows(path)] == ["x", "y", None, "x"]
 
 
-def test_an_arrow_file_of_many_small_batches(tmp_path: Path) -> None:
-    rows = make_rows(500)
-    for form in (pa.ipc.new_file, pa.ipc.new_stream):
-        path = write_arrow(tmp_path / "a.arrow", rows, form, batch_rows=1)
-        assert read_rows(path) == rows
-
-
 def test_columns_are_chosen_and_ordered_in_every_format(tmp_path: Path) -> None:
     for kind, (_, _, options) in WRITERS.items():
         rows = flat_rows(20) if kind == "csv" else make_rows(20)
@@ -215,32 +156,6 @@ def test_columns_are_chosen_and_ordered_in_every_format(tmp_path: Path) -> None:
         assert [list(row.items()) for row in found] == [
             [("score", row["score"]), ("id", row["id"])] for row in rows
         ], kind
-
-
-def test_an_unknown_column_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", flat_rows(3))
-
-    with pytest.raises(UsageError, match="no column 'nope'; the data has: id, text, score"):
-        open_dataset(path, columns=["nope"])
-
-
-def test_a_wide_string_column_keeps_its_type(tmp_path: Path) -> None:
-    table = pa.table(
-        {"a": pa.array(["x"], pa.large_string()), "b": pa.array([[1]], pa.large_list(pa.int8()))}
-    )
-    path = tmp_path / "a.parquet"
-    pa.parquet.write_table(table, path)
-
-    (batch,) = open_dataset(path)
-
-    assert batch.schema == table.schema
-
-
-def test_rows_of_files_with_different_columns_are_joined(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "1.parquet", [{"a": 1, "b": "x"}])
-    write_parquet(tmp_path / "2.parquet", [{"b": "y", "c": [1.5]}])
-
-    assert read_rows(tmp_path) == [{"a": 1, "b": "x", "c": None}, {"a": None, "b": "y", "c": [1.5]}]
 
 
 def test_clashing_parquet_files_are_an_error_or_json_text(tmp_path: Path) -> None:
@@ -271,3 +186,27 @@ def test_an_arrow_file_is_read_in_the_order_of_its_index(tmp_path: Path) -> None
     expected = pa.ipc.open_file(path).read_all()["n"].to_pylist()
     assert expected[:20] == [*range(10, 20), *range(10)]
     assert [n for batch in open_dataset(path) for n in batch["n"].to_pylist()] == expected
+
+
+def test_a_folder_is_read_as_a_folder_whatever_it_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "rows.jsonl"
+    folder.mkdir()
+    (folder / "README.md").write_text("hello")
+    with pytest.raises(MissingFileError, match="no data files in this folder"):
+        open_dataset(folder)
+    write_jsonl(folder / "my-rows.jsonl", make_rows(3))
+    assert read_rows(folder) == make_rows(3)
+    (tmp_path / "md").mkdir()
+    (tmp_path / "md" / "README.md").write_text("hello")
+    with pytest.raises(MissingFileError, match="no data files in this folder"):
+        open_dataset(tmp_path / "md")
+
+
+def test_a_single_file_of_another_split_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "test.jsonl", make_rows(3))
+    write_jsonl(tmp_path / "rows.jsonl", make_rows(3))
+    for name, split in (("test", None), ("test", "test"), ("test", "eval"), ("test", "all")):
+        assert read_rows(tmp_path / f"{name}.jsonl", split=split) == make_rows(3)
+    assert read_rows(tmp_path / "rows.jsonl", split="train") == make_rows(3)
+    with pytest.raises(UsageError, match="no split 'train'; it has: test"):
+        open_dataset(tmp_path / "test.jsonl", split="train")

@@ -59,7 +59,7 @@ def test_a_saved_dict_wants_its_split_named(hf: Any, tmp_path: Path) -> None:
     assert read_rows(folder, split="test") == rows[20:]
     assert read_rows(folder, split="all") == rows
     assert read_rows(folder / "test") == rows[20:]
-    with pytest.raises(UsageError, match="no split 'validation'; the folder has: train, test"):
+    with pytest.raises(UsageError, match="no split 'validation'; it has: train, test"):
         open_dataset(folder, split="validation")
 
 

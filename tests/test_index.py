@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import CsvDialect, open_dataset
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import index
 from fast_axolotl.reading.blocks import Dataset, Unit, decode_or_reject
 from fast_axolotl.reading.index import known_schema, unit_rows, with_csv_edges
@@ -131,20 +131,6 @@ def test_blank_lines_of_json_are_no_rows(
         assert unit_rows(dataset, units) == [len(rows_in(dataset, unit)) for unit in units]
 
 
-def test_rejected_rows_do_not_count_and_parts_that_failed_are_not_kept(
-    tmp_path: Path, folder: Path
-) -> None:
-    lines = tmp_path / "a.jsonl"
-    lines.write_text('{"a": 1}\nbroken\n{"a": 2}\n[]\n')
-    path, rows = write_kind(tmp_path, "arrow stream")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-    assert total_rows(open_as(path, on_error="skip")) < len(rows)
-    assert entries(folder) == []
-    assert total_rows(open_as(lines, on_error="skip")) == 2
-    assert len(entries(folder)) == 1
-
-
 # The index.
 
 
@@ -184,36 +170,6 @@ def test_the_index_is_built_again_where_it_does_not_fit(
     assert reads
 
 
-def test_without_a_folder_to_write_the_process_remembers(
-    tmp_path: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, rows = write_kind(tmp_path, "csv")
-    dataset = open_as(path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path / "no folder"))
-
-    for is_read in (True, False):
-        reads.clear()
-        assert total_rows(dataset) == len(rows)
-        assert bool(reads) == is_read
-
-
-def test_a_remote_file_is_known_by_its_version_whatever_its_query(
-    tmp_path: Path, folder: Path, reads: list[int]
-) -> None:
-    path, rows = write_kind(tmp_path, "jsonl")
-    dataset = open_as(path)
-    remote = replace(dataset.inputs[0].source, remote=cast(Any, object()))
-    for version, query, is_read in [("", "a", True), ("1", "b", True), ("1", "c", False)]:
-        source = replace(remote, path=f"https://host/a.jsonl?{query}", version=version)
-        inputs = (replace(dataset.inputs[0], source=source),)
-        forget()
-        reads.clear()
-
-        assert total_rows(replace(dataset, inputs=inputs)) == len(rows)
-        assert (sum(reads) > path.stat().st_size) == is_read
-        assert len(entries(folder)) == len(version)
-
-
 CHILD = """
 import sys, time
 from fast_axolotl import open_dataset
@@ -250,24 +206,6 @@ def test_two_processes_at_once_build_one_index(tmp_path: Path, folder: Path) -> 
     assert (tmp_path / "log").read_text() == "counted\n"
     assert [item.name[:4] for item in entries(folder)] == ["rows"]
     assert not list(folder.glob("*.lock"))
-
-
-def test_the_entries_used_longest_ago_go_first(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "_MOST_BYTES", 500)
-    path, _ = write_kind(tmp_path, "text")
-    dataset = open_as(path)
-    total_rows(dataset)
-    (kept,) = entries(folder)
-    for number in range(20):
-        forget()
-        total_rows(dataset.with_options(unit_bytes=3000 + number))
-        os.utime(kept, (1, 1))
-        forget()
-        total_rows(dataset)  # marks its entry as used
-    assert 1 < len(entries(folder)) < 20
-    assert kept in entries(folder)
 
 
 def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None:
@@ -318,26 +256,6 @@ def test_take_reads_only_the_units_of_its_rows(tmp_path: Path, reads: list[int])
     assert sum(reads) < 300_000 < path.stat().st_size
 
 
-def test_rows_that_are_taken_share_the_widest_type(tmp_path: Path) -> None:
-    path, schema = tmp_path / "a.jsonl", pa.schema([("a", pa.null())])
-    path.write_text('{"a": null}\n' * 89 + '{"a": [1, "x"]}\n')
-    dataset = open_as(path, 30)
-
-    assert Taker(dataset, schema).take([1, 0]).schema == schema
-    assert Taker(dataset, schema).take([89, 0]).column("a").to_pylist() == ['[1, "x"]', None]
-
-
-def test_rows_that_went_away_after_they_were_counted_are_an_error(tmp_path: Path) -> None:
-    path, _ = write_kind(tmp_path, "text")
-    dataset, before = open_as(path), path.stat().st_mtime_ns
-    total_rows(dataset)
-    path.write_bytes(path.read_bytes()[:5000] + path.read_bytes()[5000:].replace(b"\n", b" "))
-    os.utime(path, ns=(before, before))
-
-    with pytest.raises(DataError, match="changed after its rows were counted"):
-        Taker(dataset, pa.schema([])).take([690])
-
-
 # CSV in units.
 
 
@@ -378,32 +296,3 @@ def test_edges_part_the_rows_of_a_csv_file(
         for parts in (units, spans):
             assert [row for unit in parts for row in rows_in(cut, unit)] == expected
             assert sum(unit_rows(cut, parts)) == len(expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "compression", "dialect"),
-    [
-        ('a,b\nx,5" pipe\n', "none", {}),
-        ("a,b\n1,2\n", "none", {"escape": "\\"}),
-        ("a,b\n1,2\n", "gzip", {}),
-    ],
-)
-def test_a_csv_file_with_irregular_quotes_or_compressed_stays_whole(
-    tmp_path: Path, text: str, compression: str, dialect: dict[str, Any]
-) -> None:
-    (tmp_path / "a.csv").write_text(text * 5000)
-    path = compress(tmp_path / "a.csv", compression)
-    dataset = open_as(path, 50, csv=CsvDialect(**dialect))
-
-    assert dataset.inputs[0].source.num_bytes > 50
-    assert with_csv_edges(dataset).units() == dataset.units()
-
-
-def test_a_quote_that_is_not_closed_is_an_error_unless_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("a,b\n" + "1,2\n" * 50 + '3,"4\n')
-    dataset = open_as(path, 50, on_error="skip")
-
-    assert with_csv_edges(dataset).units() == dataset.units()
-    with pytest.raises(DataError, match="a quoted field is not closed"):
-        list(open_dataset(path, shard=(0, 2)))

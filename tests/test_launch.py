@@ -240,12 +240,13 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
         Patch("a", "waiting", "", "m:b"),
         Patch("b", "off", "switched off", "m:c"),
         Patch("c", "skipped", "m:d has unknown source code", "m:d"),
-        Patch("e", "trial", "m:e has unknown source code", "m:e"),
+        Patch("e", "check", "m:e has unknown source code", "m:e"),
     ]
     assert status_line({}, patches) == (
-        "WARNING: 2 of 3 replacements are active on Axolotl 9.9, 1 of them on trial; inactive "
-        "because the source code is unknown: 1; see `fast-axolotl status`; accelerated: a; on "
-        "trial: e; switched off: b; not replaced: c (d has unknown source code)"
+        "WARNING: 2 of 3 replacements are active on Axolotl 9.9, 1 of them after a comparison on "
+        "your data; inactive because the source code is unknown: 1; see `fast-axolotl status`; "
+        "accelerated: a; compared with stock first: e; switched off: b; not replaced: c (d has "
+        "unknown source code)"
     )
     assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"
     assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")
@@ -262,10 +263,10 @@ def test_the_last_line_tells_what_was_used() -> None:
     assert use_line(patches[3:]) == ""
     reasons = tuple((f"reason {number}", number) for number in range(6))
     rows = (("tools", 7),)
-    tried = Patch("d", "active", "", "m:e", 1, reasons, rows, "equal in 3 calls")
+    tried = Patch("d", "active", "", "m:e", 1, reasons, rows)
     # Both functions of a name have the rows of the name.
     also = Patch("d", "active", "", "m:f", 1, (), rows)
     assert use_line([tried, also]) == (
         "accelerated calls: d ×2; stock Axolotl calls: d ×5 (reason 5), d ×4 (reason 4), d ×3 "
-        "(reason 3), d ×3 (3 other reasons), d ×7 rows (tools); trials: d (equal in 3 calls)"
+        "(reason 3), d ×7 rows (tools)"
     )

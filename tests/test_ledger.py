@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import Mark, ProfileWindow, RankRecord, RunRecord, RunSummary, read_run
+from fast_axolotl.record import Mark, ProfileWindow, RankRecord, RunRecord, RunSummary
 from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.run_folders import read_training
-from fast_axolotl.report.page import render_page
-from support.children import FAST_AXOLOTL, run_child
 from support.records import (
     START_TIME,
     make_rank,
@@ -25,7 +22,6 @@ from support.records import (
     steady,
     write_run,
 )
-from support.reports import as_report, shown
 
 AXOLOTL = {"source": "axolotl", "settings": {"config": {"saves_per_epoch": 100}}}
 
@@ -205,15 +201,6 @@ def test_the_clock_is_that_of_one_machine() -> None:
 # Verdicts
 
 
-def test_checkpoints_that_take_longer_than_the_steps_are_the_verdict() -> None:
-    rank = make_rank(own_seconds=0.5, fetches=1195, **AXOLOTL)  # 600 s
-    verdict = summarise(make_run(add_spans(rank, {"checkpoint": 720.0}))).verdict
-    assert verdict.kind == "checkpoint"
-    assert verdict.headline == "Checkpoints take 54.5 % of the wall clock."
-    assert "saves_per_epoch: 4 (now 100)" in verdict.action
-    assert verdict.gain == pytest.approx(720 / 600, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("spans", "stall", "kind"),
     [
@@ -253,49 +240,3 @@ def test_start_up_decides_where_nothing_in_the_loop_does(
         assert "axolotl preprocess" in verdict.action
     else:
         assert ("start-up:" in " ".join(verdict.evidence)) == (before > 10)
-
-
-# A real run
-
-
-def test_start_up_counts_from_the_start_of_the_command(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, time; begin = time.time()\n"
-        "time.sleep(0.5)\n"
-        "from fast_axolotl.measure import measure\n"
-        "with measure(os.environ['FAST_AXOLOTL_MEASURE']) as meter:\n"
-        "    began = time.time() - begin\n"
-        "    for _ in meter.watch(range(20)):\n"
-        "        time.sleep(0.01)\n"
-        "    saving = time.time()\n"
-        "    with meter.span('checkpoint'):\n"
-        "        time.sleep(0.3)\n"
-        "    print(began, time.time() - saving)\n"
-        "    time.sleep(0.3)\n"
-    )
-    command = [*FAST_AXOLOTL, "run", "--measure", "--no-accelerate", "-q", "--output", "run", "--"]
-    done = run_child(*command, sys.executable, str(script), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    parts = check_sum(summarise(read_run(tmp_path / "run")))
-    before, saved = map(float, done.stdout.splitlines()[-1].split())
-    # The interpreter starts before the script's first line.
-    assert before <= parts["startup"] <= before + 2.0
-    assert 0.3 <= parts["checkpoint"] <= saved
-    assert parts["other"] >= 0.3
-
-
-# What is shown
-
-
-def test_the_ledger_is_shown_in_the_terminal_and_on_the_page() -> None:
-    rank = make_rank(wait=steady(0.2), fetches=6000, warmup_steps=0)
-    record = watched_from(add_spans(rank, {"checkpoint": 20.0, "evaluate": 10.0}), 20.0)
-    words = " ".join(shown(record).split())
-    for part in ("compute 48.0 %", "waiting for data 12.0 %", "checkpoints 16.0 %"):
-        assert part in words
-    page = render_page(as_report(record))
-    assert 'aria-label="compute 48.0 %, waiting for data 12.0 %, evaluation 8.0 %' in page
-    assert '<rect x="48.00%"' in page
-    assert "16.0 % · 20.00 s" in page
-    assert 'id="wall-clock"' not in render_page(as_report(make_run(system=make_system())))

@@ -191,9 +191,7 @@ sys.exit(int(sys.argv[3]))
 def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     command = (sys.executable, "loop.py", "run", "3", "7")
-    with Terminal(
-        tmp_path, "run", "--live", "--no-accelerate", "--output", "run", "--", *command
-    ) as one:
+    with Terminal(tmp_path, "measure", "--live", "--output", "run", "--", *command) as one:
         one.wait_for("tokens/s")
         one.wait_for("batch 50")
         assert one.wait() == 7
@@ -225,7 +223,7 @@ def test_quitting_the_view_leaves_the_command_running_with_its_output_on_the_ter
 ) -> None:
     script = "sleep 1.5; echo going; while [ ! -e stop ]; do sleep 0.1; done; echo done; exit 4"
     with Terminal(
-        tmp_path, "run", "--live", "--no-accelerate", "--output", "run", "--", "sh", "-c", script
+        tmp_path, "measure", "--live", "--output", "run", "--", "sh", "-c", script
     ) as one:
         one.wait_for(" quit")
         one.press("q")
@@ -243,7 +241,7 @@ def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
     source = Path(fast_axolotl.__file__).parents[1]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "fast_axolotl", "run", "--live", "--no-accelerate"),
+            *(sys.executable, "-m", "fast_axolotl", "measure", "--live"),
             *("--output", "run", "--", "sh", "-c", "sleep 1.2; echo out; exit 3"),
         ],
         cwd=tmp_path,

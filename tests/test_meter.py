@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import Meter, measure
 from fast_axolotl.measure.writers import find_owner
-from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample, read_run
+from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample
 from fast_axolotl.record.folder import system_file
-from fast_axolotl.record.stall import WAIT_ERROR, WAIT_SECONDS, decode_waits
+from fast_axolotl.record.waits import WAIT_ERROR, WAIT_SECONDS, decode_waits
 from fast_axolotl.system import node_name
 from support.hosts import spans_of, total
 from support.meter import Clock, Device, batches, device_stall, open_meter, read_rank, stall, steady
@@ -290,14 +286,6 @@ def test_a_replayed_batch_makes_steps_that_wait_for_nothing(tmp_path: Path) -> N
     assert "epoch" not in names(rank)
 
 
-def test_an_empty_loader_replays_nothing(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        assert list(meter.watch([], replay=5)) == []
-    rank = read_rank(tmp_path)
-    assert (rank.blocks, names(rank)) == ([], ["first_fetch"])
-
-
 def test_a_hook_at_the_base_iterator_knows_better_than_the_loop_around_it(tmp_path: Path) -> None:
     clock = Clock()
     with open_meter(tmp_path, clock) as meter:
@@ -326,13 +314,6 @@ def test_slow_fetches_are_named_with_their_rows(tmp_path: Path) -> None:
     numbers = [fetch.fetch for fetch in slow]
     assert numbers == sorted(numbers)
     assert len(numbers) > 55
-
-
-def test_few_fetches_are_slow_and_none_where_waits_are_alike(tmp_path: Path) -> None:
-    often = record_loop(tmp_path / "a", 4000, lambda n: 0.002 if n % 4 == 0 else 1e-5, 0.001)
-    assert max(len(block.slow) for block in often.blocks) == 8
-    alike = record_loop(tmp_path / "b", 1000, lambda n: 0.02 + n % 7 * 0.001, 0.02)
-    assert [fetch for block in alike.blocks for fetch in block.slow] == []
 
 
 def test_figures_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
@@ -397,11 +378,6 @@ def test_a_loader_that_raises_is_recorded_and_raises(tmp_path: Path) -> None:
     ]
 
 
-def test_a_thing_that_is_no_iterable_raises_what_it_always_did(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="not iterable"), open_meter(tmp_path, Clock()) as meter:
-        run_loop(meter, Clock(), 7)
-
-
 def test_a_fault_of_the_meter_costs_figures_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,55 +422,6 @@ def test_a_full_disk_ends_the_record_and_not_the_run(
     rank = read_rank(tmp_path)
     assert rank.end is None
     assert sum(block.steps for block in rank.blocks) < 40
-
-
-def test_a_folder_that_cannot_be_made_ends_the_record_and_not_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    clock = Clock()
-    with open_meter(tmp_path / "file" / "run", clock) as meter:
-        run_loop(meter, clock, batches(clock, 30, 0.1))
-    assert len(caplog.records) == 1
-
-
-def test_a_date_that_is_set_is_marked_and_times_go_on(tmp_path: Path) -> None:
-    clock, date = Clock(), Clock(1.7e9)
-    with open_meter(tmp_path, clock, wall_clock=lambda: date.now + clock.now) as meter:
-        run_loop(meter, clock, batches(clock, 30, 0.1))
-        date.sleep(-3600)
-        run_loop(meter, clock, batches(clock, 30, 0.1))
-    rank = read_rank(tmp_path)
-    steps = [mark.text for mark in rank.marks if mark.name == "clock_step"]
-    assert steps == ["the system date moved by -3600.0 s against the clock"]
-    assert sum(b.wall_seconds for b in rank.blocks) == pytest.approx(60 * 0.15, abs=0.01)
-
-
-def test_a_clock_that_runs_backwards_gives_no_negative_time(tmp_path: Path) -> None:
-    for block in record_loop(tmp_path, 50, lambda n: -30 if n == 20 else 0.1).blocks:
-        assert block.wall_seconds >= 0
-        assert block.host_wait_seconds >= 0
-
-
-def test_two_meters_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> None:
-    clock = Clock()
-    first = open_meter(tmp_path / "a", clock)
-    second = open_meter(tmp_path / "b", clock)
-    for _ in first.watch(batches(clock, 50, 0.02)):
-        for _ in second.watch(batches(clock, 3, 0.01)):
-            clock.sleep(0.01)
-    first.close()
-    second.close()
-    fetches = [sum(b.fetches for b in read_rank(tmp_path / name).blocks) for name in ("a", "b")]
-    assert fetches == [50, 150]
-
-
-def test_a_second_run_in_a_folder_keeps_the_first_under_another_name(tmp_path: Path) -> None:
-    for count in (10, 20, 30):
-        record_loop(tmp_path, count, 0.02)
-    assert sum(block.steps for block in read_rank(tmp_path).blocks) == 30
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["rank-0.jsonl", "rank-0.jsonl.1", "rank-0.jsonl.2"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -588,19 +515,6 @@ def test_a_loader_is_drained_with_no_model(tmp_path: Path) -> None:
     assert rank.blocks[0].spans["free_run"] == pytest.approx(5, abs=0.02)
 
 
-def test_draining_an_iterator_would_use_up_the_data(tmp_path: Path) -> None:
-    with (
-        open_meter(tmp_path, Clock()) as meter,
-        pytest.raises(UsageError, match=r"list_iterator.*pass the loader itself"),
-    ):
-        meter.free_run(iter([1, 2]))
-
-
-def test_a_step_has_at_least_one_fetch(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="accumulation is 0"):
-        measure(tmp_path, accumulation=0)
-
-
 def test_a_batch_is_not_held_while_the_next_is_fetched(tmp_path: Path) -> None:
     class Batch(list[str]):
         alive = 0
@@ -641,27 +555,6 @@ def test_after_the_end_the_loop_goes_on_unmeasured(tmp_path: Path) -> None:
     assert "late" not in rank.values
 
 
-def test_with_the_real_clock_the_stall_and_the_meters_own_cost_are_plausible(
-    tmp_path: Path,
-) -> None:
-    def loader() -> Iterator[list[str]]:
-        for _ in range(60):
-            time.sleep(0.004)
-            yield ["row"]
-
-    with measure(tmp_path) as meter:
-        for _ in meter.watch(loader()):
-            time.sleep(0.004)
-    record = read_run(tmp_path)
-    assert 0.1 < stall(steady(tmp_path)) < 0.9
-    assert record.system is not None
-    end = record.ranks[0].end
-    assert end.overhead_seconds > 0
-    assert end.overhead_fetches == 55
-    assert record.ranks[0].start.environment["python"]
-    assert meter.summary().stall_fraction == pytest.approx(stall(steady(tmp_path)))
-
-
 def run_day(meter: Meter, clock: Clock, seconds: float, step_seconds: float) -> None:
     """Steps of all lengths around one, with a long wait every thousand."""
     batch = ["row"] * 4
@@ -675,22 +568,6 @@ def run_day(meter: Meter, clock: Clock, seconds: float, step_seconds: float) -> 
         clock.now += step_seconds * (0.9 + number % 19 / 100)
         meter.step()
         number += 1
-
-
-def test_a_day_of_samples_keeps_memory_flat(tmp_path: Path) -> None:
-    clock = Clock()
-    meter = open_meter(tmp_path, clock, told_steps=True)
-    sizes = []
-    tracemalloc.start()
-    try:
-        for _ in range(5):
-            run_day(meter, clock, 86_400 / 5, step_seconds=5)
-            gc.collect()  # empties the interpreter's own lists of free tuples
-            sizes.append(tracemalloc.get_traced_memory()[0])
-    finally:
-        tracemalloc.stop()
-    meter.close()
-    assert max(sizes) - sizes[0] < 100_000
 
 
 def test_a_day_takes_few_lines_and_keeps_the_wait_of_every_step(tmp_path: Path) -> None:
@@ -709,22 +586,6 @@ def test_a_day_takes_few_lines_and_keeps_the_wait_of_every_step(tmp_path: Path) 
     late = blocks[-60:]
     longest = sum(WAIT_SECONDS[max(decode_waits(block.step_waits))] > 0.38 for block in late)
     assert longest == len({slow.fetch // 997 for block in late for slow in block.slow})
-    # Histograms of waits come late, and whole.
-    counts = [sum(block.host_waits.values()) for block in blocks]
-    assert sum(counts) == sum(block.fetches for block in blocks)
-    assert counts.count(0) > len(blocks) / 2
-
-
-def test_a_trainer_that_logs_every_step_of_a_day_does_not_fill_the_disk(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        for step in range(86_400):
-            clock.sleep(1)
-            meter.log(step, {"loss": 1.0})
-    logged = [line.step for line in read_rank(tmp_path).logs]
-    assert logged[:10_000] == list(range(10_000))
-    assert (tmp_path / "rank-0.jsonl").stat().st_size < 3.2e6
-    assert max(after - before for before, after in itertools.pairwise(logged)) <= 61
 
 
 def test_a_batch_of_a_strange_make_costs_its_tokens_and_not_the_timing(tmp_path: Path) -> None:
@@ -744,31 +605,6 @@ def test_a_batch_of_a_strange_make_costs_its_tokens_and_not_the_timing(tmp_path:
     assert not [mark for mark in rank.marks if mark.name == "error"]
 
 
-def tell_steps(meter: Meter, clock: Clock, counts: list[int]) -> None:
-    for count in counts:
-        for _ in range(count):
-            meter.fetch_begin()
-            clock.sleep(0.01)
-            meter.fetch_end(["row"])
-        meter.step()
-
-
-def test_fetches_of_a_told_step_are_found_out_where_nobody_says_them(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path / "a", clock) as meter:
-        # One is fetched ahead, and an epoch ends with fewer.
-        tell_steps(meter, clock, [5, 4, 4, 2])
-        assert "gradient_accumulation" not in meter._journal.values
-        tell_steps(meter, clock, [4, 4, 4])
-    assert read_rank(tmp_path / "a").values["gradient_accumulation"] == 4
-    with open_meter(tmp_path / "b", clock, accumulation=2) as meter:
-        tell_steps(meter, clock, [4] * 8)
-    assert read_rank(tmp_path / "b").values["gradient_accumulation"] == 2
-    with open_meter(tmp_path / "c", clock, told_steps=True) as meter:
-        tell_steps(meter, clock, [4] * 8)
-    assert read_rank(tmp_path / "c").values["gradient_accumulation"] == 1
-
-
 @pytest.mark.parametrize("named", ["run", "./run", "link"])
 def test_the_run_that_this_process_is_part_of_is_sampled_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
@@ -784,47 +620,6 @@ def test_the_run_that_this_process_is_part_of_is_sampled_from_outside(
     assert {file.name for file in (tmp_path / "run").iterdir()} == {"rank-0.jsonl", path.name}
     assert path.read_text() == "the supervisor's\n"
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "rank", "says_so"),
-    [
-        ({"sample_system": True}, "0", True),
-        ({"rank": 1}, "0", False),
-        ({"source": "transformers", "sample_system": True}, "0", True),
-        ({}, "1", False),
-    ],
-)
-def test_the_first_loop_that_records_beside_its_run_says_so(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: dict[str, Any],
-    rank: str,
-    says_so: bool,
-) -> None:
-    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
-    monkeypatch.setenv("RANK", rank)
-    measure(tmp_path / "own", **{"sample_system": False, **options}).close()
-    message = capsys.readouterr().err
-    told = f"into {tmp_path / 'own'}, and {tmp_path / 'run'} holds the same record"
-    assert (told in message) == says_so
-    assert message.count("\n") == says_so
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [
-        f"rank-{options.get('rank', rank)}.jsonl"
-    ]
-    assert system_file(tmp_path / "own", node_name()).is_file() == says_so
-
-
-def test_a_closed_stderr_does_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", str(tmp_path / "run"))
-    with (tmp_path / "closed").open("w") as stream:
-        pass
-    monkeypatch.setattr(sys, "stderr", stream)
-    measure(tmp_path / "own", sample_system=False).close()
-    assert read_rank(tmp_path / "own").end is not None
 
 
 @pytest.fixture
@@ -874,10 +669,3 @@ def test_a_record_that_nobody_writes_any_more_is_moved_aside(
         pass
     assert (tmp_path / "rank-0.jsonl.1").is_file()
     assert read_rank(tmp_path).start.pid == os.getpid()
-
-
-def test_a_record_that_has_ended_belongs_to_nobody(tmp_path: Path, another_process: int) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    path.write_text(write_start(path, pid=another_process) + '{"kind":"end","t":1.0}\n')
-    assert find_owner(path) is None
-    assert find_owner(tmp_path / "rank-1.jsonl") is None

@@ -5,21 +5,17 @@ A small host package is laid out on disk, imported and patched in this process.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import inspect
 import logging
-import os
 import pickle
 import random
 import sys
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,18 +23,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from fast_axolotl.axolotl import patching
-from fast_axolotl.axolotl.patching import (
-    ABSENT,
-    Ledger,
-    NotAsked,
-    Patchwork,
-    Replacement,
-    Unfamiliar,
-    fingerprint,
-    mismatch,
-)
-from fast_axolotl.axolotl.trial import run_both
+from fast_axolotl.axolotl import fingerprints, patching
+from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint, mismatch
+from fast_axolotl.axolotl.patching import Patchwork, Replacement, Unfamiliar
+from fast_axolotl.axolotl.self_check import Check, Different
 
 HOST = {
     "patchhost/__init__.py": "",
@@ -126,6 +114,8 @@ def fill_alike(self, value):
     calls.append(value)
     if value == "odd":
         raise Unfamiliar("an odd value")
+    if value == "late":
+        raise Final(OSError("half done"))
     return ["wrong" if value == "fail" else value] * self.size
 """
 
@@ -139,7 +129,11 @@ FILL = Replacement(name="box", target="patchhost.work:Box.fill", ours="patchhost
 MAKE = Replacement(name="box", target="patchhost.work:Box.make", ours="patchhost_ours:make")
 ALL = (DOUBLE, FILL, MAKE)
 ALIKE = Replacement(
-    name="box", target="patchhost.work:Box.fill", ours="patchhost_ours:fill_alike", is_pure=True
+    name="box",
+    target="patchhost.work:Box.fill",
+    ours="patchhost_ours:fill_alike",
+    relies_on=("patchhost.work:helper",),
+    check="call",
 )
 
 
@@ -151,13 +145,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         path.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     fingerprint.cache_clear()
-    patching._lines.cache_clear()
-    patching._definition.cache_clear()
+    fingerprints._lines.cache_clear()
+    fingerprints._definition.cache_clear()
     yield importlib.import_module
     for name in [name for name in sys.modules if name.startswith("patchhost")]:
         del sys.modules[name]
     fingerprint.cache_clear()
-    patching._definition.cache_clear()
+    fingerprints._definition.cache_clear()
 
 
 @pytest.fixture
@@ -189,7 +183,7 @@ def test_a_definition_is_the_text_that_inspect_shows(work: ModuleType) -> None:
         ("twice_decorated", work.twice_decorated),
         ("Box", work.Box),
     ]:
-        found = "".join(patching._definition(f"patchhost.work:{name}"))
+        found = "".join(fingerprints._definition(f"patchhost.work:{name}"))
         assert found.rstrip() == inspect.getsource(value).rstrip(), name
 
 
@@ -216,7 +210,7 @@ def test_a_fingerprint_is_of_what_a_function_does(
     assert edit[0] in text
     head, _, tail = text.partition("def double")
     file.write_text(head + ("def double" + tail).replace(*edit, 1))
-    for cached in (patching._lines, patching._definition, patching.fingerprint):
+    for cached in (fingerprints._lines, fingerprints._definition, fingerprints.fingerprint):
         cached.cache_clear()
     assert (fingerprint("patchhost.work:double") == before) is is_same
 
@@ -308,25 +302,6 @@ def test_a_wrapper_that_someone_kept_steps_aside_after_removal(work: ModuleType)
     assert work.double(2) == ("ours", 2, 2)
 
 
-def test_a_helper_replaced_where_it_is_used_sends_calls_to_stock(
-    host: Callable[[str], ModuleType], work: ModuleType
-) -> None:
-    user = host("patchhost.user")
-    item = Replacement(
-        name="use",
-        target="patchhost.user:use",
-        ours="patchhost_ours:use",
-        relies_on=("patchhost.work:helper",),
-    )
-    patchwork = patched(user, item)
-    assert user.use(2) == "ours"
-    user.helper = lambda value: 10  # type: ignore[attr-defined]
-    assert user.use(2) == 10
-    assert work.helper(2) == 2
-    [patch] = patchwork.patches()
-    assert patch.calls == 1
-
-
 def test_an_error_of_the_stock_function_has_no_trace_of_ours(work: ModuleType) -> None:
     patched(work)
     with pytest.raises(TypeError, match=r"unsupported|can't multiply") as caught:
@@ -348,6 +323,7 @@ def test_reasons_and_warnings_are_bounded(
         work.double(value)
     [patch] = patchwork.patches()
     assert len(patch.fallbacks) == 21
+    assert sum(dict(patch.fallbacks).values()) == 50
     assert dict(patch.fallbacks)["other reasons"] == 30
     assert len(caplog.records) == 5
 
@@ -388,27 +364,6 @@ def test_a_changed_helper_takes_the_replacement_out(work: ModuleType) -> None:
     patchwork.apply(work)
     assert states(patchwork)["patchhost.work:double"] == "skipped"
     assert work.double(2) == 4
-
-
-@pytest.mark.parametrize("is_wrapped", [False, True])
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_helper_that_someone_else_replaces_sends_calls_to_stock(
-    work: ModuleType, is_wrapped: bool, is_late: bool
-) -> None:
-    patchwork = patched(work, DOUBLE)
-    if is_late:
-        assert work.double(2) == ("ours", 2, 2)
-    stock = work.helper
-
-    def theirs(value: Any) -> int:
-        return 10
-
-    work.helper = functools.wraps(stock)(theirs) if is_wrapped else theirs  # type: ignore[attr-defined]
-    assert work.double(2) == 20
-    [patch] = patchwork.patches()
-    assert dict(patch.fallbacks) == {"patchhost.work:helper was replaced by other code": 1}
-    work.helper = stock  # type: ignore[attr-defined]
-    assert work.double(2) == ("ours", 2, 2)
 
 
 def test_a_helper_that_we_replace_ourselves_is_no_reason(work: ModuleType) -> None:
@@ -488,109 +443,85 @@ def test_ours_that_cannot_be_imported_leaves_stock_at_work(work: ModuleType) -> 
     assert "patchhost_missing" in patch.fallbacks[0][0]
 
 
-def on_trial(work: ModuleType, trial: str = "") -> Patchwork:
-    patchwork = Patchwork([ALIKE], {} if trial != "1" else familiar(ALIKE), trial=trial)
+def to_check(work: ModuleType, *, is_known: bool = False) -> Patchwork:
+    patchwork = Patchwork([ALIKE], familiar(ALIKE) if is_known else {})
     patchwork.apply(work)
-    work.Box.size = 40
     return patchwork
 
 
-@pytest.mark.parametrize("trial", ["", "1"])
-def test_unfamiliar_code_is_tried_and_ours_goes_on_once_it_was_equal(
-    work: ModuleType, trial: str
+def test_unknown_code_is_compared_first_and_ours_goes_on_where_it_was_equal(
+    work: ModuleType,
 ) -> None:
-    patchwork = on_trial(work, trial)
+    patchwork = to_check(work)
     box, ours = work.Box(), importlib.import_module("patchhost_ours")
-    for number in range(3):
-        [patch] = patchwork.patches()
-        assert (patch.state, patch.calls) == ("trial", 0)
-        assert box.fill(number) == [number] * 40
-    assert box.fill(9) == [9] * 40
-    assert ours.calls == [0, 1, 2, 9]
+    assert [patch.state for patch in (*patchwork.check(), *patchwork.patches())] == ["check"] * 2
+    # What cannot be compared is left to stock, and decides nothing.
+    for value in ("odd", "late"):
+        assert box.fill(value) == [value] * 3
+    assert patchwork.patches()[0].state == "check"
+    ours.calls.clear()
+    for number in range(70):
+        assert box.fill(number) == [number] * 3
+    # The first of these was compared, and the 65th.
+    assert len(ours.calls) == 72
     [patch] = patchwork.patches()
-    unfamiliar = "" if trial else "patchhost.work:Box.fill has unknown source code; "
-    assert patch.state == "active"
-    assert patch.reason == f"{unfamiliar}trial: results equal in 3 calls"
-    assert (patch.calls, patch.fallbacks, patch.trial) == (
-        1,
-        (("on trial", 3),),
-        "results equal in 3 calls",
-    )
-    # What is unfamiliar in a call still goes to stock, as does all once it is removed.
-    assert box.fill("odd") == ["odd"] * 40
-    patchwork.remove()
-    assert box.fill("fail") == ["fail"] * 40
+    assert (patch.state, patch.calls) == ("active", 70)
+    assert patch.reason.startswith("patchhost.work:Box.fill has unknown source code; equal")
+    assert dict(patch.fallbacks) == {"an odd value": 1, "it cannot be compared: half done": 1}
 
 
-@pytest.mark.parametrize("before", [0, 2])
-def test_one_difference_ends_a_trial_for_good_and_is_never_returned(
+@pytest.mark.parametrize("before", [0, 64])
+def test_one_difference_ends_the_use_of_ours_and_is_never_returned(
     work: ModuleType, before: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    patchwork = on_trial(work)
+    patchwork = to_check(work)
     box = work.Box()
     for value in [*range(before), "fail", "fail", *range(5)]:
-        assert box.fill(value) == [value] * 40
+        assert box.fill(value) == [value] * 3
     [patch] = patchwork.patches()
-    assert patch.state == "skipped"
-    assert patch.trial == "results differ: result[0] is fail in stock and wrong in fast-axolotl"
+    assert (patch.state, patch.calls) == ("skipped", before)
+    assert "'fail', 'fail', 'fail'] in stock and" in patch.reason.replace('"', "")
     assert caplog.text.count("please report this") == 1
-    assert importlib.import_module("patchhost_ours").calls == [*range(before), "fail"]
-
-
-def test_calls_that_show_nothing_do_not_count_in_a_trial(
-    work: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patchwork = on_trial(work)
-    box, ours = work.Box(), importlib.import_module("patchhost_ours")
-    generator = (number for number in range(3))
-    for value in ["odd", "odd", generator, generator]:
-        assert box.fill(value) == [value] * 40
-    box.size = 0
-    for value in range(5):
-        assert box.fill(value) == []
-    thread = threading.Thread(target=box.fill, args=("in a thread",))
-    thread.start()
-    thread.join()
-    assert "in a thread" not in ours.calls
-    box.size = 1
-    for value in range(10):
-        box.fill(value)
-    [patch] = patchwork.patches()
-    assert (patch.state, patch.calls) == ("trial", 0)
-    reasons = dict(patch.fallbacks)
-    assert reasons.pop("an odd value") == 2
-    assert reasons.pop("on trial") == 15
-    [(reason, count)] = reasons.items()
-    assert count == 2
-    assert "cannot be copied for a trial" in reason
-    monkeypatch.setattr(patching, "_TRIAL_MOST_CALLS", 1)
-    box.fill("odd")
-    assert patchwork.patches()[0].trial == "too little to compare in 20 calls"
-
-
-@pytest.mark.parametrize("why", ["off", "effects", "missing", "replaced"])
-def test_what_may_not_be_tried_is_refused(work: ModuleType, why: str) -> None:
-    item = ALIKE
-    if why == "effects":
-        item = Replacement(name="box", target=ALIKE.target, ours=ALIKE.ours)
-    elif why == "missing":
-        item = Replacement(
-            name="box",
-            target=ALIKE.target,
-            ours=ALIKE.ours,
-            relies_on=("patchhost.work:helper", "patchhost.work:gone"),
-            is_pure=True,
-        )
-    elif why == "replaced":
-        work.Box.fill = lambda self, value: "theirs"
-    patchwork = Patchwork([item], {}, trial="0" if why == "off" else "")
-    assert [patch.state for patch in patchwork.check()] == [
-        "trial" if why == "replaced" else "skipped"
+    assert importlib.import_module("patchhost_ours").calls == [
+        *[0] * (before > 0),
+        *range(before),
+        "fail",
     ]
-    before = work.Box.fill
-    assert patchwork.apply(work) is False
-    assert work.Box.fill is before
-    assert states(patchwork) == {ALIKE.target: "skipped"}
+
+
+@pytest.mark.parametrize("check", ["call", ""])
+@pytest.mark.parametrize("relied_on", ["patchhost.work:helper", "patchhost.work"])
+def test_a_helper_that_other_code_has_replaced_counts_as_unknown(
+    work: ModuleType, relied_on: str, check: str
+) -> None:
+    item = replace(ALIKE, relies_on=(relied_on,), check=check)
+    patchwork = patched(work, item)
+    assert states(patchwork) == {item.target: "active"}
+    work.helper = lambda value: value  # type: ignore[attr-defined]
+    assert work.Box().fill(1) == [1] * 3
+    [patch] = patchwork.patches()
+    assert patch.state == ("active" if check else "skipped")
+    assert patch.reason.startswith(f"{relied_on} was replaced by other code")
+    assert importlib.import_module("patchhost_ours").calls == [1, 1] * bool(check)
+
+
+def test_forked_workers_inherit_that_both_were_equal(work: ModuleType) -> None:
+    import multiprocessing
+
+    to_check(work)
+    box, ours = work.Box(), importlib.import_module("patchhost_ours")
+    box.fill(0)
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def run() -> None:
+        box.fill(1)
+        results.put(list(ours.calls))
+
+    worker = context.Process(target=run)
+    worker.start()
+    assert results.get() == [0, 0, 1]
+    worker.join()
 
 
 class Thing:
@@ -600,174 +531,120 @@ class Thing:
         self.value = value
 
 
-ONE = [1]
-TABLE = pa.table({"a": [1]})
+def pair(
+    stock: Callable[..., Any], ours: Callable[..., Any], how: str, *args: Any
+) -> tuple[list[Any], str]:
+    """What both functions were called with, and the difference."""
+    seen: list[Any] = []
 
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            seen.append(args)
+            return function(*args)
 
-def raising(error: Exception) -> Callable[[Any], Any]:
-    def function(value: Any) -> Any:
-        raise error
+        return call
 
-    return function
+    try:
+        Check(how, wrap(stock)).before(wrap(ours), args, {})
+    except Different as difference:
+        return seen, str(difference)
+    return seen, ""
 
 
 @pytest.mark.parametrize(
     ("stock", "ours"),
     [
-        (lambda v: [1, 2], lambda v: [1, 3]),
-        (lambda v: [1, 2], lambda v: [1]),
-        (lambda v: [1], lambda v: [True]),
-        (lambda v: [1], lambda v: (1,)),
-        (lambda v: [0.0], lambda v: [-0.0]),
-        (lambda v: {1}, lambda v: {2}),
-        (lambda v: {"a": 1, "b": 2}, lambda v: {"b": 2, "a": 1}),
-        (lambda v: {"a": 1}, lambda v: defaultdict(list, a=1)),
-        (lambda v: defaultdict(list, a=1), lambda v: defaultdict(int, a=1)),
-        (lambda v: np.array([1]), lambda v: np.array([1], np.int32)),
-        (lambda v: np.array([[1]]), lambda v: np.array([1])),
-        (lambda v: np.array(["a", None]), lambda v: np.array(["b", None])),
-        (lambda v: np.int64(1), lambda v: np.int64(2)),
-        (lambda v: torch.tensor([1]), lambda v: torch.tensor([1], dtype=torch.int32)),
-        (lambda v: torch.tensor([1.0]), lambda v: torch.tensor([1.0], requires_grad=True)),
-        (lambda v: torch.tensor([0.0]), lambda v: torch.tensor([-0.0])),
-        (lambda v: TABLE, lambda v: TABLE.replace_schema_metadata({"k": "v"})),
-        (lambda v: Thing([1]), lambda v: Thing([2])),
-        (lambda v: Thing, lambda v: dict),
-        (lambda v: [ONE, ONE], lambda v: [[1], [1]]),
-        (lambda v: [[1], [1]], lambda v: [ONE, ONE]),
-        (lambda v: v, lambda v: list(v)),
-        (lambda v: v.append(1), lambda v: None),
-        (lambda v: random.random() and 1, lambda v: 1),
-        (lambda v: 1, lambda v: np.random.random() and 1),
-        (lambda v: int(torch.rand(1).item()), lambda v: 0),
-        (raising(ValueError("no")), lambda v: 1),
-        (raising(ValueError("no")), lambda v: None),
+        (lambda rows: [1, 2], lambda rows: [1, 3]),
+        (lambda rows: [1, 2], lambda rows: [1]),
+        (lambda rows: [1], lambda rows: [True]),
+        (lambda rows: [1], lambda rows: [1.0]),
+        (lambda rows: [0.0], lambda rows: [-0.0]),
+        (lambda rows: [1], lambda rows: (1,)),
+        (lambda rows: {"a": 1, "b": 2}, lambda rows: {"b": 2, "a": 1}),
+        (lambda rows: np.ones(2, np.int32), lambda rows: np.ones(2, np.int64)),
+        (lambda rows: np.ones((2, 1)), lambda rows: np.ones((1, 2))),
+        (lambda rows: np.int64(1), lambda rows: 1),
+        (lambda rows: torch.ones(2), lambda rows: torch.tensor([1.0, 2.0])),
+        (lambda rows: [torch.ones(1)], lambda rows: [torch.ones(1).double()]),
+        (lambda rows: pa.table({"a": [1]}), lambda rows: pa.table({"a": pa.array([1], "int8")})),
+        (lambda rows: rows.append(1), lambda rows: None),
+        (lambda rows: random.random() and 1, lambda rows: 1),
+        (lambda rows: 1, lambda rows: np.random.random() and 1),
+        (lambda rows: int(torch.rand(1).item()), lambda rows: 0),
     ],
 )
-def test_a_trial_sees_every_difference_and_leaves_the_world_as_stock_does(
+def test_every_difference_is_seen_and_nothing_is_left_behind(
     stock: Callable[..., Any], ours: Callable[..., Any]
 ) -> None:
-    def world(function: Callable[[Any], Any]) -> Any:
-        random.seed(3)
-        np.random.seed(3)
-        torch.manual_seed(3)
-        value = [5, "text"]
-        outcome: Any = None
-        try:
-            outcome = function(value)
-        except ValueError as error:
-            outcome = error
-        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-        return value, repr(outcome).partition(" object at")[0], *states[:2], states[2].tolist()
+    rows = [[5, "text"], [7]]
 
-    seen = []
+    def world() -> list[Any]:
+        numpy_state: Any = np.random.get_state()
+        return [random.getstate(), numpy_state[1].tolist(), torch.get_rng_state().tolist()]
 
-    def both(value: Any) -> Any:
-        seen.append(run_both(stock, ours, (value,), {}))
-        if seen[0].error is not None:
-            raise seen[0].error
-        return seen[0].result
-
-    assert world(both) == world(stock)
-    [outcome] = seen
-    assert outcome.difference
-    assert outcome.refusal is None
-    assert outcome.num_values == 0
+    before = world()
+    assert pair(stock, ours, "rows:rows", rows)[1]
+    assert pair(stock, stock, "rows:rows", rows)[1] == ""
+    assert (world(), rows) == (before, [[5, "text"], [7]])
 
 
-@pytest.mark.parametrize(
-    ("make", "num_values"),
-    [
-        (lambda v: [1, "a", None, True, float("nan")], 5),
-        (lambda v: {"a": [[1, 2], [3]], "b": [b"x"]}, 4),
-        (lambda v: np.full((2, 3), np.nan), 6),
-        (lambda v: torch.full((2, 3), np.nan, dtype=torch.bfloat16), 6),
-        (lambda v: [pa.table({"a": [1, 2]}), *map(np.int64, range(300))], None),
-        (lambda v: Thing(Thing({"a": defaultdict(list, b=[1])})), None),
-        (lambda v: [v[0], v[1], v, random.random(), np.random.random(), torch.rand(2)], None),
-        (lambda v: v.append(v) or v, None),
-        (lambda v: [], 0),
-        (lambda v: {"input_ids": [], "labels": []}, 0),
-        (lambda v: defaultdict(list), 0),
-        (lambda v: np.array([]), 0),
-        (lambda v: None, 0),
-    ],
-)
-def test_a_trial_counts_the_values_of_equal_results(
-    make: Callable[[Any], Any], num_values: int | None
-) -> None:
-    twin = copy.copy(make)
-    outcome = run_both(make, twin, ([Thing(2), SimpleNamespace(a=1)],), {})
-    assert (outcome.difference, outcome.refusal, outcome.error) == ("", None, None)
-    assert outcome.num_values == num_values or (num_values is None and outcome.num_values)
+def test_equal_results_of_many_kinds_are_equal() -> None:
+    def make(rows: Any) -> Any:
+        return [
+            float("nan"),
+            {"a": [[1, 2], [None]]},
+            np.full(2, np.nan),
+            Thing(1),
+            random.random(),
+        ]
+
+    assert pair(make, make, "rows:rows", [1])[1] == ""
 
 
-def test_ours_starts_a_trial_where_stock_did_and_is_not_heard(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    from tokenizers import Tokenizer, models
-
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    tokenizer.enable_padding(length=2)
-
-    def function(tokenizer: Any, *, more: list[int]) -> list[int]:
-        logging.getLogger("x").warning("said")
-        more.append(tokenizer.padding["length"])
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(max_length=len(more))
-        return more
-
-    more: list[int] = []
-    for ours in (function, raising(NotAsked())):
-        tokenizer.enable_padding(length=2)
-        outcome = run_both(function, ours, (tokenizer,), {"more": more})
-        assert outcome.difference == ""
-        assert tokenizer.padding is None
-    assert more == [2, 2]
-    assert tokenizer.truncation["max_length"] == 2
-    assert isinstance(outcome.refusal, NotAsked | TypeError)
-    assert len(caplog.records) == 2
+def test_a_check_takes_the_first_rows_the_longest_ones_and_repeated_ones() -> None:
+    rows = [[0] * (90 if place == 300 else 1) for place in range(400)]
+    seen, difference = pair(lambda rows: rows, lambda rows: rows[:], "rows:rows", rows)
+    assert difference == ""
+    [(sample,), (other,)] = seen
+    assert sample == other
+    assert len(sample) == 36
+    assert max(map(len, sample)) == 90
+    columns = {"a": rows, "b": list(range(400))}
+    [(sample,), _] = pair(lambda rows: 0, lambda rows: 0, "rows:rows", columns)[0]
+    assert sample["b"][:8] == [*range(8)]
+    assert sample["b"][-4:] == [*range(4)]
+    assert 300 in sample["b"]
 
 
-def test_a_ledger_reads_what_forked_workers_wrote_and_tells_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ledger = Ledger()
-    folder = Path(ledger.share("inherited by nobody"))
-    ledger.add("calls", "a")
-    assert not folder.exists()
-    for number in range(3):
-        worker = os.fork()
-        if worker == 0:
-            try:
-                for _ in range(number + 1):
-                    ledger.add("calls", "a")
-                    ledger.add("fallbacks", "b", "a\nreason", 2)
-                grandchild = os.fork()
-                if grandchild == 0:
-                    ledger.add("calls", "a", count=100)
-                    os._exit(0)
-                os.waitpid(grandchild, 0)
-            finally:
-                os._exit(0)
-        os.waitpid(worker, 0)
-    assert ledger.read() == {("calls", "a", ""): 307, ("fallbacks", "b", "a reason"): 12}
-    ledger.add("fallbacks", "b", "a reason")
-    assert caplog.records == []
-    # A line that is being written is not read.
-    file = next(folder.glob("*.counts"))
-    file.write_bytes(file.read_bytes().rstrip(b"\0")[:-1])
-    assert sum(ledger.read().values()) < 320
-    ledger.clear()
-    assert not folder.exists()
-    assert ledger.read() == {}
+def test_a_sampler_is_compared_on_a_copy() -> None:
+    def stock(self: Any) -> int:
+        self.value = 3
+        return 1
+
+    thing = Thing(2)
+    assert pair(stock, stock, "state:self", thing)[1] == ""
+    assert "value" in pair(stock, lambda self: 1, "state:self", thing)[1]
+    assert thing.value == 2
 
 
-def test_a_ledger_that_cannot_write_counts_on(tmp_path: Path) -> None:
-    ledger = Ledger()
-    ledger.share(None)
-    ledger.is_worker, ledger._folder = True, tmp_path / "no" / "such"
-    ledger.add("fallbacks", "a", "reason")
-    ledger.add("calls", "a")
-    assert sum(ledger.read().values()) == 2
+def test_datasets_are_compared_in_every_call_and_rows_far_into_them_later() -> None:
+    from datasets import Dataset
+
+    dataset = Dataset.from_dict({"a": list(range(200_000))})
+
+    def double(self: Any, dataset: Any) -> Any:
+        calls.append(len(dataset))
+        return Dataset.from_dict({"a": np.array(dataset["a"][:]) * 2})
+
+    calls: list[int] = []
+    check = Check("in order:dataset", double)
+    for _ in range(2):
+        check.before(double, (None, dataset), {})
+        result = double(None, dataset)
+        check.after(result, (None, dataset), {})
+    assert calls == [36, 36, 200_000, 12] * 2
+    numbers = np.arange(200_000) * 2
+    numbers[64_003] = 7
+    with pytest.raises(Different):
+        check.after(Dataset.from_dict({"a": numbers}), (None, dataset), {})

@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 import fast_axolotl
-from fast_axolotl.cli.protocol import protocol
+from fast_axolotl.cli.prove import protocol
 from fast_axolotl.errors import UsageError
-from fast_axolotl.protocol import Plan
 from fast_axolotl.protocol.child import launch
 from fast_axolotl.record.protocol_result import ProtocolResult
 
@@ -139,26 +138,7 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(UsageError, match="not both"):
         protocol(config=Path("a.yml"), baseline="a")
     with pytest.raises(UsageError, match="need an Axolotl configuration"):
-        protocol(baseline="a", candidate="b", steps="1")
-
-
-def test_the_command_for_more_pairs_is_the_one_that_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans: list[Plan] = []
-
-    def stop(plan: Plan, folder: Path) -> None:
-        plans.append(plan)
-        raise KeyboardInterrupt
-
-    words = ["--baseline", "a b", "--candidate=c", "--pairs", "2", "--warmup=0"]
-    monkeypatch.setattr(sys.modules[protocol.__module__], "run_plan", stop)
-    monkeypatch.setattr(sys, "argv", ["fast-axolotl", "protocol", *words])
-    with pytest.raises(KeyboardInterrupt):
-        protocol(baseline="a b", candidate="c", pairs=2, output=Path("x"), warmup=0)
-    assert plans[0].again == (
-        "fast-axolotl protocol --baseline 'a b' --candidate=c --warmup=0 --output x"
-    )
+        protocol(baseline="a", candidate="b", dedupe=True)
 
 
 def test_what_a_command_leaves_in_the_background_is_ended(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fast_axolotl.report.document import Chart
 from fast_axolotl.report.page import COLOURS, MOST_RUNS, render_page
 from fast_axolotl.report.runs import find_alarms
 from fast_axolotl.report.series import read_series
-from support.records import make_rank, make_run, make_system, steady
+from support.records import make_rank, make_run, make_system, steady, with_figures
 from support.reports import (
     as_report,
     embedded,
@@ -264,7 +264,7 @@ def test_losses_that_come_back_and_infinite_ones_are_told_apart() -> None:
 
 
 def charts_of(record: RunRecord, **changed: Any) -> dict[str, Chart]:
-    summary = replace(summarise(record), **changed)
+    summary = with_figures(summarise(record), **changed)
     series = read_series(record, summary)
     run = RunCurves(place=0, name="run", series=series, summary=summary)
     return {chart.name: chart for chart in make_charts([run])}

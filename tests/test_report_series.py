@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fast_axolotl.measure.job import fold_job
-from fast_axolotl.measure.ranks import fold_rank
+from fast_axolotl.measure.rank_figures import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.codec import to_plain

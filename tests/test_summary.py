@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,7 +172,7 @@ RECORDS = {
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_figure_is_a_finite_number_or_is_missing_for_a_reason(name: str) -> None:
     summary = summarise(RECORDS[name]())
-    values = {item.name: getattr(summary, item.name) for item in fields(summary)}
+    values = summary.as_dict()
     numbers = {name: value for name, value in values.items() if isinstance(value, float)}
     assert {name for name, value in numbers.items() if not math.isfinite(value)} == set()
     assert set(summary.reasons) == {name for name, value in values.items() if value is None}
@@ -301,11 +301,6 @@ def test_a_queue_that_falls_has_a_drift_and_noise_has_none() -> None:
     assert summarise(make_run(noisy)).queue_drift_per_step == 0.0
 
 
-def test_times_to_first_batch_and_step_count_from_the_first_fetch() -> None:
-    summary = summarise(full_run())
-    assert (summary.first_batch_seconds, summary.first_step_seconds) == (0.5, 1.5)
-
-
 def test_tokens_of_three_kinds_are_summed_over_ranks() -> None:
     one = make_rank(tokens=90, padded=100, trainable_tokens=0)
     two = make_rank(rank=1, tokens=90, padded=100, trainable_tokens=0)
@@ -331,11 +326,6 @@ def test_lengths_of_sequences_that_are_looked_at_now_and_then_are_enough() -> No
     rank = make_rank(sequence_tokens=100, sequence_squares=5000)
     altered(rank, sequence_tokens=None, sequence_squares=None)
     assert summarise(make_run(rank)).mean_attended_length == 50
-
-
-def test_the_reason_of_the_meter_goes_before_ours() -> None:
-    rank = make_rank(reasons={"tokens_per_second": "the batch lies on a device"})
-    assert summarise(make_run(rank)).reasons["tokens_per_second"] == "the batch lies on a device"
 
 
 def test_headroom_is_the_loader_alone_over_what_the_model_would_take() -> None:
@@ -396,16 +386,6 @@ def test_a_run_that_was_never_steady_has_no_memory_of_the_steady_phase() -> None
     assert summarise(make_run(system=make_system())).working_set_bytes == 4 * GIGABYTE
 
 
-def test_a_steady_phase_after_the_last_sample_was_not_sampled() -> None:
-    rank = make_rank(warmup_steps=150, fetches=50)
-    system = make_system(samples=2)
-    for end in (replace(system.end or End(t=0, reason="finished"), t=2.1), None):
-        system.end = end
-        summary = summarise(make_run(rank, system=system))
-        assert summary.working_set_bytes is None
-        assert "not sampled in the steady phase" in summary.reasons["working_set_bytes"]
-
-
 def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
     rank = make_rank(fetches=1000)
     rank.marks.insert(0, Mark(t=1.5, name="first_step"))
@@ -425,13 +405,6 @@ def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
     system.samples = early
     outside = summarise(make_run(system=system))
     assert outside.working_set_peak_bytes == 4 * GIGABYTE
-
-
-def test_the_highest_working_set_of_a_run_without_a_step_counts_from_its_first_line() -> None:
-    rank = bare_rank()
-    assert summarise(make_run(rank, system=make_system())).working_set_peak_bytes == 4 * GIGABYTE
-    rank.start = replace(rank.start, time=START_TIME + 61)
-    assert summarise(make_run(rank, system=make_system())).working_set_peak_bytes is None
 
 
 def test_mapped_files_are_no_part_of_the_working_set_nor_of_the_share_of_the_limit() -> None:
@@ -594,7 +567,7 @@ def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> Non
     assert summary.exposed_communication_fraction == pytest.approx(0.4)
     unlike = summarise(make_profiled_run((0.1, 0.3), (0.2,)))
     assert unlike.pure_communication_fraction is None
-    assert "between 1 and 2 collectives" in unlike.reasons["pure_communication_fraction"]
+    assert "the same collectives" in unlike.reasons["pure_communication_fraction"]
 
 
 def test_the_end_of_the_worst_rank_is_the_end_of_the_run() -> None:

@@ -21,6 +21,11 @@ def lay_out(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
+def limit_of(proc: Path, root: Path) -> int | None:
+    cgroup = find_memory_cgroup(proc=proc, root=root)
+    return None if cgroup is None else cgroup.limit_bytes()
+
+
 def test_version_two_gives_the_least_limit_on_the_way_up(tmp_path: Path) -> None:
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc, {"7/cgroup": "0::/slice/job\n"})
@@ -44,15 +49,6 @@ def test_version_two_gives_the_least_limit_on_the_way_up(tmp_path: Path) -> None
     assert pressure is not None
     assert procfs.read_pressure_seconds(pressure) == 1.5
     assert found.pressure_file("io") is None
-    assert system.limit_bytes(proc, root, 7) == 8 * GIGABYTE
-
-
-def test_a_throttling_limit_below_the_hard_one_is_the_limit(tmp_path: Path) -> None:
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    lay_out(proc, {"self/cgroup": "0::/job\n"})
-    files = {"job/memory.max": f"{8 * GIGABYTE}", "job/memory.high": f"{6 * GIGABYTE}"}
-    lay_out(root, {"cgroup.controllers": "memory", **files})
-    assert system.limit_bytes(proc, root) == 6 * GIGABYTE
 
 
 def test_version_one_knows_no_limit_as_the_largest_number_of_pages(tmp_path: Path) -> None:
@@ -80,26 +76,11 @@ def test_in_a_container_that_sees_the_hosts_path_the_mount_is_the_cgroup(tmp_pat
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc, {"self/cgroup": "0::/../../kubepods/pod1/container\n"})
     lay_out(root, {"cgroup.controllers": "memory", "memory.max": "1000000\n"})
-    assert system.limit_bytes(proc, root) == 1_000_000
+    assert limit_of(proc, root) == 1_000_000
     # A group inside that has the name of one of the host's is another.
     lay_out(root, {"kubepods/memory.max": "1000\n", "kubepods/cpu.max": "100000 100000\n"})
-    assert system.limit_bytes(proc, root) == 1_000_000
+    assert limit_of(proc, root) == 1_000_000
     assert usable_cores(proc, root) == len(os.sched_getaffinity(0))
-
-
-def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
-    assert system.limit_bytes(tmp_path, tmp_path) is None
-    lay_out(tmp_path, {"self/cgroup": "0::/\n"})
-    assert system.limit_bytes(tmp_path, tmp_path / "none") is None
-
-
-def test_files_that_hold_something_else_are_no_figures(tmp_path: Path) -> None:
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    lay_out(proc, {"self/cgroup": "0::/\n"})
-    lay_out(root, {"cgroup.controllers": "", "memory.max": "many", "memory.current": ""})
-    found = find_memory_cgroup(proc=proc, root=root)
-    assert found is not None
-    assert (found.limit_bytes(), found.used_bytes()) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -138,16 +119,6 @@ def test_cores_are_those_of_the_affinity_and_the_quota(
     assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == (expected or here)
 
 
-def test_a_container_with_a_quota_on_a_large_host_has_the_cores_of_its_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the environment of a record says, and so what the advice on workers goes by."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    lay_out(tmp_path, {"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "400000 100000\n"})
-    assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == 4
-    assert system.describe(tmp_path / "proc", tmp_path / "cgroup")["cores"] == 4
-
-
 def test_an_affinity_of_one_core_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})
     assert usable_cores() == 1
@@ -172,22 +143,3 @@ def test_nothing_is_imported_to_learn_a_version() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_an_empty_procfs_gives_what_psutil_knows(tmp_path: Path) -> None:
-    found = system.describe(tmp_path, tmp_path)
-    assert found["memory_bytes"] > 100_000_000
-    assert "limit_bytes" not in found
-    assert found["has_pressure"] is False
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n", "535.104.05"),
-        ("NVRM version: none\n", None),
-    ],
-)
-def test_the_drivers_version_is_read(tmp_path: Path, text: str, version: str | None) -> None:
-    lay_out(tmp_path, {"driver/nvidia/version": text})
-    assert system.describe(tmp_path, tmp_path).get("gpu_driver") == version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from support.records import (
     make_run,
     make_system,
     steady,
+    with_figures,
 )
 
 
@@ -680,7 +681,7 @@ def test_the_action_names_the_setting_that_fits(name: str) -> None:
 
 def in_epochs(source: str, **settings: Any) -> Verdict:
     summary = summarise(run(source, settings=settings, **PERIODIC))
-    return judge(Evidence(figures=replace(summary, stall_period_of="epoch"), source=source))
+    return judge(Evidence(figures=with_figures(summary, stall_period_of="epoch"), source=source))
 
 
 def test_waits_with_every_epoch_ask_for_persistent_workers_where_there_are_workers() -> None:
@@ -727,7 +728,7 @@ def test_low_latency_with_low_throughput_is_a_batch_that_is_too_small() -> None:
 
     def look(**figures: Any) -> Verdict:
         known = {"mfu": 0.12, "step_p50_seconds": 0.4, **figures}
-        return judge(Evidence(figures=replace(summary, **known), source="axolotl"))
+        return judge(Evidence(figures=with_figures(summary, **known), source="axolotl"))
 
     verdict = look()
     assert (verdict.kind, "too small for the GPU" in verdict.headline) == ("compute", True)
@@ -764,7 +765,7 @@ def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:
 @pytest.mark.parametrize("kernel", ["flash_attention_2", "sdpa", "eager", None])
 def test_a_low_mfu_asks_for_another_attention_only_where_it_is_eager(kernel: str | None) -> None:
     summary = summarise(run("axolotl", settings={"config": {"attn_implementation": kernel}}))
-    action = judge(Evidence(figures=replace(summary, mfu=0.1), source="axolotl")).action
+    action = judge(Evidence(figures=with_figures(summary, mfu=0.1), source="axolotl")).action
     assert ("attn_implementation: sdpa" in action) == (kernel == "eager")
     assert "flash_attention_2" not in action
     assert "a larger micro_batch_size; it may not fit" in action
@@ -787,11 +788,8 @@ _SHARES = st.none() | st.floats(0, 1.5)
 @given(st.data())
 def test_any_figures_get_a_verdict(data: st.DataObject) -> None:
     base = summarise(make_run(make_rank(fetches=250), system=make_system()))
-    values: dict[str, Any] = {
-        item.name: data.draw(_SHARES, label=item.name)
-        for item in fields(RunSummary)
-        if item.type == "float | None"
-    }
+    values: dict[str, Any] = {name: data.draw(_SHARES, label=name) for name in base.figures}
+    values["duration_seconds"] = 100.0
     values["fetches"] = data.draw(st.sampled_from([0, 3, 1000]))
     values["steps"] = data.draw(st.sampled_from([0, 3, 1000]))
     values["world_size"] = data.draw(st.sampled_from([1, 2]))
@@ -801,7 +799,7 @@ def test_any_figures_get_a_verdict(data: st.DataObject) -> None:
         for name in ("num_workers", "prefetch_factor", "gradient_accumulation")
     }
     verdict = judge(
-        Evidence(figures=replace(base, **values), skew_share=data.draw(_SHARES), slow_rank=1)
+        Evidence(figures=with_figures(base, **values), skew_share=data.draw(_SHARES), slow_rank=1)
     )
     assert verdict.headline
     assert verdict.action

@@ -122,7 +122,7 @@ def examine(stack: str, folder: Path, *, is_tested: bool) -> dict[str, Any]:
         if patch["state"] != "absent":
             states.setdefault(patch["name"], []).append(patch["state"])
         if patch["reason"]:
-            trial = ", and tried at its first calls" if patch["state"] == "trial" else ""
+            trial = ", and compared with stock first" if patch["state"] == "check" else ""
             reasons.setdefault(patch["name"], patch["reason"] + trial)
     whole = [name for name, found in states.items() if set(found) == {"ready"}]
     tests = {str(path.relative_to(REPOSITORY)) for glob in TESTS for path in REPOSITORY.glob(glob)}

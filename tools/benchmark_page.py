@@ -306,7 +306,7 @@ def make_page() -> str:
         ),
         stages("preprocess-command-200k"),
         stages("preprocess-command-1m"),
-        races("Axolotl, imports not counted", ("axolotl", "axolotl-functions")),
+        races("Axolotl, imports not counted", ("axolotl",)),
         races("TRL's data preparation", ("trl-prepare-sft-chat", "trl-prepare-dpo")),
         missed(),
     ]

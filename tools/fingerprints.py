@@ -4,7 +4,7 @@
     python tools/fingerprints.py --write    add it, with the version it was proven on
 
 To be run only after the tests have passed here with the replacements in place. The table,
-``fingerprints.json``, has for each function: fingerprint → versions of its package.
+``fingerprints.json``, has for each function or module: fingerprint → versions of its package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 
 from fast_axolotl.axolotl import patches
-from fast_axolotl.axolotl.patching import fingerprint
+from fast_axolotl.axolotl.fingerprints import fingerprint
 
 TABLE = Path(patches.__file__).with_name("fingerprints.json")
 

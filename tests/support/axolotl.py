@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import fast_axolotl
-from fast_axolotl.axolotl.patches import KNOWN, REPLACEMENTS
-from fast_axolotl.axolotl.patching import mismatch
+from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint
+from fast_axolotl.axolotl.patches import REPLACEMENTS
 
 AGAINST_AXOLOTL = [
     pytest.mark.skipif(
@@ -56,13 +56,10 @@ EQUAL_TO_STOCK = settings(
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """A mark for tests of a replacement that does not fit every release."""
-    reasons = [
-        mismatch((item.target, *item.relies_on), KNOWN)
-        for item in REPLACEMENTS
-        if item.name == name
-    ]
-    return pytest.mark.skipif(any(reasons), reason=f"{name} is left to stock: {max(reasons)}")
+    """A mark for tests of a replacement whose functions not every release has."""
+    targets = [item.target for item in REPLACEMENTS if item.name == name]
+    missing = [target for target in targets if fingerprint(target) in (ABSENT, "")]
+    return pytest.mark.skipif(bool(missing), reason=f"this release has no {', '.join(missing)}")
 
 
 class Later:

@@ -144,7 +144,6 @@ def run_fake(plan: Plan, folder: Path, launch: FakeLaunch, **named: Any) -> Prot
         environment={"PATH": "bin", "HOME": "home"},
         launch=launch,
         clock=launch.clock,
-        page_cache=lambda drop: "dropped; 0.10 GB cached" if drop else "warm; 1.00 GB cached",
         **named,
     )
 

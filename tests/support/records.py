@@ -15,6 +15,7 @@ from fast_axolotl.record import (
     ProfileWindow,
     RankRecord,
     RunRecord,
+    RunSummary,
     Settings,
     SlowFetch,
     Start,
@@ -205,7 +206,7 @@ def _histogram(durations: Iterable[float]) -> dict[str, int]:
     found = Histogram()
     for one in durations:
         found.add(one)
-    return found.take()
+    return found.written()
 
 
 def make_system(
@@ -254,6 +255,12 @@ def make_run(*ranks: RankRecord, system: SystemRecord | None = None) -> RunRecor
     record = RunRecord(path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks})
     record.system = system
     return record
+
+
+def with_figures(summary: RunSummary, **figures: Any) -> RunSummary:
+    """The same summary with other figures, or other fields."""
+    own = {name: figures.pop(name) for name in [*figures] if name not in summary.figures}
+    return replace(summary, figures={**summary.figures, **figures}, **own)
 
 
 def make_profiled_run(*collectives: tuple[float, ...], **values: Any) -> RunRecord:

@@ -10,11 +10,10 @@ Which functions, and how they are guarded: ``patches`` and ``patching``. In Axol
 ``import axolotl`` means the real one in here, too: all imports are absolute.
 
 ``FAST_AXOLOTL=0`` in the environment makes ``install()`` do nothing;
-``FAST_AXOLOTL_SKIP=dedupe,save`` leaves those of Axolotl's functions alone. Where Axolotl's code is
-unfamiliar, functions without side effects are tried beside Axolotl's own and used once they were
-seen to be equal; ``FAST_AXOLOTL_TRIAL=0`` leaves them alone, ``=1`` tries the familiar ones, too.
+``FAST_AXOLOTL_SKIP=dedupe,save`` leaves those of Axolotl's functions alone.
 
-At its end, the first rank says on stderr what was used, whichever way this package came in.
+At its end, the first rank says on stderr what was used in its process, whichever way this package
+came in.
 """
 
 from __future__ import annotations
@@ -38,19 +37,6 @@ from fast_axolotl.axolotl.startup import SWITCH_NAME, begin
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch, Patchwork
 
-__all__ = [
-    "Status",
-    "axolotl_version",
-    "check",
-    "host_name",
-    "inactive_line",
-    "install",
-    "names_to_skip",
-    "status",
-    "uninstall",
-    "use_line",
-]
-
 LOG = logging.getLogger("fast_axolotl")
 
 SWITCH = "FAST_AXOLOTL"
@@ -61,12 +47,6 @@ SKIP = "FAST_AXOLOTL_SKIP"
 
 HOSTS = ("axolotl", "trl")
 """Packages whose functions are replaced, or call what is."""
-
-TRIAL = "FAST_AXOLOTL_TRIAL"
-"""The environment variable that says which replacements are tried first: see ``Patchwork``."""
-
-COUNTS = "FAST_AXOLOTL_COUNTS"
-"""The environment variable in which workers find the folder for what they count."""
 
 RUN = "FAST_AXOLOTL_RUN"
 """The environment variable that is ``1`` in what ``fast-axolotl run`` starts."""
@@ -98,6 +78,7 @@ class _State:
     unfinished: set[str] = field(default_factory=set)
     """Modules that were still being imported when their turn came."""
     skip: set[str] = field(default_factory=set)
+    has_warned: bool = False
 
 
 _STATE = _State()
@@ -205,10 +186,10 @@ def inactive_line(patches: Iterable[Patch]) -> str:
     fit = [found for found in wanted if not found & {"skipped", "lost", "failed"}]
     if len(fit) == len(wanted) or not host_name():
         return ""
-    tried = sum("trial" in found for found in fit)
-    on_trial = f", {tried} of them on trial" if tried else ""
+    compared = sum("check" in found for found in fit)
+    first = f", {compared} of them after a comparison on your data" if compared else ""
     return (
-        f"{len(fit)} of {len(wanted)} replacements are active on {host_name()}{on_trial}; "
+        f"{len(fit)} of {len(wanted)} replacements are active on {host_name()}{first}; "
         f"inactive because the source code is unknown: {len(wanted) - len(fit)}; see "
         "`fast-axolotl status`"
     )
@@ -219,29 +200,19 @@ def use_line(patches: Iterable[Patch]) -> str:
     patches = list(patches)
     calls: dict[str, int] = {}
     own: dict[str, None] = {}
-    trials: dict[str, None] = {}
     for patch in patches:
         if patch.calls:
             calls[patch.name] = calls.get(patch.name, 0) + patch.calls
-        kinds = (f"{patch.name} ×%d", patch.fallbacks), (f"{patch.name} ×%d rows", patch.rows)
-        for text, counts in kinds:
-            most = sorted(counts, key=lambda pair: -pair[1])
-            rest = sum(count for _, count in most[_SHOWN:])
-            most[_SHOWN:] = [(f"{len(most) - _SHOWN} other reasons", rest)] if rest else []
-            own |= dict.fromkeys(f"{text % count} ({reason})" for reason, count in most)
-        if patch.trial:
-            trials[f"{patch.name} ({patch.trial})"] = None
+        for unit, counts in (("", patch.fallbacks), (" rows", patch.rows)):
+            most = sorted(counts, key=lambda pair: -pair[1])[:_SHOWN]
+            own |= {f"{patch.name} ×{count}{unit} ({reason})": None for reason, count in most}
     if not calls and not own:
         return ""
     used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "none"
     refused = [patch.name for patch in patches if patch.fallbacks or patch.rows]
     owner = "TRL" if all(name.startswith("trl") for name in refused) else "Axolotl"
-    parts = [
-        f"accelerated calls: {used}",
-        own and f"stock {owner} calls: {', '.join(own)}",
-        trials and f"trials: {', '.join(trials)}",
-    ]
-    return "; ".join(part for part in parts if part)
+    stock = f"; stock {owner} calls: {', '.join(own)}" if own else ""
+    return f"accelerated calls: {used}{stock}"
 
 
 _SHOWN = 3
@@ -281,9 +252,6 @@ def _hook_all(*, is_late: bool = False) -> None:
     import wrapt
 
     if _STATE.patchwork is None:
-        from fast_axolotl.axolotl.patching import LEDGER
-
-        os.environ[COUNTS] = LEDGER.share(os.environ.get(COUNTS))
         _STATE.patchwork = _new_patchwork()
         _switch_off(_STATE.patchwork)
         atexit.unregister(_say_use)
@@ -298,25 +266,27 @@ def _hook_all(*, is_late: bool = False) -> None:
 
 
 def _say_use() -> None:
-    from fast_axolotl.axolotl.patching import LEDGER, is_first_rank
+    from fast_axolotl.axolotl.patching import is_first_rank
 
     # Somebody may have looked whether Axolotl is installed, and not used it.
-    if LEDGER.is_worker or not _has_host():
+    if _is_worker() or not _has_host() or not is_first_rank():
         return
-    line = use_line(status().patches) if is_first_rank() else ""
-    LEDGER.clear()
+    line = use_line(status().patches)
     if line:
         print(f"fast-axolotl: {line}", file=sys.stderr)
 
 
+def _is_worker() -> bool:
+    """Whether ``multiprocessing``, or ``multiprocess`` of datasets, started this process."""
+    loaded = (sys.modules.get(f"{name}.process") for name in ("multiprocessing", "multiprocess"))
+    return any(module is not None and module.parent_process() for module in loaded)
+
+
 def _new_patchwork() -> Patchwork:
     from fast_axolotl.axolotl import patches
-    from fast_axolotl.axolotl.patching import LEDGER, Patchwork
+    from fast_axolotl.axolotl.patching import Patchwork
 
-    trial = os.environ.get(TRIAL, "")
-    if trial not in ("", "0", "1"):
-        LOG.warning("fast-axolotl: ignoring %s=%r; set it to 0 or 1", TRIAL, trial)
-    return Patchwork(patches.REPLACEMENTS, patches.KNOWN, trial=trial, ledger=LEDGER)
+    return Patchwork(patches.REPLACEMENTS, patches.KNOWN)
 
 
 def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> None:
@@ -358,19 +328,20 @@ def _change(name: str, module: ModuleType, *, is_late: bool) -> None:
 
 
 def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None:
-    """Change a module; where ours does not fit, tell of how many that is true.
+    """Change a module; where ours does not fit, warn once of how many that is true.
 
     With a plain import nothing else does; ``fast-axolotl run`` and the plugin print a line.
     """
-    from fast_axolotl.axolotl.patching import LEDGER
+    from fast_axolotl.axolotl.patching import warn
 
-    if patchwork.apply(module, is_late=is_late):
+    if patchwork.apply(module, is_late=is_late) or _STATE.has_warned:
         return
     found = patchwork.check()
     line = inactive_line(found)
-    if line and os.environ.get(RUN) != "1" and not LEDGER.is_worker:
+    if line and os.environ.get(RUN) != "1" and not _is_worker():
+        _STATE.has_warned = True
         left = dict.fromkeys(patch.name for patch in found if patch.state == "skipped")
-        LEDGER.tell("fast-axolotl: %s; not replaced: %s", line, ", ".join(left))
+        warn("fast-axolotl: %s; not replaced: %s", line, ", ".join(left))
 
 
 def _is_being_imported(module: ModuleType | None) -> bool:

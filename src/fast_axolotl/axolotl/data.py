@@ -25,12 +25,11 @@ Axolotl's function is its own; ours is called by name. The import of Axolotl is 
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,115 +57,50 @@ _FEW = 8
 _LEAST_RUN = 4
 """Rows side by side, on average, from which on slices are faster than single rows."""
 
-_MOST_INTEGER = 2**63 - 1
 _MIN_ROWS_PER_PROCESS = 256
 """As in ``save_preprocessed_dataset`` of Axolotl."""
 
 _TRIAL_ROWS = 100_000
 """Stock takes some 15 s for so many rows of chat, and its time grows with their number alone."""
 _TRIAL_REPEATS = 5
-_TRIAL_SECONDS = 120.0
-"""After which no further turn of a trial is begun."""
 
 
-class SeenHashes(set[str]):
-    """The hashes that stock would have collected, made only when somebody looks at them.
+def deduplicate_and_log_datasets(
+    dataset: Any, other_dataset: Any = None, dataset_name: Any = "train", other_name: Any = "eval"
+) -> tuple[Any, Any]:
+    """For ``axolotl.utils.data.utils.deduplicate_and_log_datasets``."""
+    from axolotl.utils.data import utils
 
-    Axolotl hands this from one call of its dedupe to the next. As long as both are ours, ``rows``
-    is all that is needed. Stock's own function finds a set of SHA-256 hashes in it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: SeenRows | None = SeenRows()
-        """``None`` once the hashes are there: from then on others may add to them."""
-        self._datasets: list[Any] = []
-
-    def remember(self, dataset: Any) -> None:
-        # A copy, since a format set on the dataset later would change the rows it gives.
-        self._datasets.append(copy.copy(dataset))
-
-    def materialise(self) -> None:
-        """Fills the set as stock does, at stock's cost."""
-        if self.rows is None:
-            return
-        from axolotl.utils.data.utils import sha256
-
-        self.rows = None
-        for dataset in self._datasets:
-            super().update(sha256(str(row)) for row in dataset)
-        self._datasets.clear()
-
-    def __contains__(self, item: object) -> bool:
-        self.materialise()
-        return super().__contains__(item)
-
-    def __iter__(self) -> Iterator[str]:
-        self.materialise()
-        return super().__iter__()
-
-    def __len__(self) -> int:
-        self.materialise()
-        return super().__len__()
-
-    def __eq__(self, other: object) -> bool:
-        self.materialise()
-        return super().__eq__(other)
-
-    def __reduce__(self) -> Any:
-        return set, (list(self),)
-
-
-def _first_materialised(name: str) -> Any:
-    operation = getattr(set, name)
-
-    def operate(self: SeenHashes, *others: Any) -> Any:
-        self.materialise()
-        return operation(self, *others)
-
-    return operate
-
-
-for _name in (
-    *("__ne__", "__repr__", "__le__", "__lt__", "__ge__", "__gt__", "__or__", "__and__"),
-    *("__sub__", "__xor__", "__ror__", "__rand__", "__rsub__", "__rxor__", "__ior__"),
-    *("add", "copy", "difference", "discard", "intersection", "isdisjoint", "issubset"),
-    *("issuperset", "pop", "remove", "symmetric_difference", "union", "update"),
-):
-    # ``set(x)`` and ``list(x) + …`` aside, whatever is asked of the set finds stock's hashes in it.
-    setattr(SeenHashes, _name, _first_materialised(_name))
-
-
-def deduplicate_dataset(dataset: Any, seen_hashes: Any = None) -> tuple[Any, Any]:
-    """For ``axolotl.utils.data.utils._deduplicate_dataset``."""
-    seen = SeenHashes() if seen_hashes is None else seen_hashes
-    if not isinstance(seen, SeenHashes) or seen.rows is None:
-        raise Unfamiliar("seen_hashes was not made by this dedupe")
-    rows = seen.rows
-    try:
-        digests = _digest_rows(dataset, rows)
-    except Exception:
-        # Stock goes on with this set, and some ways to read a set pass by its methods.
-        seen.materialise()
-        raise
-    numbers = rows.number(len(dataset))
-    kept = np.flatnonzero(rows.enter(digests, numbers) == numbers)
-    seen.remember(dataset)
-    return dataset.select(kept.tolist()), seen
+    seen, lines = SeenRows(), []
+    results: list[Any] = []
+    for rows, name in ((dataset, dataset_name), (other_dataset, other_name)):
+        if rows is None:
+            results.append(None)
+            continue
+        digests = _digest_rows(rows, seen)
+        numbers = seen.number(len(rows))
+        kept = np.flatnonzero(seen.enter(digests, numbers) == numbers)
+        results.append(rows.select(kept.tolist()))
+        lines.append(f"Starting deduplication for {name} dataset. Original size: {len(rows)}")
+        lines.append(f"Deduplication complete for {name} dataset. New size: {len(kept)}")
+    for line in lines:
+        utils.LOG.info(line)
+    return results[0], results[1]
 
 
 def get_dataset_lengths(dataset: Any, from_arrow: Any = False) -> Any:
     """For ``axolotl.utils.samplers.utils.get_dataset_lengths``."""
 
     def as_int64(array: pa.Array) -> Any:
-        _require_integer(array.type)
+        if not pa.types.is_integer(array.type) or pa.types.is_uint64(array.type):
+            raise Unfamiliar(f"lengths have the type {array.type} instead of integers")
         return array.cast(pa.int64()).fill_null(_NULL_ROW).to_numpy()
 
     require_plain(dataset)
     if "length" in dataset.column_names:
         lengths = per_row(dataset, "length", as_int64)
     elif "position_ids" in dataset.column_names:
-        lengths = per_row(dataset, "position_ids", _lasts) + 1
+        raise Unfamiliar("there are position_ids without lengths")
     elif from_arrow:
         # Stock reads the table itself here, whatever rows of it the dataset has.
         lengths = of_column(column_of(dataset, "input_ids"), list_lengths)
@@ -238,7 +172,7 @@ def try_dedupe(
 ) -> dict[str, Any]:
     """Rows, those kept, and the seconds of every turn; or the reason why there are none."""
     from axolotl.utils.data.shared import load_dataset_with_config
-    from axolotl.utils.data.utils import _deduplicate_dataset
+    from axolotl.utils.data.utils import deduplicate_and_log_datasets as stock
     from axolotl.utils.dict import DictDefault
     from datasets import DatasetDict, concatenate_datasets
 
@@ -251,39 +185,28 @@ def try_dedupe(
         return {"reason": "the configuration lists no datasets to dedupe"}
     # All rows together, as far as their columns agree.
     alike = [rows for rows in loaded if rows.features == loaded[0].features]
-    merged = concatenate_datasets(alike) if len(alike) > 1 else alike[0]
+    merged = concatenate_datasets(alike)
     dataset = merged.select(range(min(len(merged), _TRIAL_ROWS)))
-
-    def kept(answer: tuple[Any, Any]) -> list[int]:
-        chosen = answer[0]
-        indices = chosen._indices
-        return list(range(len(chosen))) if indices is None else indices.column(0).to_pylist()
-
-    wanted = kept(_deduplicate_dataset(dataset))
+    functions = {"stock": stock, "ours": deduplicate_and_log_datasets}
+    kept = {}
     try:
-        ours = kept(deduplicate_dataset(dataset))
+        for name, function in functions.items():
+            chosen = function(dataset)[0]
+            # Without indices, they are the first ones.
+            whole = chosen._indices is None
+            kept[name] = list(range(len(chosen))) if whole else row_numbers(chosen).tolist()
     except Unfamiliar as error:
-        return {
-            "rows": len(dataset),
-            "reason": f"the stock function is used here: {error}",
-        }
+        return {"rows": len(dataset), "reason": f"the stock function is used here: {error}"}
     outcome: dict[str, Any] = {
         "rows": len(dataset),
         "is_cut": len(alike) < len(loaded) or len(merged) > _TRIAL_ROWS,
-        "kept": len(wanted),
-        "is_equal": ours == wanted,
+        "kept": len(kept["stock"]),
+        "is_equal": kept["ours"] == kept["stock"],
     }
     if not outcome["is_equal"]:
-        return {
-            **outcome,
-            "reason": "the results differ from stock Axolotl; nothing was timed",
-        }
-    functions = {"stock": _deduplicate_dataset, "ours": deduplicate_dataset}
+        return {**outcome, "reason": "the results differ from stock Axolotl; nothing was timed"}
     seconds: dict[str, list[float]] = {"stock": [], "ours": []}
-    begin = clock()
     for name in [*("stock", "ours", "ours", "stock") * _TRIAL_REPEATS][: 2 * _TRIAL_REPEATS]:
-        if name == "stock" and clock() - begin > _TRIAL_SECONDS and len(seconds["ours"]) > 1:
-            break
         start = clock()
         functions[name](dataset)
         seconds[name].append(clock() - start)
@@ -330,16 +253,7 @@ def per_row(dataset: Any, name: str, look: Callable[[pa.Array], Any]) -> Any:
     column = column_of(dataset, name)
     if dataset._indices is None:
         return of_column(column, look)
-    rows = row_numbers(dataset)
-    if len(rows) * _FEW >= len(column):
-        return of_column(column, look)[rows]
-    table = dataset._data.select([name])
-    return _joined(
-        [
-            of_column(table.fast_gather(part).column(0).combine_chunks(), look)
-            for part in _parts(rows)
-        ]
-    )
+    return of_column(column, look)[row_numbers(dataset)]
 
 
 def list_lengths(array: pa.Array) -> Any:
@@ -351,27 +265,9 @@ def list_lengths(array: pa.Array) -> Any:
 
 def require_integers(kind: pa.DataType) -> None:
     """Raises for anything but lists of integers that numpy and Python hold alike."""
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    values = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
+    if values is kind or not pa.types.is_integer(values) or pa.types.is_uint64(values):
         raise Unfamiliar(f"a column has the type {kind} instead of lists of tokens")
-    _require_integer(kind.value_type)
-
-
-def _require_integer(kind: pa.DataType) -> None:
-    if not pa.types.is_integer(kind) or pa.types.is_uint64(kind):
-        raise Unfamiliar(f"values have the type {kind} instead of integers")
-
-
-def _lasts(array: pa.Array) -> Any:
-    """The last value of every list; below ``_NULL_ROW`` where there is none."""
-    lengths = list_lengths(array)
-    ends = array.offsets.to_numpy()[1:].astype(np.int64)
-    found = np.full(len(array), _NULL_ROW - 1)
-    has_last = np.flatnonzero(lengths > 0)
-    lasts = array.values.take(pa.array(ends[has_last] - 1))
-    found[has_last] = lasts.cast(pa.int64()).fill_null(_NULL_ROW - 1).to_numpy()
-    if len(found) and found.max() == _MOST_INTEGER:
-        raise Unfamiliar("a position does not fit in its integer type")
-    return found
 
 
 def column_of(dataset: Any, name: str) -> pa.ChunkedArray:
@@ -395,10 +291,6 @@ def of_column(column: pa.ChunkedArray | pa.Array, look: Callable[[pa.Array], Any
 def _joined(found: list[Any]) -> Any:
     # Its own memory: what a look returns may be a view of a mapped file.
     return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def _parts(rows: Any) -> Iterator[Any]:
-    return (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
 
 
 def require_known_kind(dataset: Any) -> None:
@@ -445,7 +337,8 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
         digests = _joined([look(batch) for batch in batches]).reshape(-1, 2)
         digests = digests if indices is None else digests[row_numbers(dataset)]
     else:
-        parts = _parts(row_numbers(dataset))
+        rows = row_numbers(dataset)
+        parts = (rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE))
         gathered = (table.fast_gather(part).combine_chunks().to_batches()[0] for part in parts)
         digests = _joined([look(batch) for batch in gathered])
     seen.types = types

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -35,7 +33,6 @@ _LEGACY: dict[str, dict[str, str]] = {
 
 LENDERS: dict[str, dict[str, str]] = {
     "axolotl": {},
-    "axolotl.utils": {},
     "axolotl.utils.data": {
         "fast_parallel_hash_rows": "parallel_hash_rows",
         "fast_deduplicate_indices": "deduplicate_indices",
@@ -47,23 +44,27 @@ LENDERS: dict[str, dict[str, str]] = {
 }
 """Real module with a hook → the attribute it is lent → the public name behind it."""
 
-_ON_THE_WAY = {"axolotl": "utils", "axolotl.utils": "data"}
-"""Real package → the child that leads to a virtual module."""
 
-
-@dataclass(slots=True)
 class LegacyModules:
     """What was put into ``sys.modules`` and Axolotl's packages, to be taken out again."""
 
-    _modules: dict[str, ModuleType] = field(default_factory=dict)
-    _placed: list[tuple[ModuleType, str, object]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._modules: dict[str, ModuleType] = {}
+        self._placed: list[tuple[ModuleType, str, object]] = []
 
     def enter(self) -> None:
         """Enter the virtual modules; one that is there already stays."""
         for name, targets in _LEGACY.items():
             if name in sys.modules:
                 continue
-            module = _LegacyModule(name, targets)
+            module: Any = ModuleType(name, "Served by fast_axolotl.")
+            is_package = not targets
+            module.__spec__ = ModuleSpec(name, None, origin="fast_axolotl", is_package=is_package)
+            module.__package__ = module.__spec__.parent
+            if is_package:
+                module.__path__ = []
+            module.__all__ = sorted(targets)
+            module.__getattr__ = _resolver(name, targets)
             self._modules[name] = sys.modules[name] = module
             parent, _, child = name.rpartition(".")
             if parent in self._modules:
@@ -76,14 +77,16 @@ class LegacyModules:
     def lend(self, module: ModuleType) -> None:
         """Give a package of Axolotl the names that users of the earlier package expect there."""
         package = module.__name__
-        for virtual, value in self._modules.items():
-            parent, _, child = virtual.rpartition(".")
-            if parent == package:
-                self._place(module, child, value)
-        if package in _ON_THE_WAY:
-            self._place(module, "__getattr__", _importer(package, _ON_THE_WAY[package]))
-        for attribute, target in LENDERS[package].items():
-            self._place(module, attribute, _public(target))
+        lent: dict[str, object] = {
+            virtual.rpartition(".")[2]: value
+            for virtual, value in self._modules.items()
+            if virtual.rpartition(".")[0] == package
+        }
+        lent |= {name: _public(target) for name, target in LENDERS[package].items()}
+        for name, value in lent.items():
+            if name not in vars(module):
+                setattr(module, name, value)
+                self._placed.append((module, name, value))
 
     def leave(self) -> None:
         """Take everything out again."""
@@ -95,51 +98,12 @@ class LegacyModules:
         self._placed.clear()
         self._modules.clear()
 
-    def _place(self, module: ModuleType, name: str, value: object) -> None:
-        if name not in vars(module):
-            setattr(module, name, value)
-            self._placed.append((module, name, value))
 
-
-class _LegacyModule(ModuleType):
-    """A module whose attributes are public names of this package, resolved on access."""
-
-    def __init__(self, name: str, targets: dict[str, str]) -> None:
-        super().__init__(name, "Served by fast_axolotl.")
-        is_package = any(other.startswith(f"{name}.") for other in _LEGACY)
-        self.__spec__ = ModuleSpec(name, None, origin="fast_axolotl", is_package=is_package)
-        self.__package__ = self.__spec__.parent
-        if is_package:
-            self.__path__: list[str] = []
-        self.__all__ = sorted(targets)
-        self._targets = targets
-
-    def __getattr__(self, name: str) -> Any:
-        target = self._targets.get(name)
-        if target is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return _public(target)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._targets})
-
-
-def _importer(parent: str, child: str) -> Callable[[str], ModuleType]:
-    """A module ``__getattr__`` that imports ``child`` on first access.
-
-    ``import axolotl.utils.data.rust_streaming`` finds the virtual module in ``sys.modules`` and
-    therefore skips the packages above it; the dotted name is then missing from ``axolotl``.
-    """
-    full_name = f"{parent}.{child}"
-
-    def __getattr__(name: str) -> ModuleType:
-        missing = f"module {parent!r} has no attribute {name!r}"
-        if name != child or full_name in sys.modules:
-            raise AttributeError(missing)
-        try:
-            return importlib.import_module(full_name)
-        except ImportError as error:
-            raise AttributeError(f"{missing}: {error}") from error
+def _resolver(module: str, targets: dict[str, str]) -> Any:
+    def __getattr__(name: str) -> Any:
+        if name not in targets:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return _public(targets[name])
 
     return __getattr__
 

@@ -1,12 +1,10 @@
-"""Preference datasets brought into shape a batch at a time: chat templates without a tokenizer.
+"""Preference datasets brought into shape a batch at a time.
 
 Axolotl maps the rows of a DPO, KTO or ORPO dataset one by one to prompt, chosen and rejected text.
-Half of the time goes into fetching a row from its Arrow table, column by column, and the other half
-into ``apply_chat_template``, three times a row. ``map_dataset`` stands in for ``_map_dataset``: the
-same ``map`` over batches, in which Axolotl's own transform is called with row after row. Rows
-(``lazy_rows``) are those that HF datasets would have made, but take their values from columns that
-were fetched once. The tokenizer that the transform is given is a ``ChatTemplates``, which renders
-what the real one does, by the plan of a conversation's shape (see ``templates``).
+Most of the time goes into fetching a row from its Arrow table, column by column. ``map_dataset``
+stands in for ``_map_dataset``: the same ``map`` over batches, in which Axolotl's own transform is
+called with row after row. Rows (``lazy_rows``) are those that HF datasets would have made, but take
+their values from columns that were fetched once.
 
 Unfamiliar are: transforms that are not Axolotl's, formatted or indexed datasets, and rows that end
 in different columns. Costs 10 to 30 µs a row.
@@ -23,59 +21,11 @@ from typing import Any
 
 from fast_axolotl.axolotl.filters import stock_fingerprint
 from fast_axolotl.axolotl.patching import Unfamiliar
-from fast_axolotl.axolotl.templates import Renderer, find_renderer
-from fast_axolotl.axolotl.tokenizers import check_tokenizer
 
 _BATCH_ROWS = 1000
 """As many as ``map`` writes to disk at once in any case."""
 
 _TRANSFORMS = tuple(f"axolotl.prompt_strategies.{name}." for name in ("dpo", "kto", "orpo"))
-
-
-class ChatTemplates:
-    """A tokenizer of which only the chat template is asked for."""
-
-    __slots__ = ("_renderers", "_tokenizer")
-
-    def __init__(self, tokenizer: Any) -> None:
-        check_tokenizer(tokenizer)
-        self._tokenizer = tokenizer
-        self._renderers: dict[tuple[str, bool], Renderer] = {}
-
-    @property
-    def chat_template(self) -> Any:
-        """The tokenizer's own."""
-        return self._tokenizer.chat_template
-
-    def renderer(self, chat_template: str, add_generation_prompt: bool) -> Renderer:
-        """The renderer of a template; unfamiliar where two renders may differ."""
-        key = chat_template, add_generation_prompt
-        if key not in self._renderers:
-            arguments = self._tokenizer.special_tokens_map
-            template = self._tokenizer.get_chat_template(chat_template, None)
-            self._renderers[key] = find_renderer(
-                template, {**arguments, "add_generation_prompt": add_generation_prompt}
-            )
-        return self._renderers[key]
-
-    def apply_chat_template(
-        self,
-        conversation: list[Any],
-        *,
-        chat_template: str,
-        add_generation_prompt: bool = False,
-        tokenize: bool = False,
-    ) -> str:
-        """What ``tokenizer.apply_chat_template`` gives for these arguments."""
-        if tokenize or type(chat_template) is not str or type(add_generation_prompt) is not bool:
-            raise Unfamiliar("the chat template is applied with other options")
-        if not conversation or any(type(message) is not dict for message in conversation):
-            raise Unfamiliar("a conversation is empty or not a list of messages")
-        renderer = self.renderer(chat_template, add_generation_prompt)
-        # A clock for each render, as stock has it: a day may end between two rows.
-        inputs = conversation, None, renderer.clock()
-        plan = renderer.plan(inputs)
-        return renderer.render(inputs) if plan is None else plan.fill(inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +66,6 @@ def map_dataset(
     if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
         raise Unfamiliar("the transform is not one of Axolotl's")
     if "tokenizer" in inspect.signature(function).parameters:
-        ChatTemplates(tokenizer)
         ds_transform_fn = partial(function, tokenizer=tokenizer)
     else:
         tokenizer = None
@@ -149,7 +98,7 @@ def transform_rows(
     """A batch of rows transformed one after the other, for ``map``."""
     from datasets.formatting.formatting import LazyDict
 
-    given = {} if tokenizer is None else {"tokenizer": ChatTemplates(tokenizer)}
+    given = {} if tokenizer is None else {"tokenizer": tokenizer}
     results = []
     for row in lazy_rows(batch):
         result = function(row, **given)

@@ -23,8 +23,7 @@ the results.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -33,26 +32,19 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
-from fast_axolotl.axolotl.patches import STRATEGIES, require_strategy
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.preferences import ChatTemplates, lazy_rows
+from fast_axolotl.axolotl.preferences import lazy_rows
 from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
-from fast_axolotl.axolotl.tokenizers import (
-    check_tokenizer,
-    encode_texts,
-    is_set,
-    set_truncation,
-    too_long,
-)
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
 
 _IGNORED = -100
 _TYPES = {"input_ids": np.int32, "labels": np.int64, "attention_mask": np.int8}
 """What HF datasets makes of these columns when they are lists of integers; of others int64."""
 
 Lists = list[list[int]]
-Columns = dict[str, str | float | None]
+Columns = dict[str, str | None]
 """Names of results, in order: None for one that is built, the name of another for ones in the
-place of its values, and a number that is the same for all rows."""
+place of its values."""
 
 _INSTRUCTION: Columns = {"input_ids": None, "attention_mask": "input_ids", "labels": None}
 _SEGMENTS: Columns = {"input_ids": None, "labels": None, "attention_mask": "input_ids"}
@@ -65,14 +57,6 @@ _ORPO: Columns = {
     "labels": None,
     "attention_mask": "input_ids",
     "prompt_attention_mask": None,
-}
-_REWARD: Columns = {
-    "chosen_ids": None,
-    "attention_mask_chosen": "chosen_ids",
-    "labels_chosen": 1.0,
-    "rejected_ids": None,
-    "attention_mask_rejected": "rejected_ids",
-    "labels_rejected": 0.0,
 }
 
 
@@ -109,7 +93,6 @@ def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
 
     kind = type(strategy)
     name = _name(kind)
-    require_strategy(name if name in STRATEGIES else "instructions")
     if name == "chat_template:ChatTemplateStrategy":
         check_chat(strategy)
         return chat_table, _SEGMENTS
@@ -129,10 +112,6 @@ def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
             dataset_parser="orpo.chat_template:ORPODatasetParsingStrategy",
         )
         return orpo_table, _ORPO
-    if name == "bradley_terry.chat_template:BTChatTemplateStrategy":
-        _check_parts(strategy, prompter="chat_template:ChatTemplatePrompter")
-        _check_reward(strategy)
-        return reward_table, _REWARD
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
     if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a custom strategy")
@@ -156,7 +135,7 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
 
     with_system = isinstance(strategy, InstructionWSystemPromptTokenizingStrategy)
-    bos, eos = _special_tokens(strategy)
+    bos, eos = strategy.tokenizer.bos_token_id, strategy.tokenizer.eos_token_id
 
     def read(row: Any) -> tuple[list[str], None]:
         if with_system:
@@ -174,8 +153,6 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         prompt, answer = ids
         if not prompt or not answer:
             raise Unfamiliar("a prompt or an answer has no tokens")
-        if bos is None:
-            _miss_first_token(strategy, num_reads=2)
         answer = _ended(strategy, answer, eos)
         if answer[0] == bos:
             answer = answer[1:]
@@ -194,7 +171,6 @@ def segment_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         return [text for _, text in segments], is_trained
 
     def build(ids: Lists, is_trained: list[bool]) -> tuple[list[int], ...]:
-        _note_lengths(strategy.tokenizer, ids)
         labels: list[int] = []
         for part, trains in zip(ids, is_trained, strict=True):
             labels += part if trains else [_IGNORED] * len(part)
@@ -215,7 +191,6 @@ def step_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         return [row["prompt"], *row["completions"], strategy.step_separator], verdicts
 
     def build(ids: Lists, verdicts: list[int]) -> tuple[list[int], ...]:
-        _note_lengths(tokenizer, ids)
         prompt, *steps, separator = ids
         steps = [step + separator for step in steps]
         labels: list[int] = []
@@ -233,10 +208,7 @@ def step_table(batch: Mapping[str, Any], strategy: Any) -> Any:
 
 def orpo_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     """A batch of pairs of conversations (``orpo.chat_template``), for ``map``."""
-    from axolotl.prompt_strategies.orpo.chat_template import ORPOPrompter
-
-    parser, own = strategy.dataset_parser, strategy.prompter
-    prompter = ORPOPrompter(own.chat_template, ChatTemplates(own.tokenizer))
+    parser, prompter = strategy.dataset_parser, strategy.prompter
 
     def read(row: Any) -> tuple[list[str], list[list[bool]]]:
         threads = (
@@ -248,7 +220,6 @@ def orpo_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         return texts, [[is_trained for _, is_trained in thread] for thread in parts]
 
     def build(ids: Lists, threads: list[list[bool]]) -> tuple[list[int], ...]:
-        _note_lengths(strategy.tokenizer, ids)
         texts, results, prompt_length = iter(ids), [], 0
         for number, thread in enumerate(threads):
             grown: list[int] = []
@@ -264,45 +235,6 @@ def orpo_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         return *results, [1] * prompt_length + [0] * (len(results[-1]) - prompt_length)
 
     return _rows_table(batch, strategy, read, build, _ORPO)
-
-
-def reward_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of pairs of answers (``bradley_terry.chat_template``), for ``map``."""
-    from axolotl.prompt_strategies.bradley_terry.chat_template import LOG
-    from axolotl.utils.dict import remove_none_values
-
-    prompter = strategy.prompter
-    most = prompter.max_length
-    render = partial(
-        ChatTemplates(strategy.tokenizer).apply_chat_template, chat_template=prompter.chat_template
-    )
-
-    def read(row: Any) -> tuple[list[str], None]:
-        prompt, texts = remove_none_values(row), []
-        for name in ("chosen", "rejected"):
-            messages = [
-                {"role": "user", "content": prompt["input"]},
-                {"role": "assistant", "content": prompt[name]},
-            ]
-            if prompt["system"]:
-                messages.insert(0, {"role": "system", "content": prompt["system"]})
-            turns = strategy.get_conversation_thread({**prompt, "messages": messages})
-            texts += [render(turns[:-1], add_generation_prompt=True), render(turns)]
-        return texts, None
-
-    def build(ids: Lists, _: None) -> tuple[list[int], ...]:
-        results = []
-        for name, (start, whole) in zip(("chosen", "rejected"), (ids[:2], ids[2:]), strict=True):
-            _note_lengths(strategy.tokenizer, (start, whole))
-            result = start + whole[len(start) :]
-            if len(result) > most:
-                LOG.warning(
-                    f"To-be-trimmed {name} sequence exceeds max sequence length: {len(result)}"
-                )
-            results.append(result[:most])
-        return tuple(results)
-
-    return _rows_table(batch, strategy, read, build, _REWARD)
 
 
 def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -334,14 +266,12 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
     encoded = dict(zip(plain, _encode(strategy, plain, is_cut=True), strict=True))
     if not any(encoded.values()):
         raise Unfamiliar("no text of a batch has tokens")
-    bos, eos = _special_tokens(strategy)
+    eos = strategy.tokenizer.eos_token_id
     pieces: Lists = []
     num_odd = 0
     for index, text in enumerate(texts):
         ids = encoded.get(text, []) if type(text) is str else []
         if ids:
-            if bos is None:
-                _miss_first_token(strategy, num_reads=1)
             ids = _ended(strategy, ids, eos)
             pieces += [ids[start : start + length] for start in range(0, len(ids), length)]
         else:
@@ -405,26 +335,6 @@ def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:
     return [*ids, eos] if ids[-1] != eos and len(ids) < strategy.max_length else ids
 
 
-def _special_tokens(strategy: Any) -> tuple[int | None, int]:
-    """Ids of the first and the end token."""
-    tokenizer = strategy.tokenizer
-    eos: int = tokenizer.eos_token_id
-    return (tokenizer.bos_token_id if is_set(tokenizer, "bos_token") else None), eos
-
-
-def _miss_first_token(strategy: Any, num_reads: int) -> None:
-    """Each read of an id that is not set logs an error."""
-    for _ in range(num_reads):
-        assert strategy.tokenizer.bos_token_id is None
-
-
-def _note_lengths(tokenizer: Any, encoded: Iterable[list[int]]) -> None:
-    """Let transformers warn, once, of a text that is longer than the model takes."""
-    for ids in encoded:
-        if too_long(tokenizer, len(ids)):
-            tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
-
-
 def _encode(strategy: Any, texts: Sequence[str], *, is_cut: bool) -> list[list[int]]:
     """Ids of each text: ``tokenizer(text, truncation=True, max_length=...)``, or not cut and with
     ``add_special_tokens=False``."""
@@ -434,14 +344,11 @@ def _encode(strategy: Any, texts: Sequence[str], *, is_cut: bool) -> list[list[i
     return [encoding.ids for encoding in encodings]
 
 
-def _table(columns: Mapping[str, Lists | str | float | None]) -> pa.Table:
+def _table(columns: Mapping[str, Lists | str | None]) -> pa.Table:
     """Lists of integers as Arrow columns, the others as in ``Columns``; None is for ones, too."""
     arrays: dict[str, Any] = {}
     num_rows = next(len(rows) for rows in columns.values() if isinstance(rows, list))
     for name, rows in columns.items():
-        if isinstance(rows, float):
-            arrays[name] = pa.array(np.full(num_rows, rows))
-            continue
         lists = rows if isinstance(rows, list) else columns[rows or "input_ids"]
         assert isinstance(lists, list)
         kind = _TYPES.get(name, np.int64)
@@ -472,23 +379,6 @@ def _check_parts(strategy: Any, **parts: str) -> None:
         raise Unfamiliar("the strategy has custom parts")
     if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
         raise Unfamiliar("the strategy or a part of it was modified")
-    for owner in owners:
-        if hasattr(owner, "chat_template"):
-            ChatTemplates(owner.tokenizer).renderer(owner.chat_template, True)
-
-
-def _check_reward(strategy: Any) -> None:
-    from axolotl.prompt_strategies.chat_template import LOG
-
-    prompter = strategy.prompter
-    is_own = prompter.tokenizer is not strategy.tokenizer
-    if prompter.processor or prompter.chat_template_kwargs or is_own:
-        raise Unfamiliar("the prompter has a processor, a tokenizer or template arguments")
-    marks = (prompter.message_field_training, prompter.message_field_training_detail)
-    if any((strategy.roles_to_train, strategy.train_on_eos, strategy.train_on_eot, *marks)):
-        raise Unfamiliar("turns are marked for training, which a reward model does not use")
-    if LOG.isEnabledFor(logging.DEBUG):
-        raise Unfamiliar("debug logging is on")
 
 
 def _check_completion(strategy: Any) -> None:
@@ -518,7 +408,7 @@ def _check_tokenize(strategy: Any) -> None:
     if not {"tokenize_prompt", "_tokenize"}.isdisjoint(strategy.__dict__):
         raise Unfamiliar("the strategy was modified")
     check_tokenizer(tokenizer)
-    if not is_set(tokenizer, "eos_token"):
+    if tokenizer.eos_token_id is None:
         raise Unfamiliar("the tokenizer has no EOS token")
     if set(tokenizer.model_input_names) != {"input_ids", "attention_mask"}:
         raise Unfamiliar("the tokenizer returns other columns than ids and mask")

@@ -21,8 +21,6 @@ as it is), and if nothing after it repeats the text. All three are read off the 
 itself, on every call: it may change between two. Where the bytes do not decide, the texts are
 counted in one call of the Rust tokenizer. Costs 10 µs a row where the bytes decide.
 
-transformers notes, once per tokenizer, that a text is longer than the model takes. Only a text that
-is counted can be that long here, and then transformers' own function is asked, in the same order.
 Unfamiliar are: samples whose texts are no ``str`` (lists of messages), tokenizers with methods of
 their own, and a Rust tokenizer in another state than Axolotl's call leaves it in: that call resets
 it, so this happens once.
@@ -122,17 +120,6 @@ def encode_texts(
         first = last
 
 
-def is_set(tokenizer: Any, name: str) -> bool:
-    """Whether the tokenizer has this special token; asking itself may log an error."""
-    return tokenizer._special_tokens_map.get(name) is not None
-
-
-def too_long(tokenizer: Any, num_tokens: int) -> bool:
-    """Whether transformers has something to say, or to note, about a text of that many tokens."""
-    limit = tokenizer.model_max_length
-    return bool(num_tokens > limit and limit != 0)
-
-
 def drop_long_sequences(sample: dict[str, Any], rl: Any, tokenizer: Any, sequence_len: int) -> bool:
     """Stands in for ``axolotl.utils.data.rl._drop_long_sequences``: whether the sample stays."""
     from axolotl.utils.schemas.enums import RLType
@@ -159,15 +146,10 @@ def drop_long_sequences(sample: dict[str, Any], rl: Any, tokenizer: Any, sequenc
     if backend.encode_special_tokens != tokenizer.split_special_tokens:
         raise Unfamiliar("the Rust tokenizer splits special tokens differently")
     most = _at_most(backend, texts)
-    # No text alone may be longer than the model takes either: transformers would note it.
-    if most and _fits(most, sequence_len) and not too_long(tokenizer, max(most)):
+    if most and _fits(most, sequence_len):
         return True
     encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-    num_tokens = [len(encoding) for encoding in encodings]
-    for encoding, count in zip(encodings, num_tokens, strict=True):
-        if too_long(tokenizer, count):
-            tokenizer._eventual_warn_about_too_long_sequence(encoding.ids, None, True)
-    return _fits(num_tokens, sequence_len)
+    return _fits([len(encoding) for encoding in encodings], sequence_len)
 
 
 def _fits(lengths: list[int], sequence_len: int) -> bool:

@@ -20,18 +20,11 @@ from typer.core import TyperGroup
 
 from fast_axolotl import __version__
 from fast_axolotl.cli.batch import BATCH_EXAMPLES, batch
-from fast_axolotl.cli.bench import bench_app
+from fast_axolotl.cli.bench import BENCH_EXAMPLES, bench
 from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
 from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
 from fast_axolotl.cli.doctor import DOCTOR_EXAMPLES, doctor
-from fast_axolotl.cli.options import name_options
-from fast_axolotl.cli.pack import PACK_EXAMPLES, pack
-from fast_axolotl.cli.plan import PLAN_EXAMPLES, plan
-from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
-from fast_axolotl.cli.protocol import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
-from fast_axolotl.cli.read import READ_EXAMPLES, read
-from fast_axolotl.cli.report import REPORT_EXAMPLES, report
-from fast_axolotl.cli.run import (
+from fast_axolotl.cli.measure import (
     MEASURE_EXAMPLES,
     RUN_EXAMPLES,
     STATUS_EXAMPLES,
@@ -39,10 +32,15 @@ from fast_axolotl.cli.run import (
     run,
     status,
 )
+from fast_axolotl.cli.options import name_options
+from fast_axolotl.cli.plan import PLAN_EXAMPLES, plan
+from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
+from fast_axolotl.cli.prove import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
+from fast_axolotl.cli.read import READ_EXAMPLES, WARMUP_EXAMPLES, read, warmup
+from fast_axolotl.cli.report import REPORT_EXAMPLES, report
 from fast_axolotl.cli.scale import SCALE_EXAMPLES, scale
 from fast_axolotl.cli.show import SHOW_EXAMPLES, show
 from fast_axolotl.cli.trace import TRACE_EXAMPLES, trace
-from fast_axolotl.cli.warmup import WARMUP_EXAMPLES, warmup
 from fast_axolotl.cli.watch import WATCH_EXAMPLES, watch
 from fast_axolotl.errors import FastAxolotlError, UsageError
 
@@ -95,9 +93,10 @@ _PANELS = {
     ),
     "Prove a difference": (
         (demo, DEMO_EXAMPLES), (protocol, PROTOCOL_EXAMPLES), (compare, COMPARE_EXAMPLES),
+        (bench, BENCH_EXAMPLES),
     ),
     "Work on data": (
-        (read, READ_EXAMPLES), (dedupe, DEDUPE_EXAMPLES), (pack, PACK_EXAMPLES),
+        (read, READ_EXAMPLES), (dedupe, DEDUPE_EXAMPLES),
         (prepare, PREPARE_EXAMPLES), (warmup, WARMUP_EXAMPLES),
     ),
     "Plan the next run": (
@@ -112,7 +111,6 @@ for _panel, _commands in _PANELS.items():
     for _command, _examples in _commands:
         _settings = _OF_A_COMMAND if _command in (measure, run) else None
         app.command(epilog=_examples, rich_help_panel=_panel, context_settings=_settings)(_command)
-app.add_typer(bench_app, name="bench", cls=_Group, rich_help_panel="Prove a difference")
 
 
 def main() -> None:

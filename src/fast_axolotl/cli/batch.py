@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fast_axolotl.cli.options import ResultAsJson, examples, parse_names, say, unused_folder
-from fast_axolotl.cli.protocol import RunMinutes
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -50,11 +49,6 @@ def batch(
     ] = None,
     ranks: Annotated[int, typer.Option(help="Ranks that share --global-batch.", min=1)] = 1,
     steps: Annotated[int, typer.Option(help="Steps per run; the first 5 are warm-up.", min=8)] = 20,
-    longest: Annotated[
-        bool | None,
-        typer.Option(help="Also try the longest batches. Default: with a configuration."),
-    ] = None,
-    run_minutes: RunMinutes = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -69,7 +63,8 @@ def batch(
     """Find the best micro-batch: try several, and compare tokens/s, memory and step time.
 
     Each size is one short recorded run. The global batch stays the same: a larger micro-batch needs
-    fewer accumulation steps. If a size runs out of memory, the search continues below it.
+    fewer accumulation steps. If a size runs out of memory, the search continues below it. With a
+    configuration, the longest batches of the data are tried at the recommended size, too.
     """
     from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
     from fast_axolotl.protocol.axolotl_plan import plan_batches
@@ -93,8 +88,6 @@ def batch(
         share = share or own
     elif command is None or "{micro_batch}" not in command:
         raise UsageError("pass an Axolotl configuration, or --command with {micro_batch} in it")
-    elif longest:
-        raise UsageError("--longest needs an Axolotl configuration, which says where the data is")
     elif ("{accumulation}" in command) != bool(share):
         raise UsageError(
             "{accumulation} in --command and --global-batch go together: pass both to keep the "
@@ -113,16 +106,12 @@ def batch(
     with (
         protocol_progress() as update,
         open_running(
-            Plan(
-                title="batch sizes",
-                arms=(arm,),
-                warmup=0,
-                run_minutes=run_minutes,
-                gradient_noise=True,
-            ),
+            Plan(title="batch sizes", arms=(arm,), warmup=0, gradient_noise=True),
             folder,
             environment=os.environ,
-            progress=lambda at: update(at.arm, len(trials), 0, at.run_seconds, None),
+            progress=lambda text, done, total, seconds, left: update(
+                text.partition(",")[0], len(trials), 0, seconds, None
+            ),
             warn=say,
         ) as running,
     ):
@@ -137,7 +126,7 @@ def batch(
                 raise UsageError(f"{trial.ranks} ranks, not {ranks}: add --ranks {trial.ranks}")
         found["advice"] = advice = advise(trials, is_axolotl=config is not None)
         chosen = next((one for one in trials if one.micro_batch == advice.knee), None)
-        if config is not None and longest is not False and chosen is not None:
+        if config is not None and chosen is not None:
             from fast_axolotl.axolotl.longest import copy_longest
 
             size, log, target = chosen.micro_batch, folder / chosen.folder / "log.txt", "longest"

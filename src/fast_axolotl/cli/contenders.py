@@ -1,4 +1,4 @@
-"""Who takes part in ``fast-axolotl bench``: ours, and what people have installed anyway.
+"""Libraries compared by ``fast-axolotl bench``: ours, and what people have installed anyway.
 
 One function for each operation builds a contender, in its own process (``race``): it imports, and
 brings the rows into its form, which is not timed. Nobody is slow on purpose: plain Python is
@@ -24,8 +24,6 @@ PAD_ROWS = 64
 """Rows padded together, to the longest of them: a batch of a training."""
 _BLOCK_BYTES = 2 * 1024 * 1024
 """Of pyarrow: the fastest of 1, 2, 4 and 8 MiB for JSON and CSV on two cores."""
-_MOST_LOADED_BYTES = 1_000_000_000
-"""Of files that HF datasets may convert into a cache before it begins."""
 _MOST_PLAIN_ROWS = 20_000
 """For first fit in plain Python, which looks at every pack for every row."""
 _GROUP_SIZE, _MOST_ROWS = 100_000, 200
@@ -52,24 +50,20 @@ def read(request: Request) -> Contender:
         version = metadata.version("pyarrow")
     elif who == "plain":
         kind, items = "rows", partial(_plain_rows, request)
-        if request["format"] not in ("jsonl", "csv", "text"):
+        if request["format"] not in ("jsonl", "csv"):
             raise NotImplementedError(f"the standard library reads no {request['format']} files")
     else:
         if request["format"] == "mixed":
             raise NotImplementedError("it reads files of one format at a time")
-        if who == "HF loaded" and request["total_bytes"] > _MOST_LOADED_BYTES:
-            raise NotImplementedError("it converts all files first, whatever --rows says: too many")
         datasets = import_module("datasets")
         datasets.disable_progress_bars()
         kind, version = "rows", datasets.__version__
-        # That it writes a cache at the first pass is not timed; to load from it is.
         items = partial(
             datasets.load_dataset,
             {"jsonl": "json", "feather": "arrow"}.get(request["format"], request["format"]),
             data_files=request["files"],
             split="train",
-            streaming=who == "HF streaming",
-            cache_dir=request["folder"],
+            streaming=True,
         )
 
     def run() -> Iterator[Any]:
@@ -132,8 +126,6 @@ def _plain_rows(request: Request) -> Iterator[Any]:
         with opened(path, "rt", encoding="utf-8", newline="") as file:
             if request["format"] == "jsonl":
                 yield from map(json.loads, file)
-            elif request["format"] == "text":
-                yield from ({"text": line.rstrip("\r\n")} for line in file)
             else:
                 for row in csv.DictReader(file):
                     yield row | {name: cast(row[name]) for name, cast in casts.items()}
@@ -191,7 +183,6 @@ def hash_rows(rows: Iterable[str]) -> list[str]:
 
 def dedupe(request: Request) -> Contender:
     """The numbers of the rows that are the first of their kind."""
-    import pyarrow as pa
 
     from fast_axolotl.dedupe import unique_rows
 
@@ -202,15 +193,6 @@ def dedupe(request: Request) -> Contender:
     if who == "pandas":
         frame = table.to_pandas()
         return indices(lambda: frame.drop_duplicates().index.to_numpy(), package="pandas")
-    if who == "pyarrow":
-        names = [f"c{index}" for index in range(table.num_columns)]
-        numbered = table.rename_columns(names).append_column("row", pa.array(range(len(table))))
-
-        def group() -> Any:
-            first = numbered.group_by(names, use_threads=False).aggregate([("row", "min")])
-            return first["row_min"].combine_chunks().sort().to_numpy()
-
-        return indices(group, package="pyarrow")
     if who == "Axolotl":
         dataset = import_module("datasets").Dataset(table)
         deduplicate = import_module("axolotl.utils.data.utils")._deduplicate_dataset
@@ -326,8 +308,7 @@ CONTENDERS: Mapping[str, tuple[Entry, ...]] = {
     "reader": (
         Entry(read, "ours", OURS, "Arrow batches"),
         Entry(read, "ours python", OURS_PYTHON, "dicts of lists"),
-        Entry(read, "HF streaming", "HF datasets, streaming", "rows", OURS_PYTHON, "datasets"),
-        Entry(read, "HF loaded", "HF datasets, loaded", "rows", OURS_PYTHON, "datasets"),
+        Entry(read, "HF", "HF datasets, streaming", "rows", OURS_PYTHON, "datasets"),
         Entry(read, "pyarrow", "pyarrow", "Arrow batches", OURS),
         Entry(read, "plain", "plain Python", "rows", OURS_PYTHON),
     ),
@@ -341,7 +322,6 @@ CONTENDERS: Mapping[str, tuple[Entry, ...]] = {
         Entry(dedupe, "Axolotl", "Axolotl", "Dataset → Dataset", OURS, "axolotl"),
         Entry(dedupe, "plain", "Python set", "lists → rows", OURS),
         Entry(dedupe, "pandas", "pandas", "frame → rows", OURS, "pandas"),
-        Entry(dedupe, "pyarrow", "pyarrow group_by", "Arrow → rows", OURS),
     ),
     "pack": (
         Entry(plan, "ours", OURS, "lengths → packs"),

@@ -36,17 +36,13 @@ _LEAST_STEPS, _LEAST_SECONDS = 220, 3.5
 """More than the 200 fetches and 2 s that a verdict needs, warm-up apart."""
 _TRIAL_STEPS = 20
 _LOSSES = {
-    "The candidate uses more memory because it loads pyarrow and numba and keeps a few prepared "
-    "batches in a queue. Neither grows with the size of the data.": {
+    "The candidate uses more memory because it loads pyarrow and keeps a few prepared batches in a "
+    "queue. Neither grows with the size of the data.": {
         "working_set_bytes",
         "working_set_peak_bytes",
     },
-    "The candidate takes longer to its first step because it first loads pyarrow and compiled "
-    "kernels. This happens once per process.": {
-        "first_step_seconds",
-        "start_to_step_seconds",
-        "first_batch_seconds",
-    },
+    "The candidate takes longer to its first step because it first loads pyarrow. This happens "
+    "once per process.": {"first_step_seconds", "start_to_step_seconds"},
 }
 """What to know about a figure in which the demo's short runs make our reader look worse."""
 _TEXT = "the model reads what it is given and waits for what it is not while rows come"
@@ -64,7 +60,7 @@ def demo(
     alternating order. The result is printed as a table and written as an HTML report. It needs no
     download, no torch and no GPU.
     """
-    from fast_axolotl.cli.protocol import print_protocol, run_plan
+    from fast_axolotl.cli.prove import print_protocol, run_plan
     from fast_axolotl.cli.report import check_targets, make_documents
     from fast_axolotl.protocol.state import write_json
     from fast_axolotl.record.codec import to_plain
@@ -139,4 +135,4 @@ def plan_demo(data: Path, pairs: int = _PAIRS) -> Plan:
     plan = plan_commands(plain, fast, pairs=pairs, warmup=1, data_path=str(data))
     texts = ("rows read in plain Python, with json and lists", "rows read by fast-axolotl")
     arms = tuple(replace(arm, text=text) for arm, text in zip(plan.arms, texts, strict=True))
-    return replace(plan, title="the demo: one model, two readers", arms=arms, again="")
+    return replace(plan, title="the demo: one model, two readers", arms=arms)

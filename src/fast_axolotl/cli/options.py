@@ -91,8 +91,8 @@ def job_options(
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
 _MOST_REJECTIONS = 20
-_ARGUMENTS = "batch_size|json_field|memory_budget|num_threads|on_conflict|on_error"
-_WORDS = "columns|format|infer|length|memory|overwrite|shuffle|split"
+_ARGUMENTS = "json_field|memory_budget|num_threads|on_conflict|on_error"
+_WORDS = "columns|format|infer|length|memory|overwrite|split"
 _ARGUMENT = re.compile(
     rf"\b({_ARGUMENTS}|{_WORDS})=(?:[\"'](\w+)[\"']|True(?: \(--\w+\))?)"
     rf"|\b({_ARGUMENTS})\b|^({_WORDS})(?= must )"
@@ -183,8 +183,8 @@ def say(line: str) -> None:
 def name_options(message: str) -> str:
     """A message about arguments of Python in terms of the command line.
 
-    >>> name_options('batch_size must be 1 or more; or pass on_error="skip" or overwrite=True')
-    '--batch-size must be 1 or more; or pass --on-error skip or --overwrite'
+    >>> name_options('pass on_error="skip" or overwrite=True')
+    'pass --on-error skip or --overwrite'
     """
 
     def write(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""``fast-axolotl read``: read a dataset once and report rows, throughput and memory."""
+"""``fast-axolotl read`` and ``warmup``: a dataset read once; kernels compiled once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fast_axolotl.cli.options import (
     JsonField,
     OnConflict,
     OnError,
+    ResultAsJson,
     Split,
     describe_rejected,
     examples,
     parse_names,
     parse_shard,
-    parse_size,
     say,
 )
 
@@ -32,12 +32,19 @@ READ_EXAMPLES = examples(
 )
 
 
+WARMUP_EXAMPLES = (
+    "Examples:\n\n  fast-axolotl warmup\n\n"
+    "In a container image, with a cache folder that the container's user can write to:\n\n"
+    "  ENV NUMBA_CACHE_DIR=/var/cache/numba\n\n"
+    "  RUN pip install ./fast-axolotl && fast-axolotl warmup"
+)
+
+
 def read(
     paths: Inputs,
     columns: Annotated[
         str | None, typer.Option(help="Read only these columns (comma-separated).")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 1000,
     shard: Annotated[
         str | None, typer.Option(help="Read only one shard: 0/8 is the first of eight.")
     ] = None,
@@ -47,9 +54,6 @@ def read(
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
-    shuffle: Annotated[
-        int | None, typer.Option(help="Shuffle the rows with this seed.", min=0)
-    ] = None,
     on_error: OnError = "raise",
     on_conflict: OnConflict = "raise",
     infer: Annotated[
@@ -59,12 +63,6 @@ def read(
         ),
     ] = "auto",
     json_field: JsonField = None,
-    num_threads: Annotated[
-        int, typer.Option(help="Decoding threads; 0 uses every core of this process.")
-    ] = 0,
-    memory_budget: Annotated[
-        str, typer.Option(help="Memory for reading ahead, for example 256MiB.")
-    ] = "256MiB",
 ) -> None:
     """Read a dataset once and report rows/s, MB/s, memory and the rows that could not be read.
 
@@ -80,11 +78,7 @@ def read(
         list(paths),
         format=format,
         columns=None if columns is None else parse_names(columns),
-        batch_size=batch_size,
-        num_threads=num_threads,
-        memory_budget=parse_size(memory_budget),
         shard=None if shard is None else parse_shard(shard),
-        shuffle=shuffle,
         on_error=on_error,
         on_conflict=on_conflict,
         infer=infer,
@@ -133,6 +127,37 @@ def read(
     if stats.rejections and not stats.rows:
         say("no row could be read")
         raise typer.Exit(1)
+
+
+def warmup(
+    as_json: ResultAsJson = False,
+) -> None:
+    """Compile all numba kernels now and cache them, so that no later run waits for it."""
+    from fast_axolotl.record.units import format_seconds
+    from fast_axolotl.report.terminal import phase_progress, show_pairs
+
+    start = time.perf_counter()
+    from fast_axolotl.kernels.jit import all_kernels
+
+    kernels = all_kernels()
+    seconds = {"import of numba": time.perf_counter() - start}
+    with phase_progress("kernels") as progress:
+        for index, kernel in enumerate(kernels):
+            progress(kernel.name, index, len(kernels), index)
+            start = time.perf_counter()
+            kernel.compile()
+            seconds[kernel.name] = time.perf_counter() - start
+    is_kept = all(kernel.is_kept for kernel in kernels)
+    if as_json:
+        print(json.dumps({"seconds": seconds, "total": sum(seconds.values()), "kept": is_kept}))
+        return
+    pairs = [(name, format_seconds(value)) for name, value in seconds.items()]
+    show_pairs("", [*pairs, ("total", format_seconds(sum(seconds.values())))])
+    if not is_kept:
+        print(
+            "The compiled code could not be cached, because no cache folder is writable. Set "
+            "NUMBA_CACHE_DIR to a writable folder, or every process compiles again."
+        )
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fast_axolotl.cli.options import ResultAsJson, examples, say
 from fast_axolotl.cli.plan import parse_price
-from fast_axolotl.errors import DataError
 
 if TYPE_CHECKING:
     from fast_axolotl.plan.scale import Run, Scaling
-    from fast_axolotl.record import RunRecord, RunSummary
 
 SCALE_EXAMPLES = examples("scale runs/1-gpu runs/2-gpus --price 2.5/h", "scale protocols/sizes")
-_PARTS = 20
-"""Stretches of one run that its interval is made of: single steps are not independent."""
-_SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
 Runs = Annotated[
     list[Path],
     typer.Argument(help="Records, or a protocol made with --world-size.", metavar="RUN…"),
@@ -33,7 +28,7 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
     it pays to scale.
     """
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.plan.scale import make_scaling
+    from fast_axolotl.plan.scale import make_scaling, read_scaling_run
     from fast_axolotl.protocol.statistics import compare_runs
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
@@ -57,71 +52,9 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
         unit = unit or ("tokens" if summary.tokens_per_second else "samples")
         if summary.verdict.kind in ("inconclusive", "cpu"):
             say(f"{path}: {summary.verdict.headline}")
-        figures.append(_figures(record, summary, pair, unit))
+        figures.append(read_scaling_run(record, summary, pair, unit))
     found = make_scaling(figures, compare_runs, unit=unit, price=dollars)
     print(to_json(found)) if as_json else _print(found)
-
-
-def _figures(record: RunRecord, summary: RunSummary, pair: str, unit: str) -> Run:
-    from fast_axolotl.plan.scale import Run
-    from fast_axolotl.record.arithmetic import middle, ratio
-
-    rate, steps = getattr(summary, f"{unit}_per_second"), summary.steps_per_second
-    settings, world, ranks = summary.settings, summary.world_size, summary.ranks
-    if not rate or not steps:
-        reason = summary.reasons.get(f"{unit}_per_second", "the run is too short")
-        raise DataError(f"has no {unit}/s: {reason}", path=record.path)
-    if len(ranks) < world and not settings.get("dispatcher"):
-        text = f"holds {len(ranks)} of {world} ranks; copy the other nodes' rank-*.jsonl into it"
-        raise DataError(text, path=record.path)
-    exposed, pure = summary.exposed_communication_fraction, summary.pure_communication_fraction
-    straggler = 0.0 if summary.straggler_part == "data" else summary.straggler_fraction
-    if world == 1:
-        exposed = pure = straggler = 0.0
-    if exposed is not None:
-        # A rank that waits for another one's data does so in a collective.
-        least = min(rank.stall_fraction or 0.0 for rank in ranks)
-        exposed = min(1.0, max(0.0, exposed - (summary.stall_fraction or 0.0) + least))
-    # Where weights are gathered in the forward pass, its time is not that of compute.
-    is_gathered = settings.get("fsdp") or settings.get("deepspeed_stage") == 3
-    forward = None if is_gathered else middle(rank.forward_seconds_per_step for rank in ranks)
-    first, parts = summary.first_steady_step or 0, []
-    blocks = record.ranks[summary.deciding_rank or 0].blocks
-    blocks = [block for block in blocks if block.phase == "steady" and block.first_step >= first]
-    name = "real_tokens" if unit == "tokens" else "samples"
-    for at in range(size := min(_PARTS, len(blocks))):
-        part = blocks[at * len(blocks) // size : (at + 1) * len(blocks) // size]
-        done = sum(getattr(block, name) or 0 for block in part)
-        parts.append(ratio(done, sum(block.wall_seconds for block in part)))
-    job: dict[str, Any] = {name: settings[name] for name in _SETTINGS if name in settings}
-    job |= summary.environment.get("versions") or {}
-    sizes, gpus = {}, world
-    for model in [rank.models[-1] for rank in record.ranks.values() if rank.models][:1]:
-        gpus *= model.num_devices
-        job |= {"GPU": model.device_name, "precision": model.dtype, "length": model.sequence_len}
-        sizes = {"parameters": model.num_total or model.num_parameters, "layers": model.layers}
-        sizes["adapter parameters"] = model.num_adapter
-    batch = (summary.samples_per_second or rate) / steps
-    return Run(
-        name=record.path,
-        gpus=gpus,
-        rate=rate,
-        batch=batch,
-        step_seconds=summary.step_p50_seconds,
-        pair=pair,
-        parts=tuple(part for part in parts if part),
-        figures={
-            "data": summary.stall_fraction,
-            "communication": exposed,
-            "transfer": None if exposed is None or pure is None else min(pure, exposed),
-            "straggler": straggler,
-            "forward": ratio(forward, rate / steps / gpus) or None,
-            "micro_batch": ratio(batch / gpus, settings.get("gradient_accumulation", 1)),
-        },
-        is_dispatched=bool(settings.get("dispatcher")),
-        model=sizes,
-        job=job,
-    )
 
 
 def _print(found: Scaling) -> None:

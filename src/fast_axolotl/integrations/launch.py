@@ -38,12 +38,11 @@ from fast_axolotl.axolotl import (
     names_to_skip,
 )
 from fast_axolotl.errors import UsageError
+from fast_axolotl.system import MEASURE
 
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch
 
-MEASURE = "FAST_AXOLOTL_MEASURE"
-"""The environment variable that names the folder to record into; ``measure`` knows it, too."""
 PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
 PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
 PROFILE_EVERY = "FAST_AXOLOTL_PROFILE_EVERY"
@@ -159,7 +158,7 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
     parts = [f"WARNING: {loud}" if loud else host]
     fit = _names(found, "active", "waiting", "ready")
     parts.append(f"accelerated: {', '.join(fit)}" if fit else "nothing accelerated")
-    for state, text in (("trial", "on trial"), ("off", "switched off")):
+    for state, text in (("check", "compared with stock first"), ("off", "switched off")):
         names = _names(found, state)
         if names:
             parts.append(f"{text}: {', '.join(names)}")

@@ -23,7 +23,6 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fast_axolotl.integrations.launch import MEASURE
 from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
@@ -31,6 +30,7 @@ from fast_axolotl.measure import measure
 from fast_axolotl.measure.loaders import find_data_paths
 from fast_axolotl.measure.writers import has_sampler
 from fast_axolotl.record.run_folders import free_folder
+from fast_axolotl.system import MEASURE
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter

@@ -11,9 +11,8 @@ Tensors, arrays and record batches are known by what they can do. Of a dictionar
 Sequence lengths inside packed rows are looked at in every 16th batch: places where
 ``position_ids`` do not grow, else changes of the mask's ids, else whole rows.
 Cost: one pass over the mask and one over the labels, and as much again over position ids; some
-50 µs for 4 × 512 positions and 70 for 8 × 2048, in a loop that leaves the caches cold. Whether a
-mask numbers rows is a pass of its own, made for the first 16 batches and every 16th after them. A
-tensor on a device is never read, since that would wait for the device: its shape is all there is.
+50 µs for 4 × 512 positions and 70 for 8 × 2048, in a loop that leaves the caches cold. A tensor on
+a device is never read, since that would wait for the device: its shape is all there is.
 
 A batch may be anything. One that cannot be counted (nested, sparse, of a type never seen) has no
 count and a reason, and the next one is counted again.
@@ -26,8 +25,8 @@ import math
 import sys
 import zlib
 from collections import UserDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _LOOK_EVERY = 16
@@ -58,7 +57,6 @@ _PACKED_WITHOUT_MASK = (
     "packed batches have no attention mask, and the padding token is not known: set it with "
     "meter.settings(pad_token_id=…)"
 )
-_PACKED_LATE = "packing was detected late, so not all rows were counted"
 _PACKED_ROWS = (
     "rows are packed, and the start of the padding is not known: set meter.settings(pad_token_id=…)"
 )
@@ -96,13 +94,6 @@ class BatchCount:
             sequence_tokens=self.sequence_tokens + other.sequence_tokens,
             sequence_squares=self.sequence_squares + other.sequence_squares,
         )
-
-    def __sub__(self, earlier: BatchCount) -> BatchCount:
-        left: dict[str, Any] = {}
-        for name in (one.name for one in fields(self)):
-            now, before = getattr(self, name), getattr(earlier, name)
-            left[name] = None if now is None or before is None else now - before
-        return BatchCount(**left)
 
 
 class BatchCounter:
@@ -209,10 +200,8 @@ class BatchCounter:
         if positions is not None and found.real_tokens is not None:
             found.rows = _count_starts(positions, None if is_full else mask)
         elif mask is not None and found.padded_tokens:
-            is_asked = is_looked_at or self._num_batches <= _LOOK_EVERY
-            if is_asked and not self._has_mask_ids and int(mask.max()) > 1:
-                self._has_mask_ids = True
-                self._note(_PACKED_LATE, "rows_per_second")
+            # Whether a mask numbers the rows is a pass of its own.
+            self._has_mask_ids |= is_looked_at and int(mask.max()) > 1
             if self._has_mask_ids:
                 # Runs of equal ids in the rows of the mask, the id 0 left out.
                 begins = (mask[..., 1:] != mask[..., :-1]) & (mask[..., 1:] != 0)
@@ -230,30 +219,22 @@ class BatchCounter:
             self._note(_NO_INPUT_IDS, "tokens_per_second")
             return
         is_one_row = not ids or isinstance(ids[0], int)
-        rows = [ids] if is_one_row else ids
-        found.samples = len(rows)
-        found.padded_tokens = sum(
-            math.prod(row.shape) if hasattr(row, "shape") else len(row) for row in rows
-        )
-        mask, labels = (_rows_of(batch.get(name), rows) for name in ("attention_mask", "labels"))
+        columns: Any = [
+            [column] if is_one_row and isinstance(column, list | tuple) else column
+            for column in map(batch.get, _COLUMNS[:3])
+        ]
+        rows, mask, labels = columns
         if not all(_is_on_host(row) for row in (*rows, *(mask or ()), *(labels or ()))):
             self._note(_ON_DEVICE, *_TOKEN_RATES)
             return
-        found.real_tokens = (
-            found.padded_tokens if mask is None else sum(_count_unequal(row, 0) for row in mask)
-        )
+        found.samples = len(rows)
+        found.padded_tokens = found.real_tokens = sum(map(len, rows))
+        if mask is not None:
+            found.real_tokens = sum(_count_unequal(row, 0) for row in mask)
         if labels is None:
             self._note(_NO_LABELS, "trainable_tokens_per_second")
         else:
             found.trainable_tokens = sum(_count_unequal(row, _IGNORED_LABEL) for row in labels)
-
-
-def _rows_of(column: Any, rows: Sequence[Any]) -> Sequence[Any] | None:
-    """A column's rows, where it has as many as there are rows of token ids."""
-    if not isinstance(column, list | tuple):
-        return None
-    found = [column] if len(rows) == 1 and column and isinstance(column[0], int) else column
-    return found if len(found) == len(rows) else None
 
 
 def _count_unequal(row: Any, value: int) -> int:
@@ -294,21 +275,18 @@ def fingerprint(batch: Any, number: int) -> str:
 
 def _count_samples(batch: Any) -> int:
     """Items along the first dimension; one for an item that is no batch."""
+    first: Any = batch
     if isinstance(batch, Mapping):
         first = next(iter(batch.values()), None)
         if isinstance(first, list | tuple):
             return len(first)
-        return _count_samples(first) if hasattr(first, "shape") else 1
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 1
-    rows = getattr(batch, "num_rows", None)
-    if isinstance(rows, int):
-        return rows
-    if isinstance(batch, list | tuple):
+    elif isinstance(batch, list | tuple):
         first = batch[0] if batch else None
-        return _count_samples(first) if hasattr(first, "shape") else len(batch)
-    return 1
+        if not hasattr(first, "shape"):
+            return len(batch)
+    shape: Any = getattr(first, "shape", ())
+    rows = getattr(first, "num_rows", None)
+    return rows if isinstance(rows, int) else int(shape[0]) if len(shape) else 1
 
 
 def _count_bytes(batch: Any) -> int | None:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 
 from fast_axolotl.measure.loop_figures import find_readers
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record.arithmetic import ratio, times, total
 

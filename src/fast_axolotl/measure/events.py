@@ -7,9 +7,8 @@ run. Nothing here synchronises: an event is asked whether it has passed, and rea
 torch is never imported: without it, or before it has initialised CUDA, there is no device to time.
 
 Destroying an event calls CUDA, and CUDA aborts a forked child that calls it: a DataLoader worker in
-which the garbage collector finds what its parent has dropped. So no event is ever destroyed: each
-is immortal from the start, and what a meter has read or let go of is used again by the next one.
-Weak references are no way: torch does not clear those of an event that it destroys.
+which the garbage collector finds what its parent has dropped, or that exits. So no event is ever
+destroyed: each is immortal from the start, and what a meter has read is used again by the next one.
 """
 
 from __future__ import annotations
@@ -34,20 +33,11 @@ class DeviceEvents(Protocol):
     failure: str
     """Why the events cannot be used; empty while they can."""
 
-    def record(self) -> Any:
-        """An event behind all that is queued now; ``None`` where that failed."""
-
-    def has_passed(self, event: Any) -> bool:
-        """Whether the device has reached an event."""
-
-    def seconds(self, pair: EventPair) -> float | None:
-        """Device time between two events that have passed. They are taken back."""
-
-    def settle(self, event: Any, seconds: float) -> None:
-        """Let at most so much time pass until the device has reached an event."""
-
-    def close(self) -> None:
-        """Let go of all events, read or not."""
+    def record(self) -> Any: ...
+    def has_passed(self, event: Any) -> bool: ...
+    def seconds(self, pair: EventPair) -> float | None: ...
+    def settle(self, event: Any, seconds: float) -> None: ...
+    def close(self) -> None: ...
 
 
 def find_events() -> DeviceEvents | None:
@@ -73,7 +63,7 @@ class CudaEvents:
         self._device = 0
 
     def record(self) -> Any:
-        """An event on the current stream."""
+        """An event behind all that is queued on the current stream; ``None`` where that failed."""
         if self.failure:
             return None
         try:
@@ -118,7 +108,7 @@ class CudaEvents:
         return None if found is None else max(0.0, float(found))
 
     def settle(self, event: Any, seconds: float) -> None:
-        """Ask until an event has passed: at the end of a run, where nobody waits for the host."""
+        """Let at most so much time pass until an event has passed: at the end of a run."""
         deadline = time.monotonic() + seconds
         while not self.has_passed(event) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

@@ -14,10 +14,8 @@ ZeRO-3), only a profiler window tells: the slow rank is the one that spends leas
 collectives.
 
 *Replicas.* Ranks of one tensor, context or pipeline parallel group are fed the same batches, and
-what they count is not added up twice. The sizes of these groups stand in the settings. Where they
-do not, fingerprints of a few batches tell: ranks that all saw other batches count other tokens.
-Equal fingerprints are no proof, since a made-up dataset may repeat one row; they are reported, and
-nothing is divided.
+what they count is not added up twice. The sizes of these groups stand in the settings. Fingerprints
+of a few batches go before them: ranks that all saw other batches count other tokens.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.ready_queue import number_of
 from fast_axolotl.record import SystemRecord, thresholds
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
-from fast_axolotl.record.stall import (
+from fast_axolotl.record.waits import (
     LEAST_PRESENCE,
     StallSource,
     WaitTotals,
@@ -180,29 +178,26 @@ def compare_communication(
         for step in by_step[0]
         if all(step in windows for windows in by_step)
     ]
-    sizes = [{(one.num_collectives, len(one.collectives)) for one in same} for same in shared]
     alike = [
         same
-        for same, size in zip(shared, sizes, strict=True)
-        if len(size) == 1 and same[0].collectives
+        for same in shared
+        if same[0].collectives
+        and len({(one.num_collectives, len(one.collectives)) for one in same}) == 1
     ]
     pure, reason = None, ""
     if len(ranks) < 2:
         reason = "there is only one rank, so there is no communication"
     elif len(seen) < len(ranks):
         reason = f"only {len(seen)} of {len(ranks)} ranks recorded a profiler window"
-    elif not shared:
-        reason = "no profiler window began at the same step on all ranks"
-    elif not any(one.collectives for same in shared for one in same):
+    elif not any(one.collectives for rank in seen for one in rank.windows):
         reason = "the profiler window contains no collective"
     elif alike:
         lists = ([window.collectives for window in same] for same in alike)
         pure = total(min(times) for same in lists for times in zip(*same, strict=True))
     else:
-        numbers = {one.num_collectives or len(one.collectives) for same in shared for one in same}
         reason = (
-            f"the windows of the ranks hold between {min(numbers)} and {max(numbers)} "
-            "collectives, so they cannot be compared one by one"
+            "no profiler window holds the same collectives on all ranks, so they cannot be "
+            "compared one by one"
         )
     by_rank = list(zip(*alike, strict=True))
     sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
@@ -210,6 +205,7 @@ def compare_communication(
     wall = middle(total(one.wall_seconds for one in windows) for windows in by_rank)
     skew = None if pure is None else ratio(longest - pure, longest)
     why = own.windows[-1].reasons
+    no_collective = "the profiler window contains no collective"
     return Communication(
         device_idle_fraction=own.profiled_share("device_idle_seconds"),
         exposed_communication_fraction=exposed[most],
@@ -228,7 +224,7 @@ def compare_communication(
                 "device_idle_seconds", "the profiler window has no GPU work"
             ),
             "exposed_communication_fraction": why.get(
-                "exposed_communication_seconds", "the profiler window contains no collective"
+                "exposed_communication_seconds", no_collective
             ),
             "pure_communication_fraction": reason,
         },
@@ -381,34 +377,18 @@ def find_replicas(ranks: Sequence[RankFigures], world_size: int) -> Replicas:
     sizes = [_read_sizes(rank.settings) for rank in ranks]
     known = {name: size for found in sizes for name, size in found.items()}
     copies = math.prod(known.values())
-    groups = _count_groups(ranks)
-    are_all_other = len(ranks) == world_size == groups
     if any(rank.settings.get("dispatcher") for rank in ranks):
         # Rank 0 counts all of it, once.
         return Replicas(data_parallel_size=max(1, world_size // copies) if known else None)
-    if copies > 1 and (are_all_other or world_size % copies):
-        why = (
-            "every rank received different batches"
-            if are_all_other
-            else (f"{world_size} ranks cannot be divided by it")
-        )
-        text = ", ".join(f"{name} {size}" for name, size in known.items() if size > 1)
-        note = f"the settings say {text.replace('_', ' ')}, but {why}: nothing is divided by it"
-        return Replicas(data_parallel_size=world_size if are_all_other else None, note=note)
-    is_plain = copies > 1 or groups in (None, len(ranks))
-    if (known and is_plain) or are_all_other:
+    if len(ranks) == world_size and _all_differ(ranks):
+        return Replicas(data_parallel_size=world_size)
+    if known and world_size % copies == 0:
         return Replicas(copies=copies, data_parallel_size=world_size // copies)
-    note = (
-        f"tokens, samples and rows are summed over {world_size} ranks: it is not known whether "
-        "ranks of a tensor or context parallel group received the same batches"
+    return Replicas(
+        note=f"tokens, samples and rows are summed over {world_size} ranks: it is not known "
+        "whether ranks of a tensor or context parallel group received the same batches; pass the "
+        "sizes with meter.settings(tensor_parallel=…, context_parallel=…)"
     )
-    if groups is not None and groups < len(ranks):
-        note = (
-            f"{len(ranks)} ranks received {groups} different streams of batches: tokens and rows "
-            f"are probably counted {len(ranks) / groups:.3g} times; pass the sizes with "
-            "meter.settings(tensor_parallel=…, context_parallel=…)"
-        )
-    return Replicas(note=note)
 
 
 def _read_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
@@ -424,14 +404,13 @@ def _read_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def _count_groups(ranks: Sequence[RankFigures]) -> int | None:
-    """Of ranks that saw the same batches; ``None`` where the fingerprints do not tell."""
+def _all_differ(ranks: Sequence[RankFigures]) -> bool:
+    """Whether every rank saw other batches, by their fingerprints. Equal ones prove nothing: a
+    made-up dataset may repeat one row."""
     prints = [
         {mark.fetch: mark.text for mark in rank.record.marks if mark.name == "batch" and mark.text}
         for rank in ranks
     ]
-    common = set(prints[0]).intersection(*prints[1:]) if prints else set()
-    seen = {tuple(found[fetch] for fetch in sorted(common, key=str)) for found in prints}
-    # One row that is repeated for ever looks like one batch seen by all.
-    is_varied = len(common) > 1 and all(len(set(one)) > 1 for one in seen)
-    return len(seen) if is_varied else None
+    common = sorted(set(prints[0]).intersection(*prints[1:]), key=str)
+    seen = {tuple(found[fetch] for fetch in common) for found in prints}
+    return len(common) > 1 and len(seen) == len(ranks)

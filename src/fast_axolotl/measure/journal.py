@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl._version import __version__
-from fast_axolotl.measure.procfs import has_procfs, read_memory, reset_high_water
+from fast_axolotl.measure.procfs import read_memory, reset_high_water
 from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
 from fast_axolotl.system import PROC, node_name, pid_namespace
 
-_CLOCK_STEP_SECONDS = 1.0
-"""The date may drift this far from the clock that never steps before it counts as a step."""
 _ROOMY_BYTES = 3_000_000
-"""Size of the record up to which all that a trainer logs is written. After that, lines are a
-three-hundredth of the run's age apart, or a minute."""
+"""Size of the record up to which single steps, shards and all that a trainer logs are written.
+After that, a trainer's lines are a three-hundredth of the run's age apart, or a minute."""
 
 _log = logging.getLogger("fast_axolotl.measure")
 
@@ -62,8 +60,6 @@ class Journal:
         self._log_due = 0.0
         self._proc = proc
         self._is_mark_of_phase = True
-        self._wall_clock = wall_clock
-        self._date = wall_clock()
         self.path = path = folder / f"rank-{rank}.jsonl"
         owner = find_owner(path)
         refusal = ""
@@ -75,7 +71,7 @@ class Journal:
         self._is_failure_told = False
         self.write(
             Start(
-                time=self._date,
+                time=wall_clock(),
                 rank=rank,
                 world_size=world_size,
                 local_rank=local_rank,
@@ -90,9 +86,9 @@ class Journal:
         )
 
     @property
-    def num_bytes(self) -> int:
-        """How much was written."""
-        return self._writer.num_bytes
+    def has_room(self) -> bool:
+        """Whether the record is still small enough for every detail."""
+        return self._writer.num_bytes < _ROOMY_BYTES
 
     def since_start(self, at: float | None = None) -> float:
         """Seconds since the first line."""
@@ -119,7 +115,7 @@ class Journal:
         }
         t = self.since_start()
         # A trainer may log every step of a long run.
-        if numbers and (self.num_bytes < _ROOMY_BYTES or t >= self._log_due):
+        if numbers and (self.has_room or t >= self._log_due):
             self._log_due = t + min(t / 300, 60.0)
             self.write(Log(t=t, step=step, values=numbers))
 
@@ -153,23 +149,8 @@ class Journal:
         )
         self.phase_start = t
         self._is_mark_of_phase = reset_high_water(proc=self._proc)
-        if not has_procfs(self._proc):
-            self.reason("hwm_by_phase", "this system has no /proc, and does not record peak memory")
-        elif not self._is_mark_of_phase:
-            self.reason(
-                "hwm_by_phase",
-                "the peak memory could not be reset: clear_refs is not writable",
-            )
-
-    def check_date(self) -> None:
-        """Note where the date has been set, or the machine has slept."""
-        expected = self._date + self.since_start()
-        moved = self._wall_clock() - expected
-        if abs(moved) > _CLOCK_STEP_SECONDS:
-            self._date += moved
-            self.mark(
-                "clock_step", text=f"the system date moved by {moved:+.1f} s against the clock"
-            )
+        if not self._is_mark_of_phase:
+            self.reason("hwm_by_phase", "the peak memory of a phase cannot be read on this system")
 
     def end(
         self,

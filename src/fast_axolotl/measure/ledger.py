@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fast_axolotl.measure.ranks import PhaseTotals, RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.arithmetic import finite, ratio, total
+from fast_axolotl.record.waits import WaitTotals
 
 _PARTS_OF_SPANS = {
     "evaluate": "evaluation",
@@ -134,7 +135,7 @@ def _find_start(rank: RankFigures, begin: float, end: float) -> tuple[float, flo
     return max(0.0, origin + fetched[0] - begin - early), extra
 
 
-def _waits_of(phase: PhaseTotals) -> float:
+def _waits_of(phase: WaitTotals) -> float:
     """Of the device where they are known, else of the host."""
     return (phase.stall_fraction or 0.0) * phase.wall_seconds
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fast_axolotl.measure import ready_queue
 from fast_axolotl.measure.job import JobStall, others_span_seconds
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.stall_pattern import Pattern, find_pattern, is_burst_of_accumulation
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.record.arithmetic import finite, middle, ratio, times, total
@@ -96,13 +96,12 @@ def add_stall(builder: SummaryBuilder, rank: RankFigures | None, job: JobStall) 
 def _find_pattern(rank: RankFigures) -> Pattern:
     steady = rank.steady
     per_fetch = ratio(steady.count("samples"), steady.fetches)
-    accumulation = round(ready_queue.number_of(rank.settings, "gradient_accumulation") or 1)
     pattern = find_pattern(
         [slow for block in rank.steady_blocks for slow in block.slow],
         steady.fetches,
         per_fetch or None,
         rank.record.marks,
-        accumulation=accumulation,
+        accumulation=rank.accumulation,
         waits=rank.waits,
     )
     if pattern.kind != "steady" and pattern.period_of != "step":
@@ -110,7 +109,8 @@ def _find_pattern(rank: RankFigures) -> Pattern:
     # A loader that keeps up on average, but not with a trainer that fetches a whole step at once,
     # starves it in bursts, unless the queue holds a step. One that is too slow shows waits in the
     # rhythm of the steps, too: the first batches are ready, the others are not.
-    capacity, stall = ready_queue.find_capacity(rank.settings), steady.stall_fraction
+    accumulation, stall = rank.accumulation, steady.stall_fraction
+    capacity = ready_queue.find_capacity(rank.settings)
     own_seconds = ratio(rank.own_seconds, steady.steps)
     is_fetched_first = rank.record.start.source in _FETCHES_FIRST
     if not is_fetched_first or capacity is None or stall is None or own_seconds is None:
@@ -237,7 +237,7 @@ def add_tokens(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: in
     builder.put_steady("mean_attended_length", ratio(squares, tokens), "", "sequence_tokens")
 
 
-def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int) -> None:
+def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
     """The tokens per second that a trainer logs of its own, held against ours.
 
     Axolotl logs trainable tokens per second and GPU. transformers logs all tokens since the
@@ -254,7 +254,7 @@ def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
         seen = {name for line in logs for name in line.values}
         name = next((name for name in (*_PER_GPU, _SINCE_START) if name in seen), "")
         if name:
-            accumulation = round(ready_queue.number_of(rank.settings, "gradient_accumulation") or 1)
+            accumulation = rank.accumulation
             break
     logged = [finite(line.values.get(name)) for line in logs]
     rate, ratios = None, []
@@ -263,11 +263,9 @@ def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
         ratios = [ratio(times(rate, world_size), figures["trainable_tokens_per_second"])]
     elif name:
         rate = next((value for value in reversed(logged) if value is not None), None)
-        counted = [line for line in logs if _SEEN in line.values]
-        tokens = [line.values[_SEEN] for line in counted]
-        steps = counted[-1].step - counted[0].step if counted else 0
-        per_step = ratio(tokens[-1] - tokens[0], steps) if counted else None
-        per_second = times(per_step, figures["steps_per_second"])
+        counted = [(line.step, line.values[_SEEN]) for line in logs if _SEEN in line.values]
+        (first, before), (last, after) = (counted[0], counted[-1]) if counted else ((0, 0), (0, 0))
+        per_second = times(ratio(after - before, last - first), figures["steps_per_second"])
         kinds = ("padded_tokens_per_second", "tokens_per_second")
         ratios = [ratio(per_second, figures[kind]) for kind in kinds]
     builder.put("trainer_tokens_per_second", rate)
@@ -275,21 +273,14 @@ def add_audit(builder: SummaryBuilder, ranks: Sequence[RankFigures], copies: int
     if not known:
         builder.put("trainer_tokens_ratio", None)
         return
-    all_ranks, all_steps = f"{world_size} ranks", f"{accumulation} gradient accumulation steps"
-    summed = f"it counts each token on all {all_ranks}"
-    if name in _PER_GPU:
-        summed = f"it is the sum over all {all_ranks}, not per GPU (axolotl#3362)"
+    ranks_of, steps_of = f"{world_size} ranks", f"{accumulation} gradient accumulation steps"
     # Factor → what explains it; of equal ones, the later and likelier.
     factors = {
-        float(world_size * accumulation): f"{all_ranks} times {all_steps}",
-        1.0 / (world_size * accumulation): f"1 ÷ ({all_ranks} times {all_steps})",
-        accumulation / world_size: f"{all_steps} ÷ {all_ranks}",
-        float(accumulation): f"it counts each token once for each of {all_steps}",
-        1.0 / world_size: f"it counts only one of {all_ranks}",
-        float(copies): f"it adds up {copies} ranks that receive the same batch",
-        world_size / accumulation: f"it is the sum over {all_ranks}, for one of {all_steps}",
-        1.0 / accumulation: f"it counts only one of {all_steps} (axolotl#3688)",
-        float(world_size): summed,
+        world_size / accumulation: f"it is the sum over {ranks_of}, for one of {steps_of}",
+        float(accumulation): f"it counts each token once for each of {steps_of}",
+        1.0 / accumulation: f"it counts only one of {steps_of} (axolotl#3688)",
+        1.0 / world_size: f"it counts only one of {ranks_of}",
+        float(world_size): f"it is the sum over all {ranks_of}, not per GPU (axolotl#3362)",
         1.0: "",
     }
     # Padding counted or not: the kind that comes closest to a factor.

@@ -17,12 +17,10 @@ parent's CUDA events. They go quiet in the child, whatever it does with them.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import logging
 import os
 import re
-import shlex
 import sys
 import time
 import weakref
@@ -46,11 +44,8 @@ from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, RunSummary, 
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
 from fast_axolotl.record.schema import GradientNorms
-from fast_axolotl.system import READING_LISTENERS, describe
+from fast_axolotl.system import MEASURE, READING_LISTENERS, describe
 
-_MEASURE = "FAST_AXOLOTL_MEASURE"
-"""Names the folder of the measured run that this process is part of. Who started it, ``run`` or
-``protocol``, samples the process tree from outside."""
 _RUN = "FAST_AXOLOTL_RUN"
 """``1`` in what ``fast-axolotl run`` starts, which has said what it replaces."""
 
@@ -58,12 +53,9 @@ _PHASE_SPANS = ("evaluate", "checkpoint")
 """Spans that are a phase of the process's memory, too."""
 
 _CAUSES = ("epoch", "checkpoint", "shard", "refill")
-"""What a wait is put down to, the first before the others; else the garbage collector, and the
-handing over of a batch that was ready."""
+"""What a wait is put down to, the first before the others; else the handing over of a batch that
+was ready."""
 _QUEUE_SETTINGS = ("num_workers", "prefetch_factor")
-
-_ROOMY_BYTES = 5_000_000
-"""Size of the record up to which every phase is written."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -128,7 +120,6 @@ def measure(
         peak_tflops=peak_tflops,
     )
     paths = [str(path) for path in data_paths]
-    # One that nobody gave is found out where steps are told, and else goes without saying.
     known: dict[str, Any] = {"data_paths": paths} if paths else {}
     if accumulation > 1 or told_steps:
         known["gradient_accumulation"] = accumulation
@@ -156,7 +147,7 @@ def measure(
 
 def _show_in_run(journal: Journal) -> None:
     """Have a program's own record show in the folder of the measured run that it is part of."""
-    run = os.environ.get(_MEASURE, "")
+    run = os.environ.get(MEASURE, "")
     if not run or journal.is_refused:
         return
     with suppress(OSError):  # the folder we are in was removed
@@ -164,11 +155,10 @@ def _show_in_run(journal: Journal) -> None:
         own = rf"{re.escape(os.path.realpath(run))}(-\d+)?"
         if re.fullmatch(own, os.path.realpath(journal.folder)):
             return
-        where = f": see fast-axolotl show {shlex.quote(str(journal.folder))}"
-        if share_record(journal.path, run):
-            where = f", and {run} holds the same record"
+        is_shared = share_record(journal.path, run)
         if journal.rank == 0:
-            _say(f"this program already records into {journal.folder}{where}")
+            where = f"{run} holds the same record" if is_shared else "see it with fast-axolotl show"
+            _say(f"this program already records into {journal.folder}: {where}")
 
 
 def is_fetching() -> bool:
@@ -236,9 +226,6 @@ class Meter:
         of the queue, so that the next one is among them."""
         self._causes: dict[str, str | None] = {}
         """What happened since the last fetch ended, with the text of a mark yet to be written."""
-        self._collected_seconds = 0.0
-        """Of the garbage collector, since the wait began."""
-        self._collecting_since: float | None = None
         self._forward_start: tuple[float, Any] | None = None
         """When a forward pass could begin, and the event there."""
         self._batches_ahead = 0
@@ -257,8 +244,6 @@ class Meter:
         self._overhead_from = 0
         """The fetch from which on that counts."""
         _meters().add(self)
-        if _see_collection not in gc.callbacks:
-            gc.callbacks.append(_see_collection)
 
     @property
     def is_fetching(self) -> bool:
@@ -333,7 +318,6 @@ class Meter:
         if not self._is_early:
             self._fetch_event = self._queue.record()
             self._fetch_start = self._clock()
-            self._collected_seconds = 0.0
         self._begin_seconds = self._clock() - now
 
     @_guarded
@@ -437,9 +421,6 @@ class Meter:
             if num_skipped:
                 self._queue.flush()
                 self._blocks.leave_out(num_skipped, now)
-            found = self._tracker.take_accumulation()
-            if found is not None:
-                self.settings(gradient_accumulation=found)
             self._overhead_seconds += self._clock() - now
 
     @_guarded
@@ -609,8 +590,6 @@ class Meter:
         self._finish()
         self.is_quiet = self._is_closed = True
         _meters().discard(self)
-        if not _meters() and _see_collection in gc.callbacks:
-            gc.callbacks.remove(_see_collection)
         if self._sampler is not None:
             self._sampler.stop()
         num_fetches = self._tracker.num_fetches - self._overhead_from
@@ -667,24 +646,17 @@ class Meter:
         self._is_early = True
         self._fetch_event = self._queue.record()
         self._fetch_start = now
-        self._collected_seconds = 0.0
 
     def _take_causes(self, host_wait_seconds: float) -> dict[str, float]:
         """What the wait that has ended is put down to: one cause, the first that applies."""
-        if not self._causes and not self._collected_seconds and not self._is_ready:
-            return {}
         causes, self._causes = self._causes, {}
         for name, text in causes.items():
-            if text is not None and self._journal.num_bytes < _ROOMY_BYTES:
+            if text is not None and self._journal.has_room:
                 self._mark(name, self._clock(), text)
         for name in _CAUSES:
             if name in causes:
                 return {name: host_wait_seconds}
-        collected = min(self._collected_seconds, host_wait_seconds)
-        found = {"gc": collected} if collected > 0 else {}
-        if self._is_ready:
-            found["handover"] = host_wait_seconds - collected
-        return found
+        return {"handover": host_wait_seconds} if self._is_ready else {}
 
     def _note_reasons(self) -> None:
         for figure, sentence in self._counter.take_reasons().items():
@@ -723,13 +695,10 @@ class Meter:
     @_guarded
     def _begin_span(self, name: str) -> None:
         now = self._clock()
-        # Later in a long run, a phase shorter than a block is not worth its lines.
-        age = self._journal.since_start(now) - self._journal.phase_start
-        has_room = self._journal.num_bytes < _ROOMY_BYTES or age >= self._blocks.block_seconds
-        self._is_phase_span = name in _PHASE_SPANS and has_room
+        self._is_phase_span = name in _PHASE_SPANS
         if self._is_phase_span:
             self._queue.flush()
-            self._journal.end_phase(self._name_phase(), now)
+            self._journal.end_phase(self._phase_name, now)
         if self._is_early:
             self._tracker.add_early_wait(*self._end_wait(now))
         self._span_name, self._span_start = name, now
@@ -750,7 +719,8 @@ class Meter:
             if self._tracker.waits_since is not None:
                 self._begin_early_wait(now)
 
-    def _name_phase(self) -> str:
+    @property
+    def _phase_name(self) -> str:
         return (self._blocks.phase or "warmup") if self._tracker.has_begun else "start"
 
     @_guarded
@@ -765,7 +735,7 @@ class Meter:
         self._queue.finish()
         self._note_reasons()
         self._note_device()
-        self._journal.end_phase(self._name_phase())
+        self._journal.end_phase(self._phase_name)
 
 
 def _read_cuda() -> dict[str, Any]:
@@ -804,16 +774,3 @@ def _see_reading(name: str, text: str) -> None:
     for meter in tuple(_meters()):
         if meter._is_fetching and not meter.is_quiet:
             meter._causes[name] = text
-
-
-def _see_collection(phase: str, info: Mapping[str, int]) -> None:
-    """The garbage collector begins or ends; what it does all the time is too short to matter."""
-    if not info["generation"]:
-        return
-    for meter in tuple(_meters()):
-        now = meter._clock()
-        since, meter._collecting_since = meter._collecting_since, None
-        if phase == "start":
-            meter._collecting_since = now
-        elif since is not None:
-            meter._collected_seconds += now - since

@@ -23,10 +23,10 @@ from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.record import Regime, StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
-from fast_axolotl.record.summary import VerdictKind
+from fast_axolotl.record.figures import VerdictKind
 
 _MOST_WINDOWS = 60
 _LEAST_WINDOWS = 3

@@ -12,16 +12,14 @@ does all the time from there (or from the end of a step told after it, where bat
 ahead) to the first batch of the next epoch, spans taken out: planning, shuffling and starting
 workers are waits for data.
 
-A run that resumes may read over the batches that it has trained on. They are no steps. Two things
-give them away: the first step that is told has more than ten times the fetches of the second; or,
-where nobody tells steps, the loop did nothing with the first batches and then works on every one.
+A trainer that resumes may read over the batches that it has trained on. They are no steps: the
+first step that is told then has more than ten times the fetches of the second.
 
 Pure bookkeeping: times come in as numbers, and a step that has ended goes out.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,17 +38,6 @@ before the first step that is told are only added up."""
 _SKIPPING_FACTOR = 10
 """A first step with more than so many times the fetches of the second has skipped batches: fewer
 may have been fetched ahead, or belong to steps that a gradient scaler left out."""
-_STEPS_LOOKED_AT = 4
-"""Told steps whose fetches are counted to find out how many make a step, after the first."""
-
-_SKIPPING_SECONDS = 2e-4
-_WORKING_SECONDS = 1e-3
-_WORKING_FACTOR = 10
-_WORKING_STEPS = 5
-"""A loop skips a batch in less than the first, on average (Python needs some 20 µs). It works on
-one for at least the second, so many times as long as it took to skip one, and so many times in a
-row."""
-
 
 Fetch = tuple[int, float, EventPair | None]
 """Samples delivered before it, seconds the host waited, events around it."""
@@ -90,8 +77,6 @@ class Step:
     other_device_wait_seconds: float = 0.0
     counts: list[BatchCount] = field(default_factory=list)
     """Of every batch; complete once the step is folded."""
-    counted: BatchCount | None = None
-    """Their sum, by then."""
     told_tokens: tuple[int, int | None, int | None] | None = None
     waits_by_cause: dict[str, float] = field(default_factory=dict)
     """Host waits of the fetches in which something happened, by what it was."""
@@ -194,8 +179,6 @@ class StepTracker:
         """Batches that all workers but one can have ready: with more, the next one is there."""
         self._accumulation = accumulation
         self._is_told = is_told
-        # How many fetches make a step is looked for where nobody said it.
-        self._is_counting = accumulation == 1 and not is_told
         self._fetches_at_tell: list[int] = []
         self._origin = origin
         self._warm_steps = 0
@@ -291,7 +274,7 @@ class StepTracker:
         if not self._is_told:
             # What was taken for steps until now were fetches of this one: warm up from here.
             self._is_told, self._warm_steps = True, 0
-        if len(self._fetches_at_tell) <= _STEPS_LOOKED_AT:
+        if len(self._fetches_at_tell) <= 2:
             self._fetches_at_tell.append(self.num_fetches)
         ended = None
         step = self._open
@@ -317,18 +300,6 @@ class StepTracker:
         first, second = self._fetches_at_tell
         per_step = second - first
         return first - per_step if first > _SKIPPING_FACTOR * per_step > 0 else 0
-
-    def take_accumulation(self) -> int | None:
-        """How many fetches make a step, once: when enough steps were told, and nobody said it.
-
-        The commonest number of the first steps: the very first may have fetched ahead, and the last
-        of an epoch may have fewer.
-        """
-        if not self._is_counting or len(self._fetches_at_tell) <= _STEPS_LOOKED_AT:
-            return None
-        self._is_counting = False
-        counts = [after - before for before, after in itertools.pairwise(self._fetches_at_tell)]
-        return max(set(counts), key=lambda count: (counts.count(count), -count)) or None
 
     def add_tokens(self, count: int, trainable: int | None, padded: int | None) -> None:
         """Tokens that the loop counted itself."""
@@ -399,35 +370,3 @@ class StepTracker:
         self.num_steps += 1
         self._warm_steps += 1
         return step
-
-
-class SkippedBatches:
-    """Finds the batches that a loop read over before it began to work, where nobody tells steps."""
-
-    def __init__(self) -> None:
-        self._fetches = 0
-        self._steps = 0
-        self._seconds = 0.0
-        """Of work, in the steps that were skipped so far."""
-        self._num_working = 0
-
-    def add(self, step: Step, wall_seconds: float) -> int:
-        """One more step; the number of skipped batches, once, when the work has begun."""
-        if step.told_at is not None:
-            self._num_working = _WORKING_STEPS
-        if self._num_working == _WORKING_STEPS:
-            return 0
-        work = wall_seconds - step.host_wait_seconds
-        mean = self._seconds / max(1, self._steps)
-        # A device that is busy while the host runs ahead of it trains.
-        idle = step.device_wait_seconds
-        is_busy = idle is not None and idle <= wall_seconds / 2
-        if work < max(_WORKING_SECONDS, _WORKING_FACTOR * mean) and not is_busy:
-            self._fetches = step.first_fetch + len(step.fetches)
-            self._steps += 1
-            self._seconds += work
-            self._num_working = 0
-            return 0
-        self._num_working += 1
-        is_found = self._num_working == _WORKING_STEPS <= self._steps and mean < _SKIPPING_SECONDS
-        return self._fetches if is_found else 0

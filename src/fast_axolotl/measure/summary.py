@@ -30,7 +30,7 @@ from fast_axolotl.measure.job import (
     mean_clocks,
 )
 from fast_axolotl.measure.ledger import add_ledger, find_clock
-from fast_axolotl.measure.ranks import RankFigures, fold_rank, summarise_rank
+from fast_axolotl.measure.rank_figures import RankFigures, fold_rank, summarise_rank
 from fast_axolotl.measure.regimes import find_regimes
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
@@ -81,7 +81,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     loop_figures.add_steps(builder, chosen)
     add_noise(builder, ranks, replicas.copies)
     builder.values["notes"] += (replicas.note,) if replicas.note else ()
-    loop_figures.add_audit(builder, ranks, replicas.copies)
+    loop_figures.add_audit(builder, ranks)
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)
     seen = compare_communication(ranks, chosen)

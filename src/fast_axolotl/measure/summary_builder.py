@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.catalogue import FIGURES
 
@@ -50,9 +49,13 @@ class SummaryBuilder:
 
     def build(self) -> RunSummary:
         """The summary, its verdict still empty."""
-        for item in fields(RunSummary):
-            if item.default is None and item.name not in self.values:
-                figure = FIGURES.get(item.name)
-                self.reasons.setdefault(item.name, figure.missing if figure else "not recorded")
+        figures = {name: self.values.pop(name, None) for name in FIGURES}
+        del figures["start_to_step_seconds"]  # which only a protocol sees
+        for name, value in figures.items():
+            if value is None:
+                self.reasons.setdefault(name, FIGURES[name].missing)
+        for name in ("straggler_rank", "data_parallel_size", "replacements"):
+            if self.values.get(name) is None:
+                self.reasons.setdefault(name, "not recorded")
         nothing = Verdict(kind="inconclusive", headline="")
-        return RunSummary(verdict=nothing, reasons=self.reasons, **self.values)
+        return RunSummary(verdict=nothing, figures=figures, reasons=self.reasons, **self.values)

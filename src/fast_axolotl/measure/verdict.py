@@ -30,7 +30,7 @@ from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
-from fast_axolotl.record.summary import VerdictKind
+from fast_axolotl.record.figures import VerdictKind
 from fast_axolotl.record.units import count_words, format_bytes, format_share
 
 _ASKED = (

@@ -94,7 +94,7 @@ def count_epoch_tokens(record: RunRecord, summary: RunSummary) -> float:
     for rank in record.ranks.values():
         steps = [mark.step for mark in rank.marks if mark.name == "epoch" and mark.step is not None]
         if len(steps) > 1 and summary.tokens_per_second and summary.steps_per_second:
-            each = summary.tokens_per_second / summary.steps_per_second
+            each: float = summary.tokens_per_second / summary.steps_per_second
             return (steps[-1] - steps[0]) / (len(steps) - 1) * each
     raise DataError(
         "does not hold a whole epoch, so the number of tokens is not known; pass --tokens",

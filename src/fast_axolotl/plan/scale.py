@@ -25,7 +25,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.record.arithmetic import middle
+from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record.arithmetic import middle, ratio
 from fast_axolotl.record.thresholds import FREE_STALL
 from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
 
@@ -35,6 +36,9 @@ _WORTH = 0.5
 """Of what a GPU brings at the smallest count, what an added one must bring."""
 _SAME = 0.10
 """Share by which batches, costs or efficiencies may differ and count as the same."""
+_PARTS = 20
+"""Stretches of one run that its interval is made of: single steps are not independent."""
+_SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
 _LEAST_PARTS = 5
 """Stretches of one run that give an interval."""
 
@@ -63,6 +67,66 @@ class Run:
     """What has to be equal."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """What should be equal."""
+
+
+def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: str) -> Run:
+    """What the summary of a run says about how its job scales."""
+    rate, steps = getattr(summary, f"{unit}_per_second"), summary.steps_per_second
+    settings, world, ranks = summary.settings, summary.world_size, summary.ranks
+    if not rate or not steps:
+        reason = summary.reasons.get(f"{unit}_per_second", "the run is too short")
+        raise DataError(f"has no {unit}/s: {reason}", path=record.path)
+    if len(ranks) < world and not settings.get("dispatcher"):
+        text = f"holds {len(ranks)} of {world} ranks; copy the other nodes' rank-*.jsonl into it"
+        raise DataError(text, path=record.path)
+    exposed, pure = summary.exposed_communication_fraction, summary.pure_communication_fraction
+    straggler = 0.0 if summary.straggler_part == "data" else summary.straggler_fraction
+    if world == 1:
+        exposed = pure = straggler = 0.0
+    if exposed is not None:
+        # A rank that waits for another one's data does so in a collective.
+        least = min(rank.stall_fraction or 0.0 for rank in ranks)
+        exposed = min(1.0, max(0.0, exposed - (summary.stall_fraction or 0.0) + least))
+    # Where weights are gathered in the forward pass, its time is not that of compute.
+    is_gathered = settings.get("fsdp") or settings.get("deepspeed_stage") == 3
+    forward = None if is_gathered else middle(rank.forward_seconds_per_step for rank in ranks)
+    first, parts = summary.first_steady_step or 0, []
+    blocks = record.ranks[summary.deciding_rank or 0].blocks
+    blocks = [block for block in blocks if block.phase == "steady" and block.first_step >= first]
+    name = "real_tokens" if unit == "tokens" else "samples"
+    for at in range(size := min(_PARTS, len(blocks))):
+        part = blocks[at * len(blocks) // size : (at + 1) * len(blocks) // size]
+        done = sum(getattr(block, name) or 0 for block in part)
+        parts.append(ratio(done, sum(block.wall_seconds for block in part)))
+    job: dict[str, Any] = {name: settings[name] for name in _SETTINGS if name in settings}
+    job |= summary.environment.get("versions") or {}
+    sizes, gpus = {}, world
+    for model in [rank.models[-1] for rank in record.ranks.values() if rank.models][:1]:
+        gpus *= model.num_devices
+        job |= {"GPU": model.device_name, "precision": model.dtype, "length": model.sequence_len}
+        sizes = {"parameters": model.num_total or model.num_parameters, "layers": model.layers}
+        sizes["adapter parameters"] = model.num_adapter
+    batch = (summary.samples_per_second or rate) / steps
+    return Run(
+        name=record.path,
+        gpus=gpus,
+        rate=rate,
+        batch=batch,
+        step_seconds=summary.step_p50_seconds,
+        pair=pair,
+        parts=tuple(part for part in parts if part),
+        figures={
+            "data": summary.stall_fraction,
+            "communication": exposed,
+            "transfer": None if exposed is None or pure is None else min(pure, exposed),
+            "straggler": straggler,
+            "forward": ratio(forward, rate / steps / gpus) or None,
+            "micro_batch": ratio(batch / gpus, settings.get("gradient_accumulation", 1)),
+        },
+        is_dispatched=bool(settings.get("dispatcher")),
+        model=sizes,
+        job=job,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

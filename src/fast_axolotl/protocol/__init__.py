@@ -8,21 +8,19 @@ and can be interrupted; ``compare_folders`` compares records or protocols later.
 
 from __future__ import annotations
 
-from fast_axolotl.protocol.axolotl_plan import parse_pins, parse_steps, plan_axolotl
+from fast_axolotl.protocol.axolotl_plan import parse_pins, plan_axolotl
 from fast_axolotl.protocol.compare import Check, Comparison, compare_folders, parse_check
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
-from fast_axolotl.protocol.runner import Progress, run_protocol
+from fast_axolotl.protocol.runner import run_protocol
 
 __all__ = [
     "ArmPlan",
     "Check",
     "Comparison",
     "Plan",
-    "Progress",
     "compare_folders",
     "parse_check",
     "parse_pins",
-    "parse_steps",
     "plan_axolotl",
     "plan_commands",
     "run_protocol",

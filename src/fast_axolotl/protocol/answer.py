@@ -1,6 +1,6 @@
 """The answer of a protocol in plain words: does it help, why, and what to do.
 
-Read as the five steps say: a stall that drops means that the data was the bottleneck; tokens that
+A stall that drops means that the data was the bottleneck; tokens that
 do not move with a stall near 0 mean that the model's own work takes the time, and no reader helps.
 """
 
@@ -27,6 +27,7 @@ _RATE = ("training", "faster", "slower", "fast")
 _FIRST = {"duration_seconds": 0, "start_to_step_seconds": 1}
 """What an answer begins with: the time saved."""
 _FOUND = ("better", "worse")
+_STALLS = ("stall_fraction", "device_stall_fraction", "host_stall_fraction")
 
 _USE = {
     "drop-in": "Use it: start Axolotl with fast-axolotl run --, or add its plugin to the YAML.",
@@ -63,13 +64,10 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     if cell is None or not cell.values:
         return [f"{arm.name}: no complete pair of runs yet."]
     if name == "duration_seconds" and (baseline.steps or 0) != (arm.steps or 0):
-        less = min(baseline, arm, key=lambda one: one.steps or 0)
-        first, second = (
-            count_words(round(one.steps or 0), "training step") for one in (baseline, arm)
-        )
+        first, second = (f"{one.steps or 0:,.0f} in {one.name}" for one in (baseline, arm))
         return [
-            f"{baseline.name} recorded {first}, {arm.name} {second}: they did not do the same "
-            f"work, so nothing is compared. {less.headline}"
+            f"Recorded steps are {first}, {second}: they did not do the same work, so nothing is "
+            "compared."
         ]
     at = matrix.arms.index(arm.name)
     deciding = {row.name: row for row in matrix.rows if row.cells[at].is_deciding}
@@ -78,21 +76,15 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     sentences = _describe_speed(arm.name, [deciding[one] for one in names], at, matrix.matters)
     if name == "duration_seconds":
         # Both arms train, and neither says how fast.
-        early = ("inconclusive warming", "inconclusive short")
-        unsure = next((one for one in (baseline, arm) if one.verdict in early), None)
-        if unsure is not None:
-            is_own = arm.name == "candidate"
-            pinned = "DataLoader(prefetch_factor=2)" if is_own else "--pin prefetch_factor=2"
-            sentences.append(
-                f"Steps could not be compared: {unsure.headline} Use more steps, or a shorter "
-                f"queue: {pinned}."
-            )
-        elif arm.headline:
-            sentences.append(f"Steps could not be compared: {arm.headline}")
+        unsure = next((one for one in (baseline, arm) if one.verdict.startswith("inc")), arm)
+        if unsure.headline:
+            sentences.append(f"Steps could not be compared: {unsure.headline}")
     is_relieved = False
-    stall = _stall(matrix, arm.name)
-    if stall is not None:
-        before, after = stall
+    rows = {row.name: row for row in matrix.rows}
+    for stall in filter(rows.get, _STALLS):
+        before, after = (cell.value for cell in (rows[stall].cells[0], rows[stall].cells[at]))
+        if before is None or after is None:
+            continue
         is_relieved = before >= DATA_STALL and after < before / 2
         if arm.verdict.startswith("inconclusive"):
             why = ""
@@ -105,6 +97,7 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
         else:
             why = ": little time is spent waiting for data"
         sentences.append(f"Stall: {format_share(before)} → {format_share(after)}{why}.")
+        break
     for row in matrix.rows:
         if row.name in _WORDS and row.name not in names and row.cells[at].outcome in _FOUND:
             sentences.append(_capital(f"{_describe_change(row, at)}."))
@@ -118,21 +111,17 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
 
 def find_missing(baseline: Arm, arm: Arm) -> str:
     """Why the two cannot be compared, if they cannot."""
-    both = (baseline, arm)
-    waiting = [one.name for one in both if all(run.pair < 0 for run in one.runs)]
-    if waiting:
-        return f"{' and '.join(waiting)}: no counted run yet."
-    done = [
-        {run.pair for run in one.runs if run.pair >= 0 and run.status == "done"} for one in both
-    ]
-    failed = " or ".join(one.name for one, pairs in zip(both, done, strict=True) if not pairs)
-    if failed:
-        return f"No counted run of {failed} succeeded: see the end of the log."
-    return (
-        ""
-        if done[0] & done[1]
-        else (f"{arm.name}: there is no pair in which both variants succeeded.")
-    )
+    done = {}
+    for one in (baseline, arm):
+        counted = [run for run in one.runs if run.pair >= 0]
+        done[one.name] = {run.pair for run in counted if run.status == "done"}
+        if not counted:
+            return f"{one.name}: no counted run yet."
+    if failed := [name for name, pairs in done.items() if not pairs]:
+        return f"No counted run of {' or '.join(failed)} succeeded: see the end of the log."
+    if done[baseline.name].isdisjoint(done[arm.name]):
+        return f"{arm.name}: there is no pair in which both variants succeeded."
+    return ""
 
 
 def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float) -> list[str]:
@@ -195,12 +184,7 @@ def _describe_change(row: MatrixRow, at: int, verb: str = "is") -> str:
         size = f"{ratio:.2g} times as {times}"
     else:
         size = f"{_percent(abs(ratio - 1))} {more if ratio > 1 else less}"
-    if row.unit == "s" and all(end is not None and 1.0 <= end < 600.0 for end in ends):
-        first, second = (f"{end:.1f} s" for end in ends)
-    else:
-        first, second = (format_value(end, row.unit) for end in ends)
-    number, _, unit = first.partition(" ")
-    first = number if second.endswith(f" {unit}") else first
+    first, second = (format_value(end, row.unit) for end in ends)
     return f"{subject} {verb} {size} ({first} → {second})"
 
 
@@ -211,16 +195,6 @@ def _percent(share: float) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _stall(matrix: Matrix, arm: str) -> tuple[float, float] | None:
-    """Of baseline and arm; by the device where that is known."""
-    for name in ("device_stall_fraction", "host_stall_fraction"):
-        cells = [find_cell(matrix, name, one) for one in (matrix.arms[0], arm)]
-        values = [cell.value for cell in cells if cell is not None and cell.value is not None]
-        if len(values) == 2:
-            return values[0], values[1]
-    return None
 
 
 def _advise(

@@ -1,32 +1,28 @@
 """The arms of a configuration of Axolotl: stock, accelerated, and streamed.
 
+    baseline   Axolotl as it is
+    drop-in    the same configuration, our functions
+    streaming  on request: our reader, ``sequence_len`` raised where asked for
+
 Every run gets a copy of the configuration with an ``output_dir``, a ``dataset_prepared_path`` and a
 cache of ``datasets`` of its own, so that all of them prepare the data from the same state. Shared
-are the hub's downloads, the page cache and compiled kernels. The steps:
-
-    1  baseline   Axolotl as it is
-    2  drop-in    the same configuration, our functions
-    3  streaming  our reader, ``sequence_len`` raised where asked for
-    4             stall and tokens side by side: the matrix
-    5             dedupe on its own, on the rows of the configuration
+are the hub's downloads, the page cache and compiled kernels. On request dedupe is timed by itself
+afterwards, on the rows of the configuration.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
-from fast_axolotl.protocol.plan import PAIRS, WARMUP, ArmPlan, Plan
+from fast_axolotl.protocol.plan import ArmPlan, Plan
 
 COMMAND = "axolotl train {config}"
-STEPS = (1, 2, 4, 5)
-"""Streaming changes the order of rows and needs ``max_steps``, so only on request."""
-
-_ALL_STEPS = (1, 2, 3, 4, 5)
 _PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 _OWN_KEYS = ("fast_axolotl", "dataset_use_rust_streaming")
 """What begins so is a key of ours; stock has none of them."""
@@ -35,7 +31,6 @@ _SHORT_NAMES = {
     "prefetch_factor": "dataloader_prefetch_factor",
     "pin_memory": "dataloader_pin_memory",
 }
-_LOADER_KEYS = tuple(_SHORT_NAMES.values())
 _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
 _OWN_CACHES = ("HF_DATASETS_CACHE",)
@@ -56,24 +51,25 @@ _SEED = 42
 def plan_axolotl(
     config_path: str | Path,
     *,
-    steps: Sequence[int] = STEPS,
+    streaming: bool = False,
+    dedupe: bool = False,
     command: str = COMMAND,
     pins: Mapping[str, Any] | None = None,
     sequence_len: int | None = None,
-    pairs: int = PAIRS,
-    warmup: int = WARMUP,
-    keep_outputs: bool = False,
+    **settings: Any,
 ) -> Plan:
-    """The five steps for one configuration."""
-    if sequence_len is not None and 3 not in steps:
-        raise UsageError("--sequence-len only affects streaming: add 3 to --steps")
-    pins = pins or {}
+    """The arms for one configuration; ``settings`` are more fields of the plan.
+
+    Streaming changes the order of rows and needs ``max_steps``, so only on request.
+    """
+    if sequence_len is not None and not streaming:
+        raise UsageError("--sequence-len only affects streaming: add --streaming")
+    pins = dict(pins or {})
     config = read_config(config_path, pins)
-    unpinned = {}
-    if 3 in steps and not any(key in config for key in _LOADER_KEYS):
+    if streaming and not any(key in config for key in _SHORT_NAMES.values()):
         # A stream's queue has torch's length, whatever Axolotl's default for the others is.
-        unpinned = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2}
-        config |= unpinned
+        alike = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2}
+        pins, config = pins | alike, config | alike
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
     shared = [key for key in _OWN_FOLDERS if key in pins] + ["Hugging Face downloads"]
@@ -84,19 +80,14 @@ def plan_axolotl(
     if pins:
         pinned = ", ".join(f"{key}={value}" for key, value in pins.items())
         notes.append(f"Pinned in all variants: {pinned}.")
-    if unpinned:
-        pinned = ", ".join(f"{key}={value}" for key, value in unpinned.items())
-        notes.append(
-            f"Pinned in all variants, so that they load alike: {pinned}; choose others with --pin."
-        )
-    variants: list[tuple[str, str, dict[str, Any]]] = []
-    if 1 in steps:
-        variants.append(("baseline", "stock Axolotl", _stock(config)))
-    if 2 in steps:
-        variants.append(
-            ("drop-in", "same configuration, with Axolotl's slow functions replaced", config)
-        )
-    if 3 in steps:
+    stock = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS)}
+    plugins = [name for name in stock.pop("plugins", None) or [] if name != _PLUGIN]
+    stock |= {"plugins": plugins} if plugins else {}
+    variants = [
+        ("baseline", "stock Axolotl", stock),
+        ("drop-in", "same configuration, with Axolotl's slow functions replaced", config),
+    ]
+    if streaming:
         streamed, changes = _streamed(config, sequence_len)
         variants.append(
             ("streaming", "functions replaced, and data streamed by our reader", streamed)
@@ -121,13 +112,11 @@ def plan_axolotl(
     return Plan(
         title=Path(config_path).name,
         arms=arms,
-        pairs=pairs,
-        warmup=warmup,
         data_path=next((one for one in paths if isinstance(one, str) and Path(one).exists()), None),
-        keep_outputs=keep_outputs,
-        same_work=("baseline", "drop-in") if {1, 2} <= set(steps) else None,
-        dedupe={"datasets": _listed(config, "datasets")} if 5 in steps else None,
+        same_work=("baseline", "drop-in"),
+        dedupe={"datasets": _listed(config, "datasets")} if dedupe else None,
         notes=tuple(notes),
+        **settings,
     )
 
 
@@ -205,25 +194,12 @@ def _import_yaml() -> Any:
         ) from error
 
 
-def parse_steps(text: str) -> tuple[int, ...]:
-    """``1,2,4`` as numbers."""
-    try:
-        steps = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
-    except ValueError:
-        steps = ()
-    if not steps or not set(steps) <= set(_ALL_STEPS):
-        raise UsageError(f"--steps {text!r}: pass comma-separated numbers from 1 to 5")
-    if steps in ((4,), (4, 5)):
-        raise UsageError("--steps 4 compares the other steps: add 1 and 2")
-    return steps
-
-
 def parse_pins(text: str) -> dict[str, Any]:
-    """``num_workers=2,max_steps=60``; values are read as YAML."""
+    """``num_workers=2,betas=[0.9,0.99]``; values are read as YAML, a comma before a key parts."""
     yaml = _import_yaml()
     pins = {}
-    for part in _cut(text):
-        name, equals, value = part.partition("=")
+    for part in re.split(r",(?=\s*[\w.]+\s*=)", text):
+        name, equals, value = part.strip(", ").partition("=")
         if not equals or not name.strip():
             raise UsageError(f"--pin {part!r}: write KEY=VALUE, separated by commas")
         try:
@@ -231,26 +207,6 @@ def parse_pins(text: str) -> dict[str, Any]:
         except yaml.YAMLError:
             raise UsageError(f"--pin {part!r}: {value!r} is not a YAML value") from None
     return pins
-
-
-def _cut(text: str) -> list[str]:
-    """At its commas, but for those in brackets and in quotes; a quote inside a word is none."""
-    parts, opened, before = [""], "", ""
-    for sign in text:
-        if opened[-1:] in ("'", '"'):
-            opened = opened[:-1] if sign == opened[-1] else opened
-        elif sign in "[{(" or (sign in "'\"" and before in "=[{(:,"):
-            opened += sign
-        elif sign in ")}]":
-            opened = opened[:-1]
-        if sign == "," and not opened:
-            parts.append("")
-        else:
-            parts[-1] += sign
-        before = before if sign.isspace() else sign
-    if opened:
-        raise UsageError(f"--pin {text!r}: {opened[-1]} is not closed")
-    return [part.strip() for part in parts if part.strip()]
 
 
 def _split(command: str) -> tuple[str, ...]:
@@ -263,20 +219,13 @@ def _split(command: str) -> tuple[str, ...]:
     return words
 
 
-def _stock(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS)}
-    plugins = [name for name in config.get("plugins") or [] if name != _PLUGIN]
-    found.pop("plugins", None)
-    return {**found, **({"plugins": plugins} if plugins else {})}
-
-
 def _streamed(
     config: Mapping[str, Any], sequence_len: int | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The configuration of step 3, and what else had to be changed for it."""
+    """The configuration that streams, and what else had to be changed for it."""
     if not config.get("max_steps"):
         raise UsageError(
-            "a stream has no length, so step 3 needs max_steps: add --pin max_steps=200"
+            "a stream has no length, so --streaming needs max_steps: add --pin max_steps=200"
         )
     found = dict(config)
     notes = []

@@ -1,4 +1,4 @@
-"""One run as a child process: the page cache before it, started, waited for, its log kept.
+"""One run as a child process: started, waited for, its log kept.
 
 The child leads a process group of its own. So Ctrl-C reaches this process alone, which then ends
 the whole group; so it does when the child has ended by itself: no rank, no loader worker and
@@ -6,8 +6,7 @@ nothing that was put into the background is left over. What does not end within 
 being asked is killed.
 
 A first run that reads from the disk and a second one that finds everything in memory are two
-different experiments, so the page cache is dropped where that is asked for and allowed, and its
-state is noted in any case. Linux only; elsewhere the state is unknown and says so.
+different experiments: warm-up runs fill the page cache, which is not cleared between runs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fast_axolotl.errors import mask_secrets
-from fast_axolotl.system import PROC, meminfo_bytes
 
 Launch = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[], None]], int]
 """Runs a command with an environment and a file for its log, and calls back now and then."""
@@ -48,17 +46,30 @@ def launch(
 
     ``inherit`` are open files that it keeps open.
     """
+    late: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    caught = {number: signal.getsignal(number) for number in numbers}
+    caught = {number: kept for number, kept in caught.items() if callable(kept)}
     with log.open("wb") as file:
-        child = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=tuple(inherit),
-        )
+        # An interrupt while the process is being made would lose sight of it: it waits.
+        for number in caught:
+            signal.signal(number, lambda number, _: late.append(number))
         try:
+            child = subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=tuple(inherit),
+            )
+        finally:
+            for number, kept in caught.items():
+                signal.signal(number, kept)
+        try:
+            for missed in late:
+                signal.raise_signal(missed)
             while True:
                 try:
                     return child.wait(_TICK_SECONDS)
@@ -74,28 +85,13 @@ def launch(
                     child.poll()
                     is_there = _signal(child.pid, 0)
             finally:
-                _signal(child.pid, signal.SIGKILL)
+                is_there = _signal(child.pid, signal.SIGKILL)
                 child.wait()
-
-
-def prepare_page_cache(
-    drop: bool, *, proc: Path = PROC, flush: Callable[[], None] = os.sync
-) -> str:
-    """The state of the cache in a few words, after it was dropped if that was wanted."""
-    state = "not cleared between runs"
-    if drop:
-        # What is not written yet would not be dropped.
-        flush()
-        try:
-            (proc / "sys" / "vm" / "drop_caches").write_text("3\n")
-            state = "cleared before each run"
-        except OSError as error:
-            reason = error.strerror or str(error)
-            state = f"not cleared between runs, because clearing failed ({reason})"
-    cached = meminfo_bytes(proc, "Cached")
-    if cached is None:
-        return f"{state}; its size is not available here"
-    return f"{state}; {cached / 1e9:,.2f} GB cached"
+                # One that was killed still holds its files until the kernel has ended it.
+                killed = time.monotonic()
+                while is_there and time.monotonic() - killed < _GRACE_SECONDS:
+                    time.sleep(_LOOK_SECONDS)
+                    is_there = _signal(child.pid, 0)
 
 
 def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
+from fast_axolotl.protocol.build import differing_settings
 from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row, read_figures
-from fast_axolotl.protocol.result import differing_settings
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
 
@@ -35,17 +35,13 @@ class Limit:
 
     text: str
     name: str
-    sign: Literal["<", ">"]
+    sign: str
+    """``<`` or ``>``."""
     bound: float
     is_difference: bool = False
     """The bound has a sign of its own, ``> +0.02``, and is about B − A."""
     is_required: bool = False
     """Fails unless it is shown, instead of when it is."""
-
-    @property
-    def option(self) -> str:
-        """As it was written on the command line."""
-        return f"{'--require' if self.is_required else '--fail-if'} {self.text!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +82,8 @@ class _Side:
     """The runs of one folder."""
 
     name: str
-    values: Mapping[str, tuple[float, ...]]
-    reasons: Mapping[str, str]
+    columns: Mapping[str, tuple[Sequence[float | None], str]]
+    """The values of each figure, and why there are none."""
     runs: int
     settings: Mapping[str, Any]
     note: str = ""
@@ -99,17 +95,17 @@ class _Side:
 def parse_check(text: str, *, is_required: bool = False) -> Limit:
     """A limit as it is written on the command line."""
     found = _LIMIT.fullmatch(text)
-    names = [figure.name for figure in MATRIX]
+    names = {figure.name: figure.near_zero is not None for figure in MATRIX}
     if found is None:
         raise UsageError(
             f"cannot read the limit {text!r}; write 'tokens_per_second < 0.97' for a ratio, or "
-            "'host_stall_fraction > +0.02' for a difference"
+            "'stall_fraction > +0.02' for a difference"
         )
     name, sign, prefix, number = found.groups()
     if name not in names:
         raise UsageError(f"there is no figure {name!r}; choose one of {', '.join(names)}")
-    zeros = [figure.name for figure in MATRIX if figure.near_zero is not None]
-    if prefix and name not in zeros:
+    if prefix and not names[name]:
+        zeros = [name for name, can_be_zero in names.items() if can_be_zero]
         raise UsageError(
             f"{name} is never near 0, so its limit is a ratio, without a sign; limits on a "
             f"difference are for {', '.join(zeros)}"
@@ -117,7 +113,7 @@ def parse_check(text: str, *, is_required: bool = False) -> Limit:
     return Limit(
         text=" ".join(text.split()),
         name=name,
-        sign="<" if sign == "<" else ">",
+        sign=sign,
         bound=float(prefix + number),
         is_difference=bool(prefix),
         is_required=is_required,
@@ -133,38 +129,16 @@ def compare_folders(
     is_single: bool = False,
     matters: float | None = None,
 ) -> Comparison:
-    """Two records, two protocols, one of each; or the arms of one protocol.
+    """Two folders with a record or a protocol each; or the arms of one protocol.
 
     Of two protocols the arm ``arm`` is compared: by default the last one that both have. With
     ``is_single`` a limit may be broken by two single runs. ``matters`` is the smallest change that
     does: 1 %, or what the protocol was told.
     """
-    if second is not None:
-        found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
+    if second is None:
+        found = _compare_arms(Path(first), arm)
     else:
-        if not (Path(first) / PROTOCOL_FILE).exists():
-            raise UsageError(f"{first} holds no protocol; pass a second folder to compare it with")
-        protocol = ProtocolResult.read(first)
-        matrix = protocol.matrix
-        if len(matrix.arms) < 2:
-            raise DataError("it has fewer than two variants to compare", path=str(first))
-        chosen = arm or matrix.arms[-1]
-        if chosen not in matrix.arms[1:]:
-            raise UsageError(f"there is no variant {chosen!r}, only {', '.join(matrix.arms[1:])}")
-        at = matrix.arms.index(chosen)
-        missing = find_missing(protocol.arms[0], protocol.arms[at])
-        if missing:
-            raise DataError(missing, path=str(first))
-        rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-        judged = describe_judgement(matrix)
-        notes = tuple(note for note in matrix.notes if note != judged)
-        found = Comparison(
-            first=matrix.arms[0],
-            second=chosen,
-            matrix=replace(matrix, arms=(matrix.arms[0], chosen), rows=rows, notes=notes),
-            alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
-            notes=protocol.differing_settings,
-        )
+        found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
     matrix = judge_matrix(
         found.matrix,
         matters=found.matrix.matters if matters is None else matters,
@@ -176,42 +150,66 @@ def compare_folders(
     return replace(found, matrix=replace(matrix, notes=notes), checks=checks)
 
 
+def _compare_arms(folder: Path, arm: str | None) -> Comparison:
+    """An arm of a protocol beside its baseline."""
+    if not (folder / PROTOCOL_FILE).exists():
+        raise UsageError(f"{folder} holds no protocol; pass a second folder to compare it with")
+    protocol = ProtocolResult.read(folder)
+    matrix = protocol.matrix
+    if len(matrix.arms) < 2:
+        raise DataError("it has fewer than two variants to compare", path=str(folder))
+    chosen = arm or matrix.arms[-1]
+    if chosen not in matrix.arms[1:]:
+        raise UsageError(f"there is no variant {chosen!r}, only {', '.join(matrix.arms[1:])}")
+    at = matrix.arms.index(chosen)
+    if missing := find_missing(protocol.arms[0], protocol.arms[at]):
+        raise DataError(missing, path=str(folder))
+    rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
+    judged = describe_judgement(matrix)
+    notes = tuple(note for note in matrix.notes if note != judged)
+    return Comparison(
+        first=matrix.arms[0],
+        second=chosen,
+        matrix=replace(matrix, arms=(matrix.arms[0], chosen), rows=rows, notes=notes),
+        alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
+        notes=protocol.differing_settings,
+    )
+
+
 def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
     """Two folders, each a record or one arm of a protocol."""
     folders = (first, second)
     if arm is None and all((folder / PROTOCOL_FILE).exists() for folder in folders):
         arms, others = (ProtocolResult.read(folder).matrix.arms for folder in folders)
-        common = [name for name in arms if name in others]
-        if not common:
+        arm = next((name for name in arms[::-1] if name in others), None)
+        if arm is None:
             raise UsageError(
                 f"{first} has the variants {', '.join(arms)} and {second} has "
                 f"{', '.join(others)}: they have none in common"
             )
-        arm = common[-1]
     sides = (_read_side(first, arm), _read_side(second, arm))
-    broken = next((side for side in sides if side.error), None)
-    if broken is not None and is_checked:
-        raise DataError(
-            f"the run did not finish, so no limit is checked: {broken.error}", path=broken.name
-        )
+    for side in sides:
+        if side.error and is_checked:
+            reason = f"the run did not finish, so no limit is checked: {side.error}"
+            raise DataError(reason, path=side.name)
     names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
-    rows = []
-    for figure in MATRIX:
-        name, unknown = figure.name, "not recorded"
-        columns = [(side.values.get(name, ()), side.reasons.get(name, unknown)) for side in sides]
-        rows.append(make_row(figure, columns, is_paired=False))
-    is_single = min(side.runs for side in sides) <= 1
+    unknown: tuple[Sequence[float | None], str] = ((), "not recorded")
+    rows = tuple(
+        make_row(
+            figure, [side.columns.get(figure.name, unknown) for side in sides], is_paired=False
+        )
+        for figure in MATRIX
+    )
+    settings = dict(zip(names, (side.settings for side in sides), strict=True))
     return Comparison(
         first=names[0],
         second=names[1],
-        matrix=Matrix(arms=names, rows=tuple(rows)),
+        matrix=Matrix(arms=names, rows=rows),
         alarms=tuple(side.alarm for side in sides if side.alarm),
         notes=(
             *(side.note for side in sides if side.note),
-            *differing_settings(
-                dict(zip(names, (side.settings for side in sides), strict=True)), can_pin=False
-            ),
-            _SINGLE if is_single else _APART,
+            *differing_settings(settings, can_pin=False),
+            _SINGLE if min(side.runs for side in sides) <= 1 else _APART,
         ),
     )
 
@@ -222,8 +220,7 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
         end, error = run.summary.end_reason, run.summary.error
         return _Side(
             name=str(folder),
-            values={name: (value,) for name, value in run.values.items() if value is not None},
-            reasons=dict(run.reasons),
+            columns={name: ((run.values[name],), run.reasons.get(name, "")) for name in run.values},
             runs=1,
             settings=run.summary.settings,
             note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
@@ -237,12 +234,11 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
     if chosen not in matrix.arms:
         raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(matrix.arms)}")
     at = matrix.arms.index(chosen)
-    cells = {row.name: row.cells[at] for row in matrix.rows}
+    columns = {row.name: (row.cells[at].values, row.cells[at].reason) for row in matrix.rows}
     return _Side(
         name=f"{folder} {chosen}",
-        values={name: cell.values for name, cell in cells.items() if cell.values},
-        reasons={name: cell.reason for name, cell in cells.items() if not cell.values},
-        runs=max((len(cell.values) for cell in cells.values()), default=0),
+        columns=columns,
+        runs=max((len(values) for values, _ in columns.values()), default=0),
         settings=protocol.arms[at].settings,
         note=f"{folder}: the runs of {chosen}.",
         alarm=f"{folder}: {protocol.losses}" if protocol.are_losses_equal is False else "",
@@ -250,19 +246,17 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
 
 
 def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
+    option = "--require" if limit.is_required else "--fail-if"
+    refused = f"{option} {limit.text!r} cannot be checked"
     row = next((row for row in matrix.rows if row.name == limit.name), None)
     if row is None:
         raise DataError(
-            f"{limit.option} cannot be checked: the version that wrote this protocol did "
-            f"not record {limit.name}; run fast-axolotl protocol again"
+            f"{refused}: the version that wrote this protocol did not record {limit.name}; run "
+            "fast-axolotl protocol again"
         )
-    for name, one in zip(matrix.arms, row.cells, strict=True):
-        if one.value is None:
-            raise DataError(
-                f"{limit.option} cannot be checked: {limit.name} was not measured in "
-                f"{name}: {one.reason}"
-            )
-    cell = row.cells[-1]
+    for name, cell in zip(matrix.arms, row.cells, strict=True):
+        if cell.value is None:
+            raise DataError(f"{refused}: {limit.name} was not measured in {name}: {cell.reason}")
     value, low, high = cell.ratio, cell.low, cell.high
     if limit.is_difference:
         value, low, high = cell.difference, cell.difference_low, cell.difference_high
@@ -270,31 +264,21 @@ def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
         can_differ = not limit.is_difference and cell.difference is not None
         example = "+0.02" if FIGURES[limit.name].unit == "share" else "+1000000"
         cure = f"; set a limit on the difference: {limit.sign} {example}" if can_differ else ""
-        raise DataError(
-            f"{limit.option} cannot be checked: {cell.reason or 'it has no ratio'}{cure}"
-        )
-    what = "difference" if limit.is_difference else "ratio"
-    is_checked = True
+        raise DataError(f"{refused}: {cell.reason or 'it has no ratio'}{cure}")
+    found, is_checked = f"{'difference' if limit.is_difference else 'ratio'} {value:.4g}", True
     if low is not None and high is not None:
-        sentence = f"{what} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+        found += f", 95 % interval {low:.4g} to {high:.4g}"
     else:
         low = high = value
         is_checked = is_single
-        sentence = (
-            f"{what} {value:.4g}, from a single run on at least one side"
-            if is_single
-            else f"not checked: {value:.4g} is from a single run on at least one side and may be "
-            "noise; compare protocols, or pass --single to check it anyway"
-        )
+        found += ", from a single run on at least one side"
     is_shown = high < limit.bound if limit.sign == "<" else low > limit.bound
     is_broken = is_checked and is_shown is not limit.is_required
-    if is_broken:
-        sentence = f"{'FAILED, not confirmed' if limit.is_required else 'FAILED'}: {sentence}"
-    elif is_checked and limit.is_required:
-        sentence = f"confirmed: {sentence}"
-    return Check(
-        limit=limit.text,
-        is_broken=is_broken,
-        is_checked=is_checked,
-        sentence=f"{limit.text}: {sentence}",
-    )
+    if not is_checked:
+        result = "not checked, may be noise; compare protocols, or pass --single to check it anyway"
+    elif limit.is_required:
+        result = "FAILED, not confirmed" if is_broken else "confirmed"
+    else:
+        result = "FAILED" if is_broken else ""
+    sentence = ": ".join(filter(None, [limit.text, result, found]))
+    return Check(limit=limit.text, is_broken=is_broken, is_checked=is_checked, sentence=sentence)

@@ -31,44 +31,35 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
     """The losses of the runs of two arms."""
     first, second = [run for run in baseline if run], [run for run in arm if run]
     if not first or not second:
-        who = (
-            "neither variant logged any"
-            if not first and not second
-            else ("one variant logged none")
-        )
+        who = "one variant logged none" if first or second else "neither variant logged any"
         return LossCheck(is_equal=None, sentence=f"Losses: {who}.")
-    # Of each arm, which logged loss is the first that is not a finite number, from 1.
-    broken = [
-        min(
-            (at for run in runs for at, loss in enumerate(run, 1) if not math.isfinite(loss)),
-            default=None,
-        )
-        for runs in (first, second)
-    ]
-    if all(broken):
-        return LossCheck(
-            is_equal=None,
-            sentence="Losses: both variants logged NaN or infinite losses, first at logged loss "
-            f"{min(filter(None, broken))}: fix that first.",
-        )
-    if any(broken):
-        who = name if broken[1] else "the baseline"
-        return LossCheck(
-            is_equal=False,
-            sentence=f"DIFFERENT losses: {who} logged NaN or infinite losses, first at logged "
-            f"loss {broken[0] or broken[1]}, and the other variant did not.",
-        )
-    counts = {len(run) for run in (*first, *second)}
-    runs = len(first) + len(second)
-    if len({tuple(run) for run in (*first, *second)}) == 1:
-        sentence = f"Losses: identical to the last digit, {len(first[0])} in each of {runs} runs."
-        return LossCheck(is_equal=True, sentence=sentence)
+    both = {"the baseline": first, name: second}
+    broken = {}
+    for who, runs in both.items():
+        logged = [at for run in runs for at, loss in enumerate(run, 1) if not math.isfinite(loss)]
+        if logged:
+            broken[who] = min(logged)
+    if broken:
+        told = " and ".join(f"{who} (at logged loss {at})" for who, at in broken.items())
+        words = f"NaN or infinite losses in {told}"
+        if len(broken) == len(both):
+            return LossCheck(is_equal=None, sentence=f"Losses: {words}: fix that first.")
+        return LossCheck(is_equal=False, sentence=f"DIFFERENT losses: {words} only.")
+    every = [*first, *second]
+    counts = {len(run) for run in every}
+    if len(set(map(tuple, every))) == 1:
+        told = f"{len(first[0])} in each of {len(every)} runs"
+        return LossCheck(is_equal=True, sentence=f"Losses: identical to the last digit, {told}.")
     if len(counts) > 1:
         sentence = f"DIFFERENT losses: some runs logged {min(counts)} losses, others {max(counts)}."
         return LossCheck(is_equal=False, sentence=sentence)
-    own = _spread(first)
-    # An arm that scatters beside a baseline that does not is a difference, and no excuse.
-    own = max(own, _spread(second)) if own else 0.0
+    # How far runs of one arm are from each other. An arm that scatters beside a baseline that does
+    # not is a difference, and no excuse.
+    own, other = (
+        max((_distance(a, b)[0] for a, b in combinations(runs, 2)), default=0.0)
+        for runs in (first, second)
+    )
+    own = max(own, other) if own else 0.0
     far, step = max(_distance(a, b) for a in first for b in second)
     if len(first) == 1:
         return LossCheck(
@@ -89,11 +80,6 @@ def compare_losses(baseline: Sequence[Losses], arm: Sequence[Losses], name: str)
         sentence=f"DIFFERENT losses: {name} differs from the baseline by up to {far:.3g}, first "
         f"at logged loss {step}{among}. Do not trust the speed until this is explained.",
     )
-
-
-def _spread(runs: Sequence[Losses]) -> float:
-    """How far runs of one arm are from each other."""
-    return max((_distance(a, b)[0] for a, b in combinations(runs, 2)), default=0.0)
 
 
 def _distance(first: Losses, second: Losses) -> tuple[float, int]:

@@ -6,9 +6,10 @@ the machine falls on all arms alike. A round gives one pair for every arm but th
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,6 @@ _OF_A_SHELL = re.compile(r"[;<>|&]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 _MEASURES = ("measure", "--measure", "--live", "--output", "--quiet", "-q")
 """What of ``fast-axolotl run`` and ``measure`` would take the record away from the protocol."""
-_TAKE_A_VALUE = ("--skip", "--data-path", "--peak-tflops", "--profile", "--output")
-"""By what they begin with."""
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
@@ -83,25 +82,18 @@ class Plan:
     matters: float = MATTERS
     max_minutes: float | None = None
     """After which no further round is begun."""
-    run_minutes: float | None = None
-    """After which a run is ended, and counts as failed."""
-    drop_caches: bool = False
     data_path: str | None = None
     """The data, whose device is probed in every run."""
     profile_steps: int = 0
     """Of every run, under torch's profiler."""
     gradient_noise: bool = False
     """Whether norms of gradients are taken in every run."""
-    keep_outputs: bool = False
-    """Whether what Axolotl wrote stays after a run that succeeded."""
     same_work: tuple[str, str] | None = None
     """The two arms whose losses have to be equal."""
     dedupe: Mapping[str, Any] | None = None
     """The configuration whose rows are deduplicated, on their own."""
     notes: tuple[str, ...] = ()
     """What to know about the arms."""
-    again: str = "the same command with"
-    """The command that continues the protocol, but for ``--pairs``; empty if none can."""
 
     def turns(self) -> list[Turn]:
         """All runs in their order; more pairs only add to its end."""
@@ -132,27 +124,17 @@ class Plan:
                 for arm in self.arms
             },
             "warmup": self.warmup,
-            "drop_caches": self.drop_caches,
             "data_path": self.data_path,
         }
 
 
-def plan_commands(
-    baseline: str,
-    candidate: str,
-    *,
-    pairs: int = PAIRS,
-    warmup: int = WARMUP,
-    data_path: str | None = None,
-) -> Plan:
-    """Two commands against each other."""
+def plan_commands(baseline: str, candidate: str, **settings: Any) -> Plan:
+    """Two commands against each other; ``settings`` are more fields of the plan."""
     return Plan(
         title=mask_secrets(f"{baseline} vs. {candidate}"),
         arms=(plan_arm("baseline", baseline), plan_arm("candidate", candidate)),
-        pairs=pairs,
-        warmup=warmup,
-        data_path=data_path,
         same_work=("baseline", "candidate"),
+        **settings,
     )
 
 
@@ -170,25 +152,36 @@ def plan_arm(name: str, text: str) -> ArmPlan:
             f"--{name}: the command contains {shell[0]!r}, but no shell runs it: quote it if it "
             "is an argument; otherwise write sh -c '…', or env NAME=VALUE before the command"
         )
-    options = _options_of_run(command)
-    taken = [one for one in options or () if one.partition("=")[0] in _MEASURES]
-    if taken:
-        raise UsageError(f"--{name}: the protocol already measures each run: remove {taken[0]}")
-    is_ours = options is not None
+    # A command that begins with ``fast-axolotl run`` does its own acceleration, and would find it
+    # switched off from outside.
+    own = command[: command.index("--")] if "--" in command else command
+    programs = [
+        at
+        for at, word in enumerate(own)
+        if word.rpartition("/")[2] == "fast-axolotl"
+        or (word == "fast_axolotl" and own[at - 1 : at] == ("-m",))
+    ]
+    words = list(own[programs[0] + 1 :]) if programs else []
+    is_ours = words[:1] == ["run"]
+    if is_ours and "--" not in command:
+        # What follows the first word that is no option belongs to the command that is run.
+        words[1:] = itertools.takewhile(lambda word: word.startswith("-"), words[1:])
+    if is_ours or words[:1] == ["measure"]:
+        taken = [word for word in words if word.partition("=")[0] in _MEASURES]
+        if taken:
+            raise UsageError(f"--{name}: the protocol already measures each run: remove {taken[0]}")
     return ArmPlan(name=name, text=mask_secrets(text), command=command, is_accelerated=is_ours)
 
 
 def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
-    """The one arm of a plan on several numbers of GPUs, the fewest first: ``1,2,4``."""
+    """The baseline of a plan on several numbers of GPUs, the fewest first: ``1,2,4``."""
     try:
         counts = sorted({int(size) for size in sizes.split(",")})
     except ValueError:
         counts = []
     if len(counts) < 2 or counts[0] < 1:
         raise UsageError(f"--world-size {sizes!r}: pass two or more numbers of GPUs: 1,2,4")
-    if len(plan.arms) != 1:
-        raise UsageError("--world-size takes one variant of a configuration: --steps 1 or 2")
-    [arm] = plan.arms
+    arm = plan.arms[0]
     if not any("{world_size}" in word for word in arm.command):
         raise UsageError("--world-size needs {world_size} in --command: --nproc-per-node …")
     arms = [
@@ -205,31 +198,3 @@ def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
         "the efficiency."
     )
     return replace(plan, arms=tuple(arms), same_work=None, notes=(*plan.notes, more))
-
-
-def _options_of_run(command: Sequence[str]) -> list[str] | None:
-    """Those of ``fast-axolotl run``, in one of its spellings; ``None`` where it is another command.
-
-    That one does its own acceleration, and would find it switched off from outside.
-    """
-    for at, word in enumerate(command):
-        is_module = word == "fast_axolotl" and at > 0 and command[at - 1] == "-m"
-        if word == "--":
-            return None
-        if is_module or word.rpartition("/")[2] == "fast-axolotl":
-            break
-    else:
-        return None
-    if tuple(command[at + 1 : at + 2]) == ("measure",):
-        return ["measure"]
-    if tuple(command[at + 1 : at + 2]) != ("run",):
-        return None
-    options = []
-    rest = iter(command[at + 2 :])
-    for word in rest:
-        if word == "--" or not word.startswith("-"):
-            break
-        options.append(word)
-        if word.startswith(_TAKE_A_VALUE) and "=" not in word:
-            next(rest, None)
-    return options

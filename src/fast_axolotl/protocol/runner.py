@@ -2,10 +2,10 @@
 
 After every run the state and ``protocol.json`` are written, so the folder can be looked at while
 the protocol goes on, and the same command continues it after an interruption. A run that was cut
-off does not count and is made again. A run that failed counts as failed until the protocol is
-continued; an arm that has failed twice and never succeeded is not run again before that.
+off does not count and is made again, and so are failed ones when the protocol is continued. An arm
+that has failed twice and never succeeded is not run again before that.
 
-Step 5, dedupe on its own, comes last: a child that imports Axolotl runs it on the user's own rows.
+Dedupe by itself comes last: a child that imports Axolotl runs it on the user's own rows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.protocol import child
-from fast_axolotl.protocol.child import Launch, prepare_page_cache, read_tail, with_own_programs
+from fast_axolotl.protocol.build import build_protocol, find_disturbance
+from fast_axolotl.protocol.child import Launch, read_tail, with_own_programs
 from fast_axolotl.protocol.matrix import RunFigures, sum_up
 from fast_axolotl.protocol.plan import Plan, Turn
-from fast_axolotl.protocol.result import build_protocol, find_disturbance
 from fast_axolotl.protocol.state import State, hold, open_state, write_json
 from fast_axolotl.protocol.statistics import compare_runs
 from fast_axolotl.record.codec import to_plain
@@ -40,24 +40,9 @@ _DEDUPE = "dedupe"
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
 
 
-class _TooLongError(Exception):
-    """A run takes longer than it may; never leaves this module."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a protocol stands."""
-
-    done: int
-    total: int
-    arm: str
-    pair: int
-    """From 0; −1 is a warm-up, −2 is dedupe."""
-    pairs: int
-    run_seconds: float
-    """Since this run began."""
-    seconds_left: float | None
-    """By the runs so far; ``None`` before the first has ended."""
+Progress = Callable[[str, int, int, float, float | None], None]
+"""Told what is running, runs done, runs in all, and seconds: of this run so far, and those left by
+the runs so far, ``None`` before the first has ended."""
 
 
 def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResult:
@@ -75,31 +60,28 @@ def open_running(
     folder: str | Path,
     *,
     environment: Mapping[str, str],
-    progress: Callable[[Progress], None] = lambda progress: None,
+    progress: Progress = lambda *_: None,
     warn: Callable[[str], None] = lambda line: None,
     launch: Launch | None = None,
-    page_cache: Callable[[bool], str] = prepare_page_cache,
     clock: Callable[[], float] = time.monotonic,
-    now: Callable[[], float] = time.time,
 ) -> Iterator[Running]:
     """A protocol in its folder, which is locked; one that was interrupted is continued.
 
-    ``warn`` is told at once what makes a run, or all of them, worth less.
-    ``launch``, ``page_cache``, ``clock`` and ``now`` are there for tests.
+    ``warn`` is told at once what makes a run, or all of them, worth less. ``launch`` and ``clock``
+    are there for tests.
     """
     root = Path(folder).resolve()
     # A folder that is not for this protocol is refused before anything is written there.
-    open_state(root, plan, now=now())
-    with hold(root) as opened:
+    open_state(root, plan)
+    with hold(root, warn) as opened:
         yield Running(
             plan=plan,
             root=root,
-            state=open_state(root, plan, now=now()),
+            state=open_state(root, plan),
             environment=environment,
             progress=progress,
             warn=warn,
             launch=launch or functools.partial(child.launch, inherit=opened),
-            page_cache=page_cache,
             clock=clock,
         )
 
@@ -112,81 +94,68 @@ class Running:
     root: Path
     state: State
     environment: Mapping[str, str]
-    progress: Callable[[Progress], None]
+    progress: Progress
     warn: Callable[[str], None]
     launch: Launch
-    page_cache: Callable[[bool], str]
     clock: Callable[[], float]
     figures: dict[int, RunFigures] = field(default_factory=dict)
     """Of the runs that count, by the number of the turn."""
-    spent_before: float = 0.0
-    """Seconds of earlier sessions."""
-    begun: float = 0.0
     notes: list[str] = field(default_factory=list)
     """What to know about this session."""
-    spoilt: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Runs of earlier sessions to be made again, and what is told of each then."""
 
     def run(self) -> ProtocolResult:
         """The turns that are missing, then dedupe, then the result."""
-        self.spent_before, self.begun = self.state.seconds, self.clock()
         turns = self.plan.turns()
-        # Figures of earlier runs that count; those that do not are to be made again.
+        again = []
         for turn in turns:
-            run = self.state.runs.get(turn.number)
-            if run is None:
-                continue
-            if run.status == "left out":
-                self.spoilt[turn.number] = ()
-            elif run.status == "failed":
-                self.spoilt[turn.number] = (f"{turn.folder} was run again, because it had failed.",)
-            else:
-                found = None
-                with contextlib.suppress(DataError):
-                    found = _read_chosen(self.root / turn.folder)
-                if found is not None and run.steps in (None, found.steps):
-                    self.figures[turn.number] = found
-                else:
-                    del self.state.runs[turn.number]
-                    note = f"{turn.folder} was run again: its record was corrupt or missing."
-                    self.spoilt[turn.number] = (note,)
-        # So that who looks into the folder finds out what is going on.
-        self._write()
+            if turn.number in self.state.runs and not self._has_figures(turn):
+                again += [turn.folder] if self.state.runs[turn.number].status != "left out" else []
+                del self.state.runs[turn.number]
+        if again:
+            what = "it had failed, or its record was corrupt or missing"
+            self.notes.append(f"Run again, because {what}: {', '.join(again)}.")
+        self.state.save()
         if few := self.plan.warn_of_few_pairs():
             self.warn(few)
+        result = None
         for turn in turns:
-            if self._is_done(turn):
+            if turn.number in self.state.runs:
                 continue
             # Between two rounds of the arms: one that would end after the limit is not begun.
             limit, size = self.plan.max_minutes, len(self.plan.arms)
             if limit is not None and (turn.number - 1) % size == 0:
                 last = (self.state.runs.get(turn.number - back) for back in range(1, size + 1))
                 round_seconds = sum(run.seconds or 0.0 for run in last if run is not None)
-                if self._spent() + round_seconds > 60.0 * limit:
+                if self.state.seconds + round_seconds > 60.0 * limit:
                     self.notes.append(
                         f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of "
                         f"{self.plan.pairs} pairs; repeat it with more minutes to continue."
                     )
+                    result = None
                     break
             self.state.runs[turn.number] = self.run_turn(turn)
-            self.notes += self.spoilt.pop(turn.number, ())
-            self._write()
+            result = self._write()
         is_known = bool(self.state.dedupe) and "reason" not in self.state.dedupe
         if self.plan.dedupe is not None and not is_known:
             self.state.dedupe = self._dedupe(self.plan.dedupe)
-        return self._write()
+            result = None
+        return result or self._write()
 
-    def _is_done(self, turn: Turn) -> bool:
-        return turn.number in self.state.runs and turn.number not in self.spoilt
-
-    def _spent(self) -> float:
-        """Seconds, over all sessions."""
-        return self.spent_before + self.clock() - self.begun
+    def _has_figures(self, turn: Turn) -> bool:
+        """Whether a run of an earlier session counts; its figures are read."""
+        run = self.state.runs[turn.number]
+        if run.status != "done":
+            return False
+        with contextlib.suppress(DataError):
+            found = _read_chosen(self.root / turn.folder)
+            if run.steps in (None, found.steps):
+                self.figures[turn.number] = found
+        return turn.number in self.figures
 
     def run_turn(self, turn: Turn) -> ArmRun:
         """One run, to its end; its figures are in ``figures`` if it succeeded."""
-        same_arm = [one for one in self.plan.turns() if one.arm.name == turn.arm.name]
-        earlier = [self.state.runs[one.number].status for one in same_arm if self._is_done(one)]
+        same_arm = [one.number for one in self.plan.turns() if one.arm.name == turn.arm.name]
+        earlier = [self.state.runs[at].status for at in same_arm if at in self.state.runs]
         if earlier.count("failed") >= _MOST_FAILURES and "done" not in earlier:
             return ArmRun(
                 folder=turn.folder,
@@ -199,16 +168,12 @@ class Running:
         for left in find_folders(folder):
             shutil.rmtree(left, ignore_errors=True)
         folder.mkdir(parents=True)
-        cache = self.page_cache(self.plan.drop_caches)
         command, environment = self._command(turn, folder)
         begin = self.clock()
         self._tell(turn.arm.name, turn.pair, 0.0)
 
         def tick() -> None:
             self._tell(turn.arm.name, turn.pair, self.clock() - begin)
-            limit = self.plan.run_minutes
-            if limit is not None and self.clock() - begin > 60.0 * limit:
-                raise _TooLongError(f"stopped: it did not finish within {limit:g} min")
 
         figures, code, failure = None, None, ""
         try:
@@ -223,17 +188,14 @@ class Running:
                     failure = f"exit code 0, but its training ended with an error: {summary.error}"
         except DataError as error:
             failure = f"it left no record: {error}"
-        except _TooLongError as error:
-            failure = str(error)
         seconds = self.clock() - begin
         if figures is not None:
             self.figures[turn.number] = figures
             if disturbance := find_disturbance(figures.summary):
                 self.warn(f"{turn.folder}: {disturbance}; its figures may be too low")
-            if not self.plan.keep_outputs:
-                # As many models as there are runs.
-                for name in (*turn.arm.own_folders, *turn.arm.own_caches):
-                    shutil.rmtree(folder / name.lower(), ignore_errors=True)
+            # As many models as there are runs.
+            for name in (*turn.arm.own_folders, *turn.arm.own_caches):
+                shutil.rmtree(folder / name.lower(), ignore_errors=True)
         training = folder if figures is None else Path(figures.summary.run_dir)
         return ArmRun(
             folder=training.relative_to(self.root).as_posix(),
@@ -242,7 +204,6 @@ class Running:
             status="done" if figures is not None else "failed",
             exit_code=code,
             seconds=seconds,
-            page_cache=cache,
             log_tail=f"{failure}\n{read_tail(folder / 'log.txt')}".strip() if failure else "",
             losses=() if figures is None else figures.losses,
             steps=None if figures is None else figures.steps,
@@ -259,8 +220,8 @@ class Running:
             changed = {**arm.config, **{name: own[name] for name in arm.own_folders}}
             config.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
             command = [word.replace("{config}", str(config)) for word in command]
-        words = [sys.executable, "-m", "fast_axolotl", "run", "--measure", "--quiet"]
-        words += [] if arm.is_accelerated else ["--no-accelerate"]
+        verb = ["run", "--measure"] if arm.is_accelerated else ["measure"]
+        words = [sys.executable, "-m", "fast_axolotl", *verb, "--quiet"]
         words += ["--data-path", self.plan.data_path] if self.plan.data_path else []
         if self.plan.profile_steps:
             words += ["--profile-steps", str(self.plan.profile_steps)]
@@ -268,26 +229,14 @@ class Running:
         return [*words, "--output", str(folder), "--", *command], environment
 
     def _tell(self, arm: str, pair: int, run_seconds: float) -> None:
-        turns = self.plan.turns()
-        done = [self.state.runs[one.number] for one in turns if self._is_done(one)]
-        timed = [run.seconds for run in done if run.seconds is not None]
+        total, done = len(self.plan.turns()), len(self.state.runs)
+        part = "warm-up" if pair < 0 else f"pair {pair + 1} of {self.plan.pairs}"
         left = None
-        if timed and arm != _DEDUPE:
-            mean = sum(timed) / len(timed)
-            left = max(0.0, mean * (len(turns) - len(done)) - run_seconds)
+        if done:
+            left = max(0.0, self.state.seconds / done * (total - done) - run_seconds)
             if self.plan.max_minutes is not None:
-                left = min(left, max(0.0, 60.0 * self.plan.max_minutes - self._spent()))
-        self.progress(
-            Progress(
-                done=len(turns) if arm == _DEDUPE else len(done),
-                total=len(turns),
-                arm=arm,
-                pair=pair,
-                pairs=self.plan.pairs,
-                run_seconds=run_seconds,
-                seconds_left=left,
-            )
-        )
+                left = min(left, max(0.0, 60.0 * self.plan.max_minutes - self.state.seconds))
+        self.progress(f"{arm}, {part}", done, total, run_seconds, left)
 
     def _dedupe(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Figures, and one sentence; or why there are none."""
@@ -302,7 +251,8 @@ class Running:
         begin = self.clock()
 
         def tick() -> None:
-            self._tell(_DEDUPE, -2, self.clock() - begin)
+            total = len(self.plan.turns())
+            self.progress("dedupe alone", total, total, self.clock() - begin, None)
 
         command = (sys.executable, "-m", _DEDUPE_WORKER, str(trial), str(result))
         code = self.launch(command, variables, log, tick)
@@ -315,7 +265,6 @@ class Running:
 
     def _write(self) -> ProtocolResult:
         """Keep what is known by now."""
-        self.state.seconds = self._spent()
         self.state.save()
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
         write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
@@ -337,13 +286,8 @@ def describe_dedupe(found: Mapping[str, Any]) -> dict[str, Any]:
         sentence = (
             f"Dedupe alone, {found['rows']:,} rows{cut}, same {found['kept']:,} kept: {speed}."
         )
-    return {
-        **found,
-        "speed_up": gain.value,
-        "speed_up_low": gain.low,
-        "speed_up_high": gain.high,
-        "sentence": sentence,
-    }
+    gains = {"speed_up": gain.value, "speed_up_low": gain.low, "speed_up_high": gain.high}
+    return {**found, **gains, "sentence": sentence}
 
 
 def _read_chosen(folder: Path) -> RunFigures:
@@ -353,9 +297,6 @@ def _read_chosen(folder: Path) -> RunFigures:
     found = sum_up(chosen)
     if chosen is records[0]:
         return found
-    late = "start_to_step_seconds"
-    return replace(
-        found,
-        values={**found.values, late: None},
-        reasons={**found.reasons, late: "an earlier training of the same run"},
-    )
+    late, reason = "start_to_step_seconds", "an earlier training of the same run"
+    values, reasons = {**found.values, late: None}, {**found.reasons, late: reason}
+    return replace(found, values=values, reasons=reasons)

@@ -4,7 +4,7 @@ Files are written beside and renamed, so that a power cut leaves the last state 
 
 One protocol at a time works in a folder. The lock is a file that is held open, by this process and
 by the runs that it starts: a run that outlives a protocol which was killed keeps the next one from
-being measured beside it.
+being measured beside it. Whoever comes next waits a while for it, and is then refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,9 +26,9 @@ from fast_axolotl.record.protocol_result import ArmRun
 STATE_FILE = "state.json"
 _SCHEMA = 1
 _LOCK_FILE = ".lock"
-_LOCK_TRIES = 5
+_PATIENCE_SECONDS = 15.0
+"""How long the next start waits: a run that was asked to end is given ten."""
 _BETWEEN_SECONDS = 0.05
-"""Whoever asks whether a folder is locked has it for a moment."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,11 +39,14 @@ class State:
     identity: dict[str, Any]
     started: float
     """Seconds since 1970."""
-    seconds: float = 0.0
-    """Spent so far, over all sessions."""
     runs: dict[int, ArmRun] = field(default_factory=dict)
     """By the number of the turn."""
     dedupe: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """That all runs took, over all sessions."""
+        return sum(run.seconds or 0.0 for run in self.runs.values())
 
     def save(self) -> None:
         """Write it down."""
@@ -53,30 +56,30 @@ class State:
                 "schema": _SCHEMA,
                 "identity": self.identity,
                 "started": self.started,
-                "seconds": self.seconds,
                 "runs": {str(number): asdict(run) for number, run in self.runs.items()},
                 "dedupe": self.dedupe,
             },
         )
 
 
-def open_state(folder: Path, plan: Plan, *, now: float) -> State:
+def open_state(folder: Path, plan: Plan) -> State:
     """The state of a new protocol, or of one that was interrupted."""
     path = folder / STATE_FILE
     # Relative paths in the commands and in the configuration start there.
-    told = {**plan.identity(), "working folder": str(Path.cwd())}
-    identity = json.loads(json.dumps(told, default=str))
+    asked = {**plan.identity(), "working folder": str(Path.cwd())}
+    identity = json.loads(json.dumps(asked, default=str))
     if not path.exists():
         if folder.is_dir() and any(item.name != _LOCK_FILE for item in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no protocol; pass another --output")
-        return State(path=path, identity=identity, started=now)
+        return State(path=path, identity=identity, started=time.time())
     found = _read(path)
-    if found.identity != identity:
-        raise UsageError(
-            f"{folder} holds a protocol with another command: "
-            f"{_first_difference(found.identity, identity)}; pass another --output, or the same "
-            "command again"
-        )
+    before, now = dict(_flatten(found.identity)), dict(_flatten(identity))
+    for name in [*now, *before]:
+        if before.get(name) != now.get(name):
+            raise UsageError(
+                f"{folder} holds a protocol with another command: {name} was {before.get(name)!r} "
+                f"and is now {now.get(name)!r}; pass another --output, or the same command again"
+            )
     return found
 
 
@@ -99,7 +102,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[tuple[int, ...]]:
+def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[tuple[int]]:
     """Locks a folder, which is made if need be; what a run has to inherit to keep it locked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,16 +113,18 @@ def hold(folder: Path) -> Iterator[tuple[int, ...]]:
             path=str(folder),
         ) from error
     try:
-        for _ in range(_LOCK_TRIES):
-            if is_ours := _try_lock(opened):
-                break
+        begun, is_told = time.monotonic(), False
+        while not _try_lock(opened):
+            waited = time.monotonic() - begun
+            holder = os.pread(opened, 32, 0).decode(errors="replace").strip() or "unknown"
+            state = f"{folder} is in use: process {holder}, or a run that it started, is running"
+            if waited > _PATIENCE_SECONDS:
+                raise UsageError(f"{state}; wait for it, or stop it")
+            # Whoever asks whether a folder is locked has it for a moment.
+            if waited > 1.0 and not is_told:
+                warn(f"{state}; waiting up to {_PATIENCE_SECONDS:.0f} s for it to end")
+                is_told = True
             time.sleep(_BETWEEN_SECONDS)
-        if not is_ours:
-            holder = os.pread(opened, 32, 0).decode(errors="replace").strip()
-            raise UsageError(
-                f"{folder} is in use: process {holder or 'unknown'}, or a run that it started, is "
-                "still running; wait for it, or stop it"
-            )
         os.ftruncate(opened, 0)
         os.pwrite(opened, str(os.getpid()).encode(), 0)
         yield (opened,)
@@ -163,7 +168,6 @@ def _read(path: Path) -> State:
                 path=path,
                 identity=dict(data["identity"]),
                 started=float(data["started"]),
-                seconds=float(data["seconds"]),
                 runs={int(number): from_plain(ArmRun, item) for number, item in runs},
                 dedupe=dict(data["dedupe"]),
             )
@@ -178,26 +182,11 @@ def _read(path: Path) -> State:
     )
 
 
-def _first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing that differs, as it was and as it is; of configurations only that key."""
-    for name, value in now.items():
-        if name != "arms" and before.get(name) != value:
-            return f"{name} was {before.get(name)!r} and is now {value!r}"
-    arms = before.get("arms", {})
-    for name, arm in now["arms"].items():
-        if name not in arms:
-            return f"it has no variant {name}"
-        for part, new in arm.items():
-            was = arms[name].get(part)
-            if was == new:
-                continue
-            if isinstance(was, Mapping) and isinstance(new, Mapping):
-                for key in [*new, *was]:
-                    if was.get(key) != new.get(key):
-                        was, new = {key: was.get(key)}, {key: new.get(key)}
-                        break
-            elif isinstance(was, list) and isinstance(new, list):
-                was, new = " ".join(map(str, was)), " ".join(map(str, new))
-            return f"{part} of {name} was {was!r} and is now {new!r}"
-    missing = [name for name in arms if name not in now["arms"]]
-    return f"it also has the variant {missing[0]}" if missing else "something differs"
+def _flatten(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting with its path: ``arms.drop-in.config.seed``."""
+    for name, inner in value.items():
+        path = f"{above}.{name}" if above else name
+        if isinstance(inner, Mapping):
+            yield from _flatten(inner, path)
+        else:
+            yield path, " ".join(map(str, inner)) if path.endswith(".command") else inner

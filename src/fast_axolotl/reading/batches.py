@@ -5,21 +5,18 @@ bytes a row takes is the mean over its block, so the cut points are the same how
 to a position. Slices share memory with their block; a batch is only copied where it joins two
 blocks.
 
-``convert`` makes Python lists, numpy arrays or torch tensors of a batch. ``python`` walks the Arrow
-buffers column by column rather than value by value: strings and numbers are made in bulk, lists are
-slices of their flattened values, structs are zipped from their fields. Nested values arrive as
-values. ``to_numpy`` of pyarrow is avoided where it can be: it imports pandas, which takes longer
-than a small file. ``numpy`` and ``torch`` give flat values and offsets for list columns, so no
-token is ever a Python object; text stays a list of ``str``.
+``convert`` makes Python lists, numpy arrays or torch tensors of a batch. Nested values arrive as
+values. ``numpy`` and ``torch`` give flat values and offsets for list columns, so no token is ever a
+Python object; text stays a list of ``str``. ``to_numpy`` of pyarrow is avoided where it can be: it
+imports pandas, which takes longer than a small file.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,9 +27,6 @@ from fast_axolotl.reading.order import Position
 from fast_axolotl.reading.schema import MIXED, conform, is_number
 
 OUTPUTS = ("python", "arrow", "numpy", "torch")
-
-_HAS_FAST_LISTS = int(pa.__version__.partition(".")[0]) >= 25
-"""Before, ``to_pylist`` of text was twenty times as slow as ``to_numpy``."""
 
 _NO_PYTHON_VALUE = (ArithmeticError, ValueError, pa.ArrowException)
 """Raised for dates past the year 9999, decimals past their precision, unknown time zones."""
@@ -53,7 +47,7 @@ class _Held:
 class Batcher:
     """Collects the rows of blocks and gives them back in batches with the position after each."""
 
-    def __init__(self, batch_size: int, most_bytes: int) -> None:
+    def __init__(self, batch_size: Callable[[], int], most_bytes: int) -> None:
         self._batch_size = batch_size
         self._most_bytes = most_bytes
         self._held: deque[_Held] = deque()
@@ -81,7 +75,7 @@ class Batcher:
 
     def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """The batches that are complete."""
-        while self._rows >= self._batch_size or (self._rows and self._bytes >= self._most_bytes):
+        while self._rows >= self._batch_size() or (self._rows and self._bytes >= self._most_bytes):
             yield self._next()
 
     def rest(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
@@ -92,11 +86,11 @@ class Batcher:
     def _next(self) -> tuple[pa.RecordBatch, Position]:
         taken: list[pa.RecordBatch] = []
         self.places = []
-        num_rows, room = 0, float(self._most_bytes)
-        while self._held and num_rows < self._batch_size:
+        num_rows, room, most = 0, float(self._most_bytes), self._batch_size()
+        while self._held and num_rows < most:
             held = self._held[0]
-            fitting = int(room // held.row_bytes) if held.row_bytes else self._batch_size
-            count = min(held.left, self._batch_size - num_rows, max(fitting, not taken))
+            fitting = int(room // held.row_bytes) if held.row_bytes else most
+            count = min(held.left, most - num_rows, max(fitting, not taken))
             if count == 0 and held.left:
                 break
             taken.append(held.rows.slice(held.start, count))
@@ -156,38 +150,24 @@ def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(array: pa.Array) -> list[Any]:
-    kind = array.type
-    if not len(array):  # its buffers may be missing, or too short for a single value
-        return []
+    values: list[Any] = array.to_pylist()
+    return [_parsed(value, array.type) for value in values] if _has_json(array.type) else values
+
+
+def _has_json(kind: pa.DataType) -> bool:
+    fields = (kind.field(index) for index in range(kind.num_fields))
+    return bool(kind == MIXED) or any(_has_json(field.type) for field in fields)
+
+
+def _parsed(value: Any, kind: pa.DataType) -> Any:
+    """The value of mixed types for the JSON text that stands for it, at any depth."""
+    if value is None:
+        return None
     if kind == MIXED:
-        texts = array.storage.to_pylist()
-        return [None if text is None else json.loads(text) for text in texts]
-    if pa.types.is_dictionary(kind):
-        return _values(array.dictionary_decode())
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        offsets = _numbers(array.offsets).tolist()
-        first = offsets[0]
-        flat = _values(array.values.slice(first, offsets[-1] - first))
-        lists = [flat[start - first : stop - first] for start, stop in pairwise(offsets)]
-        return _with_nulls(lists, array)
+        return json.loads(value)
     if pa.types.is_struct(kind):
-        names = [field.name for field in kind]
-        if not names:
-            return _with_nulls([{} for _ in range(len(array))], array)
-        columns = [_values(child) for child in array.flatten()]
-        if len(names) == 1:
-            rows = [{names[0]: value} for value in columns[0]]
-        else:
-            rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-        return _with_nulls(rows, array)
-    bulk: list[Any]
-    if is_number(kind) and array.null_count == 0:
-        bulk = _numbers(array).tolist()
-    elif (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and not _HAS_FAST_LISTS:
-        bulk = array.to_numpy(zero_copy_only=False).tolist()
-    else:
-        bulk = array.to_pylist()
-    return bulk
+        return {field.name: _parsed(value[field.name], field.type) for field in kind}
+    return [_parsed(item, kind.value_type) for item in value] if kind.num_fields == 1 else value
 
 
 def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
@@ -199,14 +179,6 @@ def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
     data = np.frombuffer(array.buffers()[1], kind, len(array), start)
     data.flags.writeable = False
     return data
-
-
-def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
-    if array.null_count:
-        bits = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), bitorder="little")
-        for index in np.flatnonzero(bits[array.offset :][: len(array)] == 0).tolist():
-            values[index] = None
-    return values
 
 
 def _arrays(array: pa.Array) -> Any:

@@ -64,20 +64,19 @@ def find_files(
         if is_saved_dataset(path):
             sources += _saved_files(Path(path), split)
             continue
-        is_remote = "://" in path and not path.startswith("file://")
-        if is_remote:
-            found = _remote_files(path, storage_options, retry_seconds, cache)
-            path = root = mask_secrets(path)
+        if "://" in path and not path.startswith("file://"):
+            found, root = _remote_files(path, storage_options, retry_seconds, cache)
+            path = mask_secrets(path)
         else:
             found, root = _local_files(path)
-        if len(found) == 1 and found[0].path.rstrip("/").endswith(PurePosixPath(path).name):
-            sources += found
-            continue
-        named = [(source.path.removeprefix(root).lstrip("/"), source) for source in found]
-        eligible = [(name, source) for name, source in named if not _NOT_DATA.search(name)]
-        data = [(name, source) for name, source in eligible if format_of_name(name)[0]]
-        if not data and _is_glob(path) and not Path(path).is_dir():
-            data = eligible  # the pattern says which files are meant, whatever they are called
+        if root is None:  # one file, which is data whatever it is called
+            data = [(PurePosixPath(found[0].identity).name, found[0])]
+        else:
+            named = [(source.path.removeprefix(root).lstrip("/"), source) for source in found]
+            eligible = [(name, source) for name, source in named if not _NOT_DATA.search(name)]
+            data = [(name, source) for name, source in eligible if format_of_name(name)[0]]
+            if not data and _is_glob(path) and not Path(path).is_dir():
+                data = eligible  # the pattern says which files are meant, whatever they are called
         if not data:
             raise MissingFileError(
                 "no data files in this folder; pass another folder, or file names that end in "
@@ -90,7 +89,9 @@ def find_files(
             words = reversed(re.split(r"[^a-z]+", name.lower()))
             told = (_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD)
             by_split.append((next(told, ""), source))
-        sources += _choose(by_split, split, path)
+        # A single file may be of any split, unless its name says otherwise.
+        is_free = root is None and not by_split[0][0]
+        sources += _choose(by_split, None if is_free else split, path)
         taken = {source.path for _, source in data}
         ignored += [source.path for source in found if source.path not in taken]
     return sources, ignored
@@ -109,7 +110,7 @@ def _choose(named: list[tuple[str, _Item]], split: str | None, path: str) -> lis
         )
     wanted = split if split in splits else _SPLIT_OF_WORD.get(split)
     if wanted not in splits:
-        raise UsageError(f"{path}: no split {split!r}; the folder has: {names}")
+        raise UsageError(f"{path}: no split {split!r}; it has: {names}")
     return [item for name, item in named if name == wanted]
 
 
@@ -173,8 +174,8 @@ def _is_glob(path: str) -> bool:
     return any(mark in path for mark in "*?[")
 
 
-def _local_files(path: str) -> tuple[list[Source], str]:
-    """Every file that a path, glob or folder means, sorted, and the folder they are under."""
+def _local_files(path: str) -> tuple[list[Source], str | None]:
+    """Every file that a path, glob or folder means, sorted; the folder, unless it is one file."""
     if path.startswith("file://"):
         path = unquote(path.removeprefix("file://"))
     target = Path(path).expanduser()
@@ -188,7 +189,7 @@ def _local_files(path: str) -> tuple[list[Source], str]:
                 raise MissingFileError("no file matches this pattern; check the pattern", path=path)
             root = os.path.commonpath([item.parent for item in files])
             return [_local_source(item) for item in files], root
-        return [_local_source(target)], str(target.parent)
+        return [_local_source(target)], None
 
 
 def _walk(folder: Path) -> list[Path]:
@@ -214,8 +215,8 @@ def _local_source(path: Path) -> Source:
 
 def _remote_files(
     uri: str, options: dict[str, Any] | None, retry_seconds: float, cache: BlockCache | None
-) -> list[Source]:
-    """Every file that a URI means, sorted.
+) -> tuple[list[Source], str | None]:
+    """Every file that a URI means, sorted; its own address, unless it is one file.
 
     The file system is fsspec's, or pyarrow's own where fsspec lacks the package.
     """
@@ -240,16 +241,17 @@ def _remote_files(
     except ValueError as error:
         raise DataError(f"this address cannot be opened: {error}", path=uri) from None
 
-    def listed() -> list[dict[str, Any]]:
+    def listed() -> tuple[list[dict[str, Any]], bool]:
         if _is_glob(inner):
-            return list(filesystem.glob(inner, detail=True).values())
+            return list(filesystem.glob(inner, detail=True).values()), False
         details = filesystem.info(inner)
         if details["type"] == "directory":
-            return list(filesystem.find(inner, detail=True).values())
-        return [details]
+            return list(filesystem.find(inner, detail=True).values()), False
+        return [details], True
 
     sources = []
-    items = [item for item in with_retries(listed, uri, retry_seconds) if item["type"] == "file"]
+    items, is_one = with_retries(listed, uri, retry_seconds)
+    items = [item for item in items if item["type"] == "file"]
     for details in sorted(items, key=lambda item: str(item["name"])):
         name, size, version = str(details["name"]), details.get("size"), version_of(details)
         path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
@@ -267,4 +269,4 @@ def _remote_files(
         sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
     if not sources:
         raise MissingFileError("no file at this address; check the address", path=uri)
-    return sources
+    return sources, None if is_one else mask_secrets(uri)

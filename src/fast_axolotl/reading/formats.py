@@ -141,15 +141,12 @@ def _open(
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.identity)
     promised = declared or named
-    is_compressed = named_compression is not None
-    head = source.read_at(0, _SHORT_HEAD_BYTES // 4 if is_compressed else _SHORT_HEAD_BYTES)
+    head = source.read_at(0, _SHORT_HEAD_BYTES // (4 if named_compression else 1))
     compression = next(
         (name for name, (magic, _) in _COMPRESSIONS.items() if head.startswith(magic)), None
     )
     if compression is not None:
-        head = start_of(head, compression)
-        if not _is_telling(head, promised):
-            head = head_of(source, compression, _HEAD_BYTES)
+        head = start_of(head, compression) or head_of(source, compression, _HEAD_BYTES)
     elif named_compression and _COMPRESSIONS[named_compression][0].startswith(head):
         raise DataError(
             f"the {named_compression} file is truncated after {len(head)} bytes; replace it with "
@@ -157,7 +154,7 @@ def _open(
             path=source.path,
             place=f"byte {len(head)}",
         )
-    elif not _is_telling(head):
+    elif b"\n" not in head and not any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
         head = source.read_at(0, _HEAD_BYTES)
     if not head and promised not in ("text", "jsonl"):
         # An empty text or JSON lines file has no rows; an empty file of another format is corrupt.
@@ -169,10 +166,17 @@ def _open(
     found = _sniff_format(head, promised)
     if options.json_field is not None and found == "jsonl":
         found = "json"
-    if named not in (None, found) and declared != found and {named, found} != {"arrow", "feather"}:
-        _warn(source, str(named), found)
-    if named_compression not in (None, compression):
-        _warn(source, str(named_compression), compression or "uncompressed")
+    for name, content in (
+        (None if declared == found or {named, found} == {"arrow", "feather"} else named, found),
+        (named_compression, compression or "uncompressed"),
+    ):
+        if name not in (None, content):
+            warnings.warn(
+                f"{source.path}: the file name says {name}, but the content is {content}; it is "
+                f"read as {content}",
+                FormatWarning,
+                stacklevel=2,
+            )
     file = InputFile(source=source, format=found, compression=compression)
     # Each format imports what it needs when a file of it is met: for one small Parquet file, the
     # other formats' modules would take as long as all of the reading.
@@ -190,32 +194,12 @@ def _open(
     text: dict[str, Any] = {"source": source, "compression": compression, "options": options}
     if found == "text":
         return file, TextFile(**text, least_unit_bytes=least_unit_bytes(head))
-    from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
+    from fast_axolotl.reading.json_documents import JsonDocument
+    from fast_axolotl.reading.json_lines import JsonLinesFile
 
     if found == "jsonl":
         return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))
     return file, JsonDocument(**text)
-
-
-def _is_telling(head: bytes, promised: str | None = None) -> bool:
-    """Whether the start of a file says what it is, so that no more need be read.
-
-    Of a compressed file, where more costs more, what was ``promised`` need only look right.
-    """
-    if b"\n" in head or any(head.startswith(magic) for magic, _ in _FORMAT_MAGIC):
-        return True
-    if promised == "jsonl":
-        return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
-    return bool(head) and promised in ("csv", "text")
-
-
-def _warn(source: Source, named: str, found: str) -> None:
-    warnings.warn(
-        f"{source.path}: the file name says {named}, but the content is {found}; it is read as "
-        f"{found}",
-        FormatWarning,
-        stacklevel=2,
-    )
 
 
 def _sniff_format(head: bytes, promised: str | None) -> str:

@@ -1,40 +1,31 @@
 """``mix_datasets``: rows of several readers in one stream, in proportion to their weights.
 
-**Which source comes next** is a pure function of (seed, epoch, shard, row number). Sources are
-paired as in a Huffman tree, the two lightest first. After n draws of a pair, its left side was
-drawn ``floor(n * share + phase)`` times: evenly, as a line is drawn on pixels. A pair is thus less
-than a row off, and a source less than the sum of its part in each of its pairs: after any number of
-rows below 2 rows for two or three sources, below 4 for any number and any weights. (Independent
-draws are ``sqrt(n * w * (1 - w))`` off: 458 rows after a million, for w = 0.3.) Phases differ
-between seeds, epochs and shards; those of the shards are spread evenly, as multiples of square
-roots of primes, so that what all shards deliver in one step is in proportion as well.
+**Which source comes next.** Source ``i`` comes for the k-th time at ``(k + phase) / weight``; the
+rows of all sources are put in the order of these times. So every source stays within a few rows of
+its weight, however many rows there are. (Independent draws are 458 rows off after a million, for a
+weight of 0.3.) The phases depend on seed and epoch. Shard s begins at row s of this one sequence:
+what many shards deliver in one step is in proportion as well.
 
 **When a pass ends.** A source is used up when it is drawn and has no row left. ``stop="first"``:
-the pass ends at that draw. All rows of that source have come, and of the others what their weights
-gave them. ``stop="all"``: the source begins its next epoch, shuffled anew, and the pass ends at the
-draw that finds the last source used up for the first time. Every row has come at least once, and at
-most once in each epoch of its source. Source epoch k in epoch e of the mix is the reader's epoch
-``e + k * 2**20``. With ``even`` readers the rows of all shards are known, hence their ends, and
-all end at the earliest (``first``) or the latest (``all``). A source that has no rows on a shard is
-an error; only with ``stop="all"`` and uneven readers are its draws passed over.
+the pass ends at that draw. ``stop="all"``: the source begins its next epoch, shuffled anew, and the
+pass ends at the draw that finds the last source used up for the first time. Source epoch k in epoch
+e of the mix is the reader's epoch ``e + k * 2**20``. With ``even`` readers the rows of all shards
+are known, hence their ends, and all end at the earliest (``first``) or the latest (``all``).
 
-**State:** the number of draws, and each reader's state at its first row that was not drawn. To
-resume on another number of shards, each source deals out what is left of its epoch. Where shards
-were in different epochs of a source, what is left of each comes in turn; for that the ends of
-finished epochs are kept.
+**State:** the number of draws of each source, and each reader's state at its first row that was not
+drawn. On another number of shards each source deals out what is left of its epoch. Where shards
+were in different epochs of a source, what is left of each comes in turn.
 
-Rows are concatenated once and taken once, about a thousand at a time. Does not mix by tokens or
-bytes, does not shuffle rows (the readers do), and has no memory budget: each reader has its own.
+Does not mix by tokens or bytes, does not shuffle rows (the readers do), and has no memory budget:
+each reader has its own.
 """
 
 from __future__ import annotations
 
 import base64
-import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -42,20 +33,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
-from fast_axolotl.reading.blocks import Decoded, ReadOptions
+from fast_axolotl.reading.blocks import Decoded, ReadOptions, ReadyBlock
 from fast_axolotl.reading.order import find_states
-from fast_axolotl.reading.reader import Reader, ReadStats
+from fast_axolotl.reading.reader import Reader, ReadStats, next_rows
 from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import TypeClash, join_or_mark
 from fast_axolotl.reading.unify_types import unify
 
-_BITS = 32
-_ONE = 1 << _BITS
-"""Shares and phases are whole multiples of 1 / _ONE, so that no row number is ever rounded."""
 _EPOCH_STRIDE = 1 << 20
-_ROWS_AT_ONCE = 1000
-"""Small batches are made of so many rows together: 3 times as fast for 100, 15 times for 10."""
+_END = [1 << 60, 0, -1, 0, 0]
+"""A position behind the last piece of any shard."""
 _MARK = "fast_axolotl_mix"
+_VERSION = 2
 
 
 @dataclass(slots=True)
@@ -134,62 +123,39 @@ def mix_datasets(
     ):
         if not is_valid:
             raise UsageError(f"{option} is not allowed; see help(mix_datasets)")
-    total = sum(source.weight for source in held)
-    for source in held:
-        source.weight /= total
     options = ReadOptions(on_conflict=on_conflict)
     return MixedReader(held, seed, epoch, stop, batch_size, source_column, options)
 
 
 class Draws:
-    """The turns that sources take."""
+    """The turns that sources take on one shard: those of all shards, from row ``shard`` on."""
 
     def __init__(self, weights: Sequence[float], seed: int, epoch: int, shard: int) -> None:
-        count = len(weights)
-        phases = np.random.default_rng([seed, epoch]).integers(0, _ONE, count).tolist()
-        primes = (n for n in range(2, 9 * count) if all(n % d for d in range(2, math.isqrt(n) + 1)))
-        self._sides: list[list[tuple[int, int]]] = [[] for _ in weights]
-        """For each source the (share, phase) of its side in each of its pairs, inner ones first."""
-        heap: list[tuple[float, int, Any, list[int]]]
-        heap = [(weight, index, index, [index]) for index, weight in enumerate(weights)]
-        heapq.heapify(heap)
-        for pair in range(count - 1):
-            (light, _, left, lefts), (heavy, _, right, rights) = heapq.heappop(heap), heap[0]
-            share = max(1, min(round(light / (light + heavy) * _ONE), _ONE - 1))
-            phase = (phases[pair] + int(shard * math.sqrt(next(primes)) * _ONE)) % _ONE
-            for index in lefts:
-                self._sides[index].append((share, phase))
-            for index in rights:
-                self._sides[index].append((_ONE - share, _ONE - 1 - phase))
-            node = (share, phase, left, right)
-            heapq.heapreplace(heap, (light + heavy, count + pair, node, lefts + rights))
-        self._tree = heap[0][2]
+        self._weights = np.array(weights) / sum(weights)
+        self._phases = np.random.default_rng([seed, epoch]).random(len(weights))
+        self._before, self._shard = np.zeros(len(weights), dtype=np.int64), shard
+        self._before = np.bincount(self.draw(self._before, shard), minlength=len(weights))
 
-    def draw(self, start: int, count: int) -> npt.NDArray[np.int64]:
-        """The index of the source for each of ``count`` rows from row ``start`` on."""
-        drawn = np.empty(count, dtype=np.int64)
-        nodes = [(self._tree, start, np.arange(count))]
-        while nodes:
-            node, before, places = nodes.pop()
-            if isinstance(node, int):
-                drawn[places] = node
-                continue
-            share, phase, left, right = node
-            lefts, rest = divmod(before * share + phase, _ONE)
-            is_left = np.diff((rest + share * np.arange(len(places) + 1)) >> _BITS) == 1
-            nodes.append((left, lefts, places[is_left]))
-            nodes.append((right, before - lefts, places[~is_left]))
-        return drawn
+    def draw(self, given: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+        """The index of the source for each of the next rows, after sources gave so many each."""
+        most = (self._weights * (count + 2 * len(given))).astype(np.int64) + 2
+        sources = np.repeat(np.arange(len(given)), most)
+        given = given + self._before
+        turns = np.concatenate([rows + np.arange(n) for rows, n in zip(given, most, strict=True)])
+        times = (turns + self._phases[sources]) / self._weights[sources]
+        return sources[np.argsort(times, kind="stable")[:count]]
 
     def place(self, source: int, rows: int) -> int:
         """The row for which a source is drawn when it has given ``rows`` rows already."""
-        for share, phase in self._sides[source]:
-            rows = -((phase - (rows + 1) * _ONE) // share) - 1
-        return rows
+        time = (rows + self._before[source] + self._phases[source]) / self._weights[source]
+        turns = np.ceil(time * self._weights - self._phases).clip(0)
+        turns += (turns + self._phases) / self._weights < time  # what rounding has lost
+        turns -= (turns > 0) & ((turns - 1 + self._phases) / self._weights >= time)
+        return int(turns.sum()) - self._shard
 
 
 class _Source:
-    """A reader, the batch of it that rows are drawn from, and its epochs in this pass."""
+    """A reader, and its epochs in this pass."""
 
     def __init__(self, name: str, reader: Reader, weight: float) -> None:
         self.name, self.reader, self.weight = name, reader, weight
@@ -198,17 +164,13 @@ class _Source:
         self.first, self.epoch = epoch, 0
         """The reader's first epoch, and how often it was used up since."""
         self.reader.set_epoch(epoch)
-        self.begin = self.reader.state_dict()
         self.states: dict[int, dict[str, Any]] = {}
-        """The end of finished epochs, and how far those had come that are to be continued."""
+        """Of the epochs that are to be continued."""
         self.batches: Iterator[pa.RecordBatch] | None = None
-        self.held: pa.RecordBatch | None = None
-        self.taken = 0
-        """Rows of ``held`` that were delivered."""
-        self.pieces: list[pa.RecordBatch] = []
-        """Rows from before ``held``, for the batch in the making."""
-        self.is_empty = False
-        """Whether a whole epoch has no rows on this shard."""
+        self.held: list[pa.RecordBatch] = []
+        """Rows for the batch in the making."""
+        self.taken: int | None = None
+        """Rows of the last one in ``held`` that were delivered, if not all."""
 
     def start(self) -> None:
         """Begins or continues the current epoch."""
@@ -217,63 +179,48 @@ class _Source:
             self.reader.set_epoch(self.first + self.epoch * _EPOCH_STRIDE)
         else:
             self.reader.load_state_dict(state)
-        self.batches = iter(self.reader)
-        self.is_empty = not self.read() and state is None
-
-    def read(self) -> bool:
-        """Holds the next batch, if there is one; what is held now is put aside."""
-        assert self.batches is not None
-        if self.held is not None and self.taken < self.held.num_rows:
-            self.pieces.append(self.held.slice(self.taken))
-        self.held, self.taken = next(self.batches, None), 0
-        return self.held is not None
+        self.batches, self.is_new = iter(self.reader), state is None
 
     @property
-    def num_rows(self) -> int:
-        """Rows at hand."""
-        held = 0 if self.held is None else self.held.num_rows - self.taken
-        return held + sum(map(len, self.pieces))
+    def num_held(self) -> int:
+        return sum(map(len, self.held))
 
-    def take(self, count: int) -> list[pa.RecordBatch]:
-        """The next rows at hand; the caller adds them to ``taken`` when they are delivered."""
-        pieces, self.pieces = self.pieces, []
-        put_aside = sum(map(len, pieces))
-        if count > put_aside:
-            assert self.held is not None
-            pieces.append(self.held.slice(self.taken, count - put_aside))
-        self.taken -= put_aside
-        return pieces
+    def read(self, count: int) -> bool:
+        """Holds some of the next rows, at most so many; false if there are none."""
+        assert self.batches is not None
+        batch = next_rows(self.reader, self.batches, count)
+        if batch is not None:
+            self.held.append(batch)
+            self.is_new = False
+        return batch is not None
 
     def state(self) -> dict[str, Any]:
-        if self.batches is not None:
-            taken = None if self.held is None else self.taken
-            self.states[self.epoch] = self.reader.state_dict(taken)
-        now = self.states.get(self.epoch, self.begin)
-        # Of the others only what differs: a small source may have hundreds of epochs.
-        others = {
-            str(epoch): {key: value for key, value in state.items() if value != now[key]}
-            for epoch, state in {**self.states, -1: self.begin}.items()
-        }
-        return {"epoch": self.epoch, "state": now, "others": others}
+        if self.batches is not None or self.epoch not in self.states:
+            self.states[self.epoch] = self.reader.state_dict(self.taken)
+        states = {str(epoch): state for epoch, state in self.states.items() if epoch >= self.epoch}
+        return {"epoch": self.epoch, "states": states}
 
     def load(self, saved: Sequence[Mapping[str, Any]], *, is_own: bool) -> None:
         """Continues from what ``state`` gave on this shard, or on all shards of another number."""
-        shards = [
-            {int(epoch): {**one["state"], **other} for epoch, other in one["others"].items()}
-            for one in saved
-        ]
-        self.epoch = min(one["epoch"] for one in saved)
+        shards = [{int(epoch): state for epoch, state in one["states"].items()} for one in saved]
+        self.epoch = min(map(min, shards))
         if is_own:
-            self.reader.load_state_dict(saved[0]["state"])
-            self.states = {epoch: state for epoch, state in shards[0].items() if epoch >= 0}
+            self.states = shards[0]
             return
-        for epoch in range(self.epoch, max(self.epoch, *map(max, shards)) + 1):
-            begin = {"epoch": self.first + epoch * _EPOCH_STRIDE}
-            self.reader.load_state_dict([s.get(epoch, {**s[-1], **begin}) for s in shards])
+        for epoch in range(self.epoch, max(map(max, shards)) + 1):
+            known = [states[epoch] for states in shards if epoch in states]
+            begun = {"epoch": self.first + epoch * _EPOCH_STRIDE, "generations": []}
+            like = known[0] if known else {**shards[0][min(shards[0])], **begun}
+            states = []
+            for one in shards:
+                # The shard has ended this epoch, or not begun it.
+                position = _END if epoch < min(one) else [0, 0, -1, 0, 0]
+                other = {"shard": one[min(one)]["shard"], "position": position, "rows": 0}
+                states.append(one.get(epoch, {**like, **other}))
+            self.reader.load_state_dict(states)
             self.states[epoch] = self.reader.state_dict()
 
 
-@dataclass(eq=False, repr=False)
 class MixedReader:
     """Record batches of several readers, with a position that can be saved and restored.
 
@@ -281,39 +228,41 @@ class MixedReader:
     the previous one. Do not use the readers of a mix directly while the mix is in use.
     """
 
-    _sources: list[_Source]
-    _seed: int
-    _epoch: int
-    _stop: Literal["first", "all"]
-    batch_size: int
-    """Draws for a batch."""
-    _source_column: str | None
-    _options: ReadOptions
-
-    def __post_init__(self) -> None:
-        reader = self._sources[0].reader
-        self._shard, self._even = reader.shard, reader.even
+    def __init__(
+        self,
+        sources: list[_Source],
+        seed: int,
+        epoch: int,
+        stop: Literal["first", "all"],
+        batch_size: int,
+        source_column: str | None,
+        options: ReadOptions,
+    ) -> None:
+        self._sources, self._seed, self._stop = sources, seed, stop
+        self.batch_size = batch_size
+        """Draws for a batch."""
+        self._source_column, self._options = source_column, options
+        self._shard, self._even = sources[0].reader.shard, sources[0].reader.even
         self._base = pa.schema([])
-        for source in self._sources:
-            schema = source.reader.schema
+        for source in sources:
             try:
-                self._base = join_or_mark(self._base, schema, self._options.on_conflict)
+                self._base = join_or_mark(self._base, source.reader.schema, options.on_conflict)
             except TypeClash as clash:
                 column = clash.column
-                other = next(one for one in self._sources if column in one.reader.schema.names)
+                other = next(one for one in sources if column in one.reader.schema.names)
                 raise ConflictError(
                     f"column {clash.path!r} is {clash.known} in source {other.name!r} and "
                     f"{clash.found} in source {source.name!r}; make the types equal, read other "
                     'columns, or pass on_conflict="json" to mix_datasets'
                 ) from None
-        if self._source_column in self._base.names:
+        if source_column in self._base.names:
             raise UsageError(
-                f"the data already has a column {self._source_column!r}; pass another source_column"
+                f"the data already has a column {source_column!r}; pass another source_column"
             )
-        if self._source_column is not None:
-            self._base = self._base.append(pa.field(self._source_column, pa.string()))
+        if source_column is not None:
+            self._base = self._base.append(pa.field(source_column, pa.string()))
         self.stats = MixStats()
-        self.set_epoch(self._epoch)
+        self.set_epoch(epoch)
 
     @property
     def num_rows(self) -> int:
@@ -325,7 +274,7 @@ class MixedReader:
             draws.place(index, rows[index])
             for draws in map(self._draws, range(self._shard[1]) if self._even else self._shard[:1])
             for index, source in enumerate(self._sources)
-            if source.epoch == 0 and (rows[index] or self._stop == "first")
+            if source.epoch == 0
         ]
         return min(ends) if self._stop == "first" else max(ends, default=0)
 
@@ -359,20 +308,22 @@ class MixedReader:
             source.rewind(epoch)
         self.schema = self._base
         """The columns known so far: final where those of the readers are."""
-        self._epoch, self._restored, self._row = epoch, False, 0
+        self._epoch, self._restored = epoch, False
+        self._given = np.zeros(len(self._sources), dtype=np.int64)
+        """How often each source was drawn."""
         self._end: int | None = None
         """The draw at which all shards end the pass, where they are even."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the next batch, as plain JSON values."""
         return {
-            _MARK: 1,
+            _MARK: _VERSION,
             "seed": self._seed,
             "epoch": self._epoch,
             "stop": self._stop,
             "weights": [[source.name, source.weight] for source in self._sources],
             "shard": list(self._shard),
-            "row": self._row,
+            "given": self._given.tolist(),
             "end": self._end,
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
             "sources": [source.state() for source in self._sources],
@@ -389,7 +340,7 @@ class MixedReader:
         if not states:
             raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
         weights = [[source.name, source.weight] for source in self._sources]
-        expected = {**states[0], _MARK: 1, "stop": self._stop, "weights": weights}
+        expected = {**states[0], _MARK: _VERSION, "stop": self._stop, "weights": weights}
         for key in (_MARK, "stop", "weights", "seed", "epoch"):
             if found := [one[key] for one in states if one[key] != expected[key]]:
                 raise ResumeError(
@@ -400,7 +351,8 @@ class MixedReader:
         self._seed, self._restored = expected["seed"], True
         own = [one for one in states if tuple(one["shard"]) == self._shard]
         if own:
-            states, self._row, self._end = own[:1], own[0]["row"], own[0]["end"]
+            states, self._end = own[:1], own[0]["end"]
+            self._given = np.array(own[0]["given"], dtype=np.int64)
         for one in states:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(one["schema"])))
             self.schema = join_or_mark(self.schema, schema, "json")
@@ -423,20 +375,18 @@ class MixedReader:
             if self._even and self._end is None:
                 self._end = self.num_rows
             draws = self._draws(self._shard[0])
-            while self._pass is token:
-                row = self._row
-                for batch in self._next_batches(draws):
-                    self.stats.batches += 1
-                    yield batch
-                    if self._pass is not token:
-                        break
-                else:
-                    if self._row == row:
-                        return
-            raise UsageError(
-                "this iterator is no longer valid: the mix was closed, restored or iterated again; "
-                "use the newest iterator"
-            )
+            is_last = False
+            while not is_last:
+                batch, is_last = self._next_batch(draws)
+                if batch is None:
+                    return
+                self.stats.batches += 1
+                yield batch
+                if self._pass is not token:
+                    raise UsageError(
+                        "this iterator is no longer valid: the mix was closed, restored or "
+                        "iterated again; use the newest iterator"
+                    )
         finally:
             if self._pass is token:
                 for source in self._sources:
@@ -446,98 +396,64 @@ class MixedReader:
         source.start()
         self.stats.epochs[source.name] = source.epoch + 1
         self.stats.read[source.name] = source.reader.stats
-        if source.is_empty and (self._even or self._stop == "first"):
-            raise DataError(
-                f"source {source.name!r} has no rows for shard {self._shard[0]} of "
-                f"{self._shard[1]}; remove the source, use fewer shards, or open the readers "
-                'with even="pad"'
-            )
 
     def _draws(self, shard: int) -> Draws:
         weights = [source.weight for source in self._sources]
         return Draws(weights, self._seed, self._epoch, shard)
 
-    def _next_batches(self, draws: Draws) -> Iterator[pa.RecordBatch]:
-        """What is at hand, at most a thousand rows, or else one batch for which sources read on.
-
-        At the end of the pass no draw is made. While rows are delivered no source reads on, since
-        a reader only knows the place of each row in its last batch.
-        """
-        step = self.batch_size
-        size = max(1, _ROWS_AT_ONCE // step) * step
+    def _next_batch(self, draws: Draws) -> tuple[pa.RecordBatch | None, bool]:
+        """The rows of the next draws, and whether the pass ends with them."""
+        size = self.batch_size
         if self._end is not None:
-            size = min(size, self._end - self._row)
-        drawn = draws.draw(self._row, size)
-        places = [np.flatnonzero(drawn == index) for index in range(len(self._sources))]
-        if lacking := self._find_lacking(places):
-            size = int(min(lacking)[0]) // step * step
-        if size == 0:
-            size = min(step, len(drawn))
-            places = [place[: np.searchsorted(place, size)] for place in places]
-        # Whoever runs out first reads on first. So, when the pass ends at a draw, no source has
-        # read past the batch that holds its last row before that draw.
-        while lacking := [one for one in self._find_lacking(places) if one[0] < size]:
-            end, index = min(lacking)
-            source = self._sources[index]
-            if source.read():
-                continue
-            others = [one.epoch or one.is_empty for one in self._sources if one is not source]
-            if self._stop == "first" or (self._end is None and all(others)):
-                size = int(end)
-                break
-            if not source.is_empty:
-                source.states[source.epoch] = source.reader.state_dict()
-                source.epoch += 1
-                self._start(source)
-            if source.is_empty:
-                places[index] = places[index][: source.num_rows]
-        edges = [*range(0, size, step), size]
-        ends = np.array([np.searchsorted(place, edges) for place in places])
+            size = min(size, self._end - int(self._given.sum()))
+        drawn = draws.draw(self._given, size)
+        for index, source in enumerate(self._sources):
+            place = np.flatnonzero(drawn == index)
+            while (missing := int(np.searchsorted(place, size)) - source.num_held) > 0:
+                if source.read(missing):
+                    continue
+                if source.is_new:
+                    raise DataError(
+                        f"source {source.name!r} has no rows for shard {self._shard[0]} of "
+                        f"{self._shard[1]}; remove the source, use fewer shards, or open the "
+                        'readers with even="pad"'
+                    )
+                others = [one.epoch for one in self._sources if one is not source]
+                if self._stop == "first" or (self._end is None and all(others)):
+                    size = int(place[source.num_held])
+                else:
+                    source.epoch += 1
+                    self._start(source)
+        given = np.bincount(drawn[:size], minlength=len(self._sources))
         pieces: list[tuple[str, pa.Table]] = []
-        for source, count in zip(self._sources, ends[:, -1].tolist(), strict=True):
-            for rows in source.take(count):
-                piece = pa.Table.from_batches([rows])
+        for source, count in zip(self._sources, given.tolist(), strict=True):
+            self.stats.rows[source.name] += count
+            surplus = source.num_held - count
+            source.taken = len(source.held[-1]) - surplus if surplus else None
+            if count:
+                piece = pa.Table.from_batches(source.held).slice(0, count)
                 if self._source_column is not None:
                     names = pa.repeat(source.name, piece.num_rows)
                     piece = piece.append_column(self._source_column, names)
                 pieces.append((f"source {source.name!r}", piece))
-        if pieces:
-            self.schema, tables = self._unify(pieces)
-            order = np.argsort(
-                np.concatenate([p[:n] for p, n in zip(places, ends[:, -1], strict=True)])
-            )
-            (batch,) = take(pa.concat_tables(tables).combine_chunks(), order).to_batches()
-        first = 0
-        for number, counts in enumerate(np.diff(ends).T.tolist()):
-            for source, count in zip(self._sources, counts, strict=True):
-                source.taken += count
-                self.stats.rows[source.name] += count
-            self._row += edges[number + 1] - edges[number]
-            if total := sum(counts):
-                yield batch.slice(first, total)
-                first += total
+            source.held = []
+        self._given += given
+        if not pieces:
+            return None, True
+        order = np.argsort(np.argsort(drawn[:size], kind="stable"))
+        table = pa.concat_tables(self._unify(pieces)).combine_chunks()
+        (batch,) = take(table, order).to_batches()
+        return batch, size < self.batch_size
 
-    def _find_lacking(self, places: Sequence[npt.NDArray[np.int64]]) -> list[tuple[int, int]]:
-        """The draw at which each source that has too few rows at hand runs out, and its index."""
-        return [
-            (place[source.num_rows], index)
-            for index, (source, place) in enumerate(zip(self._sources, places, strict=True))
-            if source.num_rows < len(place)
-        ]
-
-    def _unify(self, pieces: Sequence[tuple[str, pa.Table]]) -> tuple[pa.Schema, list[pa.Table]]:
+    def _unify(self, pieces: Sequence[tuple[str, pa.Table]]) -> list[pa.Table]:
         """The rows under the schema that they and all rows before them share."""
-        schema = self.schema
         while True:
             tables = []
-            for label, piece in pieces:
-                if piece.schema.equals(schema, check_metadata=True):
-                    tables.append(piece)
-                    continue
-                block: Any = SimpleNamespace(
-                    label=label, text_wins=False, decode=lambda _, piece=piece: Decoded(piece)
-                )
-                decoded, schema = unify(Decoded(piece), block, schema, self._options)
-                tables.append(decoded.table)
-            if all(table.schema.equals(schema, check_metadata=True) for table in tables):
-                return schema, tables
+            for label, table in pieces:
+                if not table.schema.equals(self.schema, check_metadata=True):
+                    block = ReadyBlock(table, label)
+                    decoded, self.schema = unify(Decoded(table), block, self.schema, self._options)
+                    table = decoded.table
+                tables.append(table)
+            if all(table.schema.equals(self.schema, check_metadata=True) for table in tables):
+                return tables

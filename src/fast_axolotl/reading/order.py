@@ -59,7 +59,7 @@ _OUTSIZED = 2.0
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
 
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 _STATE_MARK = "fast_axolotl_reader"
 _STATE_KEYS = {
     "fingerprint",
@@ -160,25 +160,17 @@ class Piece:
         unit = self.spans[0].units[0]
         return unit.file, unit.start
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one span of which all rows are left."""
+        return not (self.steps or self.seed or self.spans[0].steps)
+
     def with_step(self, kind: str, number: int, index: int = 0) -> Piece:
         return replace(self, steps=(*self.steps, Step(kind, number, index)))
 
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
         return _count(self.steps, sum(span.count(rows) for span in self.spans))
-
-
-@dataclass(slots=True)
-class Deal:
-    """What one shard was dealt, in no order yet."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    """Begun by an earlier generation, or shared with other shards."""
-    units: list[Unit] = field(default_factory=list)
-    """Whole."""
-
-    def count(self, rows: Mapping[Unit, int]) -> int:
-        return sum(piece.count(rows) for piece in self.pieces) + sum(rows[u] for u in self.units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,16 +183,14 @@ class Order:
     """What the first generation of shards deals out."""
     span_bytes: int
     """Neighbours are read together up to this size."""
-    group_bytes: int
-    """Under a shuffle, neighbours among so many bytes of permuted units are read together."""
     rows: Mapping[Unit, int] | None = None
     """The rows of each unit, where shards are to have the same number of them."""
     generations: tuple[tuple[Position, ...], ...] = ()
     """For each earlier number of shards, the positions that these had come to."""
-    dealt: dict[int, list[Deal]] = field(
+    dealt: dict[int, list[list[Piece]]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
-    """What ``deal`` gave: half a second of work for a terabyte, and asked for several times."""
+    """What ``deal`` gave: a second of work for a terabyte, and asked for several times."""
 
     @classmethod
     def plan(cls, dataset: Dataset, seed: int | None, epoch: int, *, is_even: bool) -> Order:
@@ -210,29 +200,22 @@ class Order:
             epoch=epoch,
             units=units,
             span_bytes=dataset.options.block_bytes // 2,
-            group_bytes=dataset.window_bytes // 2,
             rows=dict(zip(units, unit_rows(dataset, units), strict=True)) if is_even else None,
         )
 
-    def deal(self, count: int) -> list[Deal]:
+    def deal(self, count: int) -> list[list[Piece]]:
         """What each of ``count`` shards gets: over all of them, every row that is left once."""
         if count in self.dealt:
             return self.dealt[count]
-        left = Deal(units=list(self.units))
+        left = [Piece((Span((unit,)),)) for unit in self.units]
         for generation, positions in enumerate(self.generations):
-            dealt, left = self._deal(left, len(positions)), Deal()
+            dealt, left = _deal(left, len(positions), self.rows), []
             for index, position in enumerate(positions):
                 shard = (index, len(positions))
                 sequence = self._arrange(dealt[index], shard, generation)
-                self._leave(sequence, position, shard, generation, left)
-            left.units.sort(key=lambda unit: (unit.file, unit.start))
-        return self.dealt.setdefault(count, self._deal(left, count))
-
-    def _deal(self, left: Deal, count: int) -> list[Deal]:
-        dealt = _deal(left, count)
-        if self.rows is not None:
-            _level(dealt, self.rows)
-        return dealt
+                left += self._left(sequence, position, shard, generation)
+            left.sort(key=lambda piece: (piece.is_whole, piece.place if piece.is_whole else ()))
+        return self.dealt.setdefault(count, _deal(left, count, self.rows))
 
     def sequence(self, shard: tuple[int, int]) -> list[Piece]:
         """What one shard reads, in order."""
@@ -247,38 +230,28 @@ class Order:
         generation = len(self.generations) if generation is None else generation
         return (self.seed, self.epoch, 1, *shard, generation, position.piece, position.row)
 
-    def _arrange(self, dealt: Deal, shard: tuple[int, int], generation: int) -> list[Piece]:
+    def _arrange(
+        self, dealt: Sequence[Piece], shard: tuple[int, int], generation: int
+    ) -> list[Piece]:
         """The sequence of a shard, out of what it was dealt."""
         if self.seed is None:
-            return list(_merge(dealt.pieces, self.span_bytes, dealt.units))
-        windows = [piece for piece in dealt.pieces if piece.seed]
-        items = [piece for piece in dealt.pieces if not piece.seed]
-        items += [Piece((Span((unit,)),)) for unit in dealt.units]
+            return list(_merge(dealt, self.span_bytes))
+        windows = [piece for piece in dealt if piece.seed]
+        items = [piece for piece in dealt if not piece.seed]
         # Neighbours stay together where there are many: reading single ones costs more time.
         total = sum(piece.num_bytes for piece in items)
         items = list(_merge(items, min(self.span_bytes, total // _SHUFFLED_TOGETHER)))
         generator = np.random.default_rng([self.seed, self.epoch, 0, *shard, generation])
-        groups: list[list[Piece]] = []
-        size = 0
-        for place in generator.permutation(len(items)).tolist():
-            size += items[place].num_bytes
-            if not groups or size > self.group_bytes:
-                groups.append([])
-                size = items[place].num_bytes
-            groups[-1].append(items[place])
-        for group in groups:
-            windows += _merge(group, self.span_bytes)
-        return windows
+        return windows + [items[place] for place in generator.permutation(len(items)).tolist()]
 
-    def _leave(
+    def _left(
         self,
         sequence: Sequence[Piece],
         position: Position,
         shard: tuple[int, int],
         generation: int,
-        left: Deal,
-    ) -> None:
-        """Adds what a shard has left from a position on."""
+    ) -> Iterator[Piece]:
+        """What a shard has left from a position on; whole units are units again."""
         at, row = position.piece, position.row
         if position.taken:
             spans = []
@@ -292,16 +265,16 @@ class Order:
                     steps.append(Step("head", position.end_row - start))
                 spans.append(Span(piece.spans[0].units, tuple(steps)))
             seed = self.window_seed(shard, position, generation)
-            left.pieces.append(Piece(tuple(spans), seed, (Step("skip", position.taken),)))
+            yield Piece(tuple(spans), seed, (Step("skip", position.taken),))
             at, row = position.end_piece, position.end_row
         if row and at < len(sequence):  # behind the end are rows that were repeated
-            left.pieces.append(sequence[at].with_step("skip", row))
+            yield sequence[at].with_step("skip", row)
             at += 1
         for piece in sequence[at:]:
-            if piece.steps or piece.seed or piece.spans[0].steps:
-                left.pieces.append(piece)
+            if piece.is_whole:
+                yield from (Piece((Span((unit,)),)) for unit in piece.spans[0].units)
             else:
-                left.units += piece.spans[0].units
+                yield piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,143 +386,120 @@ def _count(steps: Sequence[Step], rows: int) -> int:
     return rows
 
 
-def _merge(
-    pieces: Sequence[Piece], most_bytes: int, whole_units: Sequence[Unit] = ()
-) -> Iterator[Piece]:
-    """Pieces and units in the order of the files, neighbours put together up to a size."""
-    # Units are thousands, and a piece for each would take longer than all the rest of it.
-    items: list[tuple[tuple[int, int], tuple[Unit, ...], Piece | None]] = []
-    for piece in pieces:
-        is_whole = not piece.steps and not piece.seed and not piece.spans[0].steps
-        items.append((piece.place, piece.spans[0].units if is_whole else (), piece))
-    items += [((unit.file, unit.start), (unit,), None) for unit in whole_units]
-    items.sort(key=operator.itemgetter(0))
+def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
+    """Pieces in the order of the files, whole neighbours put together up to a size."""
     held: list[Unit] = []
     size = 0
-    for _, units, single in items:
-        more = sum([unit.num_bytes for unit in units])
-        is_next = units and held and held[-1].file == units[0].file
-        if held and not (is_next and held[-1].stop == units[0].start and size + more <= most_bytes):
+    for piece in sorted(pieces, key=lambda piece: piece.place):
+        units, more = piece.spans[0].units if piece.is_whole else (), piece.num_bytes
+        is_next = units and held and (held[-1].file, held[-1].stop) == piece.place
+        if held and not (is_next and size + more <= most_bytes):
             yield Piece((Span(tuple(held)),))
             held, size = [], 0
         if units:
             held += units
             size += more
-        elif single is not None:
-            yield single
+        else:
+            yield piece
     if held:
         yield Piece((Span(tuple(held)),))
 
 
-def _deal(left: Deal, count: int) -> list[Deal]:
-    """Pieces and units dealt out to shards. Over all of them, each row occurs exactly once."""
+def _deal(
+    left: list[Piece], count: int, rows: Mapping[Unit, int] | None = None
+) -> list[list[Piece]]:
+    """Pieces dealt out to shards. Over all of them, each row occurs exactly once.
+
+    With ``rows``, those of each unit, no shard has two more rows than another.
+    """
     if count == 1:
         return [left]
-    shards = [Deal() for _ in range(count)]
-    if len(left.pieces) + len(left.units) < count:
-        whole = [*left.pieces, *(Piece((Span((unit,)),)) for unit in left.units)]
-        readers = [1] * len(whole)
+    shards: list[list[Piece]] = [[] for _ in range(count)]
+    if len(left) < count:
+        readers = [1] * len(left)
         # The next shard goes to whatever is largest for each of its readers.
-        heap = [(-float(piece.num_bytes), index) for index, piece in enumerate(whole)]
+        heap = [(-float(piece.num_bytes), index) for index, piece in enumerate(left)]
         heapq.heapify(heap)
-        for _ in range(count - len(whole) if whole else 0):
+        for _ in range(count - len(left) if left else 0):
             _, index = heap[0]
             readers[index] += 1
-            heapq.heapreplace(heap, (-(whole[index].num_bytes / readers[index]), index))
-        owner = 0
-        for piece, number in zip(whole, readers, strict=True):
+            heapq.heapreplace(heap, (-(left[index].num_bytes / readers[index]), index))
+        owners = iter(shards)
+        for piece, number in zip(left, readers, strict=True):
             for index in range(number):
                 share = piece if number == 1 else piece.with_step("part", number, index)
-                shards[owner + index].pieces.append(share)
-            owner += number
+                next(owners).append(share)
+    else:
+        loads = [(0, index) for index in range(count)]
+        unread = sum(piece.num_bytes for piece in left)
+        run: list[Piece] = []
+        size = 0
+        for piece in left:
+            are_neighbours = run and piece.is_whole and run[-1].place[0] == piece.place[0]
+            run_bytes = min(_RUN_BYTES, unread // (_RUNS * count))
+            if run and not (are_neighbours and size + piece.num_bytes <= run_bytes):
+                load, index = loads[0]
+                shards[index] += run
+                heapq.heapreplace(loads, (load + size, index))
+                run, size = [], 0
+            run.append(piece)
+            size += piece.num_bytes
+            unread -= piece.num_bytes
+        shards[loads[0][1]] += run
+    if rows is None:
         return shards
-    loads = [(0, index) for index in range(count)]
-    for piece in left.pieces:
-        load, index = loads[0]
-        shards[index].pieces.append(piece)
-        heapq.heapreplace(loads, (load + piece.num_bytes, index))
-    unread = sum(unit.num_bytes for unit in left.units)
-    run: list[Unit] = []
-    size = 0
-    for unit in left.units:
-        run_bytes = min(_RUN_BYTES, unread // (_RUNS * count))
-        if run and (run[-1].file != unit.file or size + unit.num_bytes > run_bytes):
-            load, index = loads[0]
-            shards[index].units += run
-            heapq.heapreplace(loads, (load + size, index))
-            run, size = [], 0
-        run.append(unit)
-        size += unit.num_bytes
-        unread -= unit.num_bytes
-    if run:
-        shards[loads[0][1]].units += run
+    counts = [sum(piece.count(rows) for piece in pieces) for pieces in shards]
+    share_rows, extra = divmod(sum(counts), count)
+    missing = [share_rows + (index < extra) - held for index, held in enumerate(counts)]
+    # Whoever has too many rows hands some over, in whole pieces as far as they go.
+    spare: list[Piece] = []
+    for pieces, lack in zip(shards, missing, strict=True):
+        empty: list[Piece] = []
+        while lack < 0:
+            piece = pieces.pop()
+            num_rows = piece.count(rows)
+            if num_rows > -lack:
+                pieces.append(piece.with_step("head", num_rows + lack))
+                piece, num_rows = piece.with_step("skip", num_rows + lack), -lack
+            (spare if num_rows else empty).append(piece)
+            lack += num_rows
+        pieces += empty
+    for pieces, lack in zip(shards, missing, strict=True):
+        while lack > 0:
+            piece = spare.pop()
+            num_rows = piece.count(rows)
+            if num_rows > lack:
+                spare.append(piece.with_step("skip", lack))
+                piece, num_rows = piece.with_step("head", lack), lack
+            pieces.append(piece)
+            lack -= num_rows
     return shards
 
 
-def _level(dealt: Sequence[Deal], rows: Mapping[Unit, int]) -> None:
-    """Moves rows until no shard has two more than another."""
-    counts = [deal.count(rows) for deal in dealt]
-    share, extra = divmod(sum(counts), len(dealt))
-    missing = [share + (index < extra) - count for index, count in enumerate(counts)]
-    spare: list[Piece] = []
-    for deal, lack in zip(dealt, missing, strict=True):
-        empty: list[Piece] = []
-        while lack < 0:
-            piece = Piece((Span((deal.units.pop(),)),)) if deal.units else deal.pieces.pop()
-            count = piece.count(rows)
-            if count > -lack:
-                deal.pieces.append(piece.with_step("head", count + lack))
-                piece, count = piece.with_step("skip", count + lack), -lack
-            (spare if count else empty).append(piece)
-            lack += count
-        deal.pieces += empty
-    for deal, lack in zip(dealt, missing, strict=True):
-        while lack > 0:
-            piece = spare.pop()
-            count = piece.count(rows)
-            if count > lack:
-                spare.append(piece.with_step("skip", lack))
-                piece, count = piece.with_step("head", lack), lack
-            deal.pieces.append(piece)
-            lack -= count
-
-
-def warn_of_sharing(dataset: Dataset, dealt: Sequence[Deal]) -> None:
-    """Reports files that several shards read, or that give one shard more than its share."""
-    readers: dict[int, int] = {}
-    loads = []
-    for deal in dealt:
+def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:
+    """Reports a large file that several shards read, or one that gives a shard too much."""
+    loads = [sum(piece.num_bytes for piece in pieces) for pieces in dealt]
+    largest = [max(pieces, key=lambda piece: piece.num_bytes, default=None) for pieces in dealt]
+    most, mean = max(loads), sum(loads) / len(loads)
+    for load, piece in zip(loads, largest, strict=True):
         # What is left of a window is shared as well, but only once, and it is small.
-        whole = [piece for piece in deal.pieces if not piece.seed]
-        shared = [p for p in whole if any(step.kind == "part" for step in p.steps)]
-        for file in {unit.file for p in shared for span in p.spans for unit in span.units}:
-            readers[file] = readers.get(file, 0) + 1
-        loads.append(
-            sum(piece.num_bytes for piece in deal.pieces)
-            + sum(unit.num_bytes for unit in deal.units)
-        )
-    cure = "write the data as more files, or as uncompressed JSON Lines, Parquet or Arrow"
-    for file, number in readers.items():
-        source = dataset.inputs[file].source
-        if number > 1 and source.num_bytes >= _WORTH_A_WARNING_BYTES:
+        if piece is None or piece.seed:
+            continue
+        source = dataset.inputs[piece.place[0]].source
+        is_shared = any(step.kind == "part" for step in piece.steps)
+        is_outsized = load == most > max(_OUTSIZED * mean, _WORTH_A_WARNING_BYTES)
+        if (is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES) or is_outsized:
+            problem = f"one of {len(dealt)} shards reads {most / mean:.1f} times the mean"
+            if is_shared:
+                problem = f"several of {len(dealt)} shards each read all of this file"
             warnings.warn(
-                f"{source.path}: {number} of {len(dealt)} shards each read all of this file, "
-                f"because the data has fewer separately readable parts than shards; {cure}",
+                f"{source.path}: {problem}, because it has too few parts that can be read "
+                "separately; write the data as more files, or as uncompressed JSON Lines, Parquet "
+                "or Arrow",
                 ShardWarning,
                 stacklevel=4,
             )
             return
-    most, mean = max(loads), sum(loads) / len(loads)
-    if most > _OUTSIZED * mean and most >= _WORTH_A_WARNING_BYTES and not readers:
-        units = dealt[loads.index(most)].units
-        if units:
-            largest = max(units, key=lambda unit: unit.num_bytes)
-            warnings.warn(
-                f"{dataset.inputs[largest.file].source.path}: one of {len(dealt)} shards reads "
-                f"{most / mean:.1f} times the mean, because this file cannot be split; {cure}",
-                ShardWarning,
-                stacklevel=4,
-            )
 
 
 def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None:
@@ -564,28 +514,28 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
         )
     if not all(state.keys() >= _STATE_KEYS for state in states):
         raise ResumeError("the state is incomplete; use an older state")
-    fingerprint = dataset.fingerprint
-    if any(state["fingerprint"] != fingerprint for state in states):
-        raise ResumeError(
-            "the state belongs to other files; pass files with the same names, sizes, formats and "
-            "order as when it was saved"
-        )
     columns = None if dataset.options.columns is None else list(dataset.options.columns)
-    if any(state["columns"] != columns for state in states):
-        other = next(state["columns"] for state in states if state["columns"] != columns)
-        raise ResumeError(
-            f"the state was saved with columns={other} and the reader has columns={columns}; pass "
-            "the same columns"
-        )
     shards = [tuple(state["shard"]) for state in states]
-    if twice := next((shard for shard in shards if shards.count(shard) > 1), None):
-        raise ResumeError(f"the state of shard {twice[0]} of {twice[1]} is there twice; pass one")
-    for key in ("seed", "epoch", "even", "generations", "plan"):
-        if any(state[key] != states[0][key] for state in states):
+    for state in states:
+        if state["fingerprint"] != dataset.fingerprint:
             raise ResumeError(
-                f"the states are not of the same run and step: their {key} differs; pass states "
-                "that were saved together"
+                "the state belongs to other files; pass files with the same names, sizes, formats "
+                "and order as when it was saved"
             )
+        if state["columns"] != columns:
+            raise ResumeError(
+                f"the state was saved with columns={state['columns']} and the reader has "
+                f"columns={columns}; pass the same columns"
+            )
+        shard = tuple(state["shard"])
+        if shards.count(shard) > 1:
+            raise ResumeError(f"the state of shard {shard[0]} of {shard[1]} is there twice")
+        for key in ("seed", "epoch", "even", "generations", "plan"):
+            if state[key] != states[0][key]:
+                raise ResumeError(
+                    f"the states are not of the same run and step: their {key} differs; pass "
+                    "states that were saved together"
+                )
 
 
 def _all_positions(states: Sequence[Mapping[str, Any]]) -> tuple[Position, ...]:

@@ -51,8 +51,8 @@ _running: weakref.WeakKeyDictionary[threading.Thread, _Shared[Any, Any]] = (
 
 @dataclass(slots=True)
 class _Slot(Generic[_Task, _Result]):
-    task: _Task
-    reserved: int
+    task: _Task | None
+    reserved: int = 0
     done: bool = False
     result: _Result | None = None
     error: BaseException | None = None
@@ -69,11 +69,8 @@ class _Shared(Generic[_Task, _Result]):
     reserved: int = 0
     factor: float | None = None
     """What an item being decoded takes, in multiples of its weight; not known before the first."""
-    ready: int = 0
-    """Decoded and waiting: at most half of the budget, the rest is for what is being decoded."""
     stopped: bool = False
-    exhausted: bool = False
-    failure: BaseException | None = None
+    """Nothing more is taken: it was closed, or there is nothing more, or an error."""
     process: int = field(default_factory=os.getpid)
 
 
@@ -92,12 +89,8 @@ class Prefetcher(Generic[_Task, _Result]):
         self._held = 0
         self._finalizer = weakref.finalize(self, _stop, self._shared)
         for number in range(num_threads):
-            thread = threading.Thread(
-                target=_work,
-                args=(self._shared,),
-                name=f"fast-axolotl-reader-{number}",
-                daemon=True,
-            )
+            name = f"fast-axolotl-reader-{number}"
+            thread = threading.Thread(target=_work, args=(self._shared,), name=name, daemon=True)
             _running[thread] = self._shared
             thread.start()
         atexit.unregister(_finish)
@@ -107,9 +100,19 @@ class Prefetcher(Generic[_Task, _Result]):
         return self
 
     def __next__(self) -> tuple[_Task, _Result]:
-        slot = self._take()
-        if slot is None:
-            raise StopIteration
+        shared = self._shared
+        if os.getpid() != shared.process:
+            raise UsageError("this iterator was created before a fork; create one in this process")
+        with shared.changed:
+            shared.reserved -= self._held
+            self._held = 0
+            shared.changed.notify_all()
+            while not (shared.slots and shared.slots[0].done):
+                if shared.stopped and not shared.slots:
+                    raise StopIteration
+                shared.changed.wait()
+            slot = shared.slots.popleft()
+            self._held = slot.reserved
         if isinstance(slot.error, StopIteration):
             # As it is, it would read as the end of the data.
             raise RuntimeError("decoding raised StopIteration") from slot.error
@@ -120,27 +123,6 @@ class Prefetcher(Generic[_Task, _Result]):
     def close(self) -> None:
         """Stops the threads; what was read ahead is dropped."""
         self._finalizer()
-
-    def _take(self) -> _Slot[_Task, _Result] | None:
-        shared = self._shared
-        if os.getpid() != shared.process:
-            raise UsageError("this iterator was created before a fork; create one in this process")
-        with shared.changed:
-            shared.reserved -= self._held
-            self._held = 0
-            shared.changed.notify_all()
-            while not (shared.slots and shared.slots[0].done):
-                if shared.stopped or (shared.exhausted and not shared.slots):
-                    if shared.failure is not None:
-                        raise shared.failure
-                    return None
-                shared.changed.wait()
-            slot = shared.slots.popleft()
-            shared.ready -= slot.reserved
-            self._held = slot.reserved
-            # Fewer are ready now, so there may be room for the next.
-            shared.changed.notify_all()
-            return slot
 
 
 def _stop(shared: _Shared[_Task, _Result]) -> None:
@@ -168,47 +150,44 @@ def _work(shared: _Shared[_Task, _Result]) -> None:
             slot = _next_slot(shared)
         if slot is None:
             return
+        size = 0
         try:
-            result, size = shared.decode(slot.task)
-            error = None
+            if slot.task is not None:
+                slot.result, size = shared.decode(slot.task)
         except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
-            result, size, error = None, 0, caught
+            slot.error = caught
         with shared.changed:
-            slot.result, slot.error, slot.done = result, error, True
-            # Nobody asks for what comes after an error.
-            shared.exhausted = shared.exhausted or error is not None
             shared.reserved += size - slot.reserved
-            if error is None:
+            if slot.error is not None:
+                shared.stopped = True  # nobody asks for what comes after an error
+            elif slot.task is not None:
                 shared.factor = max(_IN_FLIGHT_FACTOR, size / max(1, slot.task.weight))
-            slot.reserved = size
-            shared.ready += size
+            slot.reserved, slot.done = size, True
             shared.changed.notify_all()
-        del slot, result, error
+        del slot
 
 
 def _next_slot(shared: _Shared[_Task, _Result]) -> _Slot[_Task, _Result] | None:
-    """The next task, once there is room for it."""
+    """The next task, once there is room for it; or the error of taking it."""
     with shared.changed:
-        while (
-            shared.reserved
-            and not shared.stopped
-            and (shared.reserved >= shared.budget or shared.ready >= shared.budget // 2)
-        ):
+        while shared.reserved and not shared.stopped and shared.reserved >= shared.budget:
             shared.changed.wait()
-        if shared.stopped or shared.exhausted:
+        if shared.stopped:
             return None
+    slot: _Slot[_Task, _Result] = _Slot(None)
     try:
-        task = next(shared.tasks, None)
+        slot.task = next(shared.tasks, None)
     except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
-        task, shared.failure = None, caught
+        slot.error = caught
     with shared.changed:
-        if task is None:
-            shared.exhausted = True
+        if slot.task is None and slot.error is None:
+            shared.stopped = True
             shared.changed.notify_all()
             return None
-        slot: _Slot[_Task, _Result] = _Slot(
-            task, shared.budget // 2 if shared.factor is None else int(task.weight * shared.factor)
-        )
+        if slot.task is not None:
+            half = shared.budget // 2
+            slot.reserved = int(slot.task.weight * shared.factor) if shared.factor else half
         shared.reserved += slot.reserved
-        shared.slots.append(slot)
+        if not shared.stopped:  # it may have been closed meanwhile
+            shared.slots.append(slot)
         return slot

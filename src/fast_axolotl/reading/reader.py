@@ -238,6 +238,8 @@ class Reader:
         self._stats = ReadStats(ignored_files=ignored_files)
         self._stop: Callable[[], None] | None = None
         self._taker: Any = None
+        self._wanted_rows = 0
+        """Of the next batch, where a mix wants another number than ``batch_size``."""
         self._even = even
         self._is_starting = False
         """Whether a pass was begun and no batch asked for yet."""
@@ -416,15 +418,14 @@ class Reader:
         order, rows = self._order, self._order.rows
         if rows is None:
             rows = dict(zip(order.units, unit_rows(self._dataset, order.units), strict=True))
-        return [deal.count(rows) for deal in order.deal(self._shard[1])]
+        dealt = order.deal(self._shard[1])
+        return [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
 
     def _read(
         self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
     ) -> Iterator[Rows]:
         """The rows of a sequence in the order of delivery, from a position on."""
         dataset, order, shard = self._dataset, self._order, self._shard
-        if len(pieces) < self._num_threads:
-            dataset = dataset.with_options(parallel_columns=True)
         # Starting a thread costs more than a small file is worth.
         useful_threads = sum(piece.num_bytes for piece in pieces) // _THREAD_BYTES
         is_shuffled = order.seed is not None
@@ -460,7 +461,7 @@ class Reader:
         self._stop = stop
         # Batches of the same number everywhere cannot also be cut by bytes.
         most_bytes = self._memory_budget // 8 if self._even is None else sys.maxsize
-        batcher = Batcher(self._batch_size, most_bytes)
+        batcher = Batcher(lambda: self._wanted_rows or self._batch_size, most_bytes)
         read = self._read if self._even is None else self._read_evenly
         file = -1
         try:
@@ -554,6 +555,14 @@ class Reader:
         self._stats.rows += batch.num_rows
         self._stats.batches += 1
         return batch
+
+
+def next_rows(
+    reader: Reader, batches: Iterator[pa.RecordBatch], count: int
+) -> pa.RecordBatch | None:
+    """The next rows of an iteration, at most so many; ``None`` at its end."""
+    reader._wanted_rows = count
+    return next(batches, None)
 
 
 def dataset_of(reader: Reader) -> Dataset:

@@ -8,13 +8,14 @@ for their tag only when a dataset is opened. A connection that sends nothing for
 counts as failed over HTTP; S3 and the others have time-outs of their own (s3fs: 15 s).
 
 With a ``BlockCache``, whole blocks of ``BLOCK_BYTES`` are fetched and kept in a folder that several
-processes share. Neighbouring blocks that are missing are one request. The least recently used
-blocks go first. A file without a tag or date is not kept, since a change of it would not be seen.
+processes share. Where one block of a range is missing, the range is one request. The least recently
+used blocks go first. A file without a tag or date is not kept: a change of it would not be seen.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import re
@@ -160,24 +161,18 @@ class Remote:
         text = f"{name}\n{self.num_bytes}\n{self.version}"
         key = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
         first, last = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES
-        indices = range(first, last + 1)
-        blocks: dict[int, bytes] = {}
-        for index in indices:
-            size = min(BLOCK_BYTES, self.num_bytes - index * BLOCK_BYTES)
-            if (kept := self.cache.read(f"{key}-{index}", size)) is not None:
-                blocks[index] = kept
-        for index in indices:
-            if index in blocks:  # kept, or fetched together with one before it
-                continue
-            start, stop = index * BLOCK_BYTES, index + 1
-            while stop <= last and stop not in blocks:
-                stop += 1
-            data = self._fetch(start, min(stop * BLOCK_BYTES, self.num_bytes) - start)
-            for at in range(0, len(data), BLOCK_BYTES):
-                block = blocks[index + at // BLOCK_BYTES] = data[at : at + BLOCK_BYTES]
-                self.cache.write(f"{key}-{index + at // BLOCK_BYTES}", block)
-        whole = b"".join(blocks[index] for index in indices)
-        return whole[offset - first * BLOCK_BYTES :][:length]
+        begin, stop = first * BLOCK_BYTES, min((last + 1) * BLOCK_BYTES, self.num_bytes)
+        starts = range(begin, stop, BLOCK_BYTES)
+        names = [f"{key}-{index}" for index in range(first, last + 1)]
+        sizes = [min(BLOCK_BYTES, stop - start) for start in starts]
+        kept = [self.cache.read(name, size) for name, size in zip(names, sizes, strict=True)]
+        if None not in kept:
+            whole = b"".join(kept)  # type: ignore[arg-type]
+        else:
+            whole = self._fetch(begin, stop - begin)
+            for name, start in zip(names, starts, strict=True):
+                self.cache.write(name, whole[start - begin :][:BLOCK_BYTES])
+        return whole[offset - begin :][:length]
 
     def _fetch(self, offset: int, length: int) -> bytes:
         def attempt() -> bytes:
@@ -261,17 +256,17 @@ class Remote:
             return bytes(data)
 
 
-_writes_refused: set[str] = set()
-"""Folders of caches that could not be written to in this process."""
+_unseen_bytes: dict[str, float] = {}
+"""What this process has written to each folder since it last looked; infinite if that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCache:
     """Blocks in a folder, shared by threads and processes.
 
-    A block is a file with a checksum at its end, written beside and renamed. The file ``total``
-    holds the bytes of all of them; whoever holds its lock may add a block, and removes the least
-    recently read ones first where they would be more than ``num_bytes``. Reading takes no lock.
+    A block is a file with a checksum at its end, written beside and renamed. A process that has
+    written a hundredth of ``num_bytes`` since it last looked removes the least recently read blocks
+    where all of them have more than ``num_bytes``. Reading and writing take no lock.
     """
 
     folder: str
@@ -291,34 +286,27 @@ class BlockCache:
 
     def write(self, name: str, data: bytes) -> None:
         """Keeps a block; a disk that refuses ends the keeping, not the run."""
-        import fcntl
-
-        if self.folder in _writes_refused:
+        unseen = _unseen_bytes.get(self.folder, self.num_bytes) + len(data)
+        if unseen == math.inf:
             return
-        path, size = Path(self.folder, name[:2], name), len(data) + 4
+        path = Path(self.folder, name[:2], name)
         part = path.with_name(f"{name}.{os.getpid()}-{threading.get_ident()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(data + _checksum(data))
-            with Path(self.folder, "total").open("a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                file.seek(0)
-                text = file.read()
-                total = int(text) if text.isdigit() else self._make_room(0)
-                if total + size > self.num_bytes:
-                    total = self._make_room(size)
-                file.truncate(0)
-                file.write(b"%d" % (total if path.exists() else total + size))
-                file.flush()
-                part.replace(path)
+            if unseen > self.num_bytes // 100:
+                self._make_room(len(data))
+                unseen = 0
+            part.replace(path)
+            _unseen_bytes[self.folder] = unseen
         except OSError as error:
-            _writes_refused.add(self.folder)
+            _unseen_bytes[self.folder] = math.inf
             _log.warning("%s: reading without this cache folder: %s", self.folder, error)
             with suppress(OSError):
                 part.unlink()
 
-    def _make_room(self, size: int) -> int:
-        """Removes what was read longest ago until a tenth is free; the bytes that are left."""
+    def _make_room(self, size: int) -> None:
+        """Removes what was read longest ago until a tenth is free, if more than that is held."""
         found: list[tuple[float, int, Path]] = []
         for path in Path(self.folder).glob("??/*"):
             with suppress(OSError):
@@ -327,14 +315,13 @@ class BlockCache:
                     found.append((facts.st_mtime, facts.st_size, path))
                 elif facts.st_mtime < time.time() - 3600:
                     path.unlink()  # of a process that was killed
-        total = sum(held for _, held, _ in found)
-        most = self.num_bytes if not size else self.num_bytes * 9 // 10 - size
-        for _, held, path in sorted(found):
-            if total <= most:
-                break
-            path.unlink(missing_ok=True)
-            total -= held
-        return total
+        total = sum(held for _, held, _ in found) + size
+        if total > self.num_bytes:
+            for _, held, path in sorted(found):
+                path.unlink(missing_ok=True)
+                total -= held
+                if total <= self.num_bytes * 9 // 10:
+                    break
 
 
 def _checksum(data: bytes) -> bytes:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,9 +39,7 @@ _LEAST_PIECE_BYTES, _AHEAD_BYTES, _STREAM_AHEAD_BYTES = 64 * 1024, 512 * 1024, 8
 """What a file object reads at least, and at most unasked: of a stream, all will be wanted."""
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
-_LEAST_STREAM_READ, _MOST_STREAM_READ = 64 * 1024, 256 * 1024
-_MOST_EXPANSION = 16
-"""Text that compresses better is rare, and comes in more blocks where the file is small."""
+_STREAM_READ_BYTES = 128 * 1024
 _MOST_START_BYTES = 1024 * 1024
 
 
@@ -161,94 +159,67 @@ class _SourceFile(io.RawIOBase):
         return head + data[: stop - at]
 
 
-def open_chunks(
-    source: Source, compression: str | None, size: int, start: int = 0
-) -> Iterator[bytes]:
-    """The content in chunks of ``size`` bytes, the last one shorter; ``start`` for plain files."""
+def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[bytes]:
+    """The content in chunks of ``size`` bytes, the last one shorter.
+
+    Where a compressed stream breaks off, first what arrived before that, then the error.
+    """
     if compression is None:
-        for offset in range(start, source.num_bytes, size):
+        for offset in range(0, source.num_bytes, size):
             yield source.read_at(offset, size)
         return
-    stream = _Stream(source, compression)
-    while chunk := stream.read(size):
-        yield chunk
+    if compression == "snappy":
+        raise DataError(
+            "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
+            path=source.path,
+        )
+    failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
+    file = source.open_arrow(_STREAM_AHEAD_BYTES)
+    stream: Any = None
+    if compression == "xz":
+        stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
+        failures += (lzma.LZMAError,)
+    elif compression == "gzip":
+        with suppress(ImportError):
+            from isal import igzip
 
-
-class _Stream:
-    """Decompressed content, put right where it is wanted: each byte is written once."""
-
-    def __init__(self, source: Source, compression: str) -> None:
-        if compression == "snappy":
-            raise DataError(
-                "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
-                path=source.path,
-            )
-        self._path = source.path
-        self._compression = compression
-        self._position = 0
-        self._failure: DataError | None = None
-        self._failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
-        file = source.open_arrow(_STREAM_AHEAD_BYTES)
-        self._stream: Any = None
-        if compression == "xz":
-            self._stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
-            self._failures += (lzma.LZMAError,)
-        elif compression == "gzip":
-            with suppress(ImportError):
-                from isal import igzip
-
-                self._stream = igzip.IGzipFile(fileobj=file)
-                self._failures += (igzip.isal_zlib.error,)
-        if self._stream is None:
-            self._stream = pa.CompressedInputStream(file, compression)
-
-    def read(self, size: int, head: bytes | memoryview = b"") -> bytes:
-        """``head`` and what follows, ``size`` bytes in all; fewer only where the stream ends.
-
-        Where it breaks off, first what arrived before that, then the error.
-        """
-        if self._failure is not None:
-            raise self._failure
-        buffer = bytearray(size)
-        num_bytes = len(head)
-        buffer[:num_bytes] = head
-        # Small reads, so that little is lost to an error that ends them early; but each one waits
-        # for the interpreter's lock.
-        piece = min(max(_LEAST_STREAM_READ, self._position // 16), _MOST_STREAM_READ)
+            stream = igzip.IGzipFile(fileobj=file)
+            failures += (igzip.isal_zlib.error,)
+    stream = stream or pa.CompressedInputStream(file, compression)
+    position, num_bytes, failure = 0, size, None
+    while num_bytes == size and failure is None:
+        pieces, num_bytes = list[bytes](), 0
         try:
-            with memoryview(buffer) as view:
-                while count := self._stream.readinto(view[num_bytes:][:piece]):
-                    num_bytes += count
+            # Small reads, so that little is lost to an error that ends them early.
+            while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
+                pieces.append(piece)
+                num_bytes += len(piece)
         except DataError as error:
-            self._failure = error
-        except self._failures as error:
-            self._failure = DataError(
-                f"the {self._compression} stream is corrupt or truncated ({error}); replace the "
-                "file with an intact copy",
-                path=self._path,
-                place=f"decompressed byte {self._position + num_bytes - len(head)}",
+            failure = error
+        except failures as error:
+            failure = DataError(
+                f"the {compression} stream is corrupt or truncated ({error}); replace the file "
+                "with an intact copy",
+                path=source.path,
+                place=f"decompressed byte {position + num_bytes}",
             )
-            self._failure.__cause__ = error
-        self._position += num_bytes - len(head)
-        if self._failure is not None and num_bytes == len(head):
-            raise self._failure
-        return cast("bytes", buffer if num_bytes == size else buffer[:num_bytes])
+            failure.__cause__ = error
+        position += num_bytes
+        if num_bytes:
+            yield b"".join(pieces)
+    if failure is not None:
+        raise failure
 
 
 class Supply:
     """The decompressed text from an offset on, for a cutter that decides how far it has come.
 
-    Grows by at least what is held, so that looking for the end of a huge record stays linear. A
-    plain file is read again at the offset, which saves copying all that is read once more.
+    Grows by at least what is held, so that looking for the end of a huge record stays linear.
     """
 
     def __init__(self, source: Source, compression: str | None, size: int) -> None:
-        self._source = source
-        self._size, self._stream = size, None
-        if compression is not None:
-            # A small file needs no large buffer.
-            self._size = min(size, max(_MOST_EXPANSION * source.num_bytes, _LEAST_STREAM_READ))
-            self._stream = _Stream(source, compression)
+        self._path, self._chunks = source.path, open_chunks(source, compression, size)
+        self._failure: DataError | None = None
         self.offset = 0
         """Where ``held`` begins."""
         self.held = b""
@@ -264,22 +235,23 @@ class Supply:
 
     def advance(self, consumed: int) -> None:
         """Drops what was consumed and reads on."""
-        self.offset += consumed
-        left = len(self.held) - consumed
-        check_record(left, self._source.path, self.offset)
-        # Always the same length where possible: the pages are then at hand.
-        length = self._size if 2 * left < self._size else left + max(left, self._size)
-        if self._stream is None:
-            self.held = self._source.read_at(self.offset, length)
-        else:
-            self.held = self._stream.read(length, memoryview(self.held)[consumed:])
+        self.drop(consumed)
+        left = len(self.held)
+        check_record(left, self._path, self.offset)
+        pieces, wanted = [self.held], max(1, left)
+        while wanted > 0 and self._failure is None:
+            try:
+                pieces.append(next(self._chunks, b""))
+            except DataError as error:
+                self._failure = error
+                break
+            wanted -= len(pieces[-1])
+            if not pieces[-1]:
+                break
+        self.held = b"".join(pieces)
         self.ended = len(self.held) == left
-
-    def rest(self) -> Iterator[bytes]:
-        """All that is left, in chunks."""
-        while self.held:
-            yield self.held
-            self.advance(len(self.held))
+        if self.ended and self._failure is not None:
+            raise self._failure
 
 
 def head_of(source: Source, compression: str | None, size: int) -> bytes:

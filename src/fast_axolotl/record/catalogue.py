@@ -216,7 +216,7 @@ _ALL = (
            "`--peak-tflops`", "clocks are lower under load"),
     Figure("matmul_share", "share of the matmul rate", "share", "higher",
            "`model_flops_per_second` ÷ (GPUs · the rate that large square matmuls reach on this "
-           "GPU: `--matmul`)", "measured for one second, before the training"),
+           "GPU: `FAST_AXOLOTL_MATMUL=1`)", "measured for one second, before the training"),
     Figure("working_set_bytes", "working set, steady", "bytes", "lower",
            "median over the steady phase of the anonymous and shared memory of all processes, "
            "shared pages counted once (sum of PSS)",
@@ -366,7 +366,7 @@ MATRIX: tuple[Figure, ...] = tuple(
     FIGURES[name]
     for name in (
         "rows_per_second", "reader_rows_per_second", "reader_ratio", "samples_per_second",
-        "working_set_bytes", "working_set_peak_bytes", "host_stall_fraction",
+        "working_set_bytes", "working_set_peak_bytes", "stall_fraction", "host_stall_fraction",
         "device_stall_fraction", "tokens_per_second", "trainable_tokens_per_second",
         "padded_tokens_per_second", "mfu", "step_p50_seconds", "step_p95_seconds",
         "start_to_step_seconds", "first_step_seconds", "disk_share", "swap_in_bytes_per_second",

@@ -11,55 +11,53 @@ training loop. A reader takes every whole line and remembers whether the last on
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fast_axolotl.errors import DataError, MissingFileError, mask_secrets, mask_words
 from fast_axolotl.record import schema
-from fast_axolotl.record.codec import from_plain
+from fast_axolotl.record.codec import from_plain, to_json
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE
 
-_KINDS: dict[str, type] = {
-    "start": schema.Start,
-    "settings": schema.Settings,
-    "steps": schema.StepBlock,
-    "mark": schema.Mark,
-    "phase": schema.Phase,
-    "model": schema.ModelShape,
-    "free_run": schema.FreeRun,
-    "log": schema.Log,
-    "window": schema.ProfileWindow,
-    "gradients": schema.GradientNorms,
-    "end": schema.End,
-    "system_start": schema.SystemStart,
-    "system": schema.SystemSample,
-    "disk": schema.DiskProbe,
+_KINDS: dict[str, tuple[type, str]] = {
+    "start": (schema.Start, ""),
+    "settings": (schema.Settings, "settings"),
+    "steps": (schema.StepBlock, "blocks"),
+    "mark": (schema.Mark, "marks"),
+    "phase": (schema.Phase, "phases"),
+    "model": (schema.ModelShape, "models"),
+    "free_run": (schema.FreeRun, "free_runs"),
+    "log": (schema.Log, "logs"),
+    "window": (schema.ProfileWindow, "windows"),
+    "gradients": (schema.GradientNorms, "gradients"),
+    "end": (schema.End, ""),
+    "system_start": (schema.SystemStart, ""),
+    "system": (schema.SystemSample, ""),
+    "disk": (schema.DiskProbe, ""),
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-_LISTS: dict[type, str] = {
-    schema.Settings: "settings",
-    schema.StepBlock: "blocks",
-    schema.Mark: "marks",
-    schema.Phase: "phases",
-    schema.ModelShape: "models",
-    schema.FreeRun: "free_runs",
-    schema.ProfileWindow: "windows",
-    schema.GradientNorms: "gradients",
-    schema.Log: "logs",
-}
-"""Where a rank keeps its lines."""
+"""The kinds of lines, and where a rank keeps them."""
+_NAMES = {line: name for name, (line, _) in _KINDS.items()}
+_LISTS = {line: home for line, home in _KINDS.values() if home}
+_DECODERS: dict[str, Any] = {name: msgspec.json.Decoder(line) for name, (line, _) in _KINDS.items()}
 SYSTEM_FILES = "system*.jsonl"
 JOB_FILE = "job.json"
 _CLOCK_SECONDS = 60.0
 """How far the clocks of two nodes may be apart."""
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+_KIND = msgspec.json.Decoder(_Kind)
 
 
 @dataclass(slots=True)
@@ -240,14 +238,15 @@ def dump_line(line: object) -> str:
         value = getattr(line, item.name)
         if value is None or value == () or value == {} or value == "" == item.default:
             continue
-        if item.name in ("slow", "gpus"):
-            value = [asdict(inner) for inner in value]
-        elif item.name == "command":
+        if item.name == "command":
             value = mask_words(value)
         elif item.name in ("error", "text"):
             value = mask_secrets(value)
         values[item.name] = value
-    return _ENCODER.encode(values)
+    try:
+        return msgspec.json.encode(values, enc_hook=str).decode()
+    except UnicodeEncodeError:  # a path with bytes that are no text
+        return to_json(values, indent=None)
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -255,22 +254,14 @@ def read_run(path: str | Path) -> RunRecord:
     folder = Path(path)
     check_folder(folder)
     record = RunRecord(path=str(folder))
-    # All that is read stays: the collector would only look at it again and again.
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for file in sorted(folder.glob("rank-*.jsonl")):
-            home = _read_file(file, record)
-            if isinstance(home, RankRecord):
-                record.ranks[home.start.rank] = home
-            else:
-                record.notes.append(f"{file.name} has no start line and was skipped")
-        record.systems = sort_systems(
-            _read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))
-        )
-    finally:
-        if is_collecting:
-            gc.enable()
+    for file in sorted(folder.glob("rank-*.jsonl")):
+        home = _read_file(file, record)
+        if isinstance(home, RankRecord):
+            record.ranks[home.start.rank] = home
+        else:
+            record.notes.append(f"{file.name} has no start line and was skipped")
+    systems = (_read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES)))
+    record.systems = sort_systems(systems)
     leave_out_earlier(record)
     if not record.ranks and not record.systems:
         raise no_record(folder, "; ".join(record.notes[:3]))
@@ -307,7 +298,7 @@ def no_record(folder: Path, reason: str = "") -> DataError:
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
     if (folder / JOB_FILE).is_file():
-        text = "this is the record of a data job, which has no steps; use fast-axolotl report on it"
+        text = f"this is the record of a data job, which has no steps; read {JOB_FILE} itself"
     elif words:
         commands = ", ".join(f"fast-axolotl {word}" for word in words)
         text = f"this is the folder of a protocol, with one record per run: {commands}"
@@ -365,9 +356,14 @@ UNREADABLE = (ValueError, TypeError, AttributeError, KeyError)
 
 def parse_line(text: str) -> object | None:
     """A line from its JSON; ``None`` for a kind that a later version added."""
-    values = json.loads(text)
-    kind = _KINDS.get(values.pop("kind"))
-    return None if kind is None else from_plain(kind, values)
+    try:
+        name = _KIND.decode(text).kind
+        return _DECODERS[name].decode(text) if name in _KINDS else None
+    except ValueError:
+        # What earlier versions wrote: NaN, whole numbers with a decimal point; bytes of a path.
+        values = json.loads(text)
+        kind = _KINDS.get(values.pop("kind"))
+        return None if kind is None else from_plain(kind[0], values)
 
 
 def sort_in(

@@ -37,11 +37,9 @@ class Histogram:
             index = int(key)
             own[index] = own.get(index, 0) + count
 
-    def take(self) -> dict[str, int]:
-        """The counts as they are written; the histogram is empty afterwards."""
-        found = {str(index): count for index, count in sorted(self.counts.items())}
-        self.counts.clear()
-        return found
+    def written(self) -> dict[str, int]:
+        """The counts as they are written."""
+        return {str(index): count for index, count in sorted(self.counts.items())}
 
     def items(self) -> Iterator[tuple[float, int]]:
         """A duration in the middle of each bin, and how many there are."""

@@ -50,23 +50,14 @@ def _start_time(file: Path) -> float:
 
 
 def share_record(path: Path, run_dir: str | Path) -> bool:
-    """Have the file of a rank show in the folder of a run, too; ``False`` where that has its own,
-    or has no links.
-
-    A link, so that whoever follows or reads the run's folder finds what is being written elsewhere.
-    """
+    """Have the file of a rank show in the folder of a run, too, by a link; ``False`` where that has
+    its own, or has no links."""
     shared = Path(run_dir) / path.name
-    try:
+    with contextlib.suppress(OSError):
         shared.parent.mkdir(parents=True, exist_ok=True)
-        shared.hardlink_to(path)
-    except FileExistsError:
-        return False
-    except OSError:  # another file system, or one without hard links
-        try:
-            shared.symlink_to(path.absolute())
-        except OSError:
-            return False
-    return True
+        shared.symlink_to(path.absolute())
+        return True
+    return False
 
 
 def find_folders(run_dir: str | Path, since: float = 0.0) -> list[Path]:

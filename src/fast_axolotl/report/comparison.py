@@ -7,9 +7,7 @@ no arm has are not rows; below the matrix stands why, and why an arm has none of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
-from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import MATRIX
 from fast_axolotl.record.protocol_result import (
@@ -111,12 +109,13 @@ def runs_document(runs: Sequence[ReportRun], *, is_named: bool = False) -> Docum
 
 def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     """The figures of single runs, with no ratio and no judgement."""
-    known = {field.name for field in fields(RunSummary)}
     rows = []
     for figure in MATRIX:
         cells = []
-        for run in runs if figure.name in known else ():
-            value = getattr(run.summary, figure.name)
+        for run in runs:
+            if figure.name not in run.summary.figures:
+                continue
+            value = run.summary.figures[figure.name]
             reason = missing_reason(run.summary, figure.name) if value is None else ""
             cells.append(MatrixCell(value=value, reason=reason))
         if cells:

@@ -1,4 +1,4 @@
-"""The one sum that makes a stall, of a rank and of a job, and whether it is the device's.
+"""The one sum of waits, of a rank and of a job, and whether the stall is the device's.
 
 A stall is a ratio of sums: waiting ÷ wall time. It is the device's where device waits are known for
 at least 90 % of the wall time, and then over exactly that part of it; else it is the host's. The
@@ -7,15 +7,10 @@ so that they cannot disagree.
 
 Ranks meet in a collective at every step, so a step is as late as the rank that waits longest. The
 job's stall is Σ over steps of the largest wait of any rank ÷ wall time, over the steps that are
-steady on all ranks. Steps are aligned by their number.
-
-The waits of single steps are exact in the first hours of a record, and a byte each after that. A
-record of an older version has only the sums of blocks there. Between the largest sum of one rank
-and the sum over all ranks lies the truth; the smaller one is reported, with the distance as its
-error.
-
-The fold keeps a running maximum per step, some steps at a time: 64 ranks of 1.7 million steps take
-about two seconds and 25 MB.
+steady on all ranks. Steps are aligned by their number. The waits of single steps are exact in the
+first hours of a record, and a byte each after that. Where a record has only the sums of blocks,
+the truth lies between the largest sum of one rank and the sum over all ranks; the smaller one is
+reported, with the distance as its error.
 """
 
 from __future__ import annotations
@@ -23,15 +18,14 @@ from __future__ import annotations
 import base64
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from fast_axolotl.record.arithmetic import finite, ratio
-from fast_axolotl.record.schema import StepBlock
+from fast_axolotl.record.schema import COUNTED, SAMPLED, StepBlock
 
 StallSource = Literal["device", "host", ""]
 
@@ -44,7 +38,6 @@ _LEAST_WAIT, _WAIT_GROWTH = 1e-5, 1.08
 WAIT_SECONDS = (0.0, *(_LEAST_WAIT * _WAIT_GROWTH**number for number in range(255)))
 """The wait that each byte of condensed waits stands for: none, then 10 µs to 50 minutes."""
 
-_STEPS_AT_ONCE = 1 << 17
 LEAST_PRESENCE = 0.9
 """Of the longest rank's steps, that a rank must have recorded to end the common steps."""
 _LEAST_STEPS = 20
@@ -77,7 +70,7 @@ def join_waits(first: str, second: str) -> str:
 
 @dataclass(slots=True)
 class WaitTotals:
-    """Wall time and waits, summed over steps or blocks."""
+    """Wall time and waits, and what the batches held, summed over steps or blocks."""
 
     steps: int = 0
     fetches: int = 0
@@ -86,13 +79,17 @@ class WaitTotals:
     device_wait_seconds: float = 0.0
     device_wall_seconds: float = 0.0
     """Wall time of the steps whose device waits are known."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """Samples, rows, tokens and bytes of the blocks that counted them; and seconds."""
+    uncounted: set[str] = field(default_factory=set)
+    """What at least one block with fetches did not count."""
 
     def add(
         self,
-        *,
         wall_seconds: float,
         host_wait_seconds: float,
         device_wait_seconds: float | None,
+        *,
         steps: int = 1,
         fetches: int = 0,
     ) -> None:
@@ -108,12 +105,36 @@ class WaitTotals:
     def add_block(self, block: StepBlock) -> None:
         """Add the steps of a block; a foreign record's numbers may be none."""
         self.add(
-            wall_seconds=finite(block.wall_seconds) or 0.0,
-            host_wait_seconds=finite(block.host_wait_seconds) or 0.0,
-            device_wait_seconds=finite(block.device_wait_seconds),
+            finite(block.wall_seconds) or 0.0,
+            finite(block.host_wait_seconds) or 0.0,
+            finite(block.device_wait_seconds),
             steps=block.steps,
             fetches=block.fetches,
         )
+        for name in (*COUNTED, *SAMPLED):
+            value = getattr(block, name)
+            if finite(value) is not None:
+                self.counts[name] = self.counts.get(name, 0) + value
+            elif block.fetches:
+                self.uncounted.add(name)
+
+    def since(self, earlier: WaitTotals) -> WaitTotals:
+        """What was added since these sums were ``earlier``."""
+        return WaitTotals(
+            steps=self.steps - earlier.steps,
+            fetches=self.fetches - earlier.fetches,
+            wall_seconds=self.wall_seconds - earlier.wall_seconds,
+            host_wait_seconds=self.host_wait_seconds - earlier.host_wait_seconds,
+            device_wait_seconds=self.device_wait_seconds - earlier.device_wait_seconds,
+            device_wall_seconds=self.device_wall_seconds - earlier.device_wall_seconds,
+            counts={name: own - earlier.counts.get(name, 0) for name, own in self.counts.items()},
+            uncounted=self.uncounted,
+        )
+
+    def count(self, name: str) -> Any:
+        """How much of something there was; ``None`` where a part was not counted."""
+        is_partial = name in self.uncounted and name not in SAMPLED
+        return None if is_partial else self.counts.get(name)
 
     @property
     def source(self) -> StallSource:
@@ -172,9 +193,8 @@ def wall_between(blocks: Sequence[StepBlock], steps: range) -> float:
     """Wall seconds of a rank in these steps; of a block that reaches beyond, its share."""
     seconds = 0.0
     for block in blocks:
-        inside = min(steps.stop, block.first_step + block.steps) - max(
-            steps.start, block.first_step
-        )
+        begin, end = max(steps.start, block.first_step), block.first_step + block.steps
+        inside = min(steps.stop, end) - begin
         if inside > 0:
             seconds += (finite(block.wall_seconds) or 0.0) * (inside / block.steps)
     return seconds
@@ -186,24 +206,21 @@ def fold_waits(
     """The job's waits in these steps, by the host or by the device."""
     import numpy as np
 
-    caused, alone = np.zeros(len(ranks)), np.zeros(len(ranks))
-    condensed = unknown = 0.0
-    for chunk in _fold_chunks(ranks, steps, source):
-        is_known = chunk.form < _SUMMED
-        held, largest = chunk.holder[is_known], chunk.largest
-        caused += np.bincount(held, largest[is_known], len(ranks))
-        alone += np.bincount(held, (largest - chunk.second)[is_known], len(ranks))
-        condensed += float(largest[chunk.form == _CONDENSED].sum())
-        if not is_known.all():
-            spreads = (_spread(blocks, chunk.begin, chunk.form, source) for blocks in ranks)
-            sums = np.array([waits[~is_known].sum() for waits in spreads])
-            caused[sums.argmax()] += sums.max()
-            # All that the others waited may have been in the same steps.
-            alone[sums.argmax()] += max(0.0, 2 * sums.max() - sums.sum())
-            unknown += float(sums.sum() - sums.max())
+    largest, second, holder, form = _largest_waits(ranks, steps, source)
+    is_known = form < _SUMMED
+    held, waits = holder[is_known], largest[is_known]
+    caused = np.bincount(held, waits, len(ranks)).astype(float)
+    alone = np.bincount(held, waits - second[is_known], len(ranks)).astype(float)
+    unknown = 0.0
+    if not is_known.all():
+        sums = np.array([_spread(own, steps, source)[0][~is_known].sum() for own in ranks])
+        unknown = float(sums.sum() - sums.max())
+        caused[sums.argmax()] += sums.max()
+        # All that the others waited may have been in the same steps.
+        alone[sums.argmax()] += max(0.0, float(sums.max()) - unknown)
     return JobWaits(
         seconds=float(caused.sum()),
-        error_seconds=WAIT_ERROR * condensed + unknown,
+        error_seconds=WAIT_ERROR * float(largest[form == _CONDENSED].sum()) + unknown,
         unknown_seconds=unknown,
         caused=tuple(caused.tolist()),
         alone=tuple(alone.tolist()),
@@ -224,15 +241,12 @@ def join_ranks(ranks: Sequence[Sequence[StepBlock]]) -> tuple[int, list[StepBloc
     common = find_common_steps(known)
     if len(known) < 2 or not common:
         return most, list(ranks[most])
-    import numpy as np
-
-    largest = [chunk.largest for chunk in _fold_chunks(known, common, source)]
-    sums = np.concatenate([[0.0], *largest]).cumsum()
+    sums = [0.0, *_largest_waits(known, common, source)[0].cumsum().tolist()]
     joined = []
     for block in ranks[most]:
         first, end = block.first_step - common.start, block.first_step + block.steps - common.start
         if first >= 0 and end <= len(common):
-            seconds = min(float(sums[end] - sums[first]), block.wall_seconds)
+            seconds = min(sums[end] - sums[first], block.wall_seconds)
             if is_device:
                 block = replace(block, device_wait_seconds=seconds)
             else:
@@ -241,85 +255,51 @@ def join_ranks(ranks: Sequence[Sequence[StepBlock]]) -> tuple[int, list[StepBloc
     return most, joined
 
 
-class _Chunk(NamedTuple):
-    """Some steps, from ``begin`` on."""
-
-    begin: int
-    largest: Any
-    """Wait of any rank."""
-    second: Any
-    """The second largest."""
-    holder: Any
-    """Which rank waited longest."""
-    form: Any
-    """How well the waits are known: of the rank that knows least."""
-
-
-def _fold_chunks(
+def _largest_waits(
     ranks: Sequence[Sequence[StepBlock]], steps: range, source: str
-) -> Iterator[_Chunk]:
+) -> tuple[Any, Any, Any, Any]:
+    """Of every step: the largest wait of any rank, the second largest, which rank waited longest,
+    and how well the waits are known, of the rank that knows least."""
     import numpy as np
 
-    for begin in range(steps.start, steps.stop, _STEPS_AT_ONCE):
-        count = min(_STEPS_AT_ONCE, steps.stop - begin)
-        largest, second = np.zeros(count), np.zeros(count)
-        holder, form = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.uint8)
-        for number, blocks in enumerate(ranks):
-            waits = _spread(blocks, begin, form, source)
-            np.maximum(second, np.minimum(largest, waits), out=second)
-            np.copyto(holder, number, where=waits > largest)
-            np.maximum(largest, waits, out=largest)
-        yield _Chunk(begin, largest, second, holder, form)
+    largest, second = np.zeros(len(steps)), np.zeros(len(steps))
+    holder, form = np.zeros(len(steps), dtype=np.int32), np.zeros(len(steps), dtype=np.uint8)
+    for number, blocks in enumerate(ranks):
+        waits, own_form = _spread(blocks, steps, source)
+        np.maximum(form, own_form, out=form)
+        np.maximum(second, np.minimum(largest, waits), out=second)
+        np.copyto(holder, number, where=waits > largest)
+        np.maximum(largest, waits, out=largest)
+    return largest, second, holder, form
 
 
-def _spread(blocks: Sequence[StepBlock], begin: int, form: Any, source: str) -> Any:
-    """Waits of a rank from step ``begin`` on, and in ``form`` how well they are known. Blocks that
-    follow each other and are alike are put down at once."""
+def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> tuple[Any, Any]:
+    """Waits of a rank by step, and how well they are known."""
     import numpy as np
 
-    waits = np.zeros(len(form))
-    runs: list[tuple[int, int, list[Any]]] = []
-    end = None
-    first = max(0, bisect_right(blocks, begin, key=attrgetter("first_step")) - 1)
-    for block in blocks[
-        first : bisect_left(blocks, begin + len(form), key=attrgetter("first_step"))
-    ]:
-        kind, singles = _read_singles(block, source)
-        if singles is None:
-            continue
-        if not runs or runs[-1][0] != kind or block.first_step != end:
-            runs.append((kind, block.first_step, []))
-        runs[-1][2].append(singles)
-        end = block.first_step + block.steps
-    for kind, first, pieces in runs:
-        if kind == _CONDENSED:
-            values = np.array(WAIT_SECONDS)[np.frombuffer(b"".join(pieces), dtype=np.uint8)]
-        elif kind == _SUMMED:
-            values = np.repeat([mean for mean, _ in pieces], [steps for _, steps in pieces])
+    waits, form = np.zeros(len(steps)), np.zeros(len(steps), dtype=np.uint8)
+    by_step, seconds_of = attrgetter("first_step"), np.array(WAIT_SECONDS)
+    first = max(0, bisect_right(blocks, steps.start, key=by_step) - 1)
+    for block in blocks[first : bisect_left(blocks, steps.stop, key=by_step)]:
+        at = block.first_step - steps.start
+        inside = slice(max(0, at), min(len(steps), at + block.steps))
+        singles = block.hosts if source == "host" else block.devices
+        codes = b""
+        # What is condensed are the device's waits where there are any.
+        if (block.device_wait_seconds is not None) == (source == "device"):
+            with suppress(ValueError):  # a damaged line
+                codes = decode_waits(block.step_waits)
+        if singles is not None and len(singles) == block.steps:
+            values = np.nan_to_num(np.array(singles), nan=0.0, posinf=0.0, neginf=0.0)
+        elif len(codes) == block.steps > 0:
+            values = seconds_of[np.frombuffer(codes, dtype=np.uint8)]
+            form[inside] = _CONDENSED
         else:
-            values = np.fromiter(chain.from_iterable(pieces), dtype=np.float64)
-            values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-        at = first - begin
-        inside = slice(max(0, at), min(len(waits), at + len(values)))
-        waits[inside] = values[max(0, -at) : len(waits) - at]
-        np.maximum(form[inside], kind, out=form[inside])
-    return waits
-
-
-def _read_singles(block: StepBlock, source: str) -> tuple[int, Any]:
-    """How the waits of a block's steps are known, and what they are: where only their sum is known,
-    the mean and the number of steps; ``None`` where nothing was waited."""
-    singles = block.hosts if source == "host" else block.devices
-    if singles is not None and len(singles) == block.steps:
-        return _EXACT, singles
-    # What is condensed are the device's waits where there are any.
-    if block.step_waits and (block.device_wait_seconds is not None) == (source == "device"):
-        with suppress(ValueError):  # a damaged line
-            codes = decode_waits(block.step_waits)
-            if len(codes) == block.steps:
-                return _CONDENSED, codes
-    seconds = _sum_of(block, source) if block.steps > 0 else 0.0
-    return _SUMMED, (seconds / block.steps, block.steps) if seconds else None
+            seconds = _sum_of(block, source)
+            values = np.full(block.steps, seconds / max(1, block.steps))
+            form[inside] = _SUMMED if seconds else _EXACT
+        waits[inside] = values[max(0, -at) : len(steps) - at]
+    return waits, form
 
 
 def _sum_of(block: StepBlock, source: str) -> float:

@@ -14,37 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.ready_queue import Drain, find_drain
+from fast_axolotl.measure.ready_queue import Drain, find_drain, number_of
 from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, RankSummary, StepBlock
 from fast_axolotl.record.arithmetic import finite, ratio, total
-from fast_axolotl.record.schema import COUNTED, SAMPLED
-from fast_axolotl.record.stall import LEAST_PRESENCE, WaitTotals
 from fast_axolotl.record.thresholds import is_long_enough
-
-
-@dataclass(slots=True)
-class PhaseTotals(WaitTotals):
-    """Sums over the blocks of one phase: waits, and what the batches held."""
-
-    counts: dict[str, Any] = field(default_factory=dict)
-    """Samples, rows, tokens and bytes of the blocks that counted them; and seconds."""
-    uncounted: set[str] = field(default_factory=set)
-    """What at least one block with fetches did not count."""
-
-    def add_block(self, block: StepBlock) -> None:
-        """Add one block."""
-        WaitTotals.add_block(self, block)
-        for name in (*COUNTED, *SAMPLED):
-            value = getattr(block, name)
-            if finite(value) is not None:
-                self.counts[name] = self.counts.get(name, 0) + value
-            elif block.fetches:
-                self.uncounted.add(name)
-
-    def count(self, name: str) -> Any:
-        """How much of something there was; ``None`` where a part was not counted."""
-        is_partial = name in self.uncounted and name not in SAMPLED
-        return None if is_partial else self.counts.get(name)
+from fast_axolotl.record.waits import LEAST_PRESENCE, WaitTotals
 
 
 @dataclass(slots=True)
@@ -57,9 +31,9 @@ class RankFigures:
     """Those the figures are made of."""
     drain: Drain | None
     """What became of the ready queue, if it drained."""
-    warmup: PhaseTotals = field(default_factory=PhaseTotals)
-    steady: PhaseTotals = field(default_factory=PhaseTotals)
-    replay: PhaseTotals = field(default_factory=PhaseTotals)
+    warmup: WaitTotals = field(default_factory=WaitTotals)
+    steady: WaitTotals = field(default_factory=WaitTotals)
+    replay: WaitTotals = field(default_factory=WaitTotals)
     host_waits: Histogram = field(default_factory=Histogram)
     device_waits: Histogram = field(default_factory=Histogram)
     step_times: Histogram = field(default_factory=Histogram)
@@ -74,6 +48,11 @@ class RankFigures:
     def rank(self) -> int:
         """Its number."""
         return self.record.start.rank
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        return round(number_of(self.settings, "gradient_accumulation") or 1)
 
     @property
     def waits(self) -> Histogram:
@@ -146,6 +125,10 @@ def fold_rank(record: RankRecord) -> RankFigures:
         folded.device_waits.merge(block.device_waits or {})
         folded.step_times.merge(block.step_times)
         folded.steady_span_seconds += total(block.spans.values()) or 0.0
+    per_step = round(ratio(folded.steady.fetches, folded.steady.steps) or 1)
+    if per_step > 1:
+        # Where the trainer did not say it, it is what was counted.
+        settings.setdefault("gradient_accumulation", per_step)
     if steady:
         took = (finite(steady[0].wall_seconds) or 0.0) + (total(steady[0].spans.values()) or 0.0)
         folded.steady_from = finite(record.start.time + steady[0].t - took)

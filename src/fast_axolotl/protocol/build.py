@@ -170,10 +170,10 @@ def _describe_disturbances(plan: Plan, figures: Mapping[int, RunFigures]) -> lis
         return []
     runs = "; ".join(f"{turn.folder}: {words}" for turn, words in disturbed)
     pairs = plan.pairs + max(2, len({turn.pair for turn, _ in disturbed}))
-    more = f", or add pairs: {plan.again} --pairs {pairs}" if plan.again else "."
     return [
         f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU ({runs}). "
-        f"Differences may be caused by that: repeat on an idle machine{more}"
+        "Differences may be caused by that: repeat on an idle machine, or add pairs: the same "
+        f"command with --pairs {pairs}"
     ]
 
 
@@ -195,24 +195,18 @@ def _sum_up_arm(
         steps=statistics.median(counts) if counts else None,
     )
     # The run that stands for the arm has the median stall, so that its verdict agrees with the
-    # table; of several such runs, or where a stall is not known, the median of the deciding
-    # figure. Of an even number of runs it is one of the two in the middle.
+    # table; of several such runs the median of the deciding figure. Of an even number of runs it is
+    # one of the two in the middle; before one counts, the last warm-up.
     measured = [turn.number for turn in own if turn.number in figures]
     counted = [turn.number for turn in own if turn.number in figures and turn.pair >= 0]
-    stalls = {number: figures[number].summary.stall_fraction for number in counted}
-    known = [stall for stall in stalls.values() if stall is not None]
-    if known and len(known) == len(counted):
-        middle = statistics.median_low(known)
-        counted = [number for number in counted if stalls[number] == middle]
-    values = {number: figures[number].values.get(primary) for number in counted}
-    known = [value for value in values.values() if value is not None]
-    if known:
-        middle = statistics.median_low(known)
-        shown = next(number for number in counted if values[number] == middle)
-    elif measured:
-        shown = (counted or measured)[-1]
-    else:
+    if not measured:
         return arm
+
+    def place(number: int) -> tuple[float, float]:
+        run = figures[number]
+        return run.summary.stall_fraction or 0.0, run.values.get(primary) or 0.0
+
+    shown = sorted(counted, key=place)[(len(counted) - 1) // 2] if counted else measured[-1]
     summary = figures[shown].summary
     verdict = summary.verdict
     return replace(
@@ -228,7 +222,7 @@ def _sum_up_arm(
 
 
 def _describe_work(arms: Sequence[Arm]) -> list[str]:
-    """What to know of the runs: unequal work, several trainings, the page cache."""
+    """What to know of the runs: unequal work, several trainings."""
     notes = []
     counts = {arm.name: arm.steps for arm in arms if arm.steps is not None}
     if len(set(counts.values())) > 1:
@@ -241,7 +235,4 @@ def _describe_work(arms: Sequence[Arm]) -> list[str]:
     most = max((run.trainings for run in runs), default=1)
     if most > 1:
         notes.append(f"A run trained up to {most} times: the one with the most steps is compared.")
-    caches = {run.page_cache.partition(";")[0] for run in runs if run.page_cache}
-    if caches:
-        notes.append(f"Page cache {', or '.join(sorted(caches))}.")
     return notes

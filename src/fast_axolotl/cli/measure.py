@@ -12,10 +12,11 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -64,9 +65,6 @@ ProfileSteps = Annotated[
 ProfileEvery = Annotated[
     str | None, typer.Option(help="Profile again every 90s, 10m, 1h, …; 5 steps by default.")
 ]
-Matmul = Annotated[
-    bool, typer.Option("--matmul", help="Measure the matmul rate of the GPU for one second.")
-]
 GradientNoise = Annotated[
     bool,
     typer.Option(
@@ -74,7 +72,7 @@ GradientNoise = Annotated[
     ),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Measure, but do not print the summary at the end.")
+    bool, typer.Option("--quiet", "-q", help="Do not print the summary of the record at the end.")
 ]
 
 
@@ -84,12 +82,6 @@ def run(
         str | None,
         typer.Option(help="Comma-separated replacements to skip; fast-axolotl status lists them."),
     ] = None,
-    accelerate: Annotated[
-        bool,
-        typer.Option(
-            "--accelerate/--no-accelerate", help="Use the faster functions in place of Axolotl's."
-        ),
-    ] = True,
     measure: Annotated[
         bool, typer.Option("--measure", help="Record the run and print what limits it.")
     ] = False,
@@ -99,7 +91,6 @@ def run(
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
     profile_every: ProfileEvery = None,
-    matmul: Matmul = False,
     gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
@@ -118,13 +109,106 @@ def run(
 
     FAST_AXOLOTL=0 in the environment turns the replacements off.
     """
-    from fast_axolotl.axolotl import SWITCH, axolotl_version
     from fast_axolotl.axolotl.patches import REPLACEMENTS
     from fast_axolotl.axolotl.startup import SWITCH_NAME
+    from fast_axolotl.integrations.launch import (
+        cannot_start,
+        find_program,
+        launch_environment,
+        status_line,
+    )
+
+    names = parse_names(skip) if skip else []
+    known = (*dict.fromkeys(item.name for item in REPLACEMENTS), SWITCH_NAME)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
+    if measure or live:
+        _measure(
+            command,
+            skip=names,
+            accelerate=True,
+            live=live,
+            output=output,
+            data_path=data_path,
+            peak_tflops=peak_tflops,
+            profile_steps=profile_steps,
+            profile_every=profile_every,
+            gradient_noise=gradient_noise,
+            quiet=quiet,
+        )
+    device = (peak_tflops, profile_steps, profile_every, gradient_noise)
+    if any((output, data_path, quiet, *device)):
+        raise UsageError(
+            "--output, --quiet, --data-path, --peak-tflops, --profile-steps, --profile-every and "
+            "--gradient-noise need a measured run: add --measure"
+        )
+    environment = launch_environment(os.environ, names)
+    program = find_program(command[0], environment)
+    os.environ.update(environment)
+    say(status_line(environment))
+    sys.stdout.flush()
+    try:
+        # The command takes this process over: signals and the exit code are its own.
+        os.execve(program, command, environment)
+    except OSError as error:
+        _refuse(cannot_start(program, error), error)
+
+
+def measure(
+    command: Command,
+    live: Live = False,
+    output: Output = None,
+    data_path: DataPath = None,
+    peak_tflops: PeakTflops = None,
+    profile_steps: ProfileSteps = 0,
+    profile_every: ProfileEvery = None,
+    gradient_noise: GradientNoise = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a training run without changing it, and say what limits it.
+
+    It measures Axolotl, TRL, Unsloth, LLaMA-Factory and whatever else trains with the Hugging Face
+    Trainer, Lightning, and loops over a torch DataLoader. For every other command, it measures CPU,
+    memory, disk and GPU.
+
+    No function is replaced, so this is also the baseline for an accelerated run (fast-axolotl run
+    --measure).
+
+    With --live, you see the figures while the command runs. Its output goes to log.txt in the
+    folder of the record. The live view captures the keyboard.
+    """
+    _measure(
+        command,
+        skip=(),
+        accelerate=False,
+        live=live,
+        output=output,
+        data_path=data_path,
+        peak_tflops=peak_tflops,
+        profile_steps=profile_steps,
+        profile_every=profile_every,
+        gradient_noise=gradient_noise,
+        quiet=quiet,
+    )
+
+
+def _measure(
+    command: list[str],
+    *,
+    skip: Sequence[str],
+    accelerate: bool,
+    live: bool,
+    output: Path | None,
+    data_path: Path | None,
+    profile_every: str | None,
+    quiet: bool,
+    **device: Any,
+) -> NoReturn:
+    """Run the command as a child, with a record; ends as it does."""
     from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.launch import (
         Order,
-        cannot_start,
         end_as,
         find_program,
         launch_environment,
@@ -132,43 +216,17 @@ def run(
         supervise,
     )
 
-    names = parse_names(skip) if skip else ()
-    known = (*dict.fromkeys(item.name for item in REPLACEMENTS), SWITCH_NAME)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
-    measure = measure or live or quiet
-    device = (peak_tflops, profile_steps, profile_every, matmul, gradient_noise)
-    if not measure and any((output, data_path, *device)):
-        raise UsageError(
-            "--output, --data-path, --peak-tflops, --profile-steps, --profile-every, --matmul and "
-            "--gradient-noise need a measured run: add --measure"
-        )
-    order = None
-    if measure:
-        order = Order(
-            run_dir=str(_run_dir(output, command[0])),
-            peak_tflops=peak_tflops,
-            profile_steps=profile_steps,
-            profile_every=parse_duration(profile_every, least=30) if profile_every else 0.0,
-            matmul=matmul,
-            gradient_noise=gradient_noise,
-            data_paths=(str(data_path),) if data_path else (),
-        )
-    environment = launch_environment(os.environ, names, order=order, accelerate=accelerate)
+    order = Order(
+        run_dir=str(_run_dir(output, command[0])),
+        profile_every=parse_duration(profile_every, least=30) if profile_every else 0.0,
+        data_paths=(str(data_path),) if data_path else (),
+        **device,
+    )
+    environment = launch_environment(os.environ, skip, order=order, accelerate=accelerate)
     program = find_program(command[0], environment)
     os.environ.update(environment)
     say(status_line(environment) if accelerate else "no function of Axolotl is replaced")
-    if order is None:
-        sys.stdout.flush()
-        try:
-            # The command takes this process over: signals and the exit code are its own.
-            os.execve(program, command, environment)
-        except OSError as error:
-            _refuse(cannot_start(program, error), error)
-    is_changed = environment.get(SWITCH) != "0" and axolotl_version() is not None
-    note = "; to measure stock Axolotl, use fast-axolotl measure" if is_changed else ""
-    say(f"measuring into {order.run_dir}{note}")
+    say(f"measuring into {order.run_dir}")
     begin = time.time()
     try:
         with LiveRun(order.run_dir, environment) if live else nullcontext() as view:
@@ -191,46 +249,6 @@ def run(
         # Last, so that the error of a command that failed is not pushed out of sight.
         view.print_end(code)
     end_as(code)
-
-
-def measure(
-    command: Command,
-    live: Live = False,
-    output: Output = None,
-    data_path: DataPath = None,
-    peak_tflops: PeakTflops = None,
-    profile_steps: ProfileSteps = 0,
-    profile_every: ProfileEvery = None,
-    matmul: Matmul = False,
-    gradient_noise: GradientNoise = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure a training run without changing it, and say what limits it.
-
-    It measures Axolotl, TRL, Unsloth, LLaMA-Factory and whatever else trains with the Hugging Face
-    Trainer, Lightning, and loops over a torch DataLoader. For every other command, it measures CPU,
-    memory, disk and GPU.
-
-    No function is replaced, so this is also the baseline for an accelerated run (fast-axolotl run
-    --measure).
-
-    With --live, you see the figures while the command runs. Its output goes to log.txt in the
-    folder of the record. The live view captures the keyboard.
-    """
-    run(
-        command,
-        accelerate=False,
-        measure=True,
-        live=live,
-        output=output,
-        data_path=data_path,
-        peak_tflops=peak_tflops,
-        profile_steps=profile_steps,
-        profile_every=profile_every,
-        matmul=matmul,
-        gradient_noise=gradient_noise,
-        quiet=quiet,
-    )
 
 
 def status(as_json: ResultAsJson = False) -> None:

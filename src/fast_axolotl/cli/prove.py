@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fast_axolotl.cli.measure import ProfileSteps
 from fast_axolotl.cli.options import (
-    AsMarkdown,
     DataPath,
     Matters,
     ResultAsJson,
@@ -26,19 +25,18 @@ from fast_axolotl.cli.options import (
     say,
     unused_folder,
 )
-from fast_axolotl.cli.run import ProfileSteps
-from fast_axolotl.errors import UsageError, mask_words
+from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.protocol import Plan, Progress
+    from fast_axolotl.protocol import Plan
     from fast_axolotl.record.protocol_result import ProtocolResult
 
 PROTOCOL_EXAMPLES = examples(
     "protocol config.yml --pin max_steps=200",
-    "protocol config.yml --steps 1,2,3,4,5 --sequence-len 16384 --pin max_steps=200,num_workers=2",
+    "protocol config.yml --streaming --sequence-len 16384 --pin max_steps=200,num_workers=2",
     "protocol config.yml --command 'axolotl train {config} --launcher torchrun' --max-minutes 60",
     "protocol --baseline 'python train.py --workers 0' --candidate 'python train.py --workers 4' "
-    "--title 'four workers' -o protocols/workers",
+    "-o protocols/workers",
     "protocol --command 'torchrun --nproc-per-node {world_size} train.py' --world-size 1,2,4 "
     "--profile-steps 5 --pairs 3",
 )
@@ -46,7 +44,7 @@ COMPARE_EXAMPLES = examples(
     "compare runs/before runs/after",
     "compare protocols/workers --markdown",
     "compare protocols/main protocols/branch --fail-if 'tokens_per_second < 0.97' "
-    "--fail-if 'host_stall_fraction > +0.02'",
+    "--fail-if 'stall_fraction > +0.02'",
     "compare protocols/main protocols/branch --require 'tokens_per_second > 0.97'",
 )
 
@@ -54,9 +52,6 @@ _BROKEN = 3
 """Exit code where a limit is broken, apart from 1 (the data) and 2 (how it was called)."""
 _UNCHECKED = 4
 """Exit code where no limit is broken and one could not be checked."""
-RunMinutes = Annotated[
-    float | None, typer.Option(help="Stop a run that takes longer; it counts as failed.", min=0.01)
-]
 
 
 def protocol(
@@ -69,13 +64,15 @@ def protocol(
     candidate: Annotated[
         str | None, typer.Option(help="Without a configuration: the command to test (B).")
     ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option(
-            help="1: stock Axolotl; 2: with our functions (drop-in); 3: streaming; 4: comparison; "
-            "5: dedupe alone. Default: 1,2,4,5."
-        ),
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="Also compare streaming by our reader.")
+    ] = False,
+    sequence_len: Annotated[
+        int | None, typer.Option(help="sequence_len of the streaming variant.", min=1)
     ] = None,
+    dedupe: Annotated[
+        bool, typer.Option("--dedupe", help="Also time dedupe alone, on your rows.")
+    ] = False,
     pairs: Annotated[
         int, typer.Option(help="Measured runs of each variant; at least 3 for an answer.", min=1)
     ] = 5,
@@ -90,16 +87,12 @@ def protocol(
             min=0.01,
         ),
     ] = None,
-    run_minutes: RunMinutes = None,
     pin: Annotated[
         str | None,
         typer.Option(
             help="Set these keys of the configuration in every variant: "
             "num_workers=2,prefetch_factor=4,max_steps=200."
         ),
-    ] = None,
-    sequence_len: Annotated[
-        int | None, typer.Option(help="sequence_len of the streaming variant.", min=1)
     ] = None,
     command: Annotated[
         str | None, typer.Option(help="How to start Axolotl. Default: 'axolotl train {config}'.")
@@ -112,13 +105,6 @@ def protocol(
     ] = None,
     profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
-    drop_caches: Annotated[
-        bool,
-        typer.Option("--drop-caches", help="Clear the page cache before each run (needs root)."),
-    ] = False,
-    keep_outputs: Annotated[
-        bool, typer.Option("--keep-outputs", help="Keep the files that Axolotl writes in each run.")
-    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -128,9 +114,7 @@ def protocol(
             "Default: fast-axolotl-protocols/TIME.",
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the result and its report.")] = None,
     as_json: ResultAsJson = False,
-    as_markdown: AsMarkdown = False,
 ) -> None:
     """Compare two or three variants, run alternately (A B B A), and report whether one is faster.
 
@@ -142,21 +126,20 @@ def protocol(
     The same command with the same --output continues an interrupted protocol. With more --pairs, it
     adds to a finished one.
     """
-    from fast_axolotl.protocol import parse_pins, parse_steps, plan_axolotl, plan_commands
-    from fast_axolotl.protocol.axolotl_plan import COMMAND, STEPS
+    from fast_axolotl.protocol import parse_pins, plan_axolotl, plan_commands
+    from fast_axolotl.protocol.axolotl_plan import COMMAND
     from fast_axolotl.protocol.plan import Plan, plan_arm, plan_world_sizes
 
     if config is not None:
         if baseline or candidate:
             raise UsageError("pass either a configuration or --baseline and --candidate, not both")
-        default = STEPS if world_size is None else (1,)
         plan = plan_axolotl(
             config,
-            steps=default if steps is None else parse_steps(steps),
+            streaming=streaming,
+            dedupe=dedupe,
             command=command or COMMAND,
             pins=parse_pins(pin) if pin else {},
             sequence_len=sequence_len,
-            keep_outputs=keep_outputs,
         )
     elif world_size is not None:
         if baseline or candidate or not command:
@@ -164,9 +147,9 @@ def protocol(
         arm = plan_arm("command", command)
         plan = Plan(title=arm.text, arms=(arm,))
     else:
-        if steps or pin or sequence_len or command or keep_outputs:
+        if streaming or dedupe or pin or sequence_len or command:
             raise UsageError(
-                "--steps, --pin, --sequence-len, --command and --keep-outputs need an Axolotl "
+                "--streaming, --dedupe, --pin, --sequence-len and --command need an Axolotl "
                 "configuration; they do not work with two commands"
             )
         if not baseline or not candidate:
@@ -176,36 +159,22 @@ def protocol(
         plan = plan_world_sizes(plan, world_size)
     plan = replace(
         plan,
-        title=title or plan.title,
         pairs=pairs,
         warmup=warmup,
         matters=plan.matters if matters is None else parse_percent(matters),
         max_minutes=max_minutes,
-        run_minutes=run_minutes,
         profile_steps=profile_steps,
-        drop_caches=drop_caches,
         data_path=str(data_path) if data_path is not None else plan.data_path,
     )
     folder = output or unused_folder("fast-axolotl-protocols", f"{datetime.now():%Y%m%d-%H%M%S}")
-    if sys.argv[1:2] == ["protocol"]:
-        words = iter(sys.argv[1:])
-        kept = []
-        for word in words:
-            if word in ("--output", "-o", "--pairs"):
-                next(words, "")
-            elif not word.startswith(("--output=", "--pairs=")):
-                kept.append(word)
-        again = shlex.join(["fast-axolotl", *mask_words(kept), "--output", str(folder)])
-        plan = replace(plan, again=again)
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):
         say(f"the same command with --output {shlex.quote(str(folder))} continues from here")
         raise
-    print_protocol(result, as_json=as_json, as_markdown=as_markdown)
+    print_protocol(result, as_json=as_json)
     say(f"the records are in {folder}; as an HTML report: fast-axolotl report {folder}")
-    is_answered = result.pairs > 0 if result.arms else "reason" not in result.dedupe
-    if not is_answered:
+    if not result.pairs:
         raise typer.Exit(1)
 
 
@@ -216,30 +185,16 @@ def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
 
     say(f"measuring into {folder}")
     with protocol_progress() as update:
-
-        def tell(at: Progress) -> None:
-            part = "warm-up" if at.pair < 0 else f"pair {at.pair + 1} of {at.pairs}"
-            words = "dedupe alone" if at.arm == "dedupe" else f"{at.arm}, {part}"
-            update(words, at.done, at.total, at.run_seconds, at.seconds_left)
-
-        return run_protocol(plan, folder, environment=os.environ, progress=tell, warn=say)
+        return run_protocol(plan, folder, environment=os.environ, progress=update, warn=say)
 
 
-def print_protocol(
-    result: ProtocolResult, *, as_json: bool = False, as_markdown: bool = False
-) -> None:
-    """The matrix and what it means, in one of three forms."""
+def print_protocol(result: ProtocolResult, *, as_json: bool = False) -> None:
+    """The matrix and what it means."""
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.comparison import protocol_document
-    from fast_axolotl.report.markdown import document_markdown
     from fast_axolotl.report.terminal import print_document
 
-    if as_json:
-        print(to_json(result))
-    elif as_markdown:
-        print(document_markdown(protocol_document(result)), end="")
-    else:
-        print_document(protocol_document(result))
+    print(to_json(result)) if as_json else print_document(protocol_document(result))
 
 
 def compare(
@@ -259,7 +214,7 @@ def compare(
         typer.Option(
             "--fail-if",
             help="A limit on the ratio B ÷ A, 'tokens_per_second < 0.97', or with a sign on the "
-            "difference B − A, 'host_stall_fraction > +0.02'. Repeatable.",
+            "difference B − A, 'stall_fraction > +0.02'. Repeatable.",
         ),
     ] = None,
     require: Annotated[
@@ -278,7 +233,9 @@ def compare(
     ] = False,
     matters: Matters = None,
     as_json: ResultAsJson = False,
-    as_markdown: AsMarkdown = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the result as Markdown.")
+    ] = False,
 ) -> None:
     """Compare two runs or protocols, for example in CI, and fail if a limit is exceeded.
 

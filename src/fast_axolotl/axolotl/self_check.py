@@ -1,0 +1,237 @@
+"""Both functions on the same rows: whether ours gives what the host's own function gives.
+
+Where a source is unknown, ``before`` runs the host's function and ours on 32 rows of the call in
+hand: the first ones, the longest of up to 512, random ones, and the first ones again, as repeated
+rows. It compares results with types, dtypes and the order of keys, what became of the rows, and the
+random numbers drawn. This happens in the process that makes the call, before rows are handed out to
+workers; forked workers inherit the answer.
+
+A dataset is looked at in every call. A batch, of which there are many, is looked at in the first
+call, and then a few of its rows in every 64th. Where the result has the rows in the same order, as
+tokenising has, ``after`` looks at a few rows of every 64,000 of it. What has no rows, as a sampler,
+is compared as a whole in the same calls. The first difference is final: the caller gets what the
+host's function gives.
+
+How a replacement is compared, its ``check``, is one of
+
+- ``call``: the whole call; the function changes none of its arguments,
+- ``rows:NAME``: rows of the argument NAME, which may be a dataset, columns of lists, or a list, and
+  of all other arguments that are datasets,
+- ``in order:NAME``: the same, and row n of the result comes from row n of the argument,
+- ``state:NAME``: the whole call on a shallow copy of the argument NAME, whose attributes count too,
+- ``folder:NAME``: rows as above, and the files that a call writes below ``dataset_prepared_path``.
+
+Cost: two calls with 36 rows, and 1 µs for a number in their results.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_FIRST = 8
+_LONGEST = 8
+_ROWS = 32
+_REPEATED = 4
+_CANDIDATES = 512
+_FEW = 4
+_EVERY = 64
+"""Calls, or thousands of rows, between two later looks."""
+
+_PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
+
+
+class Different(Exception):
+    """Ours gave another result than the host's function."""
+
+
+class Check:
+    """Compares one replacement with the host's function, in one process."""
+
+    def __init__(self, how: str, stock: Callable[..., Any]) -> None:
+        self._kind, _, self._name = how.partition(":")
+        self._stock = stock
+        self._signature = inspect.signature(stock)
+        self._calls = 0
+
+    def before(self, ours: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """``Different`` where ours is; whatever either function raises."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        rows = bound.arguments.get(self._name)
+        if self._calls % _EVERY and not _is_dataset(rows):
+            self._calls += 1
+            return
+        places: dict[str, list[int]] = {}
+        for name, value in bound.arguments.items():
+            if _is_dataset(value) or (name == self._name and self._kind != "state"):
+                is_whole = _is_dataset(value) or not self._calls
+                places[name] = _choose(value, _ROWS if is_whole else _FEW)
+        self._compare(ours, bound, places)
+        # Not sooner: a call in which either of them fails decides nothing, and the next one counts.
+        self._calls += 1
+
+    def after(self, result: Any, args: Any, kwargs: Any) -> None:
+        """``Different`` where a few rows of a large result are."""
+        bound = self._signature.bind(*args, **kwargs)
+        rows: Any = bound.arguments.get(self._name)
+        if self._kind != "in order" or not _is_dataset(rows) or len(rows) != len(result):
+            return
+        starts = range(1000 * _EVERY, len(rows), 1000 * _EVERY)
+        places = [place for start in starts for place in range(start, start + _FEW)]
+        places = [place for place in places if place < len(rows)]
+        if not places:
+            return
+        bound.arguments[self._name] = _take(rows, places)
+        with _unseen(bound):
+            wanted = self._stock(*bound.args, **bound.kwargs)
+        _require_equal(wanted, _take(result, places))
+
+    def _compare(
+        self, ours: Callable[..., Any], bound: inspect.BoundArguments, places: dict[str, list[int]]
+    ) -> None:
+        outcomes: list[list[Any]] = []
+        for function in (self._stock, ours):
+            given = self._signature.bind(*bound.args, **bound.kwargs)
+            for name, chosen in places.items():
+                given.arguments[name] = _take(bound.arguments[name], chosen)
+            if self._kind == "state":
+                given.arguments[self._name] = copy.copy(bound.arguments[self._name])
+            value = given.arguments.get(self._name)
+            with _unseen(given), tempfile.TemporaryDirectory() as folder:
+                if self._kind == "folder":
+                    cfg = given.arguments["cfg"]
+                    own = {"dataset_prepared_path": folder, "push_dataset_to_hub": None}
+                    given.arguments["cfg"] = type(cfg)({**cfg, **own})
+                result = function(*given.args, **given.kwargs)
+                files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+                written = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+                state = vars(value) if self._kind == "state" else value
+                outcomes.append([result, state, written, _random_state(given)])
+        for wanted, found in zip(*outcomes, strict=True):
+            _require_equal(wanted, found)
+
+
+def _require_equal(wanted: Any, found: Any) -> None:
+    pairs = zip_longest(_describe(wanted, "result"), _describe(found, "result"), fillvalue="")
+    for one, other in pairs:
+        if one != other:
+            raise Different(f"{one[:120]!r} in stock and {other[:120]!r} in fast-axolotl")
+
+
+def _describe(value: Any, path: str) -> Iterator[str]:
+    """What a value consists of, line by line; two values are the same if all lines are."""
+    torch, kind = sys.modules.get("torch"), type(value)
+    name = f"{path}: {kind.__module__}.{kind.__qualname__}"
+    if kind in _PLAIN:
+        yield f"{name} {value!r}"
+    elif isinstance(value, np.ndarray | np.generic):
+        content = value.tolist() if value.dtype.hasobject else value.tobytes()
+        yield f"{name} {value.dtype} {value.shape} {content!r}"
+    elif torch is not None and isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        yield f"{name} {value.dtype} {value.device} {tuple(value.shape)} {flat.tobytes()!r}"
+    elif _is_dataset(value):
+        table = value.with_format("arrow")[:]
+        yield f"{name} {value.features} {value.split} {table.schema.to_string()}"
+        for place, row in enumerate(table.to_pylist()):
+            yield f"{path}[{place}]: {row!r}"
+    elif isinstance(value, Mapping):
+        yield name
+        for key, item in value.items():
+            yield from _describe(item, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        if _PLAIN.issuperset(map(type, value)):
+            yield f"{name} {value!r}"
+            return
+        yield f"{name} of {len(value)}"
+        for place, item in enumerate(value):
+            yield from _describe(item, f"{path}[{place}]")
+    elif hasattr(value, "to_pylist"):
+        yield f"{name} {getattr(value, 'schema', '')} {value.to_pylist()!r}"
+    else:
+        yield name
+
+
+def _choose(rows: Any, count: int) -> list[int]:
+    """Places of rows: the first, the longest of some, random ones, and the first ones again."""
+    num_rows = len(next(iter(rows.values()))) if isinstance(rows, Mapping) else len(rows)
+    chance = random.Random(num_rows)
+    if num_rows > count:
+        some = (
+            range(num_rows)
+            if num_rows <= _CANDIDATES
+            else chance.sample(range(num_rows), _CANDIDATES)
+        )
+        longest = sorted(some, key=lambda place: -len(str(_take(rows, [place], as_is=True))))
+        chosen = [*range(num_rows)[:_FIRST], *longest[:_LONGEST], *chance.sample(some, count)]
+        places = list(dict.fromkeys(chosen))[:count]
+    else:
+        places = list(range(num_rows))
+    return places + places[:_REPEATED]
+
+
+def _take(rows: Any, places: list[int], *, as_is: bool = False) -> Any:
+    """Some rows as their own copy, in memory; ``as_is``: for a look at them alone."""
+    if _is_dataset(rows):
+        if as_is:
+            return rows[places]
+        from datasets import Dataset
+
+        # In memory, so that nothing is cached; of the usual kind, as ``select`` gives it.
+        table = rows.select(places).with_format("arrow")[:]
+        return Dataset(table, info=rows.info.copy(), split=rows.split)
+    if isinstance(rows, Mapping):
+        columns = {name: [values[place] for place in places] for name, values in rows.items()}
+        return columns if as_is else copy.deepcopy(columns)
+    taken = [rows[place] for place in places]
+    return taken if as_is else copy.deepcopy(taken)
+
+
+def _is_dataset(value: Any) -> bool:
+    datasets = sys.modules.get("datasets")
+    return datasets is not None and isinstance(value, datasets.Dataset)
+
+
+@contextmanager
+def _unseen(bound: inspect.BoundArguments) -> Iterator[None]:
+    """What is drawn from random generators is put back, and nothing is logged."""
+    before, disabled = _random_state(bound), logging.root.manager.disable
+    logging.disable(sys.maxsize)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if before[2] is not None:
+            sys.modules["torch"].set_rng_state(before[2])
+        if before[3] is not None:
+            _generator(bound).set_state(before[3])
+
+
+def _random_state(bound: inspect.BoundArguments) -> list[Any]:
+    torch, own = sys.modules.get("torch"), _generator(bound)
+    return [
+        random.getstate(),
+        np.random.get_state(),
+        None if torch is None else torch.get_rng_state(),
+        None if own is None else own.get_state(),
+    ]
+
+
+def _generator(bound: inspect.BoundArguments) -> Any:
+    """The generator of its own that a sampler of indices may have."""
+    sampler = getattr(bound.arguments.get("self"), "sampler", None)
+    return getattr(sampler, "generator", None)
