@@ -118,26 +118,13 @@ def sequential_sampler(count: int) -> Any:
     return SequentialSampler(range(count))
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
-    capacity = draw(st.integers(1, 60))
-    length = st.integers(0, capacity + 3) | st.sampled_from([0, capacity, capacity + 1])
-    return draw(st.lists(length, max_size=150)), {
-        "bin_capacity": capacity,
-        "group_size": draw(st.integers(1, 200)),
-        "bin_size": draw(st.integers(1, 8) | st.just(200)),
-    }
-
-
-@settings(deadline=None, max_examples=50)
-@given(problem=problems(), dtype=st.sampled_from([np.int32, np.int64]), safe_mode=st.booleans())
-def test_pack_parallel_gives_the_same_lists_of_ints(
-    problem: tuple[list[int], dict[str, int]], dtype: type, safe_mode: bool
-) -> None:
-    lengths, limits = problem
-    arguments = {"num_processes": 1, "safe_mode": safe_mode, **limits}
-    expected = multipack.pack_parallel(np.array(lengths, dtype), **arguments)
-    assert typed(pack_parallel(np.array(lengths, dtype), **arguments)) == typed(expected)
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("safe_mode", [True, False])
+def test_pack_parallel_gives_the_same_lists_of_ints(dtype: type, safe_mode: bool) -> None:
+    arguments = (60, 90, 7, 1, safe_mode)
+    lengths = lengths_of(500, most=70).astype(dtype)
+    expected = multipack.pack_parallel(lengths, *arguments)
+    assert typed(pack_parallel(lengths, *arguments)) == typed(expected)
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, None])
@@ -177,16 +164,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "real batches": {"batch_size": 3},
     "batches, nothing dropped": {"batch_size": 4, "drop_last": False},
-    "larger than all": {"batch_size": 10_000},
     "in sequence": {"sequential": True},
     "in sequence, batches": {"sequential": True, "batch_size": 7},
     "in groups": {"group_size": 100, "batch_size": 2},
     "no limit of rows": {"bin_size": None},
-    "rows zero": {"bin_size": 0},
     "over-long rows": {"batch_max_len": 150, "batch_size": 2},
-    "one count": {"num_count_samples": 1},
     "two processes": {"num_processes": 2, "num_count_samples": 1},
-    "unsafe": {"safe_mode": False},
     "processes not said": {"num_processes": None},
 }
 
@@ -216,7 +199,7 @@ def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
     same(partial(kind, count), lengths=lengths_of(count, seed=count), **options)
 
 
-@pytest.mark.parametrize("wanted", [None, 50, 300, 450, 600])
+@pytest.mark.parametrize("wanted", [None, 50, 450])
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("has_generator", [False, True])
 def test_every_random_sampler_of_torch_draws_as_often_as_before(
@@ -246,15 +229,6 @@ def test_samplers_of_other_kinds_are_iterated_once_a_pass(
     indices: list[Any], batch_size: int
 ) -> None:
     same(lambda: Odd(indices), lengths=lengths_of(100), batch_size=batch_size)
-
-
-def test_a_subclass_of_the_random_sampler_is_iterated() -> None:
-    def make() -> Any:
-        from accelerate.data_loader import SeedableRandomSampler
-
-        return SeedableRandomSampler(range(200), data_seed=3)
-
-    same(make, lengths=lengths_of(200))
 
 
 def test_an_epoch_leads_to_the_next_draw_and_batches_are_counted_from_anew() -> None:
