@@ -6,8 +6,6 @@ import functools
 import json
 import logging
 import pickle
-import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -233,15 +231,9 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("buffer_bytes", [1 << 30, 2000])
-@pytest.mark.parametrize("is_worker", [False, True])
 def test_resume_at_any_row_gives_the_same_tail(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    buffer_bytes: int,
-    is_worker: bool,
+    tmp_path: Path, name: str, buffer_bytes: int
 ) -> None:
-    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: is_worker)
     paths = files_of(tmp_path, 2)
 
     def make() -> Any:
@@ -267,9 +259,7 @@ def drawn(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_worker_makes_ahead_draws_the_numbers_of_hugging_face(
-    tmp_path: Path, workers: int
-) -> None:
+def test_a_worker_draws_the_numbers_of_hugging_face(tmp_path: Path, workers: int) -> None:
     import torch
     from torch.utils.data import DataLoader
 
@@ -305,69 +295,6 @@ def test_a_batch_that_is_made_again_draws_what_it_drew_before(tmp_path: Path) ->
     rest = iter(again)
     torch.set_rng_state(now)
     assert head + list(rest) == expected
-
-
-def mapped(folder: Path, function: Any, buffer_bytes: int = 1 << 30) -> Any:
-    read = exchange(load("json", files_of(folder, 1)), buffer_bytes)
-    return read.map(function, batched=True, batch_size=37)
-
-
-class Rows(list[Any]):
-    """A list that can be referred to weakly."""
-
-
-@pytest.mark.parametrize("is_worker", [False, True])
-def test_no_more_batches_are_held_than_need_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_worker: bool
-) -> None:
-    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: is_worker)
-    made: list[weakref.ref[Rows]] = []
-    most = 0
-
-    def count(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        nonlocal most
-        most = max(most, sum(one() is not None for one in made))
-        found = Rows(rows["id"])
-        made.append(weakref.ref(found))
-        return {"n": found}
-
-    assert len(list(mapped(tmp_path, count, 2000))) > 100
-    # One is handed out while the next is made; elsewhere the last one is gone by then.
-    assert most <= int(is_worker)
-
-
-def test_an_error_ahead_comes_after_the_rows_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: True)
-
-    def refuse(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        if 100 in rows["id"]:
-            raise ValueError("row 100")
-        return {"n": rows["id"]}
-
-    seen = []
-    with pytest.raises(ValueError, match="row 100"):  # noqa: PT012 - how far it came counts
-        for row in mapped(tmp_path, refuse):
-            seen.append(row["id"])  # noqa: PERF401
-    assert seen == list(range(74))
-
-
-def test_the_next_batch_is_made_while_rows_of_this_one_are_handed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = threading.Semaphore(0)
-
-    def tell(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        made.release()
-        return {"n": rows["id"]}
-
-    monkeypatch.setattr(f"{streaming.__name__}._is_worker", lambda: True)
-    rows = iter(mapped(tmp_path, tell))
-    next(rows)
-    assert made.acquire(timeout=30)
-    assert made.acquire(timeout=30), "the second batch was not made ahead"
-    assert not made.acquire(timeout=0.2), "more was made ahead than may be"
 
 
 def test_a_second_resume_loses_nothing_either(tmp_path: Path) -> None:
