@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import pickle
 import random
 import re
 import shutil
@@ -26,8 +27,8 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
-from fast_axolotl.cluster.job import lock_job
 from fast_axolotl.cluster.prepare import _publish, _Split
+from fast_axolotl.cluster.stock import open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL
@@ -159,7 +160,7 @@ def test_a_worker_killed_in_each_stage_loses_nothing(made: Made) -> None:
 def command(made: Made, output: Path, fault: dict[str, Any], *more: str) -> Any:
     """``fast-axolotl prepare`` in a group of processes of its own, as a shell starts it."""
     words = ["prepare", str(made.config), "--memory", "320000", "--workers", "2"]
-    words += ["--output", str(output), "--record", f"{output}-record", *more]
+    words += ["--output", str(output), *more]
     return subprocess.Popen(
         [*PROGRAM, *words],
         env=clean_environment(TESTS, FAULTS=json.dumps([fault])),
@@ -194,25 +195,16 @@ def test_a_command_continues_where_it_was_ended(made: Made, stage: str, name: st
         assert answer["events"].get(f"{each} done earlier", 0) == count
 
 
-def test_two_do_not_work_in_one_folder(made: Made) -> None:
-    output = made.folder / "out" / "both"
-    [name] = (path.name for path in (made.folder / "out" / "first").iterdir())
-    with lock_job(str(output / f".{name}.work")):
-        answer = made.driver.prepare(made.config, str(output))
-    assert "UsageError: another job is using" in answer["error"]
-    made.prepare("both")
-
-
 def test_a_dataset_is_published_once(tmp_path: Path) -> None:
     """Whoever was ended between the renaming and the removal of the job's folder."""
     store, output = Store(str(tmp_path / "work")), tmp_path / "out" / "hash"
     split = _Split(name="train", configs=[], store=store, output=str(output), sources=[])
     split.final = pa.schema({"input_ids": pa.list_(pa.int32())})
     name = "data-00000-of-00001.arrow"
+    store.write_json(f"write/{name}.json", {})
+    split.parts.write_json(name, [])
+    split.parts.write_json(".unfinished", [])
     for _ in range(2):
-        store.write_json(f"shards/{name}", [])
-        store.write_json("shards/.unfinished", [])
-        _publish(split, [name])
         _publish(split, [name])
         found = {path.name for path in (tmp_path / "out").rglob("*")}
         assert found == {"hash", name, "dataset_info.json", "state.json"}
@@ -258,13 +250,6 @@ def test_a_bad_row_is_named_and_what_was_done_is_kept(made: Made, line: Any, tol
     assert answer["events"]["tokenise done earlier"] >= 1
 
 
-def test_a_bad_row_is_found_before_work_begins(made: Made) -> None:
-    path, _ = write_bad(made, {"messages": None}, 7)
-    answer = made.driver.prepare(made.folder / "bad.yml", str(made.folder / "out" / "bad"))
-    assert answer["error"].startswith(f"DataError: {path}, line 7: Axolotl fails on this row")
-    assert not answer["events"]
-
-
 def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:
     datasets = []
     for dataset in made.datasets:
@@ -284,57 +269,31 @@ def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:
 # Nodes of a Ray cluster.
 
 
-@pytest.fixture(scope="module")
-def nodes(made: Made) -> Iterator[Nodes]:
-    it = Nodes()
+def test_a_node_dies_and_another_does_its_tasks(made: Made) -> None:
+    nodes = Nodes()
     try:
-        for number in range(len(STAGES) + 1):
-            it.add(f"n{number}", wait=False)
-        it.cluster.wait_for_nodes()
-        yield it
+        nodes.add("n0", wait=False)
+        nodes.add("n1", wait=False)
+        nodes.cluster.wait_for_nodes()
+        where = {"engine": "ray", "address": nodes.address}
+        answer = made.prepare("nodes", faults=[made.fault("deal", "node")], **where)
+        assert answer["events"]["deal retried"] >= 1
+        path, _ = write_bad(made, {"messages": None})
+        answer = made.driver.prepare(
+            made.folder / "bad.yml", str(made.folder / "bad-on-ray"), **where
+        )
+        assert re.search(rf"{path}, line {BAD}: .*\(on node n\d\)$", answer["error"], re.DOTALL)
     finally:
-        it.end()
+        nodes.end()
 
 
-def test_a_node_dies_in_each_stage(made: Made, nodes: Nodes) -> None:
-    """Of six nodes one is left at the end."""
-    faults = [made.fault(stage, "node") for stage in STAGES]
-    where = {"engine": "ray", "address": nodes.address}
-    answer = made.prepare("nodes", faults=faults, workers=1, **where)
-    for stage in STAGES:
-        assert answer["events"][f"{stage} retried"] >= 1
-    assert len(answer["summary"]["nodes"]) >= 2
-    answer = made.prepare("node", **where)
-    assert len(answer["summary"]["nodes"]) == 1
-    assert not [key for key in answer["events"] if "retried" in key]
+def test_a_pipeline_that_something_else_wrote_is_not_unpickled(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "harm").mkdir, ()
 
-
-def test_a_worker_of_a_node_dies(made: Made, nodes: Nodes) -> None:
-    where = {"engine": "ray", "address": nodes.address}
-    answer = made.prepare("ray-worker", faults=[made.fault("tokenise", "worker")], **where)
-    assert answer["events"]["tokenise retried"] == 1
-
-
-def test_a_bad_row_is_named_with_its_node(made: Made, nodes: Nodes) -> None:
-    path, _ = write_bad(made, {"messages": None})
-    config, output = made.folder / "bad.yml", str(made.folder / "out" / "bad-on-ray")
-    answer = made.driver.prepare(config, output, engine="ray", address=nodes.address)
-    assert re.search(rf"{path}, line {BAD}: .*\(on node n\d\)$", answer["error"], re.DOTALL)
-
-
-def test_a_job_whose_cluster_lost_its_head_continues(made: Made, nodes: Nodes) -> None:
-    """Here with other means; on a new cluster in ``benchmarks/cluster_faults.py``."""
-    head = [process.pid for process in nodes.processes(nodes.cluster.head_node)]
-    fault = made.fault("deal", "SIGKILL", pids=head)
-    output = made.folder / "out" / "head"
-    answer = made.driver.prepare(
-        made.config, str(output), engine="ray", address=nodes.address, faults=[fault]
-    )
-    assert re.search(
-        r"^DataError: the head .* is gone.*run the same command again", answer["error"]
-    )
-    done = answer["events"]
-    answer = made.prepare("head")
-    for stage in STAGES[:3]:
-        assert answer["events"][f"{stage} done earlier"] == done[f"{stage} done"]
-        assert f"{stage} started" not in answer["events"]
+    data = pickle.dumps(Harmful())
+    (tmp_path / "pipeline.pickle").write_bytes(data)
+    with pytest.raises(DataError, match="was changed by something else"):
+        open_pipeline(str(tmp_path), hashlib.sha256(b"ours").hexdigest())
+    assert not (tmp_path / "harm").exists()

@@ -58,7 +58,7 @@ from fast_axolotl.cluster.prepare import prepare
 if __name__ == "__main__":
     # Small enough for some dozens of units, parts and pieces of a few kB.
     module._LEAST_ROOM, module._CHUNK_BYTES = 0, 20_000
-    module._HOST_BYTES, module.MIB, module._FAN = 0, 100_000, 4
+    module._HOST_BYTES, module.MIB = 0, 100_000
     results = {}
     for path in json.loads(sys.argv[1]):
         summary = prepare(path, overrides={}, engine="local", address="auto", workers=2,

@@ -1,32 +1,27 @@
-"""Datasets deduplicated and packed in stages: the rows of one process, whoever does the work."""
+"""Datasets deduplicated in stages: the rows of one process, whoever does the work."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import dedupe_files
-from fast_axolotl.cluster import shares, tables
+from fast_axolotl.cluster import tables
 from fast_axolotl.cluster.job import lock_job
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.cluster.tables import dedupe_on, pack_on
+from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.cluster.tasks import Answer, Event, Heard, Task, perform
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import index, unify_types
@@ -63,8 +58,7 @@ class Inline:
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Forget:
     """Makes some hundred kB several tasks; the callable forgets what scans have found."""
-    monkeypatch.setattr(shares, "_LEAST_BYTES", 64 * KIB)
-    monkeypatch.setattr(tables, "_PACK_BYTES", 64 * KIB)
+    monkeypatch.setattr(tables, "_LEAST_BYTES", 64 * KIB)
     monkeypatch.setattr(unify_types, "_SCAN_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -126,7 +120,6 @@ def test_the_rows_are_those_of_dedupe_files(
     assert all(stage.done_before == 0 < stage.tasks for stage in summary.stages)
     stages = {stage.name: stage.tasks for stage in summary.stages}
     assert stages["digest"] > 1
-    assert ("types" in stages) == (kind != "parquet")
 
 
 @pytest.mark.parametrize("where", [{"workers": 1}, {"workers": 2}, {"engine": "ray"}])
@@ -173,17 +166,13 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path: Path, forget: Forget) ->
 
 
 @pytest.mark.usefixtures("inline")
-@pytest.mark.parametrize("name", ["dedupe", "pack"])
-def test_a_file_that_cannot_be_read_is_listed(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_listed(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.parquet" for number in range(3)]
     for number, path in enumerate(paths):
         pq.write_table(pa.table({"input_ids": [[number] * 3] * 5}), path)
     paths[1].write_bytes(paths[1].read_bytes()[:100])
     options: dict[str, Any] = {"engine": "local", "on_error": "skip"}
-    if name == "dedupe":
-        summary = dedupe_on(paths, str(tmp_path / "out"), **options)
-    else:
-        summary = pack_on(paths, str(tmp_path / "out"), length=8, **options)
+    summary = dedupe_on(paths, str(tmp_path / "out"), **options)
     assert summary.rows_in == 10
     (listed,) = summary.extra["rejections"]
     assert listed.startswith(f"{paths[1]}, footer: the file is corrupt or truncated")
@@ -207,41 +196,20 @@ class Stopping:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("job", [dedupe_on, pack_on])
 @pytest.mark.usefixtures("inline")
-def test_a_job_goes_on_after_it_was_stopped_behind_any_task(
-    tmp_path: Path, job: Callable[..., Any], forget: Forget
-) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", token_rows(600))
-    options = {"length": 200} if job is pack_on else {}
-    job(path, str(tmp_path / "whole"), heard=(total := Stopping(-1)), **options)
+def test_a_job_goes_on_after_it_was_stopped_behind_any_task(tmp_path: Path, forget: Forget) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(600))
+    dedupe_on(path, str(tmp_path / "whole"), heard=(total := Stopping(-1)))
     for after in range(1, total.done):
         forget()
         with pytest.raises(KeyboardInterrupt):
-            job(path, str(tmp_path / "out"), heard=Stopping(after), **options)
-    summary = job(path, str(tmp_path / "out"), **options)
+            dedupe_on(path, str(tmp_path / "out"), heard=Stopping(after))
+    summary = dedupe_on(path, str(tmp_path / "out"))
     assert sum(stage.done_before for stage in summary.stages) > 0
     wholes = sorted((tmp_path / "whole").glob("*.parquet"))
     parts = sorted((tmp_path / "out").glob("*.parquet"))
     assert [part.name for part in parts] == [whole.name for whole in wholes]
     assert all(w.read_bytes() == (tmp_path / "out" / w.name).read_bytes() for w in wholes)
-
-
-def test_a_killed_command_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
-    rows = [{"id": index % 70_000, "text": "x" * 200} for index in range(100_000)]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-    command = [*COMMAND, "dedupe", str(path), "-o", str(tmp_path / "out"), "--engine", "local"]
-    command += ["--workers", "1", "--json"]
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-    while not list(tmp_path.glob("out.work/digest/0*.json")) and process.poll() is None:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait(30) == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows_out"] == 70_000
-    assert [row["id"] for row in read_rows(tmp_path / "out")] == list(range(70_000))
 
 
 @pytest.mark.usefixtures("inline")
@@ -254,7 +222,7 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
         dedupe_on(path, output, columns=["id"])
     with pytest.raises(UsageError, match=r"columns must be among id, text.*'missing'"):
         dedupe_on(path, output, columns=["missing"], restart=True)
-    dedupe_on(path, output, columns=["id"])  # nothing was left of a job that cannot be
+    dedupe_on(path, output, columns=["id"], restart=True)
     with pytest.raises(UsageError, match="already exists"):
         dedupe_on(path, output)
     with pytest.raises(UsageError, match="folder of Parquet files"):
@@ -380,84 +348,6 @@ def test_a_job_that_was_stopped_after_the_rename_ends_well(
     assert not list(tmp_path.glob("out.*"))
 
 
-# Packs
-
-
-def token_rows(count: int, longest: int = 200) -> list[dict[str, Any]]:
-    generator = np.random.default_rng(4)
-    rows = []
-    for length in generator.integers(0, longest + 1, count).tolist():
-        ids = generator.integers(0, 50_000, length).tolist()
-        rows.append({"input_ids": ids, "labels": [-100, *ids[1:]][:length], "source": "x"})
-    return rows
-
-
-@pytest.mark.parametrize("kind", WRITE)
-@pytest.mark.usefixtures("inline")
-def test_packs_hold_every_sequence_once(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "_PLANNED_TOKENS", 20_000)
-    rows = token_rows(1000)
-    path = WRITE[kind](tmp_path / f"a.{kind}", rows)
-    summary = pack_on(path, str(tmp_path / "out"), length=256)
-    packs, found = read_rows(tmp_path / "out"), []
-    for pack in packs:
-        assert list(pack) == ["input_ids", "labels", "position_ids", "lengths"]
-        assert sum(pack["lengths"]) == len(pack["input_ids"]) == len(pack["labels"]) <= 256
-        assert pack["position_ids"] == [place for n in pack["lengths"] for place in range(n)]
-        for start, stop in pairwise(np.cumsum([0, *pack["lengths"]]).tolist()):
-            found.append((pack["input_ids"][start:stop], pack["labels"][start:stop]))
-    sequences = [(row["input_ids"], row["labels"]) for row in rows if row["input_ids"]]
-    assert sorted(found) == sorted(sequences)
-    tokens = sum(len(ids) for ids, _ in sequences)
-    assert (summary.rows_in, summary.rows_out, summary.tokens) == (1000, len(packs), tokens)
-    assert summary.dropped == {"empty": 1000 - len(sequences)}
-    assert summary.extra["efficiency"] == round(tokens / (len(packs) * 256), 4) > 0.8
-
-
-def test_what_is_planned_together_does_not_depend_on_how_rows_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tables, "_PLANNED_ROWS", 50)
-    monkeypatch.setattr(tables, "_PLANNED_TOKENS", 3_000)
-    lists = [row["input_ids"] for row in token_rows(400, 120)] + [[7] * 5_000]
-    table = pa.table({"a": pa.array(lists, pa.list_(pa.int32()))})
-    together = [part.num_rows for part in tables._planned_together([table])]
-    assert (sum(together), together[-1], max(together)) == (401, 1, 50)
-    for step in (1, 7, 64):
-        cut = [table.slice(start, step) for start in range(0, 401, step)]
-        assert [part.num_rows for part in tables._planned_together(cut)] == together
-
-
-@pytest.mark.usefixtures("inline")
-def test_long_rows_are_dropped_or_cut(tmp_path: Path) -> None:
-    rows = token_rows(300, 100)
-    rows[250] = {"input_ids": list(range(500)), "labels": list(range(500)), "source": "x"}
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-    dropped = pack_on(path, str(tmp_path / "dropped"), length=128, long="drop")
-    assert dropped.dropped["too long"] == 1
-    cut = pack_on(path, str(tmp_path / "cut"), length=128, long="cut")
-    assert (cut.extra["cut"], cut.tokens) == (1, dropped.tokens + 128)
-    assert list(range(128)) in [row["input_ids"] for row in read_rows(tmp_path / "cut")]
-
-
-@pytest.mark.usefixtures("inline")
-def test_rows_that_cannot_be_packed_are_named(tmp_path: Path) -> None:
-    for name, ids, labels, message in [
-        ("long", [1] * 9, [1] * 9, "row 4: the row has 9 tokens, more than 8.*--long"),
-        ("lengths", [1, 2], [1], "row 4.*a different number of labels"),
-        ("large", [2**40], [1], "no 32-bit token ids"),
-        ("null", [1, None], [1, 2], "no 32-bit token ids"),
-    ]:
-        rows = [{"input_ids": [1], "labels": [1]}] * 3 + [{"input_ids": ids, "labels": labels}]
-        path = write_jsonl(tmp_path / f"{name}.jsonl", rows)
-        with pytest.raises(DataError, match=rf"{name}\.jsonl.*{message}"):
-            pack_on(path, str(tmp_path / name), length=8)
-        with pytest.raises(UsageError, match="must be among input_ids, labels"):
-            pack_on(path, str(tmp_path / name), length=8, column="tokens", restart=True)
-
-
 # Elsewhere
 
 
@@ -481,7 +371,7 @@ def test_an_object_store_is_input_and_output(
         s3.pipe_file(f"tables/in/{part}.jsonl", jsonl_bytes(rows[part * 200 :][:200]))
     dedupe_files(write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "one.parquet")
     with pytest.raises(KeyboardInterrupt):
-        dedupe_on("s3://tables/in", "s3://tables/out", heard=Stopping(6))
+        dedupe_on("s3://tables/in", "s3://tables/out", heard=Stopping(4))
     dedupe_on("s3://tables/in", "s3://tables/out", workers=2)
     assert read_rows("s3://tables/out") == read_rows(tmp_path / "one.parquet")
     assert sorted(s3.glob("tables/out*")) == ["tables/out"]  # the work folder is gone
@@ -491,14 +381,14 @@ def test_an_object_store_is_input_and_output(
 
 
 def test_the_commands_print_what_was_done(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", token_rows(50))
+    write_jsonl(tmp_path / "a.jsonl", repeated_rows(50))
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
         return subprocess.run([*COMMAND, *line.split()], cwd=tmp_path, check=False, **options)
 
-    done = run("pack a.jsonl -o packed --length 400 --json")
+    done = run("dedupe a.jsonl -o out --engine local --json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rows_out"] == len(read_rows(tmp_path / "packed"))
+    assert json.loads(done.stdout)["rows_out"] == len(read_rows(tmp_path / "out"))
     done = run("dedupe a.jsonl -o out.parquet --workers 2")
     assert (done.returncode, "need --engine" in done.stderr) == (2, True)

@@ -58,14 +58,6 @@ def test_every_output_holds_the_first_of_each_row_in_order(
     assert left_behind(tmp_path) == ["in.jsonl", output.name]
 
 
-def test_several_inputs_are_one_dataset(tmp_path: Path) -> None:
-    first = write_jsonl(tmp_path / "1.jsonl", [{"a": 1}, {"a": 2}])
-    second = tmp_path / "2.parquet"
-    pq.write_table(pa.table({"a": [2, 3, 1]}), second)
-    dedupe_files([first, second], tmp_path / "out.parquet")
-    assert read_rows(tmp_path / "out.parquet") == [{"a": 1}, {"a": 2}, {"a": 3}]
-
-
 def test_types_found_late_are_compared_as_what_they_are(tmp_path: Path) -> None:
     rows = [{"a": 1}, {"a": None}, {"a": 1.0}, {"a": 2.5}, {"a": 1, "late": "x"}]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
@@ -118,12 +110,6 @@ def test_the_report_lists_what_was_dropped_and_which_row_it_repeats(tmp_path: Pa
         table = pq.read_table(tmp_path / "dropped.parquet")
         assert table.schema.names == ["row", "repeats_row", "repeats_in", "dropped"]
         assert [tuple(row.values()) for row in table.to_pylist()] == dropped
-
-
-def test_nothing_dropped_gives_an_empty_report(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"a": 1}])
-    dedupe_files(source, tmp_path / "out.jsonl", report=tmp_path / "dropped.jsonl")
-    assert (tmp_path / "dropped.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("limit", [0, 40_000, 400_000])
@@ -270,13 +256,6 @@ def test_columns_that_a_format_cannot_hold_are_named_and_nothing_is_left(tmp_pat
     with pytest.raises(DataError, match="no columns"):
         dedupe_files(source, tmp_path / "out.jsonl")
     assert left_behind(tmp_path) == ["in.jsonl", "in.parquet"]
-
-
-def test_an_empty_dataset_gives_an_empty_output(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "in.parquet")
-    summary = dedupe_files(tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert (summary.rows_in, summary.rows_out) == (0, 0)
-    assert pq.read_table(tmp_path / "out.parquet").schema.names == ["a"]
 
 
 def test_nested_and_view_types_survive(tmp_path: Path) -> None:

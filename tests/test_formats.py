@@ -94,13 +94,6 @@ def test_a_file_without_an_ending_is_recognised(
     assert read_rows(path) == rows
 
 
-def test_a_compression_that_only_the_name_has_is_said(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "rows.jsonl.gz", make_rows(3))
-
-    with pytest.warns(FormatWarning, match="gzip"):
-        assert read_rows(path) == make_rows(3)
-
-
 @pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "none"])
 def test_concatenated_members_are_one_file(tmp_path: Path, compression: str) -> None:
     rows = make_rows(60)

@@ -80,22 +80,11 @@ def test_a_last_row_of_any_length_stays_inside_the_data(length: int) -> None:
     check(random_rows([1] * MANY + [length]))
 
 
-@pytest.mark.parametrize("count", [MANY - 1, MANY, MANY + 1, 5000])
-def test_any_number_of_rows_comes_back_in_order(count: int) -> None:
-    check(texts(count))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_short_and_very_long_rows_mix(seed: int) -> None:
     generator = np.random.default_rng(seed)
     lengths = generator.choice([0, 3, 56, 1000, 2048, 2049, LONG, LONG + 1, 70_000], 600).tolist()
     check(random_rows(lengths, seed))
-
-
-def test_rows_that_are_all_long_need_no_lane() -> None:
-    rows = random_rows([LONG + 1] * MANY)
-    check(rows)
-    check([row.hex() if index % 2 else row for index, row in enumerate(rows)])
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2, 7])
@@ -106,22 +95,6 @@ def test_threads_and_pieces_change_nothing(num_threads: int) -> None:
     column = pa.array(rows)
     chunked = pa.chunked_array([column[:5], column[5:6], column[6:]])
     assert parallel_hash_rows(chunked, num_threads).to_pylist() == expected_column(rows)
-
-
-def test_automatic_threads_are_the_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    real = hashing.spread
-
-    def note(work: Any, ranges: Any, num_threads: int) -> None:
-        asked.append(num_threads)
-        real(work, ranges, num_threads)
-
-    monkeypatch.setattr(hashing, "usable_cores", lambda: 3)
-    monkeypatch.setattr(hashing, "spread", note)
-    rows = ["x" * 1000] * 9000
-    parallel_hash_rows(rows)
-    parallel_hash_rows(pa.array(rows))
-    assert [count for count in asked if count > 1] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -140,24 +113,6 @@ def test_automatic_threads_are_the_usable_cores(monkeypatch: pytest.MonkeyPatch)
 )
 def test_text_and_bytes_of_any_kind_are_hashed_as_they_are(rows: list[Any]) -> None:
     assert parallel_hash_rows(rows * MANY) == expected(rows * MANY)
-
-
-class OwnLength(str):
-    def __len__(self) -> int:
-        return 1
-
-
-def test_the_length_that_a_row_claims_is_not_believed() -> None:
-    rows = [OwnLength("abc"), OwnLength("")] * MANY
-    assert parallel_hash_rows(rows) == expected([str(row) for row in rows])
-
-
-@pytest.mark.parametrize("count", [0, 3, MANY + 1])
-def test_rows_may_come_as_any_iterable(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "_BATCH_ROWS", MANY)
-    rows = texts(count)
-    for given_rows in (tuple(rows), iter(rows), (row for row in rows), dict.fromkeys(rows)):
-        assert parallel_hash_rows(given_rows) == expected(rows)
 
 
 def test_no_rows_give_no_hashes() -> None:
@@ -241,13 +196,6 @@ def test_rows_of_one_fixed_size_are_hashed(width: int, count: int) -> None:
     assert parallel_hash_rows(column[3:]).to_pylist() == expected_column(values[3:])
 
 
-@pytest.mark.parametrize("kind", [pa.string(), TYPES[-1], pa.null()], ids=str)
-def test_a_column_without_chunks_stays_without(kind: pa.DataType) -> None:
-    hashed = parallel_hash_rows(pa.chunked_array([], kind))
-    assert (hashed.num_chunks, hashed.type) == (0, DIGEST)
-    assert parallel_hash_rows(pa.nulls(3)).equals(pa.nulls(3, DIGEST))
-
-
 def test_chunks_may_have_dictionaries_of_their_own() -> None:
     first = pa.DictionaryArray.from_arrays([0, 1, None, 0], ["a", "b"])
     second = pa.DictionaryArray.from_arrays([1, 0, 1], ["c", None])
@@ -275,12 +223,6 @@ def test_offsets_outside_the_data_are_refused(offsets: list[int]) -> None:
     column = pa.Array.from_buffers(pa.binary(), len(numbers) - 1, buffers)
     with pytest.raises(DataError, match="unsorted offsets"):
         parallel_hash_rows(column)
-
-
-def test_a_column_is_hashed_without_python_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "_encode", None)
-    monkeypatch.setattr(hashing, "sha256", None)
-    assert len(parallel_hash_rows(pa.array(texts(3000)))) == 3000
 
 
 # What is refused
@@ -350,12 +292,6 @@ def first_of_each(rows: list[str], known: list[str]) -> tuple[list[int], list[st
     return list(first.values()), expected(first)
 
 
-def test_the_first_of_equal_rows_is_kept() -> None:
-    hashes = expected(["a", "b", "c"])
-    assert deduplicate_indices(["a", "b", "a", "c", "b"]) == ([0, 1, 3], hashes)
-    assert deduplicate_indices(["é", "é".encode(), b"e"] * MANY)[0] == [0, 2]
-
-
 def test_existing_hashes_are_hashes_and_not_rows() -> None:
     _, seen = deduplicate_indices(["a", "b"])
     assert deduplicate_indices(["b", "c", "a", "d"], existing_hashes=seen)[0] == [1, 3]
@@ -393,12 +329,6 @@ def test_dedupe_equals_a_dict(rows: list[str], known: list[str], times: int) -> 
         assert deduplicate_indices(some, expected(known)) == first_of_each(many, known)
 
 
-def test_many_different_rows_are_all_kept() -> None:
-    rows = [f"{index % 7000}" for index in range(20_000)]
-    known = [f"{index}" for index in range(100, 1000)]
-    assert deduplicate_indices(rows, expected(known)) == first_of_each(rows, known)
-
-
 # The kernel
 
 
@@ -414,17 +344,6 @@ def test_many_different_rows_are_all_kept() -> None:
 )
 def test_the_lanes_fit_the_processor(features: dict[str, bool], lanes: int, longest: int) -> None:
     assert sha256.lane_settings(features) == (lanes, longest)
-
-
-def test_few_rows_load_no_compiler() -> None:
-    python_output(
-        "-c",
-        "import sys, pyarrow as pa\n"
-        "from fast_axolotl import deduplicate_indices, parallel_hash_rows\n"
-        "parallel_hash_rows(['a'] * 199); parallel_hash_rows(pa.array(['a'] * 199))\n"
-        "deduplicate_indices(['a', 'b'] * 99, existing_hashes=['x'])\n"
-        "assert 'numba' not in sys.modules\n",
-    )
 
 
 BOUNDS_CHECKED = """

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -168,23 +168,6 @@ def test_the_index_is_built_again_where_it_does_not_fit(
 
     assert total_rows(dataset) == len(rows) + (change == "rewritten")
     assert reads
-
-
-def test_a_remote_file_is_known_by_its_version_whatever_its_query(
-    tmp_path: Path, folder: Path, reads: list[int]
-) -> None:
-    path, rows = write_kind(tmp_path, "jsonl")
-    dataset = open_as(path)
-    remote = replace(dataset.inputs[0].source, remote=cast(Any, object()))
-    for version, query, is_read in [("", "a", True), ("1", "b", True), ("1", "c", False)]:
-        source = replace(remote, path=f"https://host/a.jsonl?{query}", version=version)
-        inputs = (replace(dataset.inputs[0], source=source),)
-        forget()
-        reads.clear()
-
-        assert total_rows(replace(dataset, inputs=inputs)) == len(rows)
-        assert (sum(reads) > path.stat().st_size) == is_read
-        assert len(entries(folder)) == len(version)
 
 
 CHILD = """

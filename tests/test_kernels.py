@@ -85,20 +85,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
         assert python_output("-B", *STRICT, code, source=tmp_path, **home) == "[0, 1] False\n"
 
 
-def test_a_disk_that_fills_up_while_compiling_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = jit.Kernel(total._function, total._signatures)
-    real = fresh._dispatcher
-
-    def full(*, cache: bool) -> object:
-        if cache:
-            raise OSError(28, "No space left on device")
-        return real(cache=False)
-
-    monkeypatch.setattr(fresh, "_dispatcher", full)
-    assert fresh(np.arange(10)) == 45
-    assert not fresh.is_kept
-
-
 def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
     python_output(
         *STRICT,

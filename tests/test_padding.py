@@ -19,20 +19,6 @@ pytestmark = pytest.mark.kernels
 SIDES = ["right", "left"]
 
 
-def test_sequences_are_padded_to_the_longest() -> None:
-    assert pad_sequences([[1, 2], [3], []]) == [[1, 2], [3, 0], [0, 0]]
-
-
-def test_padding_goes_to_the_left_when_asked() -> None:
-    assert pad_sequences([[1, 2], [3]], 3, 7, "left") == [[7, 1, 2], [7, 7, 3]]
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_a_longer_sequence_keeps_its_first_tokens(side: str) -> None:
-    assert pad_sequences([[1, 2, 3]], 2, padding_side=side) == [[1, 2]]
-    assert pad_sequences([[1]], 0, padding_side=side) == [[]]
-
-
 @pytest.mark.parametrize(
     ("target_length", "multiple", "length"),
     [(None, 4, 4), (2, 4, 4), (5, 4, 8), (8, 4, 8), (5, 0, 5), (5, None, 5), (0, 4, 0)],
@@ -42,11 +28,6 @@ def test_the_length_is_rounded_up_to_the_multiple(
 ) -> None:
     padded = pad_sequences([[1, 2, 3]], target_length, pad_to_multiple_of=multiple)
     assert padded == [[1, 2, 3, 0, 0, 0, 0, 0][:length]]
-
-
-def test_padding_nothing_gives_nothing() -> None:
-    assert pad_sequences([]) == pad_sequences([], 5) == []
-    assert pad_sequences([[]], pad_to_multiple_of=4) == [[]]
 
 
 def test_negative_lengths_are_refused_by_name() -> None:
@@ -158,11 +139,3 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     for sequences in ([], [[1]]):
         with pytest.raises(UsageError, match=message):
             pad_sequences(sequences, **options)
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_the_padding_mask_comes_as_an_array_too(output: str) -> None:
-    assert as_lists(create_padding_mask(3, 6, output=output)) == [0, 1, 2]
-    assert as_lists(create_padding_mask(6, 3, output=output)) == []
-    with pytest.raises(UsageError, match="output must be"):
-        create_padding_mask(1, 2, output="list")

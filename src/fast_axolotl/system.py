@@ -99,14 +99,6 @@ def memory_bytes(proc: Path = PROC) -> int:
     return known
 
 
-def limit_bytes(
-    proc: Path = PROC, cgroup_root: Path = CGROUP, pid: int | str = "self"
-) -> int | None:
-    """The least memory limit of the cgroups above a process; ``None`` where there is none."""
-    cgroup = find_memory_cgroup(pid, proc=proc, root=cgroup_root)
-    return None if cgroup is None else cgroup.limit_bytes()
-
-
 def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
     """This machine and what is installed on it; facts it does not offer are left out."""
     from importlib import metadata  # 10 ms that a reader, which only asks for the cores, can save
@@ -123,6 +115,7 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
         shared_memory_bytes = mount.f_frsize * mount.f_blocks
     except (OSError, AttributeError):
         shared_memory_bytes = None
+    cgroup = find_memory_cgroup(proc=proc, root=cgroup_root)
     driver = (read_bytes_of(proc / "driver/nvidia/version") or b"").decode(errors="replace").split()
     facts = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -133,7 +126,7 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
         "available_bytes": meminfo_bytes(proc, "MemAvailable"),
         "page_cache_bytes": meminfo_bytes(proc, "Cached"),
         "swap_bytes": meminfo_bytes(proc, "SwapTotal"),
-        "limit_bytes": limit_bytes(proc, cgroup_root),
+        "limit_bytes": None if cgroup is None else cgroup.limit_bytes(),
         "has_pressure": (proc / "pressure" / "memory").exists(),
         "shared_memory_bytes": shared_memory_bytes,
         "gpu_driver": next((word for word in driver if "." in word and word[0].isdigit()), None),

@@ -114,11 +114,6 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         _begin(order.pop("faults", []))
-        engines._HEAD_SECONDS = order.pop("head_seconds", 2.0)
-        if order.pop("leave", False):
-            import ray
-
-            ray.shutdown()
         print("ANSWER", json.dumps(_answer(order)), flush=True)
 
 

@@ -33,7 +33,6 @@ from fast_axolotl.cli.measure import (
     status,
 )
 from fast_axolotl.cli.options import name_options
-from fast_axolotl.cli.pack import PACK_EXAMPLES, pack
 from fast_axolotl.cli.plan import PLAN_EXAMPLES, plan
 from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
 from fast_axolotl.cli.prove import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
@@ -97,7 +96,7 @@ _PANELS = {
         (bench, BENCH_EXAMPLES),
     ),
     "Work on data": (
-        (read, READ_EXAMPLES), (dedupe, DEDUPE_EXAMPLES), (pack, PACK_EXAMPLES),
+        (read, READ_EXAMPLES), (dedupe, DEDUPE_EXAMPLES),
         (prepare, PREPARE_EXAMPLES), (warmup, WARMUP_EXAMPLES),
     ),
     "Plan the next run": (

@@ -76,16 +76,9 @@ def dedupe(
     on_error: OnError = "raise",
     on_conflict: OnConflict = "raise",
     json_field: JsonField = None,
-    num_threads: Annotated[
-        int, typer.Option(help="Threads; 0 uses every core of this process.", min=0)
-    ] = 0,
     memory_budget: Annotated[
         str, typer.Option(help="Memory for this work; spills to disk beyond this size.")
     ] = "1GiB",
-    temp_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the files that spill. Default: next to the output."),
-    ] = None,
     engine: Annotated[
         Literal["local", "ray"] | None,
         typer.Option(help="Work in many processes: on this machine, or on a Ray cluster."),
@@ -110,19 +103,16 @@ def dedupe(
     }
     names = None if columns is None else parse_names(columns)
     if engine is not None:
-        if against or report is not None or temp_dir is not None or num_threads:
-            names_of = "--against, --report, --temp-dir and --num-threads"
-            raise UsageError(f"{names_of} do not work with --engine")
+        if against or report is not None:
+            raise UsageError("--against and --report do not work with --engine")
         job = job_options(
             engine, address=address, workers=workers, memory=memory, work=work, restart=restart
         )
-        from fast_axolotl.cli.job_progress import run_job
+        from fast_axolotl.cli.job_progress import print_summary, watch_job
         from fast_axolotl.cluster.tables import dedupe_on
 
-        run_job(
-            f"dedupe to {output}",
+        done = watch_job(
             dedupe_on,
-            as_json=as_json,
             inputs=inputs,
             output=output,
             columns=names,
@@ -130,17 +120,14 @@ def dedupe(
             **job,
             **reading,
         )
+        print_summary(done, as_json=as_json)
         return
     if address is not None or work is not None or workers or restart:
         raise UsageError("--address, --workers, --work and --restart need --engine local or ray")
     from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.dedupe import dedupe_files
-    from fast_axolotl.kernels import digests, rowhash
     from fast_axolotl.report.terminal import phase_progress
 
-    # Before memory is measured: the compiler is not part of the work.
-    for kernel in (rowhash.absorb, digests.insert, digests.place):
-        kernel.compile()
     with ResidentPeak() as peak, phase_progress() as progress:
         summary = dedupe_files(
             inputs,
@@ -150,8 +137,6 @@ def dedupe(
             report=report,
             overwrite=overwrite,
             memory_budget=parse_size(memory_budget),
-            num_threads=num_threads,
-            temp_dir=temp_dir,
             progress=progress,
             **reading,
         )

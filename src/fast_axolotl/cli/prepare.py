@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,15 +20,13 @@ from fast_axolotl.cli.options import (
     Workers,
     examples,
     job_options,
-    say,
-    unused_folder,
 )
 from fast_axolotl.errors import UsageError, mask_words
 
 PREPARE_EXAMPLES = examples(
-    "prepare config.yml --dry-run",
+    "prepare config.yml",
     "prepare config.yml --memory 2GiB --workers 8 --set sequence_len=8192",
-    "prepare config.yml --engine ray --work s3://bucket/work --price 12.8",
+    "prepare config.yml --engine ray --work s3://bucket/work",
     "prepare config.yml --engine ray --address 10.0.0.1:6379 --output /shared/prepared",
 )
 
@@ -57,20 +53,8 @@ def prepare(
             "--set", metavar="KEY=VALUE", help="Override a key of the configuration. Repeatable."
         ),
     ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(help="Price of all nodes together per hour, to compute the cost.", min=0.0),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the plan (units, stages, disk space) and stop."),
-    ] = False,
     restart: Restart = False,
     as_json: AsJson = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the record. Default: fast-axolotl-runs/TIME-prepare."),
-    ] = None,
 ) -> None:
     """Do what axolotl preprocess does, on all cores or on a Ray cluster, in bounded memory.
 
@@ -84,47 +68,18 @@ def prepare(
     job = job_options(
         engine, address=address, workers=workers, memory=memory, work=work, restart=restart
     )
-    folder = record or unused_folder("fast-axolotl-runs", f"{datetime.now():%Y%m%d-%H%M%S}-prepare")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} already exists; pass an empty folder with --record")
     if find_spec("axolotl") is None:
         raise UsageError(
             "prepare reads the configuration and tokenises with Axolotl, which is not installed "
             "here: pip install axolotl"
         )
-    from fast_axolotl.cli.job_progress import plan_table, summary_table, watch_job
-    from fast_axolotl.cli.job_record import JobRecord
-    from fast_axolotl.cluster.prepare import plan_preparation
+    from fast_axolotl.cli.job_progress import print_summary, watch_job
     from fast_axolotl.cluster.prepare import prepare as prepare_dataset
 
-    common: Any = {"overrides": settings, "output": output}
-    if dry_run:
-        plan = plan_preparation(str(config), **common, memory=job["memory"], work=work)
-        print(json.dumps(plan.to_json(), indent=2)) if as_json else plan_table(plan)
-        plan.require_disk()
-        return
-    started = time.time()
-    summary = watch_job(f"prepare {config}", prepare_dataset, config=str(config), **common, **job)
-    made = JobRecord(
-        title=f"prepare {config.name}",
-        started=started,
-        settings={
-            "config": str(config.absolute()),
-            "engine": f"ray at {address or 'auto'}" if engine == "ray" else engine,
-            "workers": workers or "every core",
-            "memory of a process": memory,
-        },
-        next_command=_train_command(config, settings, output),
-        price_per_hour=price,
-        summary=summary,
+    summary = watch_job(
+        prepare_dataset, config=str(config), overrides=settings, output=output, **job
     )
-    if as_json:
-        beside = {"price_per_hour": price, "next_command": made.next_command, "record": str(folder)}
-        print(json.dumps(summary.to_json() | beside, indent=2))
-    else:
-        summary_table(made)
-    made.write(folder)
-    say(f"as an HTML report: fast-axolotl report {shlex.quote(str(folder))}")
+    print_summary(summary, as_json=as_json, next_command=_train_command(config, settings, output))
 
 
 def _parse_overrides(words: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import typer
 
 from fast_axolotl.cli.options import AsJson, examples, latest_run
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
-from fast_axolotl.record.folder import JOB_FILE
 
 if TYPE_CHECKING:
     from fast_axolotl.report.document import Document
@@ -57,10 +56,8 @@ def report(
     """Write one HTML file about runs or a protocol: verdict, comparison, charts, settings, data.
 
     The file contains everything it shows and works offline. You can write it while a run is still
-    going on. For a record of fast-axolotl prepare, it shows rows, stages and nodes.
+    going on.
     """
-    from fast_axolotl.cli.job_record import JobRecord
-    from fast_axolotl.record.codec import to_plain
     from fast_axolotl.report.markdown import document_markdown
     from fast_axolotl.report.page import render_page, write_text
 
@@ -68,9 +65,6 @@ def report(
         output = _DEFAULT
     check_targets(output=output, markdown=markdown)
     runs = runs or [latest_run()]
-    jobs = [folder for folder in runs if (folder / JOB_FILE).is_file()]
-    if jobs and len(runs) > 1:
-        raise UsageError(f"{jobs[0]} is a record of prepare, which has its own page: pass it alone")
     page, text = make_documents(runs)
     if output is not None:
         write_text(output, render_page(page))
@@ -84,21 +78,18 @@ def report(
             "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
             "notes": list(page.footnotes),
         }
-        if jobs:
-            found["job"] = to_plain(JobRecord.read(jobs[0]))
-        else:
-            found["runs"] = [
-                {
-                    "name": run["name"],
-                    "folder": run["summary"].run_dir,
-                    "verdict": run["summary"].verdict.kind,
-                    "subtype": run["summary"].verdict.subtype,
-                    "headline": run["summary"].verdict.headline,
-                }
-                for run in page.data["runs"]
-            ]
-            protocol = page.data["protocol"]
-            found["answer"] = None if protocol is None else protocol["paragraph"]
+        found["runs"] = [
+            {
+                "name": run["name"],
+                "folder": run["summary"].run_dir,
+                "verdict": run["summary"].verdict.kind,
+                "subtype": run["summary"].verdict.subtype,
+                "headline": run["summary"].verdict.headline,
+            }
+            for run in page.data["runs"]
+        ]
+        protocol = page.data["protocol"]
+        found["answer"] = None if protocol is None else protocol["paragraph"]
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
     for note in page.footnotes:
@@ -110,15 +101,11 @@ def report(
 def make_documents(folders: Sequence[Path]) -> tuple[Document, Document]:
     """What is in the folders: all of it for a page, and the answer for Markdown."""
     from fast_axolotl import __version__
-    from fast_axolotl.cli.job_record import JobRecord
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
     from fast_axolotl.report.comparison import protocol_document, runs_document, shown_run
     from fast_axolotl.report.document import Document
     from fast_axolotl.report.page import report_document
 
-    if (folders[0] / JOB_FILE).is_file():
-        job = JobRecord.read(folders[0]).document(made=time.time())
-        return job, job
     protocols = [folder for folder in folders if (folder / PROTOCOL_FILE).is_file()]
     if len(protocols) > 1:
         both = " and ".join(map(str, protocols))

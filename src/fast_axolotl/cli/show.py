@@ -31,23 +31,14 @@ def show(
 ) -> None:
     """Show what limits a run: the verdict, the reasons, the advice and the main figures.
 
-    It also works while the run is still going on, and after the run was killed. For a record of
-    fast-axolotl prepare, it shows rows, stages and nodes.
+    It also works while the run is still going on, and after the run was killed.
     """
     from fast_axolotl.cli.report import read_report_run
     from fast_axolotl.record.codec import to_json
-    from fast_axolotl.record.folder import JOB_FILE
     from fast_axolotl.report.runs import run_document, show_short_summary
     from fast_axolotl.report.terminal import print_document
 
     run = run or latest_run()
-    if (run / JOB_FILE).is_file():
-        from fast_axolotl.cli.job_progress import summary_table
-        from fast_axolotl.cli.job_record import JobRecord
-
-        job = JobRecord.read(run)
-        print(to_json(job)) if as_json else summary_table(job)
-        return
     shown = read_report_run(run, "")
     if as_json:
         print(to_json(shown.summary))

@@ -1,8 +1,8 @@
 """Who does the tasks of a job: processes of this machine, or the nodes of a Ray cluster.
 
 A process that dies costs nothing but its task, which is tried again; a task that ends its process
-every time ends the job. Ray's own retries, of which nobody would hear, are off. Ray would end this
-process 60 seconds after the cluster's head has gone, so we look before.
+every time ends the job. Ray's own retries, of which nobody would hear, are off. Where the head of a
+Ray cluster is gone, Ray ends this process after a minute; finished work is kept all the same.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from multiprocessing.connection import wait
 from typing import Any, cast
@@ -29,14 +28,13 @@ from fast_axolotl._version import __version__
 from fast_axolotl.cluster.tasks import Answer, Engine, Event, Heard, Task, perform
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
-_ATTEMPTS, _MOST_LOSSES = 3, 20
-"""Of one task: processes that it ended, and all losses, those with whole nodes included."""
+_ATTEMPTS = 4
+"""Of one task: processes that ended while they were at it, with whole nodes or alone."""
+
 _MOMENT_SECONDS = 5.0
-_HEAD_SECONDS, _NO_NODES_SECONDS = 30.0, 600.0  # an autoscaler takes minutes to replace nodes
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
-_AGAIN = "Finished work is kept; run the same command again to continue."
 _Outcome = tuple[str, Any]
-"""done, an answer; meant, an error; broke, a traceback; skewed, a node's id and why."""
+"""done, an answer; meant, an error; broke, a traceback."""
 
 
 def open_engine(
@@ -95,7 +93,7 @@ class _Local:
                     reason = f"its process ended with {name}"
                     deaths[task.name] += 1
                     if deaths[task.name] >= _ATTEMPTS:
-                        raise _hopeless(task, _ATTEMPTS, reason)
+                        raise _hopeless(task, reason)
                     heard(Event(kind="retried", stage=task.stage, task=task, reason=reason))
                     waiting.append(task)
         finally:
@@ -132,117 +130,56 @@ class _Ray:
                 problem = f"the Ray cluster at {at} needs a token; set RAY_AUTH_MODE=token and "
                 problem += "copy ~/.ray/auth_token from its head node"
             raise UsageError(problem) from None
-        self._head: str = ray.get_runtime_context().gcs_address
-        self._cluster = _cluster_id(self._head)
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
         self._options: dict[str, Any] = {"num_cpus": 1, "memory": memory or None, "max_retries": 0}
-        self._avoided: set[str] = set()
-        self._seen_head = self._seen_nodes = time.monotonic()
-        self._look()
-        if not self._slots:
-            problem = f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
-        elif differences := find_skew(_versions(), self._probe_nodes()):
-            problem = "\n  ".join(["nodes differ; install the same versions on all:", *differences])
-        else:
-            return
-        self.close()
-        raise UsageError(problem)
+        if not self._slots():
+            self.close()
+            raise UsageError(
+                f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
+            )
+
+    @property
+    def num_workers(self) -> int:
+        return self._workers or max(1, self._slots())
 
     def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
         ray = self._ray
-        function = ray.remote(_attempt)
+        function = ray.remote(_attempt).options(**self._options)
         waiting = deque(tasks)
-        sent: dict[Any, tuple[Task, frozenset[str]]] = {}
-        losses: dict[str, list[frozenset[str]]] = defaultdict(list)
+        sent: dict[Any, Task] = {}
+        losses: Counter[str] = Counter()
         while waiting or sent:
-            if time.monotonic() > self._looked + _MOMENT_SECONDS:
-                self._look()
-            while waiting and len(sent) < 2 * self.num_workers:
+            room = 2 * self.num_workers - len(sent) if waiting else 0
+            for _ in range(min(room, len(waiting))):
                 task = waiting.popleft()
-                reference = function.options(**self._options).remote(url, task, _versions())
-                sent[reference] = task, frozenset(self._slots)
+                sent[function.remote(url, task, _versions())] = task
                 heard(Event(kind="started", stage=task.stage, task=task))
             ray.wait(list(sent), timeout=_MOMENT_SECONDS)
             for reference in ray.wait(list(sent), num_returns=len(sent), timeout=0)[0]:
-                task, nodes = sent.pop(reference)
+                task = sent.pop(reference)
                 try:
-                    outcome, value = ray.get(reference)
+                    outcome = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    outcome, reason = "lost", str(error).strip()
-                    self._look()
-                    (lost := losses[task.name]).append(nodes)
-                    # Where a node has gone since, it may have taken the task with it.
-                    deaths = sum(nodes <= self._slots.keys() for nodes in lost)
-                    is_head_there = self._seen_head == self._looked
-                    if is_head_there and (deaths >= _ATTEMPTS or len(lost) >= _MOST_LOSSES):
-                        raise _hopeless(task, len(lost), reason) from None
-                if outcome == "skewed":
-                    node, reason = value
-                    self._avoided.add(node)
-                    others = f"!in({','.join(sorted(self._avoided))})"
-                    self._options["label_selector"] = {"ray.io/node-id": others}
-                if outcome in ("lost", "skewed"):
+                    reason = str(error).strip()
+                    losses[task.name] += 1
+                    if losses[task.name] >= _ATTEMPTS:
+                        raise _hopeless(task, reason) from None
                     heard(Event(kind="retried", stage=task.stage, task=task, reason=reason))
                     waiting.append(task)
                 else:
-                    yield task, _answer(task, outcome, value)
-
-    def _probe_nodes(self) -> list[dict[str, Any]]:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        errors = self._ray.exceptions
-        probe = partial(self._ray.remote(_probe).options, num_cpus=0)
-        there = partial(NodeAffinitySchedulingStrategy, soft=False)
-        asked = {node: probe(scheduling_strategy=there(node)).remote() for node in self._slots}
-        found = []
-        for node, reference in asked.items():
-            try:
-                found.append(self._ray.get(reference))
-            except errors.RayTaskError:
-                versions = {**_versions(), "fast-axolotl": "cannot be imported"}
-                found.append({"name": node, "versions": versions})
-            except (errors.TaskUnschedulableError, errors.NodeDiedError):
-                continue
-        return found
+                    yield task, _answer(task, *outcome)
 
     def close(self) -> None:
         self._ray.shutdown()
 
-    def _look(self) -> None:
-        """Who could work now; an error where nobody could for too long."""
-        self._looked = now = time.monotonic()
-        # Ray would end this process where it meets another cluster at the address of its own.
-        if _is_open(self._head) and _cluster_id(self._head) == self._cluster:
-            self._slots = {}
-            for node in self._ray.nodes():
-                has = node["Resources"] if node["NodeID"] not in self._avoided else {}
-                slots = min(has.get(name, 0) // need for name, need in self._need.items())
-                if node["Alive"] and slots:
-                    self._slots[node["NodeID"]] = int(slots)
-            self.num_workers = self._workers or max(1, sum(self._slots.values()))
-            self._seen_head = now
-            self._seen_nodes = now if self._slots else self._seen_nodes
-        else:
-            time.sleep(_MOMENT_SECONDS / 5)
-        if now > self._seen_head + _HEAD_SECONDS:
-            raise DataError(f"the head node of the Ray cluster at {self._head} is gone. {_AGAIN}")
-        if now > self._seen_nodes + _NO_NODES_SECONDS:
-            raise DataError(f"the Ray cluster at {self._head} has lost all its nodes. {_AGAIN}")
-
-
-def find_skew(versions: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where nodes have other versions than these, a line for each node and package."""
-    return [
-        f"node {node['name']}: {name} {node['versions'].get(name, 'not installed')}, here {version}"
-        for node in nodes
-        for name, version in versions.items()
-        if node["versions"].get(name) != version
-    ]
-
-
-def _probe() -> dict[str, Any]:
-    return {"name": system.node_name(), "versions": _versions()}
+    def _slots(self) -> int:
+        """How many tasks have room on the nodes there are now."""
+        return sum(
+            int(min(node["Resources"].get(name, 0) // need for name, need in self._need.items()))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        )
 
 
 @cache
@@ -260,16 +197,6 @@ def _is_open(address: str) -> bool:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_MOMENT_SECONDS).close()
         return True
     return False
-
-
-def _cluster_id(address: str) -> Any:
-    """Of the cluster whose head is at an address; ``None`` where this Ray does not tell."""
-    with suppress(Exception):
-        from ray import _raylet
-
-        client: Any = _raylet
-        return client.GcsClient(address=address).cluster_id.hex()
-    return None
 
 
 def _work(pipe: Any, environment: dict[str, str]) -> None:
@@ -290,13 +217,12 @@ def _work(pipe: Any, environment: dict[str, str]) -> None:
 
 
 def _attempt(url: str, task: Task, versions: Mapping[str, str] | None = None) -> _Outcome:
-    """A task in a working process; on a node, which may have joined late, versions are compared."""
-    node = system.node_name()
-    if differences := find_skew(versions or {}, [_probe()]):
-        import ray
-
-        return "skewed", (ray.get_runtime_context().get_node_id(), "; ".join(differences))
-    where = f" (on node {node})" if versions else ""
+    """A task in a working process; ``versions`` are those of the process that sent it to a node."""
+    where = f" (on node {system.node_name()})" if versions else ""
+    for name, version in (versions or {}).items():
+        if (own := _versions().get(name, "not installed")) != version:
+            problem = f"nodes differ: {name} {own}{where}, {version} where the job was started"
+            return "meant", UsageError(f"{problem}; install the same versions on all")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core has a process already
     try:
         return "done", perform(url, task)
@@ -315,10 +241,12 @@ def _answer(task: Task, outcome: str, value: Any) -> Answer:
     return dict(value)
 
 
-def _hopeless(task: Task, times: int, reason: str) -> DataError:
-    cure = "If the machine ran out of memory, use a lower --memory or fewer --workers."
-    lost = f"task {task.stage}/{task.name} failed {times} times, last because {reason}."
-    return DataError(f"{lost} {cure} {_AGAIN}")
+def _hopeless(task: Task, reason: str) -> DataError:
+    return DataError(
+        f"task {task.stage}/{task.name} failed {_ATTEMPTS} times, last because {reason}. If the "
+        "machine ran out of memory, use a lower --memory or fewer --workers. Finished work is "
+        "kept; run the same command again to continue."
+    )
 
 
 def _end(workers: Mapping[Any, Any]) -> None:

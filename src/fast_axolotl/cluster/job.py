@@ -1,4 +1,4 @@
-"""What a job tells people: its plan before, its summary after."""
+"""The folder of a job, which one process works in at a time, and the summary of what it did."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from fast_axolotl.axolotl.save_folder import take_lock
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Event, Heard
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.errors import UsageError
 
 
 @contextmanager
@@ -70,56 +70,6 @@ def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetPlan:
-    """One entry of ``datasets:`` or ``test_datasets:``."""
-
-    path: str
-    split: str
-    units: int
-    num_bytes: int
-    whole: str | None
-    """Why it is loaded as a whole on this machine before it is dealt out; ``None`` where it is
-    read in units by whoever works on them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
-    """What will be done, from a look at the files and at some first rows."""
-
-    datasets: tuple[DatasetPlan, ...]
-    outputs: tuple[str, ...]
-    """The folders that will be written."""
-    work: str
-    """Where files between stages lie."""
-    stages: Mapping[str, int]
-    """Tasks of each stage, in order; estimated where they depend on the data."""
-    rows: int
-    """Estimated from the first rows, as are tokens and bytes."""
-    tokens: int
-    bytes_between: Mapping[str, int]
-    """What each stage leaves for the next, in the work folder."""
-    bytes_out: int
-    disk_needed: int
-    """The most that the work folder and the output hold at one time."""
-    disk_free: int | None
-    coordinator_bytes: int
-    """What the process that deals out the work needs itself: about 40 bytes a row."""
-
-    def require_disk(self) -> None:
-        """Raises where the disk cannot hold what the job needs."""
-        if self.disk_free is not None and self.disk_needed > self.disk_free:
-            raise DataError(
-                f"the disk is too small: this job needs about {self.disk_needed / 1e9:,.1f} GB, "
-                f"and {self.disk_free / 1e9:,.1f} GB are free; pass --work and --output on a "
-                "larger disk",
-                path=self.work,
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
     name: str
     tasks: int
@@ -157,7 +107,7 @@ class JobSummary:
     stages: tuple[StageSummary, ...]
     nodes: tuple[NodeSummary, ...]
     extra: Mapping[str, Any]
-    """What only one kind of job has: the efficiency of packs."""
+    """What only one kind of job has: rows that could not be read."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

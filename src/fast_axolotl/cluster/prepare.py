@@ -1,6 +1,6 @@
 """``axolotl preprocess`` in units: the same rows in the same order, whoever makes them.
 
-    find the units ── tokenise ── order ── split, unique ── deal, merge ── write ── rename
+    find the units ── tokenise ── order ── split, unique ── deal ── write ── rename
                        (tasks)     (here)    (tasks, for dedupe)   (tasks)
 
 The first rows of every dataset that are kept decide the types, as with ``Dataset.map``, and show a
@@ -11,7 +11,6 @@ row numbers in place of rows. Of repeated rows the first in that order stays.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import pickle
 import shutil
@@ -29,9 +28,9 @@ from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import Part, find_repeated, load_array, write_array
-from fast_axolotl.cluster.job import DatasetPlan, JobPlan, JobSummary, Ledger, lock_job, open_job
-from fast_axolotl.cluster.shards import count_tokens, make_rows
-from fast_axolotl.cluster.sources import Source, Unit, find_source, read_tables
+from fast_axolotl.cluster.job import JobSummary, Ledger, lock_job, open_job
+from fast_axolotl.cluster.shards import make_rows
+from fast_axolotl.cluster.sources import Unit, find_units, read_tables
 from fast_axolotl.cluster.stock import Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tasks import Answer, Engine, Heard, Task, run_stage
@@ -45,12 +44,11 @@ _LEAST_ROOM = 256 * MIB
 _CHUNK_BYTES = 10 * MIB
 """Of JSON lines, as Hugging Face parses them."""
 _MOST_UNIT_BYTES = 64 * MIB
-_MOST_PART_BYTES = 256 * MIB
-_FAN = 512
-"""Record batches of a file, and files that a task opens, at most."""
+_MOST_PIECE_BYTES = 128 * MIB
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
 _PASSING_KEYS = {"output_dir", "dataset_prepared_path"}
-_COORDINATOR_ROW_BYTES = 40
+_DISK_ROW_BYTES = 72
+"""For the numbers, places and digests of a row."""
 _PRELOAD = ("fast_axolotl.cluster.shards", "axolotl.utils.data.sft", "axolotl.utils.data.rl")
 
 
@@ -62,16 +60,29 @@ class _Split:
     configs: list[Any]
     store: Store
     output: str
-    sources: list[Source]
+    sources: list[tuple[Unit, ...]]
     raw: list[pa.Schema] = field(default_factory=list)
     final: pa.Schema | None = None
     probed: list[dict[str, int]] = field(default_factory=list)
 
     @property
+    def parts(self) -> Store:
+        """Where its files are written: a local output gets its name when all of them are there."""
+        output = Store(self.output)
+        folder, _, name = self.output.rpartition("/")
+        return Store(f"{folder}/.{name}.parts") if output.is_local else output
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the prepared dataset."""
+        about = f"{self.output} {[name for _, name, _ in self.units]}"
+        return hashlib.sha256(about.encode()).hexdigest()[:16]
+
+    @property
     def units(self) -> Iterator[tuple[int, str, Unit]]:
         """All units with the number of their dataset and a name: another where a file changed."""
-        for index, source in enumerate(self.sources):
-            for number, unit in enumerate(source.units):
+        for index, units in enumerate(self.sources):
+            for number, unit in enumerate(units):
                 stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
                 yield index, f"{index:03d}-{number:07d}-{stamp}", unit
 
@@ -99,8 +110,7 @@ class _Job:
         self.cfg, self.tokenizer = load_configuration(config, dict(overrides))
         self.unit_bytes = max(_CHUNK_BYTES, min(_MOST_UNIT_BYTES, self.room // 16))
         self.slice_bytes = max(MIB, self.room // 64)
-        self.part_bytes = min(_MOST_PART_BYTES, self.room // 4)
-        self.piece_bytes = self.part_bytes // 2
+        self.piece_bytes = min(_MOST_PIECE_BYTES, self.room // 8)
         self.num_processes = self.cfg.dataset_num_proc or os.cpu_count() or 1
         self.splits = list(self._find(memory, output, work, held, restart=restart))
 
@@ -145,7 +155,7 @@ class _Job:
             is_new = restart or not found.store.exists("job.json")
             found.store = open_job(folder, {**keys, **ours}, restart=is_new)
             for number, config in enumerate(configs):
-                source = find_source(
+                units = find_units(
                     config,
                     self.cfg,
                     split,
@@ -153,9 +163,9 @@ class _Job:
                     store=found.store,
                     name=f"{number:03d}",
                 )
-                if not source.units:
+                if not units:
                     raise DataError(f"dataset {config.path} has no rows; check its path and split")
-                found.sources.append(source)
+                found.sources.append(units)
             self._look(found)
             yield found
 
@@ -166,11 +176,11 @@ class _Job:
 
         pipeline = Pipeline(self.cfg, self.tokenizer, split.configs)
         results = []
-        for index, (config, source) in enumerate(zip(split.configs, split.sources, strict=True)):
+        for index, (config, units) in enumerate(zip(split.configs, split.sources, strict=True)):
             made = schema = None
             # The first that are kept decide the types; rows may be sorted by length.
             seen = 0
-            for unit, first, rows in _slices_of(split.store, source):
+            for unit, first, rows in _slices_of(split.store, units):
                 schema = rows.schema if schema is None else schema
                 made = make_rows(pipeline, index, rows, split.name, unit, first)
                 seen += len(rows)
@@ -184,7 +194,6 @@ class _Job:
                     "rows": len(rows),
                     "bytes": max(1, rows.nbytes),
                     "bytes_out": 0 if made.table is None else made.table.nbytes,
-                    "tokens": 0 if made.table is None else count_tokens(made.table),
                 }
             )
             if made.table is not None:
@@ -202,79 +211,36 @@ class _Job:
             ) from None
         split.final = merged.features.arrow_schema
 
-    def plan(self) -> JobPlan:
-        """What would be done, estimated from the first rows."""
-        datasets, rows, tokens, out = [], 0, 0, 0
+    def require_disk(self) -> None:
+        """Raises where the disk cannot hold what the job needs, estimated from the first rows."""
+        rows = out = 0.0
         for split in self.splits:
-            for config, source, probe in zip(
-                split.configs, split.sources, split.probed, strict=True
-            ):
-                size = sum(unit.num_bytes for unit in source.units)
-                share = size / probe["bytes"]
-                rows += int(probe["rows"] * share)
-                tokens += int(probe["tokens"] * share)
-                out += int(probe["bytes_out"] * share)
-                datasets.append(
-                    DatasetPlan(
-                        path=str(config.path),
-                        split=split.name,
-                        units=len(source.units),
-                        num_bytes=size,
-                        whole=source.whole,
-                    )
-                )
-        units = sum(dataset.units for dataset in datasets)
-        stages, left = {"tokenise": units}, {"tokenise": out + 8 * rows}
-        if self.cfg.dataset_exact_deduplication:
-            stages["split"] = -(-rows * 512 // self.room)
-            stages["unique"] = 1 << (rows * 512 // (3 * self.room // 2)).bit_length()
-            left["tokenise"] += 24 * rows
-            left["split"] = 24 * rows
-        stages["deal"], left["deal"] = max(units, out // self.part_bytes), out + 8 * rows
-        if stages["deal"] > _FAN or out > _FAN * self.piece_bytes:
-            stages["merge"], left["merge"] = out // self.part_bytes, out + 8 * rows
-        stages["write"] = self.cfg.num_dataset_shards_to_save or count_shards(
-            rows, out, self.num_processes
-        )
+            for units, probe in zip(split.sources, split.probed, strict=True):
+                share = sum(unit.num_bytes for unit in units) / probe["bytes"]
+                rows += probe["rows"] * share
+                out += probe["bytes_out"] * share
         # Tokens are removed when they are dealt, so there are two copies at any time.
-        return JobPlan(
-            datasets=tuple(datasets),
-            outputs=tuple(split.output for split in self.splits),
-            work=self.splits[0].store.url,
-            stages=stages,
-            rows=rows,
-            tokens=tokens,
-            bytes_between=left,
-            bytes_out=out,
-            disk_needed=2 * out + 72 * rows,
-            disk_free=self.splits[0].store.free_bytes(),
-            coordinator_bytes=_COORDINATOR_ROW_BYTES * rows,
-        )
+        needed = 2 * out + _DISK_ROW_BYTES * rows
+        store = self.splits[0].store
+        free = store.free_bytes()
+        if free is not None and needed > free:
+            raise DataError(
+                f"the disk is too small: this job needs about {needed / 1e9:,.1f} GB, and "
+                f"{free / 1e9:,.1f} GB are free; pass --work and --output on a larger disk",
+                path=store.url,
+            )
 
 
-def _slices_of(store: Store, source: Source) -> Iterator[tuple[Unit, int, pa.Table]]:
+def _slices_of(store: Store, units: Sequence[Unit]) -> Iterator[tuple[Unit, int, pa.Table]]:
     """The rows of a dataset, some at a time, with their unit and the number of the first in it."""
     schema = None
-    for unit in source.units:
+    for unit in units:
         first = 0
         for table in read_tables(store, unit, schema):
             schema = table.schema if schema is None else schema
             for start in range(0, len(table), _PROBED_ROWS):
                 yield unit, first + start, table.slice(start, _PROBED_ROWS)
             first += len(table)
-
-
-def plan_preparation(
-    config: str, *, overrides: Mapping[str, Any], memory: int, output: str | None, work: str | None
-) -> JobPlan:
-    """What ``prepare`` would do."""
-    with ExitStack() as held:
-        job = _Job(config, overrides, memory, output, work, held, restart=False)
-        plan = job.plan()
-        for split in job.splits:
-            if not split.store.names("tokenise"):
-                split.store.remove()
-        return plan
 
 
 def prepare(
@@ -307,7 +273,7 @@ def prepare(
     """
     with ExitStack() as held:
         job = _Job(config, overrides, memory, output, work, held, restart=restart)
-        job.plan().require_disk()
+        job.require_disk()
         ledger, totals = Ledger(heard), _Totals()
         crew = open_engine(
             engine, address=address, workers=workers, memory=memory, preload=_PRELOAD
@@ -349,10 +315,13 @@ def _prepare_split(
         ]
         return run_stage(crew, store, name, made, heard)
 
+    pipeline = pickle.dumps((job.cfg, job.tokenizer, split.configs))
+    with store.writing("pipeline.pickle") as path:
+        path.write_bytes(pipeline)
     alike = {
+        "pipeline": hashlib.sha256(pipeline).hexdigest(),
         "split": split.name,
         "slice_bytes": job.slice_bytes,
-        "part_bytes": job.part_bytes,
         "secret": secret,
     }
     answers = stage(
@@ -362,51 +331,46 @@ def _prepare_split(
             for index, name, unit in split.units
         },
     )
-    parts = _order(job, split, answers)
     for answer in answers.values():
         totals.rows_in += answer["rows"]
         totals.bytes_in += answer["bytes_in"]
         for reason, count in answer["dropped"].items():
             totals.dropped[reason] = totals.dropped.get(reason, 0) + count
-    if not parts:
+    kept = {name: answer for name, answer in answers.items() if answer["kept"]}
+    if not kept:
         raise DataError(
             "no row is left: all are too long, too short or have no trainable tokens; check "
             "sequence_len, train_on_inputs and roles_to_train"
         )
+    _order(job, split, answers)
     repeated = np.zeros(0, np.int64)
     if secret is not None:
-        named = [Part(name=part["name"], num_rows=part["rows"], first_place=None) for part in parts]
-        repeated = find_repeated(crew, store, named, memory=job.room // 2, heard=heard)
-    num_rows, edges, shards = _place(job, store, parts, repeated)
-    num_ranges = -(-(len(edges) - 1) // _FAN)
-    is_merged = num_ranges > 1 or len(parts) > _FAN
-    coarse = np.unique([*edges[::_FAN], edges[-1]]) if is_merged else edges
-    write_array(store, "ranges.npy", coarse)
-    stage("deal", {part["name"]: {"part": part["name"]} for part in parts})
+        units = [
+            Part(name=name, num_rows=answer["kept"], first_place=None)
+            for name, answer in kept.items()
+        ]
+        repeated = find_repeated(crew, store, units, memory=job.room // 2, heard=heard)
+    num_rows, edges, shards = _place(job, store, kept, repeated)
+    write_array(store, "edges.npy", edges)
+    stage("deal", {name: {"unit": name} for name in kept})
     store.remove("tokens")
-    files = [f"dealt/{part['name']}" for part in parts]
-    if is_merged:
-        write_array(store, "edges.npy", edges)
-        groups = _group(parts, job.part_bytes * num_ranges)
-        for number, group in enumerate(groups):
-            store.write_json(f"groups/{number:06d}.json", group)
-        files = [f"merged/{number:06d}-{{index:06d}}" for number in range(len(groups))]
-        pairs = itertools.product(range(len(groups)), range(num_ranges))
-        stage(
-            "merge",
-            {
-                f"{number:06d}-{index:06d}": {"group": number, "index": index, "fan": _FAN}
-                for number, index in pairs
-            },
-        )
-        store.remove("dealt")
-    store.write_json("files.json", files)
+    store.write_json("dealt.json", list(kept))
     names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
-    fan = _FAN if is_merged else len(edges)
+    if not _is_published(split, names):
+        there = split.parts.names("")
+        for name in names:
+            if name not in there:  # an answer does not outlive its file
+                store.remove(f"write/{name}.json")
+        if not store.names("write"):
+            split.parts.remove()  # of another job
     written = stage(
         "write",
         {
-            name: {"name": name, "pieces": [pieces.start, pieces.stop], "fan": fan}
+            name: {
+                "name": name,
+                "pieces": [pieces.start, pieces.stop],
+                "target": split.parts.url,
+            }
             for name, pieces in zip(names, shards, strict=True)
         },
     )
@@ -418,7 +382,6 @@ def _prepare_split(
     totals.tokens += sum(answer["tokens"] for answer in written.values())
     totals.bytes_out += sum(answer["bytes_out"] for answer in written.values())
     store.remove("dealt")
-    store.remove("merged")
     return names
 
 
@@ -429,32 +392,32 @@ def _write_types(job: _Job, split: _Split) -> list[int] | None:
     """
     assert split.final is not None
     store = split.store
-    units = hashlib.sha256("".join(name for _, name, _ in split.units).encode()).hexdigest()
     types = {
         "raw": [schema.serialize().to_pybytes().hex() for schema in split.raw],
         "final": split.final.serialize().to_pybytes().hex(),
     }
-    secret: list[int] | None
+    units = [name for _, name, _ in split.units]
     secret = fresh_secret().tolist() if job.cfg.dataset_exact_deduplication else None
     if store.exists("types.json"):
         found = store.read_json("types.json")
-        is_alone = types.items() <= found.items() and not store.names("split") | store.names("deal")
-        if is_alone or found["units"] == units:
+        has_types = types.items() <= found.items()
+        if has_types and found["units"] == units:
+            job.num_processes = found["processes"]
+            return found["secret"]  # type: ignore[no-any-return]
+        stale = ["split", "unique", "deal", "write"]
+        if has_types and not store.names("deal"):  # units of the other files are tokenised
             secret = found["secret"]
         else:
-            for folder in ("tokenise", "split", "unique", "deal", "merge", "write", "shards"):
-                store.remove(folder)
-        if found["units"] == units:
-            return secret
-    with store.writing("pipeline.pickle") as path:
-        path.write_bytes(pickle.dumps((job.cfg, job.tokenizer, split.configs)))
+            stale.append("tokenise")
+        for folder in stale:
+            store.remove(folder)
     known = {**types, "units": units, "processes": job.num_processes, "secret": secret}
     store.write_json("types.json", known)
     return secret
 
 
-def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict[str, Any]]:
-    """The place of every row among all rows that are merged, written down part by part."""
+def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> None:
+    """Writes down the place of every row among all rows that are merged, unit by unit."""
     from axolotl.utils.data.shared import merge_datasets
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -470,9 +433,6 @@ def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict
         for start, count in zip(offsets[:-1].tolist(), counts, strict=True)
         if count
     ]
-    parts: list[dict[str, Any]] = []
-    if not stand_ins:
-        return parts
     merged = merge_datasets(stand_ins, job.cfg)
     order = merged.data.column("row").to_numpy()
     if merged._indices is not None:
@@ -482,40 +442,31 @@ def _order(job: _Job, split: _Split, answers: Mapping[str, Answer]) -> list[dict
     places[order] = np.arange(len(order))
     for index, name, _ in split.units:
         first = int(offsets[index]) + firsts[name]
-        for part in answers[name]["parts"]:
-            numbers = load_array(split.store, f"numbers/{part['name']}.npy")
-            write_array(split.store, f"places/{part['name']}.npy", places[first + numbers])
-            parts.append(part)
-    return parts
+        numbers = load_array(split.store, f"numbers/{name}.npy")
+        write_array(split.store, f"places/{name}.npy", places[first + numbers])
 
 
 def _place(
-    job: _Job, store: Store, parts: Sequence[Mapping[str, Any]], repeated: Any
+    job: _Job, store: Store, kept: Mapping[str, Answer], repeated: Any
 ) -> tuple[int, Any, list[range]]:
     """Where each row is in the output; its number of rows, the edges of its pieces, and which of
     these make each shard."""
-
-    def read(part: Mapping[str, Any]) -> Any:
-        return load_array(store, f"places/{part['name']}.npy")
-
-    most = max(int(read(part).max()) for part in parts) + 1
+    places = {name: load_array(store, f"places/{name}.npy") for name in kept}
+    most = max(int(found.max()) for found in places.values()) + 1
     is_kept = np.zeros(most, np.bool_)
     weights = np.zeros(most, np.float32)
-    for part in parts:
-        places = read(part)
-        is_kept[places] = True
-        weights[places] = part["bytes"] / part["rows"]
+    for name, found in places.items():
+        is_kept[found] = True
+        weights[found] = kept[name]["bytes_out"] / kept[name]["kept"]
     is_kept[repeated] = False
     finals = np.cumsum(is_kept) - 1
-    for part in parts:
-        places = read(part)
-        write_array(
-            store, f"finals/{part['name']}.npy", np.where(is_kept[places], finals[places], -1)
-        )
+    for name, found in places.items():
+        write_array(store, f"finals/{name}.npy", np.where(is_kept[found], finals[found], -1))
     weights = weights[is_kept]
     num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
-    processes = store.read_json("types.json")["processes"]
-    count = job.cfg.num_dataset_shards_to_save or count_shards(num_rows, num_bytes, processes)
+    count = job.cfg.num_dataset_shards_to_save or count_shards(
+        num_rows, num_bytes, job.num_processes
+    )
     count = min(count, num_rows)
     share, rest = divmod(num_rows, count)
     edges, shards = [0], []
@@ -531,55 +482,38 @@ def _place(
     return num_rows, np.array(edges, np.int64), shards
 
 
-def _group(parts: Sequence[Mapping[str, Any]], most_bytes: int) -> list[list[str]]:
-    """Neighbouring parts, by their number and bytes."""
-    groups: list[list[str]] = [[]]
-    held = 0
-    for part in parts:
-        if groups[-1] and (held + part["bytes"] > most_bytes or len(groups[-1]) == _FAN):
-            groups.append([])
-            held = 0
-        groups[-1].append(part["name"])
-        held += part["bytes"]
-    return groups
+def _is_published(split: _Split, names: Sequence[str]) -> bool:
+    """Whether a run that was interrupted after it has given the output its name."""
+    target, parts = Store(split.output), split.parts
+    return (
+        split.store.names("write") >= {f"{name}.json" for name in names}
+        and not (parts.is_local and parts.names(""))
+        and target.names("") >= {*names, "state.json"}
+        and target.read_json("state.json")["_fingerprint"] == split.fingerprint
+    )
 
 
 def _publish(split: _Split, names: Sequence[str]) -> None:
     """The shards and their two notes under the name that Axolotl looks for, at once."""
     from datasets import Dataset, Features
 
-    store, target = split.store, Store(split.output)
-    if not store.names("shards") >= {*names}:
-        if target.names("") >= {*names, "state.json"}:
-            return  # by a run that was interrupted after this
-        raise DataError(f"files of the prepared dataset are missing in {store.url}; pass --restart")
+    if _is_published(split, names):
+        return
+    parts = split.parts
+    if not parts.names("") >= {*names}:
+        raise DataError(f"files of the prepared dataset are missing in {parts.url}; pass --restart")
     features = Features.from_arrow_schema(split.final)
     empty = Dataset.from_dict({key: [] for key in features}, features=features)
-    about = f"{split.output} {[name for _, name, _ in split.units]}"
-    empty._fingerprint = hashlib.sha256(about.encode()).hexdigest()[:16]
-    notes = saved_notes(empty, names)
-    for name, text in notes.items():
-        with store.writing(f"shards/{name}") as path:
+    empty._fingerprint = split.fingerprint
+    # The state comes last: it is what names the shards.
+    for name, text in saved_notes(empty, names).items():
+        with parts.writing(name) as path:
             path.write_text(text, encoding="utf-8")
-    if not target.is_local:
-        target.remove()
-        # The state comes last: it is what names the shards.
-        for name in [*names, *notes]:
-            with store.reading(f"shards/{name}") as source, target.writing(name) as path:
-                shutil.copyfile(source, path)
+    if not parts.is_local:
         return
-    folder, made = Path(target.path("")), Path(store.path("shards"))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if store.is_local and made.stat().st_dev == folder.parent.stat().st_dev:
-        for left in made.glob(".*"):  # by processes that were killed
-            left.unlink()
-    else:
-        made = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir()
-        for name in [*names, *notes]:
-            with store.reading(f"shards/{name}") as source:
-                shutil.copyfile(source, made / name)
+    folder, made = Path(split.output), Path(parts.path(""))
+    for left in made.glob(".*"):  # by processes that were killed
+        left.unlink()
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -1,19 +1,17 @@
 """The tasks of ``prepare``: rows to tokens, tokens to where they belong, and on to final files.
 
-``tokenise`` makes parts of a unit: tokens, digests, and the number of every row in its unit. When
-all are there, the coordinator knows where each row goes. ``deal`` sorts a part by that, one record
-batch for each range of the output; ``write`` gathers a shard piece by piece. Few pieces are the
-ranges themselves. Many are dealt twice: ``merge`` takes one range out of some parts and cuts it
-into its pieces, so that no file has more than a few hundred batches, and nobody opens more files.
-Parts and pieces are bounded by bytes, so that neither holds more than a fraction of a worker's
-memory, whatever the rows.
+``tokenise`` makes of a unit its tokens, their digests, and the number of every row in its unit.
+When all are there, the coordinator knows where each row goes. ``deal`` sorts a unit by that, one
+record batch for each piece of the output; ``write`` gathers a shard piece by piece. Pieces are
+bounded by bytes, so that neither holds more than a fraction of a worker's memory, whatever the
+rows. Cost of ``write``: one read from every unit for each piece.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -38,127 +36,95 @@ def tokenise(
     store: Store,
     *,
     name: str,
+    pipeline: str,
     split: str,
     index: int,
     unit: dict[str, Any],
     slice_bytes: int,
-    part_bytes: int,
     secret: list[int] | None,
 ) -> dict[str, Any]:
-    """A unit's rows as they will be in the prepared dataset, in parts of bounded size."""
-    pipeline, source = open_pipeline(store.url), Unit(**unit)
+    """A unit's rows as they will be in the prepared dataset.
+
+    ``pipeline`` is the SHA-256 of what ``open_pipeline`` opens.
+    """
+    opened, source = open_pipeline(store.url, pipeline), Unit(**unit)
     types = store.read_json("types.json")
     raw, final = _schema(types["raw"][index]), _schema(types["final"])
-    rows_in = merged = tokens = 0
-    dropped: dict[str, int] = {}
-    with _Parts(store, name, final, part_bytes, secret) as parts:
+    rows_in = merged = tokens = num_bytes = 0
+    dropped: Counter[str] = Counter()
+    numbers, digests = [np.empty(0, np.int64)], [np.empty((0, 2), np.uint64)]
+    with store.writing(f"tokens/{name}.arrow") as path, _file(path, final) as writer:
         for table in read_tables(store, source, raw):
             for rows in _slices(table, slice_bytes):
-                made = make_rows(pipeline, index, rows, split, source, rows_in)
+                made = make_rows(opened, index, rows, split, source, rows_in)
                 if made.table is not None:
                     kept = _conform(made.table, final, source)
-                    parts.add(kept, made.numbers.astype(np.int64) + merged)
+                    writer.write_table(kept, _ROWS_AT_ONCE)
+                    numbers.append(made.numbers.astype(np.int64) + merged)
+                    if secret is not None:
+                        digests.append(_digests(kept, secret))
                     tokens += count_tokens(kept)
+                    num_bytes += kept.nbytes
                 rows_in, merged = rows_in + len(rows), merged + made.num_merged
-                for reason, count in made.dropped.items():
-                    dropped[reason] = dropped.get(reason, 0) + count
+                dropped.update(made.dropped)
             pa.default_memory_pool().release_unused()
+    joined = np.concatenate(numbers)
+    write_array(store, f"numbers/{name}.npy", joined)
+    if secret is not None:
+        write_array(store, f"digests/{name}.npy", np.concatenate(digests))
     return {
         "rows": rows_in,
+        "kept": len(joined),
         "merged": merged,
         "dropped": dropped,
-        "parts": parts.made,
         "tokens": tokens,
         "bytes_in": source.num_bytes,
-        "bytes_out": sum(part["bytes"] for part in parts.made),
+        "bytes_out": num_bytes,
     }
 
 
-class _Parts:
-    """Files of tokens, the next one begun when one is large enough."""
-
-    def __init__(
-        self, store: Store, name: str, schema: pa.Schema, most: int, secret: list[int] | None
-    ) -> None:
-        self._store, self._name, self._schema = store, name, schema
-        self._most, self._secret = most, secret
-        self._stack = ExitStack()
-        self._writer: Any = None
-        self._numbers: list[Any] = []
-        self._digests: list[Any] = []
-        self._bytes = 0
-        self.made: list[dict[str, Any]] = []
-
-    def add(self, table: pa.Table, numbers: Any) -> None:
-        if self._writer is None:
-            writing = self._store.writing(f"tokens/{self._name}-{len(self.made):04d}.arrow")
-            path = self._stack.enter_context(writing)
-            self._writer = self._stack.enter_context(_file(path, self._schema))
-        self._writer.write_table(table, _ROWS_AT_ONCE)
-        self._numbers.append(numbers)
-        if self._secret is not None:
-            self._digests.append(_digests(table, self._secret))
-        self._bytes += table.nbytes
-        if self._bytes >= self._most:
-            self._finish()
-
-    def _finish(self) -> None:
-        self._stack.close()
-        part = f"{self._name}-{len(self.made):04d}"
-        numbers = np.concatenate(self._numbers)
-        write_array(self._store, f"numbers/{part}.npy", numbers)
-        if self._digests:
-            write_array(self._store, f"digests/{part}.npy", np.concatenate(self._digests))
-        self.made.append({"name": part, "rows": len(numbers), "bytes": self._bytes})
-        self._writer, self._bytes = None, 0
-        self._numbers.clear()
-        self._digests.clear()
-
-    def __enter__(self) -> _Parts:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is not None:
-            self._stack.__exit__(*error)
-        elif self._writer is not None:
-            self._finish()
-
-
-def deal(store: Store, *, part: str) -> dict[str, Any]:
-    """A part's rows in the order of the output, a record batch for each range of it."""
-    places = load_array(store, f"finals/{part}.npy")
-    with store.reading(f"tokens/{part}.arrow") as path, pa.memory_map(str(path)) as file:
+def deal(store: Store, *, unit: str) -> dict[str, Any]:
+    """A unit's rows in the order of the output, a record batch for each piece of it."""
+    places = load_array(store, f"finals/{unit}.npy")
+    edges = load_array(store, "edges.npy")
+    kept = np.flatnonzero(places >= 0)  # the others are repeated
+    order = kept[np.argsort(places[kept])]
+    cuts = np.searchsorted(places[order], edges)
+    with (
+        store.reading(f"tokens/{unit}.arrow") as source,
+        pa.memory_map(str(source)) as file,
+        store.writing(f"dealt/{unit}.arrow") as path,
+    ):
         table = pa.ipc.open_file(file).read_all()
-        kept = np.flatnonzero(places >= 0)  # the others are repeated
-        edges = load_array(store, "ranges.npy")
-        return _write_sorted(store, f"dealt/{part}", table, kept, places, edges)
+        schema = table.schema.append(pa.field(_PLACE, pa.int64()))
+        empty = pa.RecordBatch.from_pylist([], schema=schema)
+        with _file(path, schema) as writer:
+            for start, stop in pairwise(cuts.tolist()):
+                chosen = order[start:stop]
+                found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
+                writer.write_batch((found.combine_chunks().to_batches() or [empty])[0])
+        num_bytes = path.stat().st_size
+    return {"rows": len(order), "bytes_out": num_bytes}
 
 
-def merge(store: Store, *, group: int, index: int, fan: int) -> dict[str, Any]:
-    """The rows that some parts have in one range, a record batch for each piece of the range."""
-    parts = store.read_json(f"groups/{group:06d}.json")
-    edges = load_array(store, "edges.npy")[index * fan : (index + 1) * fan + 1]
-    table = _read_batches(store, [f"dealt/{part}" for part in parts], index)
-    places = table.column(_PLACE).to_numpy()
-    rows = np.arange(len(table))
-    table = table.drop_columns([_PLACE])
-    return _write_sorted(store, f"merged/{group:06d}-{index:06d}", table, rows, places, edges)
-
-
-def write(store: Store, *, name: str, pieces: list[int], fan: int) -> dict[str, Any]:
+def write(store: Store, *, name: str, pieces: list[int], target: str) -> dict[str, Any]:
     """One file of the prepared dataset, piece by piece."""
     from datasets import Features
     from datasets.arrow_writer import ArrowWriter
 
     final = _schema(store.read_json("types.json")["final"])
-    files = store.read_json("files.json")
+    units = store.read_json("dealt.json")
     num_rows = tokens = 0
-    with store.writing(f"shards/{name}") as path:
+    with Store(target).writing(name) as path:
         features = Features.from_arrow_schema(final)
         with ArrowWriter(features=features, path=str(path)) as writer:
             left = final.empty_table()
-            for index, at in (divmod(piece, fan) for piece in range(*pieces)):
-                found = _read_batches(store, [file.format(index=index) for file in files], at)
+            for piece in range(*pieces):
+                batches = []
+                for unit in units:
+                    with store.open(f"dealt/{unit}.arrow") as file:
+                        batches.append(pa.ipc.open_file(file).get_batch(piece))
+                found = pa.Table.from_batches(batches)
                 order = np.argsort(found.column(_PLACE).to_numpy())
                 found = found.drop_columns([_PLACE]).take(pa.array(order)).combine_chunks()
                 tokens += count_tokens(found)
@@ -172,33 +138,6 @@ def write(store: Store, *, name: str, pieces: list[int], fan: int) -> dict[str, 
             writer.finalize()
         num_bytes = path.stat().st_size
     return {"rows": num_rows + len(left), "tokens": tokens, "bytes_out": num_bytes}
-
-
-def _write_sorted(
-    store: Store, name: str, table: pa.Table, rows: Any, places: Any, edges: Any
-) -> dict[str, Any]:
-    """Rows by their places, cut at the edges: as many record batches as there are ranges."""
-    order = rows[np.argsort(places[rows])]
-    cuts = np.searchsorted(places[order], edges)
-    with store.writing(f"{name}.arrow") as path:
-        schema = table.schema.append(pa.field(_PLACE, pa.int64()))
-        empty = pa.RecordBatch.from_pylist([], schema=schema)
-        with _file(path, schema) as writer:
-            for start, stop in pairwise(cuts.tolist()):
-                chosen = order[start:stop]
-                found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
-                writer.write_batch((found.combine_chunks().to_batches() or [empty])[0])
-        num_bytes = path.stat().st_size
-    return {"rows": len(order), "bytes_out": num_bytes}
-
-
-def _read_batches(store: Store, names: list[str], index: int) -> pa.Table:
-    """The rows that several files have in the record batch of this number."""
-    batches = []
-    for name in names:
-        with store.reading(f"{name}.arrow") as path, pa.OSFile(str(path)) as file:
-            batches.append(pa.ipc.open_file(file).get_batch(index))
-    return pa.Table.from_batches(batches)
 
 
 def _schema(text: str) -> pa.Schema:

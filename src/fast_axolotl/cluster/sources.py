@@ -70,69 +70,57 @@ class Unit:
         return f"{self.path}, line {before + row + 1:,}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One dataset of a configuration."""
-
-    units: tuple[Unit, ...]
-    whole: str | None
-    """Why Axolotl loads it as a whole first."""
-
-
-def find_source(
+def find_units(
     config: Any, cfg: Any, split: str, *, unit_bytes: int, store: Store, name: str
-) -> Source:
+) -> tuple[Unit, ...]:
     """The units of a dataset, in the order of their rows."""
-    reason = "its configuration sets shards" if config.shards else None
     # Of preferences, Axolotl takes what there is to train on, also for tests.
     split = "train" if cfg.rl else split
-    found = None
     try:
-        if reason is None:
-            found, reason = _find_files(config, config.split or split)
+        found = None if config.shards else _find_files(config, config.split or split)
         if found is None:
-            return Source(units=_load_whole(config, cfg, split, store, name), whole=reason)
+            return _load_whole(config, cfg, split, store, name)
         kind, files = found
         with ThreadPoolExecutor(16) as pool:
-            cut = list(pool.map(lambda path: _cut_file(kind, path, unit_bytes), files))
+            cut = pool.map(lambda path: _cut_file(kind, path, unit_bytes), files)
+            return tuple(unit for units in cut for unit in units)
     except FastAxolotlError:
         raise
     except Exception as error:  # noqa: BLE001  Hugging Face and its libraries raise what they like
         raise DataError(
             f"dataset {config.path} cannot be loaded: {error}; check path, ds_type, split and name"
         ) from None
-    return Source(units=tuple(unit for units in cut for unit in units), whole=None)
 
 
-def _find_files(config: Any, split: str) -> tuple[tuple[str, list[str]] | None, str]:
-    """The loader and the files that Axolotl would give it; or a reason why that is not known."""
+def _find_files(config: Any, split: str) -> tuple[str, list[str]] | None:
+    """The loader and the files that Axolotl would give it; ``None`` where that is not known."""
     from axolotl.utils.data import shared
     from datasets import load_dataset_builder
 
     path, options = str(config.path), {}
     if not split.isidentifier():
-        return None, f"only the split {split} is used"
+        return None  # a slice of a split
     kind, data_files = shared.get_dataset_type(config), path
     if path.startswith("s3://"):
         filesystem, options["storage_options"] = shared._get_remote_filesystem(path)
         if not filesystem.isfile(path):
-            return None, f"{path} is not a file"
+            return None
     elif not Path(path).exists():
-        return None, f"{path} is not a local file or folder"
+        return None
     elif Path(path).is_dir():
         data_files = config.data_files
         if not data_files:
-            if Path(path, "state.json").exists() or Path(path, "dataset_dict.json").exists():
-                return None, f"{path} was saved with save_to_disk"
-            if Path(path, "README.md").exists():
-                return None, f"{path} has a README.md, which may configure how to load it"
+            # The first two were written by save_to_disk; a README may configure how to load it.
+            special = ("state.json", "dataset_dict.json", "README.md")
+            if any(Path(path, name).exists() for name in special):
+                return None
             kind = path
     builder = load_dataset_builder(kind, name=config.name, data_files=data_files, **options)
     kind = type(builder).__module__.rpartition(".")[2]
     by_split = builder.config.data_files or {}
     if kind not in _KINDS or split not in by_split:
-        return None, f"its split {split} is not a list of {', '.join(_KINDS)} files"
-    return (kind, [str(file) for file in by_split[split]]), ""
+        return None
+    return kind, [str(file) for file in by_split[split]]
 
 
 def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> tuple[Unit, ...]:

@@ -8,6 +8,7 @@ saved is the result. Everything else, in this release or the next, is done as Ax
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import pickle
@@ -169,14 +170,20 @@ class Pipeline:
 
 
 @lru_cache(maxsize=2)
-def open_pipeline(url: str) -> Pipeline:
-    """The pipeline of a job, opened once in each process."""
+def open_pipeline(url: str, digest: str) -> Pipeline:
+    """The pipeline of a job, opened once in each process; not if it has another SHA-256."""
     _make_ready()
     with Store(url).reading("pipeline.pickle") as path:
-        try:
-            found = pickle.loads(path.read_bytes())
-        except (ImportError, AttributeError) as error:
-            raise DataError(f"the configuration cannot be loaded on this node: {error}") from None
+        data = path.read_bytes()
+    # Others may write to a shared folder, and what is unpickled can do anything.
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise DataError(
+            f"{url}/pipeline.pickle was changed by something else; run the same command again"
+        )
+    try:
+        found = pickle.loads(data)
+    except (ImportError, AttributeError) as error:
+        raise DataError(f"the configuration cannot be loaded on this node: {error}") from None
     # Whatever is wrong with rows was told of the first rows, where the job was started.
     _quieten(logging.ERROR)
     return Pipeline(*found)

@@ -58,7 +58,8 @@ Heard = Callable[[Event], None]
 class Engine(Protocol):
     """Who does the work."""
 
-    num_workers: int
+    @property
+    def num_workers(self) -> int: ...
 
     def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
         """Answers as they come, in any order; raises what a task raised on purpose."""

@@ -107,12 +107,12 @@ class Output:
 
 def _writer_for(
     path: Path, name: str, group_bytes: int = GROUP_BYTES
-) -> Callable[[Path, pa.Schema], _Parquet | _Arrow | _JsonLines]:
+) -> Callable[[Path, pa.Schema], ParquetWriter | _Arrow | _JsonLines]:
     kind, compression = format_of_name(path.name)
     if kind == "jsonl" and compression in (None, "gzip", "zstd"):
         return lambda target, _: _JsonLines(target, compression)
     if kind == "parquet" and compression is None:
-        return lambda target, schema: _Parquet(target, schema, group_bytes)
+        return lambda target, schema: ParquetWriter(target, schema, group_bytes)
     if kind in ("arrow", "feather") and compression is None:
         return _Arrow
     raise UsageError(f"{name} {path} has an unknown file ending; use {_ENDINGS}")
@@ -136,8 +136,10 @@ def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=decoded_schema(batch.schema))
 
 
-class _Parquet:
-    def __init__(self, path: Path, schema: pa.Schema, group_bytes: int) -> None:
+class ParquetWriter:
+    """A Parquet file with row groups of about so many bytes, however small the batches are."""
+
+    def __init__(self, path: Path, schema: pa.Schema, group_bytes: int = GROUP_BYTES) -> None:
         self._group_bytes = group_bytes
         self._writer = pq.ParquetWriter(path, schema, compression="zstd")
         self._waiting: list[pa.RecordBatch] = []

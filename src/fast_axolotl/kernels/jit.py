@@ -27,12 +27,11 @@ def _array(dtype: Any, *, readonly: bool = True) -> Any:
 
 
 BYTES, MUTABLE_BYTES = _array(types.uint8), _array(types.uint8, readonly=False)
-FLAGS, MUTABLE_FLAGS = _array(types.boolean), _array(types.boolean, readonly=False)
+FLAGS = _array(types.boolean)
 INT32, MUTABLE_INT32 = _array(types.int32), _array(types.int32, readonly=False)
 INT64, MUTABLE_INT64 = _array(types.int64), _array(types.int64, readonly=False)
 UINT64, MUTABLE_UINT64 = _array(types.uint64), _array(types.uint64, readonly=False)
 MUTABLE_UINT32 = _array(types.uint32, readonly=False)
-MUTABLE_FLOAT64 = _array(types.float64, readonly=False)
 """Contiguous arrays of one dimension, for the signatures of kernels."""
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}

@@ -132,49 +132,6 @@ def fold_system(
     return {name: value for name, (value, _) in found.items()}, reasons
 
 
-class Watched:
-    """Samples of a process tree as they come, and the figures of all of them.
-
-    Memory is bounded: past 4,096 samples every other one is let go, the first and last excepted.
-    """
-
-    def __init__(self) -> None:
-        self.samples: list[SystemSample] = []
-        self.most_processes = 0
-        self.disk: DiskProbe | None = None
-        self.working_set_bytes: int | None = None
-        """The latest that was measured."""
-
-    def add(self, sample: SystemSample) -> None:
-        """Take one sample in."""
-        if len(self.samples) >= _MOST_SAMPLES:
-            self.samples = [*self.samples[:-1:2], self.samples[-1]]
-        self.samples.append(sample)
-        self.most_processes = max(self.most_processes, sample.processes)
-        if sample.working_set_bytes is not None:
-            self.working_set_bytes = sample.working_set_bytes
-
-    def figures(self, start: SystemStart) -> dict[str, Any]:
-        """Figures by name, then ``reasons`` of those that are ``None``, then ``unknown``."""
-        record = SystemRecord(start=start, samples=self.samples, disk=self.disk)
-        values, reasons = fold_system(record)
-        return {
-            "root_pid": start.root_pid,
-            "command": list(start.command),
-            "seconds": self.samples[-1].t - self.samples[0].t if self.samples else 0.0,
-            "most_processes": self.most_processes,
-            **values,
-            "memory_bytes": start.memory_bytes,
-            "gpu_names": list(start.gpu_names),
-            "reasons": reasons,
-            "unknown": _UNKNOWN,
-        }
-
-    def rate(self, name: str, *, num_samples: int = 2) -> float | None:
-        """Growth of a counter per second over the last samples; ``None`` before there are two."""
-        return _rate(self.samples[-num_samples:], name)
-
-
 def _is_of_another_clock(system: SystemRecord, time: float) -> bool:
     """Whether a moment of the training is of another machine's clock, or of one that was set."""
     lines = [*system.samples[-1:], system.end]

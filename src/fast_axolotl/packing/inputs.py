@@ -79,9 +79,6 @@ def read(sequences: Any, name: str = "sequences") -> Rows | Flat:
     kinds = set(map(type, rows))
     if kinds <= {list, tuple}:
         return rows
-    if kinds == {tensor}:
-        rows = [_from_tensor(row, f"{name}[{index}]") for index, row in enumerate(rows)]
-        kinds = {np.ndarray}
     # Plain arrays are joined without looking at each.
     plain = {(1, _INT32), (1, _INT64)}
     if kinds != {np.ndarray} or not {(row.ndim, row.dtype) for row in rows} <= plain:
@@ -172,17 +169,10 @@ def _from_values(values: Array, offsets: Array, name: str) -> Flat:
     if offsets.dtype.kind not in "iu":
         raise UsageError(f"the offsets of {name} are {offsets.dtype}; pass integers")
     edges = np.ascontiguousarray(offsets, np.int64)
-    falls = edges[1:] < edges[:-1]
-    if falls.any():
-        index = int(np.argmax(falls))
+    if edges[0] < 0 or edges[-1] > len(values) or (edges[1:] < edges[:-1]).any():
         raise UsageError(
-            f"the offsets of {name} decrease from {edges[index]} to {edges[index + 1]} at index "
-            f"{index + 1}; pass them in ascending order"
-        )
-    if edges[0] < 0 or edges[-1] > len(values):
-        raise UsageError(
-            f"the offsets of {name} go from {edges[0]} to {edges[-1]}, but there are {len(values)} "
-            f"values; keep them between 0 and {len(values)}"
+            f"the offsets of {name} must ascend from 0 to at most {len(values)}, the number of "
+            f"values; they go from {edges[0]} to {edges[-1]}"
         )
     return Flat(_integers(values, name), edges)
 
@@ -191,21 +181,13 @@ def _from_arrow(column: Any, name: str) -> Flat:
     if not str(column.type).startswith(_ARROW_LISTS):
         raise UsageError(f"{name} is an Arrow array of {column.type}; pass lists of integers")
     parts: list[Flat] = []
-    num_rows = 0
     for chunk in column.chunks if hasattr(column, "chunks") else [column]:
-        if chunk.null_count:
-            index = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
-            raise UsageError(f"{name}[{num_rows + index}] is null; fill or drop it")
         values = chunk.flatten()
+        if chunk.null_count or values.null_count:
+            raise UsageError(f"{name} has nulls; fill or drop them")
         edges = _offsets(chunk.value_lengths().to_numpy(zero_copy_only=False))
-        if values.null_count:
-            place = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-            index = int(np.searchsorted(edges, place, "right")) - 1
-            where = f"{name}[{num_rows + index}][{place - int(edges[index])}]"
-            raise UsageError(f"{where} is null; fill or drop it")
         tokens = values.to_numpy(zero_copy_only=False) if len(values) else _NOTHING
         parts.append(_from_values(tokens, edges, name))
-        num_rows += len(chunk)
     if len(parts) == 1:
         return parts[0]
     joined = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]

@@ -1,9 +1,9 @@
 """Lists in, lists out: packed rows built by Python's own list operations.
 
-A row starts as a copy of a row of padding, and every sequence is written over it as one slice. The
-other columns of ``pack`` are copies too: labels are the row with the separators changed, the mask a
-row of ones with zeros written in. So a row takes a few list operations for each sequence, none for
-each token, and no list is grown. Nothing is shared between rows, or with the input.
+A row is extended by every sequence as a whole. The other columns of ``pack`` are copies: labels are
+the row with the separators changed, the mask a row of ones with zeros written in. So a row takes a
+few list operations for each sequence and none for each token. Nothing is shared between rows, or
+with the input.
 
 ``PackedLists.starts`` says where sequences and padding begin; ``positions`` and ``boundaries``
 follow from it alone. Nothing here is compiled.
@@ -11,10 +11,11 @@ follow from it alone. Nothing here is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
-from fast_axolotl.packing.outputs import untracked, untracker
+from fast_axolotl.packing.outputs import untracked
 
 SEPARATORS = 2
 """Places that ``pack`` adds to each sequence: one EOS, one PAD."""
@@ -23,21 +24,19 @@ _Row = list[int]
 _Piece = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 
+@dataclass(frozen=True, slots=True)
 class PackedLists:
     """Finished rows, column by column."""
 
-    def __init__(self) -> None:
-        self.input_ids: list[_Row] = []
-        self.labels: list[_Row] = []
-        self.attention_mask: list[_Row] = []
-        self.edges: list[tuple[_Row, int]] = []
-        """For each row, where its sequences begin or end, and how many of its places are taken."""
-        self._untrack = untracker()
+    input_ids: list[_Row] = field(default_factory=list)
+    labels: list[_Row] = field(default_factory=list)
+    attention_mask: list[_Row] = field(default_factory=list)
+    edges: list[tuple[_Row, int]] = field(default_factory=list)
+    """For each row, where its sequences begin or end, and how many of its places are taken."""
 
     def add(self, ids: _Row, labels: _Row, mask: _Row, edges: _Row, used: int) -> None:
         """One more row."""
-        for row in (ids, labels, mask):
-            self._untrack(row)
+        untracked([ids, labels, mask])
         self.input_ids.append(ids)
         self.labels.append(labels)
         self.attention_mask.append(mask)
@@ -49,43 +48,33 @@ class PackedLists:
 
 
 def pack(
-    pieces: Iterable[Sequence[int]], width: int, pad: int, eos: int, label_pad: int
+    sequences: Iterable[Sequence[int]], width: int, pad: int, eos: int, label_pad: int
 ) -> PackedLists:
-    """Rows of sequences, each followed by EOS and PAD.
-
-    A piece without room for them in any row is a part of a longer sequence (see ``split``): it has
-    a row for itself, and they come after its last part.
-    """
+    """Rows of sequences, each followed by EOS and PAD, for which each has room in a row."""
     packed = PackedLists()
     blank, blank_labels, ones, zeros = ([value] * width for value in (pad, label_pad, 1, 0))
+    ends: _Row = []
+    ids: _Row = []
 
-    def close(ids: _Row, ends: _Row, used: int) -> None:
-        labels, mask = ids[:], ones[:]
+    def close() -> None:
+        used = len(ids)
+        labels, mask = ids[:], ones[:used]
         for end in ends:
             labels[end - 1] = label_pad
             mask[end - 1] = 0
-        labels[used:] = blank_labels[used:]
-        mask[used:] = zeros[used:]
+        for row, padding in ((ids, blank), (labels, blank_labels), (mask, zeros)):
+            row += padding[used:]
         packed.add(ids, labels, mask, ends, used)
 
-    ids, ends, used = blank[:], list[int](), 0
-    for piece in pieces:
-        stop = used + len(piece)
-        if stop + SEPARATORS > width:
-            if used:
-                close(ids, ends, used)
-                ids, ends, used = blank[:], [], 0
-                stop = len(piece)
-            if stop + SEPARATORS > width:
-                ids[:stop] = piece
-                used = stop
-                continue
-        ids[used:stop] = piece
-        ids[stop] = eos
-        used = stop + SEPARATORS
-        ends.append(used)
-    if used:
-        close(ids, ends, used)
+    for sequence in sequences:
+        if len(ids) + len(sequence) + SEPARATORS > width:
+            close()
+            ids, ends = [], []
+        ids += sequence
+        ids += (eos, pad)
+        ends.append(len(ids))
+    if ids:
+        close()
     return packed
 
 
@@ -119,24 +108,6 @@ def concatenate(pieces: Iterable[_Piece], width: int, pad: int, label_pad: int) 
     if used:
         packed.add(ids, labels, mask, starts, used)
     return packed
-
-
-def split(
-    rows: Iterable[Sequence[int]], width: int, separators: int = 0
-) -> Iterator[Sequence[int]]:
-    """Sequences as they are, those without room in a row in pieces of ``width``.
-
-    The last piece is what is left. Where that has no room for its ``separators``, an empty piece
-    comes after it, which has.
-    """
-    for row in rows:
-        if len(row) + separators <= width:
-            yield row
-            continue
-        for start in range(0, len(row), width):
-            yield row[start : start + width]
-        if (len(row) - 1) % width + 1 + separators > width:
-            yield row[:0]
 
 
 def positions(starts: Iterable[_Row], width: int) -> list[_Row]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+import ctypes
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError, UsageError
@@ -56,27 +56,21 @@ def untracked(rows: Iterable[list[int]]) -> list[list[int]]:
     tuples and dicts of such values untracked. Rows are freed as ever when nothing refers to them;
     only one that is made part of a cycle later would stay.
     """
-    untrack = untracker()
     kept = []
     for row in rows:
-        untrack(row)
+        _untrack(row)
         kept.append(row)
     return kept
 
 
-@cache
-def untracker() -> Callable[[list[int]], object]:
-    """Takes one list out of the garbage collector's sight; does nothing beside CPython."""
-    try:
-        import ctypes
+try:
+    _untrack: Any = ctypes.PYFUNCTYPE(None, ctypes.py_object)(
+        ("PyObject_GC_UnTrack", ctypes.pythonapi)
+    )
+except AttributeError:  # not CPython
 
-        library = ctypes.pythonapi
-        untrack: Callable[[list[int]], object] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(
-            ("PyObject_GC_UnTrack", library)
-        )
-    except (ImportError, AttributeError):
-        return lambda row: None
-    return untrack
+    def _untrack(row: list[int]) -> None:
+        pass
 
 
 def _torch() -> Any:

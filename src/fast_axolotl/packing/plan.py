@@ -5,7 +5,7 @@ the same order; ``sequential`` those of its ``allocate_sequentially`` for one ra
 length above the capacity is not left out: it gets a pack to itself, and ``over_long`` names it.
 
 Cost: O(n log n) time and O(n) memory, whatever the capacity; Axolotl's search is O(n · packs).
-``sequential`` is O(n). The decreasing methods sort first, by counting unless lengths are huge.
+``sequential`` is O(n). The decreasing methods sort first.
 
 It does not touch tokens, and it does not shuffle or batch the packs.
 """
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import gc
 import operator
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -34,8 +33,6 @@ _Integers = npt.NDArray[np.int64]
 
 _MOST = np.iinfo(np.int64).max
 _NONE: _Integers = np.empty(0, np.int64)
-_SMALL_TABLE = 1 << 16
-"""Lengths up to this, or up to their number, are sorted by counting; memory stays O(n)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -137,7 +134,8 @@ def plan_packs(
     order, packs = _decreasing(values, group_size) if is_sorted else (_NONE, values.copy())
     place = {"best_fit_decreasing": binpack.best_fit, "sequential": binpack.next_fit}
     num_packs = place.get(method, binpack.first_fit)(packs, group_size, capacity, max_rows)
-    indices, offsets = _collect(packs, num_packs, order)
+    indices, offsets = np.empty_like(packs), np.zeros(num_packs + 1, np.int64)
+    binpack.collect(packs, order, offsets, indices)
     over_long = np.flatnonzero(values > capacity)
     fitting = total_length - _sum(values[over_long])
     slots = (len(offsets) - 1) * capacity
@@ -155,28 +153,13 @@ def plan_packs(
 
 def _decreasing(lengths: _Integers, group_size: int) -> tuple[_Integers, _Integers]:
     """Indices and lengths, group by group, longest first; of equal ones the first index first."""
-    longest = int(lengths.max())
-    if longest > max(_SMALL_TABLE, len(lengths)):
-        order: _Integers = np.argsort(longest - lengths, kind="stable")
-    else:
-        order, edges = _collect(longest - lengths, longest + 1)
-        if group_size >= len(lengths):
-            # At ten million, lengths[order] takes a third of the whole call; this does not.
-            return order, np.repeat(np.arange(longest, -1, -1), np.diff(edges))
+    missing = int(lengths.max()) - lengths
+    if missing.max() < 1 << 16:
+        missing = missing.astype(np.uint16)  # which numpy sorts by their digits
+    order: _Integers = np.argsort(missing, kind="stable")
     if group_size < len(lengths):
-        order, _ = _collect(order // group_size, -(-len(lengths) // group_size), order)
+        order = order[np.argsort(order // group_size, kind="stable")]
     return order, lengths[order]
-
-
-def _collect(
-    keys: _Integers, num_keys: int, order: _Integers = _NONE
-) -> tuple[_Integers, _Integers]:
-    """What has key 0, then what has key 1, …, each in order; and where each key begins."""
-    from fast_axolotl.kernels import binpack
-
-    offsets, indices = np.zeros(num_keys + 1, np.int64), np.empty_like(keys)
-    binpack.collect(keys, order, offsets, indices)
-    return indices, offsets
 
 
 def _sum(lengths: _Integers) -> int:
@@ -198,50 +181,24 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _as_lengths(lengths: Any) -> _Integers:
-    """Contiguous int64, without a copy where they are; or an error that names the first bad one."""
-    arrow = sys.modules.get("pyarrow")
-    if arrow is not None and isinstance(lengths, arrow.Array | arrow.ChunkedArray):
-        is_plain = not lengths.null_count and arrow.types.is_integer(lengths.type)
-        values = np.asarray(lengths) if is_plain else _one_by_one(lengths)
-    else:
-        try:
-            values = np.asarray(lengths)
-        except ValueError:  # lists of several lengths among the lengths
-            values = _one_by_one(lengths)
-        if not values.ndim:
-            raise TypeError(
-                f"lengths has the type {type(lengths).__name__}; "
-                "pass a list, a numpy array or an Arrow array of integers"
-            )
-        if values.ndim > 1 or values.dtype.kind not in "iu":
-            values = _one_by_one(lengths)
+    """Contiguous int64, without a copy where they are."""
+    try:
+        values = np.asarray(lengths)
+    except ValueError:  # lists of several lengths among the lengths
+        values = np.empty((0, 0))
+    if values.ndim != 1:
+        raise TypeError(
+            f"lengths has the type {type(lengths).__name__}; pass one list, numpy array or Arrow "
+            "array of integers"
+        )
     if not len(values):
         return _NONE
+    if values.dtype.kind not in "iu":
+        raise TypeError(
+            f"lengths has values that are no integers ({values.dtype}); pass integers, such as "
+            "[len(ids) for ids in input_ids]"
+        )
     if values.min() < 0 or values.max() > _MOST:
         index = int(np.argmax((values < 0) | (values > _MOST)))
-        raise _out_of_range(index, int(values[index]))
+        raise UsageError(f"lengths[{index}] is {values[index]}; pass lengths from 0 to 2**63 - 1")
     return np.ascontiguousarray(values, dtype=np.int64)
-
-
-def _one_by_one(lengths: Iterable[Any]) -> _Integers:
-    """For what numpy makes no integers of: says why, or converts what is right all the same."""
-    arrow = sys.modules.get("pyarrow")
-    plain = []
-    for index, value in enumerate(lengths):
-        if arrow is not None and isinstance(value, arrow.Scalar):
-            value = value.as_py()
-        elif isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(
-                f"lengths[{index}] is {value!r}, a {type(value).__name__}; pass integers, "
-                "such as [len(ids) for ids in input_ids]"
-            )
-        if not 0 <= value <= _MOST:
-            raise _out_of_range(index, value)
-        plain.append(value)
-    return np.array(plain, np.int64)
-
-
-def _out_of_range(index: int, length: int) -> UsageError:
-    return UsageError(f"lengths[{index}] is {length}; pass lengths from 0 to 2**63 - 1")

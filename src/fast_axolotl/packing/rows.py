@@ -17,7 +17,7 @@ sequences of a row; ``position_ids`` and ``cu_seqlens`` are there for kernels th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ from fast_axolotl.packing import lists
 from fast_axolotl.packing.inputs import (
     Array,
     Flat,
-    Rows,
     flatten,
     integer,
     lengths_of,
@@ -88,13 +87,12 @@ def pack_sequences(
     label_pad = integer("label_pad_id", label_pad_id, rules.held)
     rows = read(sequences)
     rules.check_lengths(lengths_of(rows))
-    if output == "lists" and isinstance(rows, list):
-        pieces = rules.cut(plain_rows(rows))
-        return rules.collect(lists.pack(pieces, rules.width, pad, eos, label_pad))
     if isinstance(rows, list) and too_long == "truncate":
-        rows = list(rules.cut(rows))
+        rows = [row if len(row) <= rules.limit else row[: rules.limit] for row in rows]
+    if isinstance(rows, list) and rules.stays_lists:
+        return rules.collect(lists.pack(plain_rows(rows), rules.width, pad, eos, label_pad))
     flat = flatten(rows, rules.held)
-    tokens = rules.cut_flat(flat)
+    tokens = rules.cut(flat)
     columns = {"input_ids": _Column(tokens, pad, eos), "labels": _Column(tokens, label_pad, eos)}
     return rules.fill(columns, {"sequences": flat})
 
@@ -157,13 +155,13 @@ def concatenate_and_pack(
             )
     rules.check_lengths(lengths)
     plain = {name: column for name, column in rows.items() if isinstance(column, list)}
-    if output == "lists" and len(plain) == len(rows):
-        pieces = [rules.cut(plain_rows(column, name)) for name, column in plain.items()]
+    if rules.stays_lists and len(plain) == len(rows):
+        pieces = [plain_rows(column, name) for name, column in plain.items()]
         packed = lists.concatenate(zip(*pieces, strict=True), rules.width, pad, label_pad)
         return rules.collect(packed)
     flat = {name: flatten(column, rules.held, name) for name, column in rows.items()}
     paddings = zip(_NAMES, flat.values(), (pad, label_pad, 0), strict=True)
-    columns = {name: _Column(rules.cut_flat(column), value) for name, column, value in paddings}
+    columns = {name: _Column(rules.cut(column), value) for name, column, value in paddings}
     return rules.fill(columns, flat)
 
 
@@ -200,6 +198,11 @@ class _Rules:
         return "int64" if self.output == "lists" else self.dtype
 
     @property
+    def stays_lists(self) -> bool:
+        """Whether lists are packed by list operations; splitting is left to the kernels."""
+        return self.output == "lists" and self.too_long != "split"
+
+    @property
     def limit(self) -> int:
         """The most tokens of one piece."""
         return self.width if self.too_long == "split" else max(0, self.width - self.separators)
@@ -221,17 +224,12 @@ class _Rules:
             f"{self.separators or 1}"
         )
 
-    def cut(self, rows: Rows) -> Iterable[Sequence[int]]:
-        """Sequences that have room; those of ``concatenate_and_pack`` are truncated later."""
-        if self.too_long == "split":
-            return lists.split(rows, self.width, self.separators)
-        if self.too_long == "truncate" and self.separators:
-            room = self.width - self.separators
-            return [row if len(row) <= room else row[:room] for row in rows]
-        return rows
+    def cut(self, tokens: Flat) -> Flat:
+        """The sequences, those to split in pieces of a row, which only adds offsets.
 
-    def cut_flat(self, tokens: Flat) -> Flat:
-        """The same, but that truncating is left to the kernels; splitting only adds offsets."""
+        The last piece is what is left. Where that has no room for its separators, an empty piece
+        comes after it, which has. The kernels truncate.
+        """
         if self.too_long != "split":
             return tokens
         lengths = lengths_of(tokens)

@@ -1,8 +1,9 @@
 """The streaming reader: files in, record batches out.
 
 Reading order of the modules: ``files`` finds what the caller means, ``storage`` gets its bytes,
-``formats`` tells what a file is; ``lines``, ``json_files``, ``csv_files`` and ``columnar`` cut it
-into units and blocks and decode them; ``order`` says which of them come when, and to whom;
+``formats`` tells what a file is; ``lines``, ``json_lines``, ``json_documents``, ``csv_files`` and
+``columnar`` cut it into units and blocks and decode them; ``order`` says which of them come when,
+and to whom;
 ``prefetch`` decodes ahead; ``unify_types`` and ``batches`` make one stream of batches of it;
 ``reader`` is the door, ``mixing`` puts several readers together.
 """

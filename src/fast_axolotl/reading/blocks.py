@@ -64,8 +64,6 @@ class ReadOptions:
     """Size of the byte ranges of line files."""
     may_widen: bool = False
     """Whether types may still change: while they are inferred, before any batch is given out."""
-    parallel_columns: bool = False
-    """Let pyarrow decode the columns of one row group in parallel: for files of few row groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

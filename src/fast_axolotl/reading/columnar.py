@@ -50,6 +50,9 @@ _PAGE_BUFFER_BYTES = 1024 * 1024
 
 _LEAST_PAGE_BUFFER_BYTES = 4 * 1024
 
+_LARGE_BATCH_BYTES = 4 * 1024 * 1024
+"""A mapped record batch is cut into units of about this size where it is larger."""
+
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
 
@@ -117,8 +120,9 @@ class ParquetFile(_Columnar):
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(getattr(file, "reader", None), "set_batch_size", None)
+            # pyarrow's own threads could abort the process at its exit if they hold a Python file.
             for batch in file.iter_batches(
-                step, row_groups=[index], columns=self.schema.names, use_threads=self.may_use_pool
+                step, row_groups=[index], columns=self.schema.names, use_threads=False
             ):
                 num_bytes = value_bytes(batch)
                 held.append(batch)
@@ -136,11 +140,6 @@ class ParquetFile(_Columnar):
                 if resize is not None:
                     resize(step)
         self.check_count(index, group.num_rows - rows_left)
-
-    @property
-    def may_use_pool(self) -> bool:
-        """pyarrow's own threads must not hold Python files: at exit they could abort it all."""
-        return self.options.parallel_columns and self.source.remote is None
 
     def open(self, **settings: Any) -> pq.ParquetFile:
         return pq.ParquetFile(
@@ -180,7 +179,7 @@ class _RowGroup:
         if file.row_bytes and max(file.row_bytes) * self.num_rows <= most // 2:
             with _named(file.source.path, f"row group {self.index}"):
                 table = file.open().read_row_group(
-                    self.index, columns=file.schema.names, use_threads=file.may_use_pool
+                    self.index, columns=file.schema.names, use_threads=False
                 )
                 file.check_count(self.index, table.num_rows)
                 file.row_bytes.append(held_bytes(table) / self.num_rows)
@@ -209,7 +208,7 @@ class MappedFile(_Columnar):
         for stop, size in zip(self.starts[1:], self.sizes, strict=True):
             weight += size
             if stop > start and (weight >= self.options.unit_bytes or stop == self.starts[-1]):
-                parts = min(stop - start, max(1, weight // self.options.unit_bytes))
+                parts = min(stop - start, max(1, weight // _LARGE_BATCH_BYTES))
                 edges = [start + (stop - start) * part // parts for part in range(parts + 1)]
                 units += [
                     Unit(

@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice, pairwise, zip_longest
 from pathlib import PurePosixPath
 
@@ -34,8 +34,15 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Rejection, Unit
-from fast_axolotl.reading.lines import BOM, MOST_BLOCK_BYTES, count_byte, line_at, whole_file
+from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Unit
+from fast_axolotl.reading.lines import (
+    BOM,
+    MOST_BLOCK_BYTES,
+    BadRows,
+    count_byte,
+    line_at,
+    whole_file,
+)
 from fast_axolotl.reading.storage import Source, Supply, head_of
 
 _CANDIDATES = ",\t;|"
@@ -235,42 +242,38 @@ class CsvFile:
     def _parse_exactly(self, text: bytes, offset: int, is_last: bool) -> tuple[Decoded, int]:
         """The whole records of some lines by Python's ``csv`` module, and where they end."""
         values: list[list[str]] = []
-        rejections: list[Rejection] = []
-        path, stop, first_line = self.source.path, 0, 0
+        bad, stop = BadRows(self.source.path, self.options), 0
 
-        def error(cause: str, line: int) -> DataError:
-            nonlocal first_line
-            first_line = first_line or line_at(self.source, self.compression, offset)
-            return DataError(cause, path=path, place=f"line {first_line + line - 1}")
+        @cache
+        def first_line() -> int:
+            return line_at(self.source, self.compression, offset)
 
         for record, line, end in _records(text + _END.encode(), self.dialect):
             if end > len(text):
                 if is_last and record != [_END]:
-                    raise error(
+                    raise DataError(
                         "a quoted field is not closed: the file is truncated, or a quote is "
                         "missing; fix the quote, or replace the file with an intact copy",
-                        line,
+                        path=self.source.path,
+                        place=f"line {first_line() + line - 1}",
                     )
                 break
             stop = end
             if not record:
                 continue
+            cause = ""
             if len(record) != len(self.names):
                 cause = f"expected {len(self.names)} fields, found {len(record)}"
             elif any("\udc80" <= char <= "\udcff" for value in record for char in value):
                 cause = "invalid UTF-8"
+            if cause:
+                bad.add(f"line {first_line() + line - 1}", cause)
             else:
                 values.append(record)
-                continue
-            if self.options.on_error == "raise":
-                cure = 'fix the row, or pass on_error="skip" to skip and count such rows'
-                raise error(f"{cause}; {cure}", line)
-            place = error(cause, line).place
-            rejections.append(Rejection(path=path, place=place, reason=cause, num_rows=1))
         columns = zip(*values, strict=True) if values else [[] for _ in self.names]
         arrays = [pa.array(list(column), type=pa.string()) for column in columns]
         table = pa.Table.from_arrays(arrays, names=list(self.names))
-        return Decoded(table, tuple(rejections)), stop
+        return Decoded(table, tuple(bad.rejections)), stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

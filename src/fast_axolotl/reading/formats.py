@@ -194,7 +194,8 @@ def _open(
     text: dict[str, Any] = {"source": source, "compression": compression, "options": options}
     if found == "text":
         return file, TextFile(**text, least_unit_bytes=least_unit_bytes(head))
-    from fast_axolotl.reading.json_files import JsonDocument, JsonLinesFile
+    from fast_axolotl.reading.json_documents import JsonDocument
+    from fast_axolotl.reading.json_lines import JsonLinesFile
 
     if found == "jsonl":
         return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))

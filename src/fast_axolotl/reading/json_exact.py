@@ -10,23 +10,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from fast_axolotl.errors import ConflictError, DataError
-from fast_axolotl.reading.blocks import Decoded, ReadOptions, Rejection
-from fast_axolotl.reading.lines import count_byte
+from fast_axolotl.reading.blocks import Decoded, ReadOptions
+from fast_axolotl.reading.lines import BadRows, count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join, join_schemas
 
 MAX_TYPE_NESTING = 64
 """Values nested deeper get no Arrow type of their own, which every later step would recurse on."""
 
-_MAX_VALUE_NESTING = 500
-"""Values nested deeper are an error: Python's own recursion ends not far above."""
+_MAX_VALUE_NESTING = 250
+"""Values nested deeper are an error: Python's own recursion ends not far above twice as many."""
 
-_PROBED_PLACES = 4
 _INK = re.compile(rb"\S")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -61,48 +59,25 @@ class JsonRows:
     def pieces(self, num_bytes: int) -> Iterator[JsonRows]:
         """The same rows in pieces of some bytes, each with one row at least."""
         held: list[tuple[int, int]] = []
+
+        def piece() -> JsonRows:
+            spans, start = tuple(held), held[0][0]
+            return replace(
+                self,
+                start=start,
+                stop=spans[-1][1],
+                spans=lambda: iter(spans),
+                first_line=lambda: self.first_line() + self.data.count(10, self.start, start),
+                count=len(spans),
+            )
+
         for span in self.spans():
             if held and span[1] - held[0][0] > num_bytes:
-                yield self._piece(held)
-                held = []
+                yield piece()
+                held.clear()
             held.append(span)
         if held:
-            yield self._piece(held)
-
-    def probe(self, num_bytes: int) -> JsonRows:
-        """Some rows of about so many bytes together: the first, and some lines from further on."""
-        if not self.one_per_line:
-            return next(self.pieces(num_bytes))
-        data, length = self.data, self.stop - self.start
-        lines = []
-        for place in range(_PROBED_PLACES):
-            at = self.start + place * length // _PROBED_PLACES
-            start = data.find(b"\n", at, self.stop) + 1 or self.stop if place else at
-            stop = data.find(b"\n", start + num_bytes // _PROBED_PLACES, self.stop) + 1
-            lines.append(data[start : stop or self.stop])
-        text = b"".join(lines)
-        return JsonRows(
-            data=text,
-            stop=len(text),
-            spans=lambda: line_spans(text, 0, len(text)),
-            first_line=self.first_line,
-            one_per_line=True,
-        )
-
-    def _piece(self, spans: list[tuple[int, int]]) -> JsonRows:
-        start, stop = spans[0][0], spans[-1][1]
-        return JsonRows(
-            data=self.data,
-            start=start,
-            stop=stop,
-            spans=lambda: iter(spans),
-            first_line=lambda: self.first_line() + self.data.count(10, self.start, start),
-            one_per_line=self.one_per_line,
-            count=len(spans),
-        )
-
-    def buffer(self) -> pa.Buffer:
-        return pa.py_buffer(self.data).slice(self.start, self.stop - self.start)
+            yield piece()
 
 
 def line_spans(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -123,31 +98,24 @@ class ExactParse:
     rows: JsonRows
     options: ReadOptions
     known: pa.Schema | None
-    rejections: list[Rejection] = field(default_factory=list)
-    shapes: set[Hashable] = field(default_factory=set)
-    """Shapes of rows whose types have been joined already."""
 
     def run(self) -> Decoded:
         schema = self.known if self.known is not None else pa.schema([])
         rows: list[dict[str, Any]] = []
         names: set[str] = set()
+        shapes: set[Hashable] = set()  # of rows whose types have been joined already
+        bad = BadRows(self.path, self.options)
         for start, stop in self.rows.spans():
             try:
-                row = self._parse(start, stop)
+                row = _parse(self.rows.data[start:stop], self.options.columns)
                 shape = _shape(row)
-                if shape not in self.shapes:
-                    schema = self._join(schema, row, start)
-                    self.shapes.add(shape)
-                    names.update(row)
-            except ConflictError:
-                raise
-            except DataError as error:
-                if self.options.on_error == "raise":
-                    raise
-                self.rejections.append(
-                    Rejection(path=self.path, place=error.place, reason=error.message, num_rows=1)
-                )
+            except (ValueError, RecursionError) as error:
+                bad.add(self.rows.place(start), _cause(error))
                 continue
+            if shape not in shapes:
+                schema = self._join(schema, row, start)
+                shapes.add(shape)
+                names.update(row)
             rows.append(row)
         # The other columns of the known schema would be nulls, and may be thousands.
         schema = pa.schema([field for field in schema if field.name in names])
@@ -160,43 +128,7 @@ class ExactParse:
                 for field, array in zip(schema, columns, strict=True)
             ]
             table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-        return Decoded(table, tuple(self.rejections))
-
-    def _parse(self, start: int, stop: int) -> dict[str, Any]:
-        text = self.rows.data[start:stop]
-        try:
-            row = json.loads(text, parse_float=_finite_float, strict=True)
-            if len(text) > _MAX_VALUE_NESTING and _depth(row) > _MAX_VALUE_NESTING:
-                raise RecursionError
-            if _SURROGATE.search(text):
-                json.dumps(row, ensure_ascii=False).encode()
-        except json.JSONDecodeError as error:
-            # Python ends some of its texts with "at": "Unterminated string starting at".
-            where = f" of line {error.lineno} of the row" if error.lineno > 1 else ""
-            problem = error.msg.removesuffix(" at")
-            cause = f"malformed JSON: {problem} at character {error.colno}{where}"
-        except UnicodeDecodeError as error:
-            cause = f"invalid UTF-8 at byte {error.start} of the row"
-        except UnicodeEncodeError:
-            cause = "an escaped surrogate without its other half, which is not valid text"
-        except RecursionError:
-            cause = "nested too deeply"
-        except ValueError as error:
-            cause = str(error)
-        else:
-            if isinstance(row, dict):
-                wanted = self.options.columns
-                return (
-                    row if wanted is None else {name: row[name] for name in wanted if name in row}
-                )
-            names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-            cause = f"expected a JSON object, found {names.get(type(row), 'a number')}"
-        cure = '; fix the row, or pass on_error="skip" to skip and count such rows'
-        raise DataError(
-            cause + cure * (self.options.on_error == "raise"),
-            path=self.path,
-            place=self.rows.place(start),
-        )
+        return Decoded(table, tuple(bad.rejections))
 
     def _join(self, schema: pa.Schema, row: dict[str, Any], start: int) -> pa.Schema:
         fields = []
@@ -215,6 +147,29 @@ class ExactParse:
                 raise clash.error(self.path, self.rows.place(start)) from None
             index = schema.get_field_index(clash.column)
             return self._join(schema.set(index, clash.as_json_text()), row, start)
+
+
+def _parse(text: bytes, wanted: tuple[str, ...] | None) -> dict[str, Any]:
+    row = json.loads(text, parse_float=_finite_float, strict=True)
+    if _SURROGATE.search(text):
+        json.dumps(row, ensure_ascii=False).encode()
+    if not isinstance(row, dict):
+        names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+        raise ValueError(f"expected a JSON object, found {names.get(type(row), 'a number')}")
+    return row if wanted is None else {name: row[name] for name in wanted if name in row}
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        # Python ends some of its texts with "at": "Unterminated string starting at".
+        where = f" of line {error.lineno} of the row" if error.lineno > 1 else ""
+        problem = error.msg.removesuffix(" at")
+        return f"malformed JSON: {problem} at character {error.colno}{where}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"invalid UTF-8 at byte {error.start} of the row"
+    if isinstance(error, UnicodeEncodeError):
+        return "an escaped surrogate without its other half, which is not valid text"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _to_array(values: list[Any], column: pa.Field) -> pa.Array:
@@ -251,25 +206,16 @@ def _type_of(value: Any, room: int = MAX_TYPE_NESTING) -> pa.DataType:
     return pa.struct([pa.field(name, _type_of(item, room - 1)) for name, item in value.items()])
 
 
-def _shape(value: Any) -> Hashable:
+def _shape(value: Any, room: int = _MAX_VALUE_NESTING) -> Hashable:
     """Equal for values that have the same type; cheaper than the type itself."""
+    if room == 0:
+        raise RecursionError
     if isinstance(value, dict):
-        return tuple((name, _shape(item)) for name, item in value.items())
+        return tuple([(name, _shape(item, room - 1)) for name, item in value.items()])
     if isinstance(value, list):
-        return frozenset(map(_shape, value))
+        return frozenset([_shape(item, room - 1) for item in value])
     is_long = isinstance(value, int) and not -(2**63) <= value < 2**63
     return "long" if is_long else type(value).__name__
-
-
-def _depth(value: Any) -> int:
-    """How many levels of lists and objects a value has."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, (dict, list)) and item]:
-        depth += 1
-        level = [
-            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-    return depth
 
 
 def _finite_float(text: str) -> float:

@@ -14,13 +14,11 @@ a handful of numpy passes over the bytes, no Python per line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError
@@ -44,7 +42,6 @@ _PROBE_SHARE = 16
 """The end of a range's last line is looked for in so small a part of the range's length, first."""
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
-
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 
 _NEWLINE, _RETURN = 10, 13
@@ -57,6 +54,22 @@ class Lines(NamedTuple):
     start: int
     stop: int
     offset: int
+
+
+@dataclass(slots=True)
+class BadRows:
+    """Rows of a block that cannot be read: rejected where they are to be skipped, else an error."""
+
+    path: str
+    options: ReadOptions
+    cure: str = "fix the row"
+    rejections: list[Rejection] = field(default_factory=list)
+
+    def add(self, place: str, cause: str) -> None:
+        if self.options.on_error == "raise":
+            cure = f'{self.cure}, or pass on_error="skip" to skip and count such rows'
+            raise DataError(f"{cause}; {cure}", path=self.path, place=place) from None
+        self.rejections.append(Rejection(path=self.path, place=place, reason=cause, num_rows=1))
 
 
 def line_at(source: Source, compression: str | None, offset: int) -> int:
@@ -80,13 +93,6 @@ def count_byte(data: bytes, byte: bytes, start: int, stop: int) -> int:
     return sum(int(np.count_nonzero(piece == ord(byte))) for piece in pieces)
 
 
-def check_utf8(data: bytes, start: int, stop: int) -> None:
-    """Raises ``pa.ArrowInvalid`` where bytes are not UTF-8."""
-    offsets = pa.py_buffer(np.array([start, stop], dtype=np.int64))
-    buffers = [None, offsets, pa.py_buffer(data)]
-    pa.Array.from_buffers(pa.large_string(), 1, buffers).validate(full=True)
-
-
 def least_unit_bytes(head: bytes) -> int:
     """How long the units of a file should be at least, by its first lines."""
     return _LINES_IN_UNIT * max(map(len, head.split(b"\n")))
@@ -98,16 +104,6 @@ def whole_file(source: Source, compression: str | None, file: int) -> list[Unit]
         return []
     weight = source.num_bytes * (_COMPRESSED_EXPANSION if compression else 1)
     return [Unit(file=file, start=0, stop=source.num_bytes, num_bytes=weight)]
-
-
-@lru_cache(maxsize=64)
-def _ranges(file: int, num_bytes: int, step: int) -> tuple[Unit, ...]:
-    """The byte ranges of a plain file: up to 4,096, and asked for several times."""
-    edges = [*range(0, num_bytes, step), num_bytes]
-    return tuple(
-        Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
-        for start, stop in pairwise(edges)
-    )
 
 
 def _read_range(source: Source, start: int, stop: int) -> Lines:
@@ -149,8 +145,11 @@ class LineFile:
         """Byte ranges of a plain file, or the whole of a compressed one."""
         if self.compression is not None:
             return whole_file(self.source, self.compression, file)
-        step = max(self.options.unit_bytes, self.least_unit_bytes)
-        return list(_ranges(file, self.source.num_bytes, step))
+        num_bytes, step = self.source.num_bytes, max(self.options.unit_bytes, self.least_unit_bytes)
+        return [
+            Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
+            for start, stop in pairwise([*range(0, num_bytes, step), num_bytes])
+        ]
 
     def lines(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Lines]]]:
         """Each block's weight, and its lines: those of a plain file are read when they are asked
@@ -201,49 +200,27 @@ class _TextBlock:
         except pa.ArrowInvalid:
             pass
         kept: list[str] = []
-        rejections: list[Rejection] = []
-        path = self.file.source.path
+        bad = BadRows(self.file.source.path, self.file.options, "convert the file to UTF-8")
         first_line = line_at(self.file.source, self.file.compression, lines.offset)
         for number, raw in enumerate(array.cast(pa.binary()).to_pylist(), first_line):
             try:
                 kept.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
-                place = f"line {number}"
-                cause = f"invalid UTF-8 at byte {error.start} of the line"
-                if self.file.options.on_error == "raise":
-                    raise DataError(
-                        f"{cause}; convert the file to UTF-8, or pass "
-                        'on_error="skip" to skip and count such lines',
-                        path=path,
-                        place=place,
-                    ) from None
-                rejections.append(Rejection(path=path, place=place, reason=cause, num_rows=1))
-        return Decoded(pa.table({"text": kept}, schema=_TEXT_SCHEMA), tuple(rejections))
+                bad.add(f"line {number}", f"invalid UTF-8 at byte {error.start} of the line")
+        return Decoded(pa.table({"text": kept}, schema=_TEXT_SCHEMA), tuple(bad.rejections))
 
 
 def _split(lines: Lines) -> pa.Array:
     """A string array of the lines without their ends; not yet checked to be UTF-8."""
-    data, start, stop, _ = lines
-    is_open = stop > start and data[stop - 1] != _NEWLINE
-    if is_open:
-        data, start, stop = data[start:stop] + b"\n", 0, stop - start + 1
-    raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
-    ends = np.flatnonzero(raw == _NEWLINE)
-    if not len(ends) or not (raw[ends[ends > 0] - 1] == _RETURN).any():
-        with_ends = _string_array(np.concatenate([[0], ends + 1]), raw)
-        from pyarrow import compute  # 20 ms that only text files need
+    from pyarrow import compute  # 20 ms that only text files need
 
-        return compute.ascii_rtrim(with_ends, characters="\n")
-    is_crlf = (ends > 0) & (raw[ends - 1] == _RETURN)
-    is_crlf[-1] &= not is_open
-    keep = raw != _NEWLINE
-    keep[ends[is_crlf] - 1] = False
-    removed = np.arange(1, len(ends) + 1) + np.cumsum(is_crlf)
-    return _string_array(np.concatenate([[0], ends + 1 - removed]), raw[keep])
-
-
-def _string_array(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.Array:
-    small = len(data) < 2**31
-    kind, width = (pa.string(), np.int32) if small else (pa.large_string(), np.int64)
-    buffers = [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+    raw = np.frombuffer(lines.data, dtype=np.uint8)[lines.start : lines.stop]
+    ends = np.flatnonzero(raw == _NEWLINE) + 1
+    is_open = len(raw) > 0 and raw[-1] != _NEWLINE
+    offsets = np.concatenate([[0], ends, [len(raw)] if is_open else []])
+    kind, width = (pa.string(), np.int32) if len(raw) < 2**31 else (pa.large_string(), np.int64)
+    buffers = [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(raw)]
+    with_ends = pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+    if (raw[ends[ends > 1] - 2] == _RETURN).any():
+        return compute.replace_substring_regex(with_ends, r"\r?\n\z", "", max_replacements=1)
+    return compute.ascii_rtrim(with_ends, characters="\n")

@@ -209,19 +209,13 @@ class Order:
             return self.dealt[count]
         left = [Piece((Span((unit,)),)) for unit in self.units]
         for generation, positions in enumerate(self.generations):
-            dealt, left = self._deal(left, len(positions)), []
+            dealt, left = _deal(left, len(positions), self.rows), []
             for index, position in enumerate(positions):
                 shard = (index, len(positions))
                 sequence = self._arrange(dealt[index], shard, generation)
                 left += self._left(sequence, position, shard, generation)
             left.sort(key=lambda piece: (piece.is_whole, piece.place if piece.is_whole else ()))
-        return self.dealt.setdefault(count, self._deal(left, count))
-
-    def _deal(self, left: list[Piece], count: int) -> list[list[Piece]]:
-        dealt = _deal(left, count)
-        if self.rows is not None:
-            _level(dealt, self.rows)
-        return dealt
+        return self.dealt.setdefault(count, _deal(left, count, self.rows))
 
     def sequence(self, shard: tuple[int, int]) -> list[Piece]:
         """What one shard reads, in order."""
@@ -411,8 +405,13 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
         yield Piece((Span(tuple(held)),))
 
 
-def _deal(left: list[Piece], count: int) -> list[list[Piece]]:
-    """Pieces dealt out to shards. Over all of them, each row occurs exactly once."""
+def _deal(
+    left: list[Piece], count: int, rows: Mapping[Unit, int] | None = None
+) -> list[list[Piece]]:
+    """Pieces dealt out to shards. Over all of them, each row occurs exactly once.
+
+    With ``rows``, those of each unit, no shard has two more rows than another.
+    """
     if count == 1:
         return [left]
     shards: list[list[Piece]] = [[] for _ in range(count)]
@@ -425,58 +424,56 @@ def _deal(left: list[Piece], count: int) -> list[list[Piece]]:
             _, index = heap[0]
             readers[index] += 1
             heapq.heapreplace(heap, (-(left[index].num_bytes / readers[index]), index))
-        owner = 0
+        owners = iter(shards)
         for piece, number in zip(left, readers, strict=True):
             for index in range(number):
                 share = piece if number == 1 else piece.with_step("part", number, index)
-                shards[owner + index].append(share)
-            owner += number
+                next(owners).append(share)
+    else:
+        loads = [(0, index) for index in range(count)]
+        unread = sum(piece.num_bytes for piece in left)
+        run: list[Piece] = []
+        size = 0
+        for piece in left:
+            are_neighbours = run and piece.is_whole and run[-1].place[0] == piece.place[0]
+            run_bytes = min(_RUN_BYTES, unread // (_RUNS * count))
+            if run and not (are_neighbours and size + piece.num_bytes <= run_bytes):
+                load, index = loads[0]
+                shards[index] += run
+                heapq.heapreplace(loads, (load + size, index))
+                run, size = [], 0
+            run.append(piece)
+            size += piece.num_bytes
+            unread -= piece.num_bytes
+        shards[loads[0][1]] += run
+    if rows is None:
         return shards
-    loads = [(0, index) for index in range(count)]
-    unread = sum(piece.num_bytes for piece in left)
-    run: list[Piece] = []
-    size = 0
-    for piece in left:
-        are_neighbours = run and piece.is_whole and run[-1].place[0] == piece.place[0]
-        run_bytes = min(_RUN_BYTES, unread // (_RUNS * count))
-        if run and not (are_neighbours and size + piece.num_bytes <= run_bytes):
-            load, index = loads[0]
-            shards[index] += run
-            heapq.heapreplace(loads, (load + size, index))
-            run, size = [], 0
-        run.append(piece)
-        size += piece.num_bytes
-        unread -= piece.num_bytes
-    shards[loads[0][1]] += run
-    return shards
-
-
-def _level(dealt: Sequence[list[Piece]], rows: Mapping[Unit, int]) -> None:
-    """Moves rows until no shard has two more than another."""
-    counts = [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
-    share, extra = divmod(sum(counts), len(dealt))
-    missing = [share + (index < extra) - count for index, count in enumerate(counts)]
+    counts = [sum(piece.count(rows) for piece in pieces) for pieces in shards]
+    share_rows, extra = divmod(sum(counts), count)
+    missing = [share_rows + (index < extra) - held for index, held in enumerate(counts)]
+    # Whoever has too many rows hands some over, in whole pieces as far as they go.
     spare: list[Piece] = []
-    for pieces, lack in zip(dealt, missing, strict=True):
+    for pieces, lack in zip(shards, missing, strict=True):
         empty: list[Piece] = []
         while lack < 0:
             piece = pieces.pop()
-            count = piece.count(rows)
-            if count > -lack:
-                pieces.append(piece.with_step("head", count + lack))
-                piece, count = piece.with_step("skip", count + lack), -lack
-            (spare if count else empty).append(piece)
-            lack += count
+            num_rows = piece.count(rows)
+            if num_rows > -lack:
+                pieces.append(piece.with_step("head", num_rows + lack))
+                piece, num_rows = piece.with_step("skip", num_rows + lack), -lack
+            (spare if num_rows else empty).append(piece)
+            lack += num_rows
         pieces += empty
-    for pieces, lack in zip(dealt, missing, strict=True):
+    for pieces, lack in zip(shards, missing, strict=True):
         while lack > 0:
             piece = spare.pop()
-            count = piece.count(rows)
-            if count > lack:
+            num_rows = piece.count(rows)
+            if num_rows > lack:
                 spare.append(piece.with_step("skip", lack))
-                piece, count = piece.with_step("head", lack), lack
+                piece, num_rows = piece.with_step("head", lack), lack
             pieces.append(piece)
-            lack -= count
+            lack -= num_rows
+    return shards
 
 
 def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:

@@ -426,8 +426,6 @@ class Reader:
     ) -> Iterator[Rows]:
         """The rows of a sequence in the order of delivery, from a position on."""
         dataset, order, shard = self._dataset, self._order, self._shard
-        if len(pieces) < self._num_threads:
-            dataset = dataset.with_options(parallel_columns=True)
         # Starting a thread costs more than a small file is worth.
         useful_threads = sum(piece.num_bytes for piece in pieces) // _THREAD_BYTES
         is_shuffled = order.seed is not None

@@ -298,7 +298,7 @@ def no_record(folder: Path, reason: str = "") -> DataError:
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
     if (folder / JOB_FILE).is_file():
-        text = "this is the record of a data job, which has no steps; use fast-axolotl report on it"
+        text = f"this is the record of a data job, which has no steps; read {JOB_FILE} itself"
     elif words:
         commands = ", ".join(f"fast-axolotl {word}" for word in words)
         text = f"this is the folder of a protocol, with one record per run: {commands}"

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.padding import Padding
 from rich.progress import (
     BarColumn,
@@ -24,7 +23,6 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -53,9 +51,6 @@ BADGES = {
 """Style of a verdict's title by its tone."""
 _TONES = {"good": "green", "warn": "yellow", "bad": "bold red"}
 _STYLES = {"alarm": "bold white on red", "warning": "bold yellow", "muted": "dim"}
-
-StageBar = tuple[str, int, int, Sequence[str]]
-"""A stage, its tasks done, its tasks in all, and words beside its bar."""
 
 Update = Callable[[str, int, int, float, "float | None"], None]
 """What runs, runs done, runs in all, seconds of this run, seconds left."""
@@ -241,27 +236,6 @@ def protocol_progress() -> Iterator[Update]:
             )
 
         yield draw
-
-
-def stage_display(
-    title: str, read: Callable[[], tuple[Sequence[StageBar], Sequence[str]]], out: IO[str]
-) -> Live | None:
-    """A display of bars with lines below, which what others print does not break; ``None`` outside
-    a terminal."""
-    console = Console(file=out, highlight=False, markup=False)
-    if not console.is_terminal or console.is_dumb_terminal:
-        return None
-
-    def draw() -> Group:
-        bars, lines = read()
-        table = RichTable.grid(padding=(0, 2, 0, 0))
-        for name, done, total, words in bars:
-            bar = ProgressBar(total=total or 1, completed=done if total else 1, width=30)
-            table.add_row(f"  {name}", bar, *words)
-        below = (Text(f"  {line}", style="dim") for line in lines)
-        return Group(Text(title, style="bold"), table, *below)
-
-    return Live(get_renderable=draw, console=console, refresh_per_second=4)
 
 
 def describe_left(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""JSON lines files, and JSON documents of any length.
+"""JSON documents of any length.
 
 A document is one array of objects, one object, several objects after each other, or an object that
 holds the array under a named field. Its elements are found without parsing: numpy locates quotes,
@@ -19,16 +19,12 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
-from fast_axolotl.reading.json_exact import JsonRows, line_spans
-from fast_axolotl.reading.json_fast import JsonBlock
-from fast_axolotl.reading.lines import BOM, LineFile, Lines, line_at, whole_file
-from fast_axolotl.reading.storage import Source, Supply, start_of
+from fast_axolotl.reading.json_exact import JsonRows
+from fast_axolotl.reading.json_lines import JsonBlock
+from fast_axolotl.reading.lines import BOM, whole_file
+from fast_axolotl.reading.storage import Source, Supply
 
 _Ints = npt.NDArray[np.int64]
-
-_MOST_BLOCK_BYTES = 2 * 1024 * 1024
-"""As fast as larger blocks on a quiet machine; on a busy one, where those fall out of the shared
-cache between two passes over them, two to three times as fast."""
 
 _WHITE = b" \t\r\n"
 _SPACE, _QUOTE, _COMMA, _BACKSLASH = 32, 34, 44, 92
@@ -36,48 +32,6 @@ _SPACE, _QUOTE, _COMMA, _BACKSLASH = 32, 34, 44, 92
 _STEP = np.zeros(256, dtype=np.int8)
 _STEP[[ord("["), ord("{")]] = 1
 _STEP[[ord("]"), ord("}")]] = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonLinesFile(LineFile):
-    """One object per line."""
-
-    schema: pa.Schema | None = None
-    most_block_bytes: int = _MOST_BLOCK_BYTES
-
-    def blocks(self, unit: Unit) -> Iterator[Block]:
-        for weight, load in self.lines(unit):
-            yield JsonBlock(
-                path=self.source.path,
-                weight=weight,
-                load=lambda load=load: self._rows(load()),  # type: ignore[misc]
-                options=self.options,
-            )
-
-    def sample(self, num_bytes: int) -> Block:
-        """The whole lines in about the first bytes of the file, or of what it decompresses to."""
-        if self.compression is None:
-            data = self.source.read_at(0, num_bytes)
-        else:
-            data = start_of(self.source.read_at(0, num_bytes // 4), self.compression)
-        is_whole = self.compression is None and len(data) == self.source.num_bytes
-        start = len(BOM) if data.startswith(BOM) else 0
-        stop = len(data) if is_whole else max(start, data.rfind(b"\n") + 1)
-        rows = self._rows(Lines(data, start, stop, start))
-        return JsonBlock(
-            path=self.source.path, weight=stop, load=lambda: rows, options=self.options
-        )
-
-    def _rows(self, lines: Lines) -> JsonRows:
-        data, start, stop, offset = lines
-        return JsonRows(
-            data=data,
-            start=start,
-            stop=stop,
-            spans=lambda: line_spans(data, start, stop),
-            first_line=lambda: line_at(self.source, self.compression, offset),
-            one_per_line=True,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

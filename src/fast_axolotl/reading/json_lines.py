@@ -1,0 +1,239 @@
+"""JSON lines, and JSON objects to Arrow: pyarrow's parser where it is right, else Python's.
+
+pyarrow parses a block some ten times faster than Python, and seven things about it must be watched.
+It lets bytes pass that are not UTF-8; it takes two objects on a line, or ``null``, for rows; it
+refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like a
+date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too short
+when a list holds nulls; and it recurses on nesting. A block in which one of these is possible is
+parsed by ``json_exact`` instead, so the rows are always those that ``json.loads`` would give.
+
+Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
+24 kB. So a block whose keys keep changing, judged by a few kB from here and there, is parsed in
+small pieces. Columns that only other pieces have cost nothing: they are left out here, and share
+one array of nulls later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, Unit
+from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows, line_spans
+from fast_axolotl.reading.lines import BOM, LineFile, Lines, line_at
+from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
+from fast_axolotl.reading.storage import start_of
+
+_MOST_BLOCK_BYTES = 2 * 1024 * 1024
+"""As fast as larger blocks on a quiet machine; on a busy one, where those fall out of the shared
+cache between two passes over them, two to three times as fast."""
+
+_MOST_CLOSINGS = 4_000
+"""Rows with more brackets go to Python: pyarrow would exhaust the stack at a depth of 10,000."""
+
+_SPARSE_BYTES = 16 * 1024
+"""Pieces of rows that share few keys; a block that is no larger is never cut."""
+
+_PROBES, _PROBE_BYTES = 4, 4 * 1024
+_FEW_KEYS = 16
+_FEW_COLUMNS = 32
+"""So many columns of nulls do no harm."""
+
+_PLACE_BYTES = 8
+"""What a row takes in a column that it has no value in."""
+
+_EXACT_INTEGER_LIMIT = 2.0**53
+"""From here on a float may stand for an integer that it does not hold."""
+
+_KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonLinesFile(LineFile):
+    """One object per line."""
+
+    schema: pa.Schema | None = None
+    most_block_bytes: int = _MOST_BLOCK_BYTES
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        for weight, load in self.lines(unit):
+            yield JsonBlock(
+                path=self.source.path,
+                weight=weight,
+                load=lambda load=load: self._rows(load()),  # type: ignore[misc]
+                options=self.options,
+            )
+
+    def sample(self, num_bytes: int) -> Block:
+        """The whole lines in about the first bytes of the file, or of what it decompresses to."""
+        if self.compression is None:
+            data = self.source.read_at(0, num_bytes)
+        else:
+            data = start_of(self.source.read_at(0, num_bytes // 4), self.compression)
+        is_whole = self.compression is None and len(data) == self.source.num_bytes
+        start = len(BOM) if data.startswith(BOM) else 0
+        stop = len(data) if is_whole else max(start, data.rfind(b"\n") + 1)
+        rows = self._rows(Lines(data, start, stop, start))
+        return JsonBlock(
+            path=self.source.path, weight=stop, load=lambda: rows, options=self.options
+        )
+
+    def _rows(self, lines: Lines) -> JsonRows:
+        data, start, stop, offset = lines
+        return JsonRows(
+            data=data,
+            start=start,
+            stop=stop,
+            spans=lambda: line_spans(data, start, stop),
+            first_line=lambda: line_at(self.source, self.compression, offset),
+            one_per_line=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonBlock:
+    """A block of JSON objects."""
+
+    path: str
+    weight: int
+    load: Callable[[], JsonRows]
+    options: ReadOptions
+    text_wins: bool = False
+    num_rows: int | None = None
+
+    def decode(self, schema: pa.Schema | None) -> Decoded:
+        rows = self.load()
+        if rows.start == rows.stop:
+            return Decoded(pa.table({}))
+        num_rows = rows.num_rows()
+        if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, num_rows):
+            pieces: Iterator[Block] = (
+                replace(self, load=lambda piece=piece: piece, weight=0)  # type: ignore[misc]
+                for piece in rows.pieces(_SPARSE_BYTES)
+            )
+            return replace(next(pieces).decode(schema), more=pieces)
+        table = _parse(rows, schema, num_rows, PART_BLOCKS * self.options.block_bytes)
+        if table is not None:
+            return Decoded(table)
+        return ExactParse(self.path, rows, self.options, schema).run()
+
+
+def _is_sparse(rows: JsonRows, num_rows: int) -> bool:
+    """Whether rows have far fewer keys than there are."""
+    length, data = rows.stop - rows.start, rows.data
+    places = range(rows.start, rows.stop, -(-length // _PROBES))
+    text = b"".join(data[at : min(at + _PROBE_BYTES, rows.stop)] for at in places)
+    keys = _KEY.findall(text)
+    keys_of_row = len(keys) * length / len(text) / num_rows
+    return len(set(keys)) > max(_FEW_KEYS, 2 * keys_of_row)
+
+
+def _parse(
+    rows: JsonRows, schema: pa.Schema | None, num_rows: int, most_bytes: int
+) -> pa.Table | None:
+    """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
+    known = schema or pa.schema([])
+    if any(column.type == MIXED or is_json_text(column) for column in known):
+        return None
+    # pyarrow crashes where the first row is null, and where nesting is very deep.
+    if not _OBJECT.match(rows.data, rows.start, rows.stop) or _may_be_deep(rows):
+        return None
+    try:
+        # What is only known to be null is no hint: pyarrow would refuse anything else. And it would
+        # make a column of nulls of whatever is missing here.
+        is_large = len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes
+        has_nulls = any(pa.types.is_null(kind) for kind in _kinds(known))
+        table = _read(rows, None if is_large or has_nulls else schema)
+        if any(pa.types.is_timestamp(kind) for kind in _kinds(table.schema)):
+            plain = [column.with_type(_as_text(column.type)) for column in table.schema]
+            table = _read(rows, pa.schema(plain))
+        table.validate(full=True)  # which pyarrow's JSON parser does not do for text
+        join_schemas(known, table.schema)
+    except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
+        return None
+    for column in table.columns:
+        for floats in (leaf for chunk in column.chunks for leaf in _floats(chunk)):
+            bounds = pc.min_max(floats)
+            low, high = bounds["min"].as_py(), bounds["max"].as_py()
+            if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
+                return None
+    # Two rows may stand where one should, or a null where an object should. Blank lines are no
+    # rows; they are looked for only where the numbers differ.
+    if table.num_rows != num_rows and table.num_rows != sum(1 for _ in rows.spans()):
+        return None
+    if any(column.null_count == 0 for column in table.columns):
+        return table
+    empty = [column.is_null() for column in table.columns]
+    return None if not empty or pc.any(reduce(pc.and_, empty)).as_py() else table
+
+
+def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
+    text = pa.py_buffer(rows.data).slice(rows.start, rows.stop - rows.start)
+    # Arrow's own pool keeps what each thread freed: 145 MB for 20 MB in use, and it is no faster.
+    return pj.read_json(
+        pa.BufferReader(text),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=schema, newlines_in_values=not rows.one_per_line
+        ),
+        memory_pool=pa.system_memory_pool(),
+    )
+
+
+def _kinds(fields: pa.Schema | pa.DataType, room: int = MAX_TYPE_NESTING) -> Iterator[pa.DataType]:
+    """The types of all fields, and of the fields inside of them."""
+    if room < 0:
+        raise RecursionError
+    inner = fields if isinstance(fields, pa.Schema) else map(fields.field, range(fields.num_fields))
+    for field in inner:
+        yield field.type
+        yield from _kinds(field.type, room - 1)
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    """The type with text in place of timestamps."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_text(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([inner.with_type(_as_text(inner.type)) for inner in kind])
+    return kind
+
+
+def _floats(array: pa.Array) -> Iterator[pa.Array]:
+    """The arrays of floats inside of an array."""
+    if pa.types.is_floating(array.type):
+        yield array
+    elif pa.types.is_list(array.type):
+        yield from _floats(array.values)
+    elif pa.types.is_struct(array.type):
+        for index in range(array.type.num_fields):
+            yield from _floats(array.field(index))
+
+
+def _may_be_deep(rows: JsonRows) -> bool:
+    """Whether a row has so many brackets that its nesting may be too deep for pyarrow."""
+    data, spans = rows.data, _long_lines(rows) if rows.one_per_line else rows.spans()
+    return any(
+        data.count(b"]", start, stop) + data.count(b"}", start, stop) > _MOST_CLOSINGS
+        for start, stop in spans
+    )
+
+
+def _long_lines(rows: JsonRows) -> Iterator[tuple[int, int]]:
+    """Lines of at least two bytes a bracket, found by probing: cheap where lines are short."""
+    data, end = rows.data, rows.start
+    for probe in range(rows.start, rows.stop - _MOST_CLOSINGS, _MOST_CLOSINGS):
+        if probe < end or data.find(b"\n", probe, probe + _MOST_CLOSINGS) >= 0:
+            continue
+        end = data.find(b"\n", probe, rows.stop)
+        end = rows.stop if end < 0 else end
+        yield data.rfind(b"\n", rows.start, probe) + 1, end
