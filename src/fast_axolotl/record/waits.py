@@ -61,13 +61,6 @@ def decode_waits(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-def join_waits(first: str, second: str) -> str:
-    """The condensed waits of two blocks together; none where either has none."""
-    if not first or not second:
-        return ""
-    return base64.b64encode(decode_waits(first) + decode_waits(second)).decode()
-
-
 @dataclass(slots=True)
 class WaitTotals:
     """Wall time and waits, and what the batches held, summed over steps or blocks."""
