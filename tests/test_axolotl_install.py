@@ -21,7 +21,6 @@ from fast_axolotl.axolotl.patches import KNOWN, RELIED_ON, REPLACEMENTS
 from fast_axolotl.axolotl.patching import MARK, Patchwork, Replacement, _is_replaced
 from support.axolotl import (
     AGAINST_AXOLOTL,
-    RELEASE,
     VERSION,
     Later,
     byte_tokenizer,
@@ -174,17 +173,6 @@ def test_unknown_functions_are_compared_or_stay_as_they_are_beside_replaced_ones
         fast_axolotl.uninstall()
 
 
-class Wrapper:
-    """Stands for Axolotl's wrapper, which tokenises; counts its calls."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self.calls = dataset, 0
-
-    def __call__(self, dataset: Any) -> tuple[Any]:
-        self.calls += 1
-        return (self.dataset,)
-
-
 def use_everything(number: int) -> None:
     """Each function that may be tried, once, with inputs that differ by the number."""
     from datasets import Dataset
@@ -225,14 +213,11 @@ def use_everything(number: int) -> None:
         completion.CompletionPrompter(), letters, False, 64, max_length=64
     ).tokenize_prompt({"text": texts})
     for place in range(40):
-        if RELEASE >= (0, 19):
-            strategy._diff_char_span(f"one {place} two", f"one {number} two")
         sample = {"prompt": texts[0] * (place + 1), "chosen": "a day", "rejected": texts[1]}
         rl = Later("axolotl.utils.data.rl")
         rl._drop_long_sequences(sample, rl.RLType.DPO, letters, 64)
     letters.pad_token = letters.eos_token
     encode.encode_streaming({"text": texts}, letters, 32)
-    encode.encode_packed_streaming(pretraining, Wrapper(dataset), {"text": texts}, 8, 64, 2)
 
 
 PACKED = ("samplers.multipack", "collators.batching")

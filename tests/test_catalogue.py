@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fast_axolotl.measure.summary import summarise
+from fast_axolotl.protocol.compare import parse_check
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY
 from fast_axolotl.record.units import format_value
@@ -25,6 +26,11 @@ def test_a_summary_has_every_figure_of_the_catalogue_and_nothing_twice() -> None
     assert summary.stall_fraction is summary.figures["stall_fraction"]
     with pytest.raises(AttributeError, match="no figure 'stall'"):
         _ = summary.stall
+
+
+def test_the_headline_figure_is_in_the_matrix_and_can_have_a_limit() -> None:
+    limit = parse_check("stall_fraction > +0.02")
+    assert (limit.name, limit.bound, limit.is_difference) == ("stall_fraction", 0.02, True)
 
 
 def test_units_are_ones_that_a_value_can_be_written_in() -> None:

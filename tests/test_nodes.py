@@ -21,15 +21,13 @@ from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import LocalRanks, find_owner, find_running_nodes
 from fast_axolotl.record import RunRecord, Start, read_run
 from fast_axolotl.record.folder import dump_line
-from fast_axolotl.report.live_frame import make_frame
-from fast_axolotl.report.live_layout import ViewState, lay_out
+from fast_axolotl.report.live import lay_out, take_moment
 from fast_axolotl.report.page import render_page
 from fast_axolotl.system import node_name, pid_namespace
 from support.children import FAST_AXOLOTL, clean_environment, run_child
 from support.records import (
     GIGABYTE,
     START_TIME,
-    follow,
     make_ranks,
     make_run,
     make_system,
@@ -360,7 +358,7 @@ def test_nodes_of_an_earlier_run_in_the_same_folder_are_left_out(tmp_path: Path)
     assert kept.notes == ["the samples of node-z belong to an earlier run and were skipped"]
 
 
-def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:
+def test_nodes_are_shown_reported_and_watched(tmp_path: Path) -> None:
     write_run(tmp_path / "run", two_nodes(8, 8))
     assert len(list((tmp_path / "run").iterdir())) == 72
     begin = time.process_time()
@@ -374,10 +372,7 @@ def test_nodes_are_shown_reported_and_followed(tmp_path: Path) -> None:
     page = render_page(as_report(record))
     assert "Nodes and ranks" in page
     assert "56–63" in page
-    follower = follow(tmp_path / "run")
-    assert list(follower.record.systems) == list(record.systems)
-    assert follower.is_complete
-    frame = make_frame(follower.record, summarise(follower.record), title="run")
-    line = "\n".join(map(str, lay_out(frame, ViewState(), width=120)))
+    moment = take_moment("run", record, summarise, clock=0.0)
+    line = "\n".join(map(str, lay_out(moment, width=120)))
     assert "64 of 64 ranks on 8 nodes" in line
     assert "node-b: 59 GB of 64 GB" in line

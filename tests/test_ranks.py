@@ -131,7 +131,6 @@ def test_two_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(glo
     # What each rank waited alone is half of it.
     own = [rank.stall_fraction for rank in summary.ranks]
     assert max(share for share in own if share is not None) < 0.8 * lost
-    assert summary.verdict.kind == "data"
 
 
 @NEEDS_TORCH

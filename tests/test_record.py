@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+import math
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fast_axolotl.record import (
     read_run,
     schema,
 )
+from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.folder import _KINDS, dump_line, parse_line
 from support.protocol import write_lines as write
 
@@ -85,6 +87,31 @@ def test_what_was_not_measured_takes_no_room_and_a_zero_is_not_missing() -> None
     found = parse_line(dump_line(Mark(t=0.0, name="x", step=0)))
     assert isinstance(found, Mark)
     assert (found.step, found.fetch) == (0, None)
+
+
+def test_a_number_that_is_none_is_null_in_json_and_nan_when_it_is_read() -> None:
+    text = dump_line(Log(t=1.0, step=3, values={"loss": math.nan, "grad_norm": math.inf}))
+    json.loads(text, parse_constant=pytest.fail)
+    found = parse_line(text)
+    assert isinstance(found, Log)
+    assert all(math.isnan(value) for value in found.values.values())
+    block = parse_line(dump_line(replace(BLOCK, walls=(0.5, math.nan))))
+    assert isinstance(block, StepBlock)
+    assert block.walls[0] == 0.5
+    assert math.isnan(block.walls[1])
+
+
+def test_what_earlier_versions_wrote_is_read() -> None:
+    found = parse_line('{"kind":"log","t":1.0,"step":3,"values":{"loss":NaN}}')
+    assert isinstance(found, Log)
+    assert math.isnan(found.values["loss"])
+    sample = parse_line('{"kind":"system","t":1,"processes":2.0,"read_bytes":1e6}')
+    assert sample == SystemSample(t=1.0, processes=2, read_bytes=1_000_000)
+
+
+def test_a_value_that_does_not_fit_is_an_error_that_names_its_place() -> None:
+    with pytest.raises(ValueError, match=r"`int`, got `str` - at `\$.steps`"):
+        from_plain(StepBlock, {**asdict(BLOCK), "steps": "two"})
 
 
 def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:

@@ -57,10 +57,10 @@ def test_a_run_that_stalls_at_its_end_is_judged_by_its_end(late: RunRecord) -> N
     verdict = summary.verdict
     assert verdict.kind == "data"
     assert verdict.headline.startswith(
-        f"Since step {last.first_step:,} (after 9.1 h), the loader is"
+        f"Since step {last.first_step:,} (after 9 h 03 min), the loader is"
     )
     assert any("the stall of the whole run is 5." in line for line in verdict.evidence)
-    assert any("the model was the limit, stall 0.5 %" in line for line in verdict.evidence)
+    assert any("the model was the limit, stall 0." in line for line in verdict.evidence)
     assert "num_workers" in verdict.action
 
 

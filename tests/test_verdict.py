@@ -315,7 +315,7 @@ def test_a_draining_queue_is_told_when_it_is_empty() -> None:
     verdict = verdict_of(make_run(rank))
     # 605 steps have taken half a batch each: 200 are left, 400 steps more.
     assert verdict.seconds_needed == pytest.approx(4 + 2, rel=0.15)
-    assert "÷" in verdict.evidence[0]
+    assert "shrinks by" in verdict.evidence[0]
 
 
 def draining(
@@ -427,15 +427,6 @@ def test_a_rank_whose_queue_falls_holds_back_the_verdict_on_all() -> None:
     queues = (lambda step: 2047.0, lambda step: 2047 - 0.2 * step)
     record = two_ranks(*({"queue": queue, **known} for queue in queues))
     assert told(verdict_of(record)) == "inconclusive/draining"
-
-
-def test_a_queue_that_nobody_can_look_into_is_told_of() -> None:
-    def lines(steps: int) -> list[str]:
-        evidence = run_with_queue(None, steps).verdict.evidence
-        return [line for line in evidence if "cannot be inspected" in line]
-
-    assert "may have held 2,048 batches while these 600 were fetched" in lines(600)[0]
-    assert not lines(3000)
 
 
 def test_a_cached_batch_that_agrees_is_evidence() -> None:

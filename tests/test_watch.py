@@ -17,8 +17,7 @@ import pytest
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import procfs
 from fast_axolotl.measure.sampler import check_process
-from fast_axolotl.measure.system_figures import Watched
-from fast_axolotl.record import SystemSample, SystemStart, read_run
+from fast_axolotl.record import read_run
 
 linux = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no /proc here")
 
@@ -54,16 +53,17 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines, _, table = done.stdout.partition("\n\n")
-    assert re.match(r" +0 s  processes 1  working set [\d.]+ MB  RSS ", lines)
+    assert re.match(r"0\.\d s  Inconclusive \(unseen\)  working set [\d.]+ MB", lines)
+    assert "processes 1" in lines
     assert len(lines.splitlines()) == 2
     assert "until the time was up" in table
-    for label in ("working set", "mapped files", "CPU not given", "disk request", "waited for"):
+    for label in ("working set", "mapped files", "CPU pressure", "mean read request"):
         assert label in table
     assert "Stall, rows/s, tokens/s and MFU cannot be seen from outside" in table
     assert "fast-axolotl measure -- COMMAND" in table
     record = read_run(tmp_path / "run").system
     assert record is not None
-    assert len(record.samples) == 2
+    assert record.samples
     assert record.end is not None
 
 
@@ -126,9 +126,8 @@ def test_json_alone_goes_to_standard_output(sleeper: subprocess.Popen[str]) -> N
     assert found["command"][-1] == SLEEPER
     assert found["most_processes"] == 1
     assert found["working_set_bytes"] > 1_000_000
-    assert set(found["unknown"]) == {"stall", "throughput", "mfu"}
-    missing = {name for name, value in found.items() if value is None}
-    assert missing <= set(found["reasons"]) | {"memory_bytes", "cpu_cores"}
+    assert found["verdict"]["subtype"] == "unseen"
+    assert found["ending"] == "the time was up"
 
 
 def test_a_pid_that_is_not_there_is_an_error_that_names_the_largest_that_are() -> None:
@@ -195,30 +194,3 @@ def test_the_watcher_below_the_watched_shell_is_not_counted() -> None:
         if (stat := procfs.read_stat(pid)) is not None and stat.parent_pid == os.getpid()
     ]
     assert found["most_processes"] == 1 + len(children)
-
-
-def sample(t: float, **named: int) -> SystemSample:
-    return SystemSample(t=t, processes=1, **named)
-
-
-def test_a_long_watch_keeps_few_samples_and_the_right_rates() -> None:
-    watched = Watched()
-    for second in range(20_000):
-        pss_bytes = 500 + second % 3
-        watched.add(sample(second, read_bytes=second * 1000, pss_bytes=pss_bytes, rss_bytes=9))
-    assert len(watched.samples) <= 4097
-    assert watched.samples[0].t == 0
-    assert watched.rate("read_bytes") == pytest.approx(1000)
-    figures = watched.figures(SystemStart(time=0.0, host="", root_pid=1))
-    assert figures["seconds"] == 19_999
-    assert figures["read_bytes_per_second"] == pytest.approx(1000)
-    assert figures["working_set_bytes"] == pytest.approx(501, abs=1)
-
-
-def test_one_sample_makes_no_rate() -> None:
-    watched = Watched()
-    assert watched.rate("read_bytes") is None
-    watched.add(sample(0.0, read_bytes=1))
-    assert watched.rate("read_bytes") is None
-    watched.add(sample(1.0))
-    assert watched.rate("read_bytes") is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,9 +19,7 @@ from rich.text import Text
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import read_run
-from fast_axolotl.report import picture
-from fast_axolotl.report.live_frame import make_frame
-from fast_axolotl.report.live_layout import ViewState, lay_out
+from fast_axolotl.report.live import lay_out, take_moment
 
 REPOSITORY = Path(__file__).parents[1]
 RUN = REPOSITORY / "tests" / "golden" / "runs" / "data-rate-device"
@@ -58,10 +57,9 @@ def live_view() -> str:
             kept = [line for line in lines if json.loads(line).get("t", 0.0) <= MOMENT]
             (Path(folder) / file.name).write_text("".join(kept), encoding="utf-8")
         record = read_run(folder)
-    frame = make_frame(record, summarise(record), title="runs/a")
-    keys = (("p", "pause"), ("r", "reset"), ("q", "quit"))
+    moment = take_moment("runs/a", record, summarise, clock=0.0)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    for line in lay_out(frame, ViewState(keys=keys), width=WIDTH):
+    for line in lay_out(moment, width=WIDTH):
         console.print(line)
     console.print(Text())
     lines = console.export_text(clear=False).count("\n")
@@ -77,7 +75,11 @@ def main() -> None:
     report = Path(sys.argv[1]) if len(sys.argv) > 1 else REPORT
     with tempfile.TemporaryDirectory() as folder:
         taken = Path(folder) / "report.png"
-        picture.take_picture(report, taken, browser=picture.find_browser(), scale=1)
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+        command += [f"--user-data-dir={folder}/profile", "--hide-scrollbars"]
+        command += ["--window-size=1600,900", "--virtual-time-budget=20000"]
+        command += [f"--screenshot={taken}", report.absolute().as_uri()]
+        subprocess.run(command, check=True, timeout=120)
         (IMAGES / "report.png").write_bytes(taken.read_bytes())
 
 

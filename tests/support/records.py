@@ -25,7 +25,6 @@ from fast_axolotl.record import (
     SystemStart,
 )
 from fast_axolotl.record.folder import dump_line, system_file
-from fast_axolotl.record.follower import RunFollower
 from fast_axolotl.record.schema import PhaseName
 
 START_TIME = 1_700_000_000.0
@@ -280,14 +279,6 @@ def make_profiled_run(*collectives: tuple[float, ...], **values: Any) -> RunReco
         )
         ranks.append(rank)
     return make_run(*ranks)
-
-
-def follow(folder: Path) -> RunFollower:
-    """Somebody who has read all of a record, as a live view does."""
-    follower = RunFollower(folder)
-    while follower.poll() or follower.is_behind:
-        pass
-    return follower
 
 
 def lines_of(one: RankRecord | SystemRecord) -> list[str]:

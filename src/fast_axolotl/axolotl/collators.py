@@ -152,24 +152,16 @@ def fetch(self: Any, possibly_batched_index: Any) -> Any:
     dataset = self.dataset
     if type(dataset) is not datasets.Dataset or dataset._format_type is not None:
         raise Unfamiliar("the dataset is not a plain dataset without a format")
-    features, chosen = dataset._info.features, dataset._format_columns
-    if not features or (chosen is not None and not set(chosen) >= set(dataset.column_names)):
-        raise Unfamiliar("the dataset has no features, or selects only some columns")
+    chosen = dataset._format_columns
+    if chosen is not None and not set(chosen) >= set(dataset.column_names):
+        raise Unfamiliar("the dataset selects only some columns")
     columns = (*_COLUMNS, "length") if is_packed else _COLUMNS
     for field in dataset._data.schema:
-        arrow_type, feature = field.type, features.get(field.name)
-        is_list = pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)
-        numbers = arrow_type.value_type if is_list else arrow_type
-        if field.name not in columns or not pa.types.is_integer(numbers):
-            raise Unfamiliar(f"the dataset has a column {field.name!r} of {arrow_type}")
-        if is_list != (field.name != "length"):
-            raise Unfamiliar(f"the column {field.name!r} is of {arrow_type}")
-        if is_list:
-            if type(feature) not in (datasets.List, datasets.LargeList):
-                raise Unfamiliar(f"the column {field.name!r} is a {type(feature).__name__}")
-            feature = feature.feature
-        if type(feature) is not datasets.Value:
-            raise Unfamiliar(f"the column {field.name!r} is a {type(feature).__name__}")
+        kind = field.type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        is_known = field.name in columns and is_list == (field.name != "length")
+        if not is_known or not pa.types.is_integer(kind.value_type if is_list else kind):
+            raise Unfamiliar(f"the dataset has a column {field.name!r} of {kind}")
     index = possibly_batched_index
     if type(index) is not list or not index:
         raise Unfamiliar(f"the index is a {type(index).__name__}, not a list")

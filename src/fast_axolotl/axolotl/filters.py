@@ -22,7 +22,6 @@ import copy
 import inspect
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -222,9 +221,7 @@ class _Run:
             is_joined = min(self.num_proc or 1, len(dataset)) > 1
             if is_joined and self.load_from_cache_file and dataset.cache_files:
                 is_joined = not Path(dataset._get_cache_file_path(fingerprint)).exists()
-            with ThreadPoolExecutor(1) as helper:
-                ahead = _read_ahead(helper, build, rows, len(dataset))
-                result = self._mapped(dataset, fingerprint, ahead, features, desc, rows)
+            result = self._mapped(dataset, fingerprint, build, features, desc, rows)
             if is_joined:
                 # Joining what several processes made forgets the split, and names all columns
                 # as formatted, in order, where some were named.
@@ -269,23 +266,6 @@ class _Run:
             # So the library leaves the process that has forked; tokenizers look at it.
             os.putenv("TOKENIZERS_PARALLELISM", "false")
         return result
-
-
-def _read_ahead(
-    helper: Any, build: Callable[[int, int], pa.Table], rows_at_once: int, num_rows: int
-) -> Callable[[int, int], pa.Table]:
-    """``build``, with the batch that comes next made while this one is written."""
-    waiting: dict[tuple[int, int], Any] = {}
-
-    def take(start: int, stop: int) -> pa.Table:
-        made = waiting.pop((start, stop), None)
-        table = build(start, stop) if made is None else made.result()
-        if stop < num_rows:
-            edges = stop, min(stop + rows_at_once, num_rows)
-            waiting[edges] = helper.submit(build, *edges)
-        return table
-
-    return take
 
 
 def _cut(table: pa.Table, sequence_len: int) -> pa.Table:

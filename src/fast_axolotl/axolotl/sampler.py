@@ -12,9 +12,9 @@ has no result, and takes a second where a process holds many objects.
 
 Cost at 100,000 lengths: 2.7 ms for the packs, 1.9 ms to make lists of them.
 
-Indices are drawn once only. Where they turn out to be unusual (numpy integers, out of range, none
-at all), they are packed as Axolotl does it, by ``_pack_slowly``. Subclasses, lengths of another
-type and settings that Axolotl would stumble over are left to Axolotl before anything is drawn.
+Samplers other than torch's random and sequential ones, subclasses, lengths of another type and
+settings that Axolotl would stumble over are left to Axolotl before anything is drawn. What turns
+out later leaves the generators as they were.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from fast_axolotl.axolotl.patching import MARK, Final, Unfamiliar
 from fast_axolotl.packing.plan import PackPlan, cut, plan_packs
 
 _Batches = list[list[list[int]]]
-_Indices = npt.NDArray[np.int64] | list[Any]
 
 _MOST_INT32 = np.iinfo(np.int32).max
 """Axolotl adds the lengths of dropped rows as int32, and so does not get beyond this."""
@@ -86,7 +85,12 @@ def generate_batches(self: Any, set_stats: bool = False) -> _Batches:
     from axolotl.utils.samplers import multipack
 
     _check_sampler(self, multipack)
-    packed = _pack(self, multipack)
+    states = _random_states(self)
+    try:
+        packed = _pack(self, multipack)
+    except Exception:
+        _restore(self, states)
+        raise
     batches = packed.make()
     if set_stats:
         _add_statistics(self, packed)
@@ -104,6 +108,7 @@ def batches_length(self: Any) -> int:
     _check_sampler(self, multipack)
     _check_counts(num_count_samples=self.num_count_samples)
     before = self._batches, self.total_tokens_used, self.total_token_slots
+    states = _random_states(self)
     packed: _Packed | None = None
     sampled = []
     try:
@@ -119,8 +124,9 @@ def batches_length(self: Any) -> int:
         if packed is not None:
             self._batches = packed.make()
     except Exception:
-        # A sampler of the user's that fails half way: Axolotl begins again from where we began.
+        # Axolotl begins again from where we began.
         self._batches, self.total_tokens_used, self.total_token_slots = before
+        _restore(self, states)
         raise
     if self._len_across_ranks is None:
         try:
@@ -137,12 +143,27 @@ def _add_statistics(self: Any, packed: _Packed) -> None:
     self.total_token_slots += packed.slots
 
 
+def _random_states(self: Any) -> tuple[Any, Any]:
+    """Of torch's generator, and of the sampler's own."""
+    import torch
+
+    generator = getattr(self.sampler, "generator", None)
+    return torch.get_rng_state(), None if generator is None else generator.get_state()
+
+
+def _restore(self: Any, states: tuple[Any, Any]) -> None:
+    import torch
+
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        self.sampler.generator.set_state(states[1])
+
+
 def _pack(self: Any, multipack: Any) -> _Packed:
     """Draws the indices of one pass, and packs them."""
-    drawn = _draw(self.sampler)
-    indices = _as_array(drawn, len(self.lengths))
-    if indices is None:
-        return _pack_slowly(self, multipack, drawn)
+    indices = np.fromiter(self.sampler, np.int64)
+    if not len(indices):
+        raise Unfamiliar("the sampler gives no index")
     lengths = self.lengths[indices]
     plan = _plan(self, lengths)
     used: Any = plan.total_length if self.sequential else lengths.sum()
@@ -150,15 +171,17 @@ def _pack(self: Any, multipack: Any) -> _Packed:
     kept = counted = len(plan)
     if self.drop_last and rest:
         kept -= rest
-        if _counts_dropped(multipack):
+        # Until 0.18 a last batch that is dropped stays in the statistics.
+        code = inspect.unwrap(multipack.MultipackBatchSampler.generate_batches).__code__
+        if "dropped_batch" in code.co_varnames:
             counted = kept
             dropped = int(lengths[plan.indices[plan.offsets[kept] :]].sum())
             if dropped > _MOST_INT32 or (self.sequential and used > _MOST_INT32):
-                return _pack_slowly(self, multipack, indices.tolist())
+                raise Unfamiliar("the number of tokens does not fit in 32 bits")
             # Axolotl subtracts a sum of int32, which makes an int32 of sequential packing's int.
             used -= np.int32(dropped)
         elif not (kept or self.sequential):
-            return _pack_slowly(self, multipack, indices.tolist())  # which fails
+            raise Unfamiliar("no batch is left")
     if not self.sequential:
         _log_single(multipack, min(_MOST_PROCESSES, self.num_processes or 1))
     batch_size = self.batch_size
@@ -184,93 +207,17 @@ def _plan(self: Any, lengths: npt.NDArray[np.int32]) -> PackPlan:
     return plan_packs(lengths, self.batch_max_len, max_rows=rows, group_size=self.group_size)
 
 
-def _pack_slowly(self: Any, multipack: Any, indices: _Indices) -> _Packed:
-    """Axolotl's own steps for indices that have been drawn and cannot be drawn again."""
-    lengths = self.lengths[indices]
-    if self.sequential:
-        found, used, slots = multipack.allocate_sequentially(
-            lengths, rank=0, bin_capacity=self.batch_max_len, num_ranks=1
-        )
-    else:
-        found = multipack.pack_parallel(
-            lengths,
-            bin_capacity=self.batch_max_len,
-            group_size=self.group_size,
-            bin_size=self.bin_size or self.batch_max_len,
-            num_processes=min(_MOST_PROCESSES, self.num_processes or 1),
-            safe_mode=self.safe_mode,
-            mp_start_method=self.mp_start_method,
-        )
-        used, slots = lengths.sum(), len(found) * self.batch_max_len
-    packs = [[indices[member] for member in pack] for pack in found]
-    size = self.batch_size
-    batches = [packs[start : start + size] for start in range(0, len(packs), size)]
-    is_counted = _counts_dropped(multipack)
-    if self.drop_last and (batches or not is_counted) and len(batches[-1]) < size:
-        dropped = batches.pop()
-        if is_counted:
-            slots -= len(dropped) * self.batch_max_len
-            used -= sum(self.lengths[index] for pack in dropped for index in pack)
-        elif not self.sequential:  # nothing, or an error where no batch is left
-            slots -= (size - len(batches[-1])) * self.batch_max_len
-    return _Packed(len(batches), used, slots, lambda: batches)
-
-
-def _counts_dropped(multipack: Any) -> bool:
-    """Whether a last batch that is dropped leaves the statistics, too; until 0.18 it does not."""
-    code = inspect.unwrap(multipack.MultipackBatchSampler.generate_batches).__code__
-    return "dropped_batch" in code.co_varnames
-
-
-def _draw(sampler: Any) -> _Indices:
-    """The indices that iterating the sampler gives, with the same draws from the generators.
-
-    torch's own two samplers make a list of their permutation, and hand it out one by one; the
-    permutation itself is all that is wanted.
-    """
-    import torch
-    from torch.utils.data import RandomSampler, SequentialSampler
-
-    if type(sampler) is SequentialSampler:
-        return np.arange(len(sampler.data_source), dtype=np.int64)
-    is_plain = type(sampler) is RandomSampler and sampler.replacement is False
-    if not (is_plain and torch.get_default_device().type == "cpu"):
-        return list(sampler)
-    size, wanted = len(sampler.data_source), sampler.num_samples
-    if not 0 < size <= wanted:
-        return list(sampler)
-    generator = sampler.generator
-    is_private = generator is None
-    if is_private:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        generator = torch.Generator()
-        generator.manual_seed(seed)
-    whole, rest = divmod(wanted, size)
-    parts = [torch.randperm(size, generator=generator).numpy() for _ in range(whole)]
-    if rest or not is_private:  # drawn in any case, but for a generator of its own unseen
-        parts.append(torch.randperm(size, generator=generator).numpy()[:rest])
-    drawn: npt.NDArray[np.int64] = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    return drawn
-
-
-def _as_array(drawn: _Indices, num_lengths: int) -> npt.NDArray[np.int64] | None:
-    """The indices as an array; ``None`` where they are not plain integers, or out of range."""
-    if isinstance(drawn, list):
-        if set(map(type, drawn)) != {int}:
-            return None
-        try:
-            drawn = np.array(drawn, np.int64)
-        except OverflowError:
-            return None
-    if not len(drawn) or drawn.min() < -num_lengths or drawn.max() >= num_lengths:
-        return None
-    return drawn
-
-
 def _check_sampler(self: Any, multipack: Any) -> None:
     """Refuses, before anything is drawn, what ``_pack`` could not give Axolotl's batches for."""
+    from torch.utils.data import RandomSampler, SequentialSampler
+
     if type(self) is not multipack.MultipackBatchSampler or "generate_batches" in vars(self):
         raise Unfamiliar(f"the sampler is a {type(self).__name__}, not the stock one")
+    below = self.sampler
+    if type(below) not in (RandomSampler, SequentialSampler):
+        raise Unfamiliar(f"the sampler of indices is a {type(below).__name__}")
+    if len(below.data_source) > len(self.lengths):
+        raise Unfamiliar("there are more rows than lengths")
     parts = multipack.pack_parallel, multipack.allocate_sequentially, type(self).generate_batches
     if not all(_is_known(part, multipack) for part in parts):
         raise Unfamiliar("other code has replaced the packing of Axolotl")

@@ -3,24 +3,26 @@
 ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` and ``RewardTrainer`` prepare a dataset in up to six
 passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its
 conditions, errors and warnings, on a dataset that knows the row functions it defines, and answers
-with ours, which take 1,000 rows as an Arrow table. Texts go to the Rust tokenizer together (see
-``tokenizers``), the rest is arithmetic on columns. Passes, progress bars, processes and cache files
-stay what they are, and fingerprints are those of stock's arguments: either finds what the other has
-cached.
+with ours, which take 1,000 rows as an Arrow table.
+
+Tokenising is TRL's own function, called twice for each row with a ``_Recorder`` in place of the
+tokenizer: the first time it notes the texts, which then go to the Rust tokenizer together (see
+``tokenizers``); the second time it gives their tokens. So prompts, masks and warnings are TRL's.
+The rest is arithmetic on columns. Passes, progress bars, processes and cache files stay what they
+are, and fingerprints are those of stock's arguments: either finds what the other has cached.
 
 A pass that is unfamiliar is TRL's own, from its first row: datasets that are streamed, formatted or
-hold images, tokenizers with methods of their own, texts beside conversations (TRL looks at any one
-of the columns), nulls, and batches without a token, whose type is not known. Costs the tokenizer's
-own time and some 30 µs a row.
+hold images, tokenizers with methods of their own, masks of assistants, texts beside conversations,
+nulls, and batches without a token, whose type is not known. So is the extraction of prompts. Costs
+the tokenizer's own time, a render for each conversation and some 30 µs a row.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -44,15 +46,7 @@ _BATCH_ROWS = 1000
 """Rows of a table; as many as stock's ``map`` writes at once."""
 
 _IGNORED = -100
-_CONVERSATIONAL = ("prompt", "chosen", "rejected", "completion", "messages")
-"""Columns by which TRL tells conversations from texts."""
-
 _PAIR = ("chosen", "rejected")
-_MISMATCH = (
-    "Mismatch between tokenized prompt and the start of tokenized prompt+{}. "
-    "This may be due to unexpected tokenizer behavior, whitespace issues, or special "
-    "token handling. Verify that the tokenizer is processing text consistently."
-)
 
 Columns = dict[str, pa.Array]
 
@@ -120,8 +114,6 @@ class _Batch:
     function: Callable[..., Any]
     options: Mapping[str, Any]
     """Further arguments of the function, and the size of its batches if it takes batches."""
-    told: set[tuple[int, ...]] = field(default_factory=set)
-    """Ends of prompts that TRL has warned of."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.table.column_names
@@ -141,24 +133,6 @@ class _Batch:
         if values.null_count:
             raise Unfamiliar("a token is null")
         return values.to_numpy(), np.concatenate([[0], np.cumsum(list_lengths(array))])
-
-    def end_of_prompt(self, row: int, prompt: list[int], answers: Mapping[str, list[int]]) -> int:
-        """How many tokens are the prompt; TRL warns where an answer does not begin with it.
-
-        Since TRL 1.16 the prompt is what they have in common, and each kind of rest is told once.
-        """
-        names, end = self.function.__globals__, len(prompt)
-        others = [name for name, ids in answers.items() if ids[:end] != prompt]
-        if others and "common_prefix_length" in names:
-            end = min(names["common_prefix_length"](prompt, answers[name]) for name in others)
-            if (rest := tuple(prompt[end:])) not in self.told:
-                self.told.add(rest)
-                given = {key: value for key, value in self.options.items() if key != "batch_size"}
-                self.function(self.table.slice(row, 1).to_pylist()[0], **given)
-        else:
-            for name in others:
-                names["logger"].warning(_MISMATCH.format(name))
-        return end
 
 
 Change = Callable[[_Batch], Columns]
@@ -220,37 +194,6 @@ def _run(
     return result
 
 
-def _extract_prompt(batch: _Batch) -> Columns:
-    """``extract_prompt``: what both answers begin with, and what is left of them."""
-    answers = [batch.column(name) for name in _PAIR]
-    kind = answers[0].type
-    is_text = pa.types.is_string(kind)
-    # Types of prompts are found from their values; that of texts that are not null is known.
-    is_known = is_text or (
-        _is_chat(kind)
-        and all(pa.types.is_string(field.type) for field in kind.value_type)
-        and not any(part.null_count for side in answers for part in side.flatten().flatten())
-    )
-    if kind != answers[1].type or not is_known or "prompt" in batch:
-        raise Unfamiliar(f"prompts are extracted from {kind}")
-    rows: list[tuple[Any, Any, Any]] = []
-    for chosen, rejected in zip(*(side.to_pylist() for side in answers), strict=True):
-        pairs = enumerate(zip(chosen, rejected, strict=False))
-        end = next((place for place, (one, other) in pairs if one != other), None)
-        if end is None:
-            end = min(len(chosen), len(rejected)) - 1
-            if end < 0:
-                raise Unfamiliar("a completion is empty")
-        elif chosen[end - 1] == " ":
-            end -= 1
-        rows.append((chosen[:end], chosen[end:], rejected[end:]))
-    prompts, *rest = zip(*rows, strict=True)
-    if not is_text and not any(prompts):
-        raise Unfamiliar("no pair shares a prompt, so the type of prompts is unknown")
-    sides = zip(("prompt", *_PAIR), (prompts, *rest), strict=True)
-    return {name: pa.array(side, kind) for name, side in sides}
-
-
 def _add_eos(batch: _Batch, names: Sequence[str]) -> Columns:
     """``add_eos`` of the trainers: texts that do not end with the token get it."""
     eos, columns = batch.options["eos_token"], {}
@@ -268,55 +211,83 @@ def _add_eos(batch: _Batch, names: Sequence[str]) -> Columns:
     return columns
 
 
-def _tokenize_preferences(batch: _Batch, names: Sequence[str]) -> Columns:
-    """``tokenize_fn`` of DPO and KTO: ids of the prompt, and of each answer after it."""
-    columns: dict[str, list[list[int]]] = {f"{name}_ids": [] for name in ("prompt", *names)}
-    parts = [("prompt",), *(("prompt", name) for name in names)]
-    for number, ((prompt, _), *sequences) in enumerate(_encoded(batch, parts)):
-        answers = {name: ids for name, (ids, _) in zip(names, sequences, strict=True)}
-        end = batch.end_of_prompt(number, prompt, answers)
-        columns["prompt_ids"].append(prompt[:end])
-        for name, ids in answers.items():
-            columns[f"{name}_ids"].append(ids[end:])
-    return {name: _lists(rows, name) for name, rows in columns.items()}
+class _Recorder:
+    """In place of a tokenizer: notes the texts at first, and then gives the tokens of each."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._backend = tokenizer, check_tokenizer(tokenizer)
+        parameters = {*inspect.signature(tokenizer.apply_chat_template).parameters}
+        self._refused = parameters - {"add_generation_prompt", "chat_template", "tools", "kwargs"}
+        self._texts: list[str] = []
+        self._kinds: set[bool] = set()
+        self._tokens: Iterator[Any] | None = None
+
+    def __call__(self, *, text: str) -> dict[str, list[int]]:
+        if type(text) is not str:
+            raise Unfamiliar("a text is not a str")
+        return self._answer(text, is_chat=False)
+
+    def apply_chat_template(
+        self,
+        conversation: list[Any],
+        *,
+        tokenize: bool,
+        return_dict: bool,
+        return_assistant_tokens_mask: bool = False,
+        **options: Any,
+    ) -> dict[str, list[int]]:
+        if return_assistant_tokens_mask or not self._refused.isdisjoint(options):
+            raise Unfamiliar("masks of assistants, or other options of the chat template, are set")
+        text = ""
+        if self._tokens is None:
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+        return self._answer(text, is_chat=True)
+
+    def tokenize(self) -> None:
+        """Tokenise what was noted; from now on, tokens are given in the same order."""
+        if len(self._kinds) != 1:
+            raise Unfamiliar("some columns hold text and some hold conversations")
+        set_truncation(self._tokenizer, None)
+        adds = self._kinds == {False}
+        self._tokens = encode_texts(self._backend, self._texts, add_special_tokens=adds)
+
+    def _answer(self, text: str, *, is_chat: bool) -> dict[str, list[int]]:
+        if self._tokens is None:
+            self._texts.append(text)
+            self._kinds.add(is_chat)
+            return {"input_ids": []}
+        ids: list[int] = next(self._tokens).ids
+        self._tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
+        return {"input_ids": ids}
 
 
-def _tokenize_rewards(batch: _Batch) -> Columns:
-    """``tokenize_fn`` of the reward trainer, which leaves the prompt in front of the answers."""
-    columns = {}
-    if "prompt" in batch:
-        prompts, table = batch.column("prompt").to_pylist(), batch.table
-        for name in _PAIR:
-            answers = batch.column(name)
-            pairs = zip(prompts, answers.to_pylist(), strict=True)
-            columns[name] = pa.array([prompt + answer for prompt, answer in pairs], answers.type)
-            table = table.set_column(table.column_names.index(name), name, columns[name])
-        batch = _Batch(table, batch.function, batch.options)
-    rows = [[ids for ids, _ in row] for row in _encoded(batch, [(name,) for name in _PAIR])]
-    for name, ids in zip(_PAIR, zip(*rows, strict=True), strict=True):
-        columns[f"{name}_ids"] = _lists(ids, name)
-    return columns
-
-
-def _tokenize_sft(batch: _Batch) -> Columns:
-    """``tokenize_fn`` of supervised fine-tuning: ids, and masks of what is trained on."""
-    is_chat, has_prompt = _is_conversational(batch), "prompt" in batch
-    masks = is_chat and bool(batch.options["assistant_only_loss"])
-    field = "messages" if is_chat else batch.options["dataset_text_field"]
-    parts = [("prompt",), ("prompt", "completion")] if has_prompt else [(field,)]
-    names = ["input_ids", "assistant_masks"][: 1 + masks]
-    names = [*reversed(names), "completion_mask"] if has_prompt else names
-    columns: dict[str, list[list[int]]] = {name: [] for name in names}
-    for number, (*before, (ids, mask)) in enumerate(_encoded(batch, parts, masks=masks)):
-        columns["input_ids"].append(ids)
-        if masks:
-            columns["assistant_masks"].append(mask)
-            if 1 not in mask:
-                raise Unfamiliar("a conversation has no completion, which TRL reports")
-        for prompt, _ in before:
-            end = batch.end_of_prompt(number, prompt, {"completion": ids})
-            columns["completion_mask"].append([0] * end + [1] * (len(ids) - end))
-    return {name: _lists(rows, name) for name, rows in columns.items()}
+def _tokenize(batch: _Batch) -> Columns:
+    """``tokenize_fn`` of all four trainers: what it gives for each row, as columns."""
+    rows = batch.table.to_pylist()
+    options = {name: value for name, value in batch.options.items() if name != "batch_size"}
+    recorder = _Recorder(options["processing_class"])
+    options["processing_class"] = recorder
+    for row in rows:
+        batch.function(dict(row), **options)
+    recorder.tokenize()
+    changed = [dict(row) for row in rows]
+    results = [batch.function(row, **options) for row in changed]
+    names = list(results[0])
+    if any(list(result) != names for result in results):
+        raise Unfamiliar("rows differ in their columns")
+    # What a function writes into a row that it is given becomes part of it, too.
+    written = {
+        name
+        for one, other in zip(rows, changed, strict=True)
+        for name in one
+        if one[name] is not other[name]
+    }
+    columns = {
+        name: pa.array([row[name] for row in changed], batch.table.schema.field(name).type)
+        for name in batch.table.column_names
+        if name in written
+    }
+    return columns | {name: _lists([result[name] for result in results], name) for name in names}
 
 
 def _build_labels(batch: _Batch) -> Columns:
@@ -370,148 +341,27 @@ def _shift_completions(batch: _Batch) -> Columns:
     return {"KL_completion_ids": ids.take(pa.array(rows))}
 
 
-_CHANGES: Mapping[str, Change] = {"extract_prompt": _extract_prompt} | {
+_CHANGES: Mapping[str, Change] = {
     f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
     for trainer, name, change in (
         ("SFT", "add_eos", partial(_add_eos, names=())),
-        ("SFT", "tokenize_fn", _tokenize_sft),
+        ("SFT", "tokenize_fn", _tokenize),
         ("SFT", "build_labels", _build_labels),
         ("SFT", "truncate", _truncate),
         ("SFT", "<lambda>", _keep_labelled),
         ("DPO", "add_eos", partial(_add_eos, names=_PAIR)),
-        ("DPO", "tokenize_fn", partial(_tokenize_preferences, names=_PAIR)),
+        ("DPO", "tokenize_fn", _tokenize),
         ("DPO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
         ("KTO", "add_eos", partial(_add_eos, names=["completion"])),
-        ("KTO", "tokenize_fn", partial(_tokenize_preferences, names=["completion"])),
+        ("KTO", "tokenize_fn", _tokenize),
         ("KTO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
         ("KTO", "add_kl_completion_ids", _shift_completions),
         ("Reward", "add_eos", partial(_add_eos, names=_PAIR)),
-        ("Reward", "tokenize_fn", _tokenize_rewards),
+        ("Reward", "tokenize_fn", _tokenize),
         ("Reward", "<lambda>", partial(_keep_short, names=_PAIR, beyond=1)),
     )
 }
 """TRL's row function, by its qualified name, to ours."""
-
-
-Sequences = list[tuple[list[int], list[int]]]
-"""Ids, and ones where an assistant speaks (empty unless asked for), of each text of a row."""
-
-
-def _encoded(
-    batch: _Batch, parts: Sequence[tuple[str, ...]], *, masks: bool = False
-) -> Iterator[Sequences]:
-    """For each row its sequences: the columns named by ``parts``, one after the other, tokenised.
-
-    A prompt that is followed by others with an answer ends with the template's invitation to
-    answer. ``masks`` asks for those of the last sequence.
-    """
-    tokenizer, last = batch.options["processing_class"], len(parts) - 1
-    backend = check_tokenizer(tokenizer)
-    columns = {name: batch.column(name) for part in parts for name in part}
-    is_chat = _is_conversational(batch)
-    if not is_chat and not all(pa.types.is_string(column.type) for column in columns.values()):
-        raise Unfamiliar("texts are not strings")
-    values = {name: column.to_pylist() for name, column in columns.items()}
-    chat = _Chat(tokenizer, batch) if is_chat else None
-    texts: list[str] = []
-    spans: list[list[tuple[int, int]]] = []
-    for number in range(len(batch.table)):
-        for place, part in enumerate(parts):
-            if chat is None:
-                texts.append("".join([values[name][number] for name in part]))
-                continue
-            messages = [message for name in part for message in values[name][number]]
-            invites = part == ("prompt",) and last > 0
-            text, found = chat.render(number, messages, invites, masks and place == last)
-            texts.append(text)
-            spans.append(found)
-    set_truncation(tokenizer, None)
-    row: Sequences = []
-    encodings = encode_texts(backend, texts, add_special_tokens=not is_chat, offsets=masks)
-    for number, encoding in enumerate(encodings):
-        ids = encoding.ids
-        if len(ids) > tokenizer.model_max_length:
-            tokenizer._eventual_warn_about_too_long_sequence(ids, None, True)
-        is_last = len(row) == last
-        row.append((ids, _mask(encoding, spans[number]) if masks and is_last else []))
-        if is_last:
-            yield row
-            row = []
-
-
-def _mask(encoding: Any, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """Ones for the tokens of these characters, as ``apply_chat_template`` finds them."""
-    mask = [0] * len(encoding)
-    for first, end in spans:
-        start, stop = encoding.char_to_token(first), encoding.char_to_token(end - 1)
-        if start is None:
-            break
-        stop = stop + 1 if stop else len(mask)
-        mask[start:stop] = [1] * (stop - start)
-    return mask
-
-
-class _Chat:
-    """The conversations of a batch as texts: ``apply_chat_template`` up to its tokenizer call."""
-
-    def __init__(self, tokenizer: Any, batch: _Batch) -> None:
-        self.tokenizer = tokenizer
-        self.template = batch.options.get("chat_template")
-        self.tools, self.extra = (
-            batch.table.column(name).to_pylist() if name in batch else None
-            for name in ("tools", "chat_template_kwargs")
-        )
-        self.arguments = tokenizer.special_tokens_map
-        self.reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters} - {"kwargs"}
-
-    def render(
-        self, row: int, messages: list[Any], invites: bool, wants_spans: bool
-    ) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and where in it an assistant speaks, if asked."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        tools = None if self.tools is None else self.tools[row]
-        given = {
-            "chat_template": self.template,
-            "tools": json.loads(tools) if isinstance(tools, str) else tools,
-            **({} if self.extra is None else self.extra[row]),
-        }
-        template, tools = given.pop("chat_template"), given.pop("tools")
-        if not self.reserved.isdisjoint(given):
-            raise Unfamiliar("a row has extra arguments for the chat template")
-        texts, spans = render_jinja_template(
-            conversations=[messages],
-            tools=tools,
-            documents=None,
-            chat_template=self.tokenizer.get_chat_template(template, tools),
-            return_assistant_tokens_mask=wants_spans,
-            continue_final_message=False,
-            add_generation_prompt=invites,
-            **{**self.arguments, **given},
-        )
-        return texts[0], spans[0] if wants_spans else []
-
-
-def _is_conversational(batch: _Batch) -> bool:
-    """``is_conversational``, for all rows: TRL asks any one of the columns that are there."""
-    kinds = set()
-    for name in _CONVERSATIONAL:
-        if name in batch:
-            column = batch.column(name)
-            kinds.add(is_chat := _is_chat(column.type))
-            if is_chat and (
-                column.flatten().null_count or not pc.min(pc.list_value_length(column)).as_py()
-            ):
-                raise Unfamiliar("a conversation is empty")
-    if len(kinds) > 1:
-        raise Unfamiliar("some columns hold text and some hold conversations")
-    return kinds == {True}
-
-
-def _is_chat(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    is_struct = is_list and pa.types.is_struct(kind.value_type)
-    return bool(is_struct and kind.value_type.get_field_index("role") >= 0)
 
 
 def _lists(rows: Sequence[Sequence[int]], name: str) -> pa.Array:

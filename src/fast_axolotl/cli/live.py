@@ -16,7 +16,6 @@ from fast_axolotl.cli.options import say
 
 if TYPE_CHECKING:
     from fast_axolotl.record import RunRecord
-    from fast_axolotl.record.follower import ProtocolFollower, RunFollower
 
 LOG_FILE = "log.txt"
 """In the folder of a record: what the command printed."""
@@ -25,8 +24,6 @@ _SETTLED_SECONDS = 3.0
 """Without a line after the watcher has written its last, for a rank to count as cut off."""
 _DEAD_SECONDS = 10.0
 """Without a line, for a run whose processes are gone to count as cut off."""
-_NEXT_SECONDS = 20.0
-"""Without another run of a protocol whose process is not seen here, for it to count as ended."""
 _FAILED_LINES = 20
 _NO_KEYBOARD = (
     "the live view captures the keyboard, so the command's stdin was empty: run it without --live"
@@ -36,48 +33,38 @@ _END_OF_INPUT = re.compile(r"\bEOF|end of (file|input)|\bstdin\b|not a (tty|term
 
 
 def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
-    """Follow the folder of a record until the run ends, the time is up, or somebody quits.
-
-    Of a protocol's folder, one run after the other.
-    """
+    """Follow the folder of a record until the run ends, the time is up, or somebody quits."""
     from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
     from fast_axolotl.record.codec import to_json
-    from fast_axolotl.record.follower import ProtocolFollower, RunFollower
-    from fast_axolotl.report.live import LiveView, ScreenDisplay, open_display
-    from fast_axolotl.report.live_layout import stage_parts
 
-    is_protocol = ProtocolFollower.is_protocol(folder)
-    follower = ProtocolFollower(folder) if is_protocol else RunFollower(folder)
-    read_stage = follower.read_stage if isinstance(follower, ProtocolFollower) else lambda: None
-    follower.check()
-    display = open_display(sys.stderr if as_json else sys.stdout)
-    begin = time.time()
-    view = LiveView(
-        follower,
-        summarise,
-        display,
-        title=lambda: follower.record.path,
-        ending=lambda: (
-            _how_protocol_ended(follower, begin)
-            if isinstance(follower, ProtocolFollower)
-            else _how_run_ended(follower)
-        ),
-        stage=lambda: stage_parts(read_stage()),
-    )
-    ending = view.run(seconds)
+    ending = watch_folder(folder, seconds, _how_run_ended, title=str(folder), as_json=as_json)
     if as_json:
-        print(to_json(summarise(follower.record)))
+        print(to_json(summarise(read_run(folder))))
         return
-    if isinstance(display, ScreenDisplay):
+    print(f"\nWatched until {ending}.")
+    print(f"Every figure: fast-axolotl show --all {shlex.quote(str(folder))}")
+
+
+def watch_folder(
+    folder: Path,
+    seconds: float | None,
+    ending: Callable[[RunRecord], str],
+    *,
+    title: str,
+    as_json: bool,
+) -> str:
+    """Show a record, on stderr if stdout is for JSON; why that ended."""
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.record import read_run
+    from fast_axolotl.report.live import LiveView, ScreenDisplay, open_display
+
+    read_run(folder)  # What is no record is refused before the terminal is taken.
+    display = open_display(sys.stderr if as_json else sys.stdout)
+    why = LiveView(lambda: read_run(folder), summarise, display, title, ending).run(seconds)
+    if isinstance(display, ScreenDisplay) and not as_json:
         display.print_last()
-    stage = read_stage()
-    where = ""
-    if stage is None or (stage.run and not stage.done):
-        where = f"Every figure: fast-axolotl show --all {shlex.quote(follower.record.path)}"
-    elif stage.done:
-        answer = "The answer" if stage.is_over else "The answer so far"
-        where = f"{answer}: fast-axolotl report {shlex.quote(str(follower.folder))}"
-    print(f"\nWatched until {ending}.\n{where}".rstrip())
+    return why
 
 
 class LiveRun:
@@ -121,16 +108,20 @@ class LiveRun:
         try:
             from fast_axolotl.measure.summary import summarise
             from fast_axolotl.protocol.child import read_last_lines
-            from fast_axolotl.record.follower import RunFollower
+            from fast_axolotl.record import RunRecord, read_run
             from fast_axolotl.report.live import LiveView
 
+            def read() -> RunRecord:
+                has_begun = any(self._folder.glob("*.jsonl"))
+                return read_run(self._folder) if has_begun else RunRecord(path=str(self._folder))
+
             ending = LiveView(
-                RunFollower(self._folder),
+                read,
                 summarise,
                 self._display,
-                title=lambda: self._folder.name,
-                ending=lambda: "" if is_running() else "the command ended",
-                read_log=None if log is None else lambda: read_last_lines(log, 8),
+                title=self._folder.name,
+                ending=lambda record: "" if is_running() else "the command ended",
+                read_log=lambda: () if log is None else read_last_lines(log, 8),
             ).run()
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
             say(f"the live view stopped, the command continues: {error!r}")
@@ -171,36 +162,18 @@ class LiveRun:
         sys.stderr.flush()
 
 
-def _how_protocol_ended(follower: ProtocolFollower, begin: float) -> str:
+def _how_run_ended(record: RunRecord) -> str:
     """Empty while it goes on."""
-    from fast_axolotl.protocol.state import is_held
-
-    stage = follower.read_stage()
-    if stage is not None and stage.is_over:
-        return f"all {stage.planned_runs:,} runs ended"
-    if is_held(follower.folder):
-        return ""
-    quiet = _seconds_since_written(follower.folder)
-    if not follower.has_begun:
-        is_over = min(time.time() - begin, quiet) > _NEXT_SECONDS
-        return f"{_NEXT_SECONDS:.0f} s passed without a run" if is_over else ""
-    ending = _how_run_ended(follower.run)
-    is_over = min(quiet, _seconds_since_written(follower.run.folder)) > _NEXT_SECONDS
-    return f"{ending}, and no other run followed" if ending and is_over else ""
-
-
-def _how_run_ended(follower: RunFollower) -> str:
-    """Empty while it goes on."""
-    record = follower.record
     systems = record.systems.values()
-    if not record.ranks and not systems:
-        return ""
-    quiet = _seconds_since_written(follower.folder)
+    files = Path(record.path).glob("*.jsonl")
+    quiet = time.time() - max((file.stat().st_mtime for file in files), default=0.0)
+    ends = [rank.end for rank in record.ranks.values()] + [system.end for system in systems]
+    world = max((rank.start.world_size for rank in record.ranks.values()), default=0)
+    is_complete = None not in ends and len(record.ranks) >= world
     is_settled = bool(systems) and all(system.end is not None for system in systems)
-    if not follower.is_complete and not (is_settled and quiet > _SETTLED_SECONDS):
+    if not is_complete and not (is_settled and quiet > _SETTLED_SECONDS):
         is_dead = quiet > _DEAD_SECONDS and not _may_be_alive(record)
         return "the run was cut off: its processes are gone" if is_dead else ""
-    ends = [rank.end for rank in record.ranks.values()] + [system.end for system in systems]
     words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
     for reason, text in words.items():
         for end in ends:
@@ -209,21 +182,8 @@ def _how_run_ended(follower: RunFollower) -> str:
     return "the run finished"
 
 
-def _seconds_since_written(folder: Path) -> float:
-    from fast_axolotl.record.protocol_result import PROTOCOL_FILE
-
-    times = []
-    for path in (*folder.glob("*.jsonl"), folder / PROTOCOL_FILE):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return time.time() - max(times, default=0.0)
-
-
 def _may_be_alive(record: RunRecord) -> bool:
     """Whether a process of the run lives, or lies on another machine where nobody can tell."""
-    from fast_axolotl.measure import procfs
     from fast_axolotl.system import node_name
 
     processes = [(rank.start.host, rank.start.pid) for rank in record.ranks.values()]
@@ -232,11 +192,6 @@ def _may_be_alive(record: RunRecord) -> bool:
     for host, pid in processes:
         if host != node_name():
             return True
-        if procfs.has_procfs():
-            stat = procfs.read_stat(pid)
-            if stat is not None and stat.is_alive:
-                return True
-            continue
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

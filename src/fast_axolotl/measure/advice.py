@@ -18,9 +18,15 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fast_axolotl.measure.evidence import Evidence, about_seconds
+from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.record import thresholds
-from fast_axolotl.record.units import count_words, format_bytes, format_seconds, format_share
+from fast_axolotl.record.units import (
+    count_words,
+    format_bytes,
+    format_duration,
+    format_seconds,
+    format_share,
+)
 
 MOST_READ_AHEAD = 16
 """Batches a worker reads ahead before that is the first thing to lower where memory is short."""
@@ -598,7 +604,7 @@ def _join_epochs(evidence: Evidence) -> str:
     """The wait comes with each epoch."""
     source, workers = evidence.source, evidence.number("num_workers")
     longest = evidence.figures.wait_max_seconds
-    cost = "" if longest is None else f" (up to {about_seconds(longest)})"
+    cost = "" if longest is None else f" (up to {format_duration(longest)})"
     if not workers or evidence.setting("persistent_workers"):
         return (
             f"Find out what happens when an epoch begins{cost}: shuffling, opening files, "

@@ -5,11 +5,10 @@ Tensors, arrays and record batches are known by what they can do. Of a dictionar
     padded     all positions of ``input_ids``
     real       positions where ``attention_mask`` is not 0 (ids of packed sequences included)
     trainable  positions where ``labels`` is not −100
-    rows       real positions where ``position_ids`` do not grow: there a packed row begins; without
-               them, runs of equal ids in a mask that numbers the rows
+    rows       real positions where ``position_ids`` do not grow: there a packed row begins
 
 Sequence lengths inside packed rows are looked at in every 16th batch: places where
-``position_ids`` do not grow, else changes of the mask's ids, else whole rows.
+``position_ids`` do not grow, else whole rows.
 Cost: one pass over the mask and one over the labels, and as much again over position ids; some
 50 µs for 4 × 512 positions and 70 for 8 × 2048, in a loop that leaves the caches cold. A tensor on
 a device is never read, since that would wait for the device: its shape is all there is.
@@ -108,8 +107,6 @@ class BatchCounter:
         """What counting needs of a batch, its shape, where counts go, whether to look closer."""
         self._told: set[str] = set()
         self._num_batches = 0
-        self._has_mask_ids = False
-        """A mask that numbers the rows of a pack was seen."""
 
     def count(self, batch: Any, *, is_patient: bool = False) -> BatchCount:
         """Count one batch; its tokens later, together with others', if the caller is patient.
@@ -137,14 +134,11 @@ class BatchCounter:
                     self._note(_ON_DEVICE, *_TOKEN_RATES)
                 return found
             found = BatchCount(samples=_count_samples(batch), num_bytes=_count_bytes(batch))
-            if ids is None:
-                self._note(_NO_INPUT_IDS, "tokens_per_second")
-            else:
-                self._count_lists(batch, found)
+            self._note(_NO_INPUT_IDS, "tokens_per_second")
         except Exception as error:  # noqa: BLE001
             # What an unknown array raises must not end the timing; so below.
             self._note_failure(error)
-            return BatchCount(samples=_count_length(batch))
+            return BatchCount()
         return found
 
     def settle(self) -> None:
@@ -199,59 +193,11 @@ class BatchCounter:
         is_full = mask is None or found.real_tokens == found.padded_tokens
         if positions is not None and found.real_tokens is not None:
             found.rows = _count_starts(positions, None if is_full else mask)
-        elif mask is not None and found.padded_tokens:
-            # Whether a mask numbers the rows is a pass of its own.
-            self._has_mask_ids |= is_looked_at and int(mask.max()) > 1
-            if self._has_mask_ids:
-                # Runs of equal ids in the rows of the mask, the id 0 left out.
-                begins = (mask[..., 1:] != mask[..., :-1]) & (mask[..., 1:] != 0)
-                found.rows = _count_nonzero(mask[..., 0]) + _count_nonzero(begins)
         if is_looked_at and found.padded_tokens:
             lengths = _find_lengths(positions, mask, shape, is_full=is_full)
             found.sequences = len(lengths)
             found.sequence_tokens = sum(lengths)
             found.sequence_squares = sum(length * length for length in lengths)
-
-    def _count_lists(self, batch: Mapping[str, Any], found: BatchCount) -> None:
-        """Token ids as lists: of one row, or of several, which may be arrays of unequal length."""
-        ids = batch["input_ids"]
-        if not isinstance(ids, list | tuple) or (ids and isinstance(ids[0], str | bytes)):
-            self._note(_NO_INPUT_IDS, "tokens_per_second")
-            return
-        is_one_row = not ids or isinstance(ids[0], int)
-        columns: Any = [
-            [column] if is_one_row and isinstance(column, list | tuple) else column
-            for column in map(batch.get, _COLUMNS[:3])
-        ]
-        rows, mask, labels = columns
-        if not all(_is_on_host(row) for row in (*rows, *(mask or ()), *(labels or ()))):
-            self._note(_ON_DEVICE, *_TOKEN_RATES)
-            return
-        found.samples = len(rows)
-        found.padded_tokens = found.real_tokens = sum(map(len, rows))
-        if mask is not None:
-            found.real_tokens = sum(_count_unequal(row, 0) for row in mask)
-        if labels is None:
-            self._note(_NO_LABELS, "trainable_tokens_per_second")
-        else:
-            found.trainable_tokens = sum(_count_unequal(row, _IGNORED_LABEL) for row in labels)
-
-
-def _count_unequal(row: Any, value: int) -> int:
-    """Items of a list, or of an array, that are not this value."""
-    if hasattr(row, "shape"):
-        return _count_nonzero(_view(row) != value)
-    return len(row) - int(row.count(value))
-
-
-def _count_length(batch: Any) -> int:
-    """Samples of a batch that cannot be counted otherwise: its length, or its first column's."""
-    first: Any = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
-    try:
-        # A nested tensor has no shape and no length, but a size.
-        return int(first.size(0)) if callable(getattr(first, "size", None)) else len(first)
-    except Exception:  # noqa: BLE001 - as for the batch: an unknown array may raise anything
-        return 0
 
 
 def fingerprint(batch: Any, number: int) -> str:
@@ -263,10 +209,7 @@ def fingerprint(batch: Any, number: int) -> str:
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if ids is None or not _is_on_host(ids):
             return ""
-        if hasattr(ids, "shape"):
-            tokens = _view(ids.reshape(-1)[:_PRINTED_TOKENS]).tolist()
-        else:
-            tokens = [list(row)[:_PRINTED_TOKENS] for row in ids[:1]]
+        tokens = _view(ids.reshape(-1)[:_PRINTED_TOKENS]).tolist()
         return f"{zlib.crc32(repr(tokens).encode()):08x}"
     except Exception:  # noqa: BLE001
         # What an unknown array raises must not end the timing.
@@ -351,14 +294,6 @@ def _find_lengths(positions: Any, mask: Any, shape: Any, *, is_full: bool) -> li
     if mask is None:
         width = int(shape[-1])
         return [width] * (math.prod(shape) // width if width else 0)
-    if len(shape) > 1 and int(mask.max()) > 1:
-        lengths = []
-        for row in mask:
-            # Runs of equal ids, the id 0 left out.
-            starts = [0, *(place + 1 for place in _where(row[1:] != row[:-1]))]
-            runs = zip(starts, [*starts[1:], len(row)], strict=True)
-            lengths += [end - start for start, end in runs if int(row[start]) != 0]
-        return lengths
     rows = (mask != 0).sum(-1).reshape(-1).tolist()
     return [length for length in rows if length]
 

@@ -27,11 +27,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fast_axolotl.measure import advice
-from fast_axolotl.measure.evidence import MLPERF, Evidence, about_rate, about_seconds
+from fast_axolotl.measure.evidence import MLPERF, Evidence
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
-from fast_axolotl.record.units import count_words, format_bytes, format_share
+from fast_axolotl.record.units import (
+    count_words,
+    format_bytes,
+    format_duration,
+    format_rate,
+    format_share,
+)
 
 _ASKED = (
     f"at least {thresholds.LEAST_FETCHES} fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} "
@@ -46,8 +52,6 @@ _LOST: dict[str, tuple[VerdictKind, str, Callable[[Evidence], str]]] = {
     "startup": ("startup", "Start-up takes", advice.start_faster),
     "resume": ("startup", "Skipping rows that were already trained on takes", advice.resume_faster),
 }
-_MOST_REGIMES = 3
-"""Earlier ones that are named."""
 _OF_THE_WHOLE = ("inconclusive", "memory", "swap", "cpu")
 """Verdicts that a change of the loop does not set aside."""
 _REGIME_WORDS = {
@@ -147,7 +151,7 @@ def _short(evidence: Evidence) -> Verdict | None:
         return None
     needed = _seconds_left(figures.fetches, figures.measured_seconds)
     stalled = f"; {evidence.stall_line()}" if figures.stall_fraction is not None else ""
-    took = about_seconds(figures.measured_seconds)
+    took = format_duration(figures.measured_seconds)
     count = count_words(figures.fetches, "fetch")
     headline = f"Too short to judge: {count} in {took}."
     lines = (f"the steady phase has {count} in {took}; a verdict needs {_ASKED}{stalled}",)
@@ -160,39 +164,27 @@ def _draining(evidence: Evidence) -> Verdict | None:
     # A stall that is there already only grows when the queue is empty.
     if drain is None or drain.is_over or evidence.stall >= thresholds.DATA_STALL:
         return None
-    stalled = f"{evidence.stall_line()}, so far; waits"
+    pace = figures.measured_seconds / max(1, figures.steps)
+    fetches_per_step = figures.fetches / max(1, figures.steps)
     if drain.dry_step is None:
         steps = drain.left / drain.batches_per_step
         in_steps = count_words(round(steps), "step")
-        pace = figures.measured_seconds / max(1, figures.steps)
-        emptying = about_seconds(steps * pace)
-        needed = steps * pace + _least_time(pace, figures.fetches / max(1, figures.steps))
+        needed = steps * pace + _least_time(pace, fetches_per_step)
         headline = f"The loader falls behind: its ready queue will be empty in {in_steps}."
-        lines = (
-            f"the queue shrinks by {drain.batches_per_step:.3g} batches per step and holds "
-            f"about {drain.left:,.1f}: {drain.left:,.1f} ÷ {drain.batches_per_step:.3g} = "
-            f"{in_steps}, {emptying}",
-            f"{stalled} stay hidden until the queue is empty",
-        )
-        action = (
-            f"Run about {about_seconds(needed)} longer: {emptying} to empty the queue, the "
-            "rest to measure what follows."
-        )
+        how = f"shrinks by {drain.batches_per_step:.3g} batches per step and holds about "
+        how += f"{drain.left:,.1f}"
     else:
-        fetches, lasted = drain.fetches_since, drain.seconds_since
-        if fetches:
-            needed = _seconds_left(fetches, lasted)
-        else:
-            needed = _least_time(figures.measured_seconds / max(1, figures.fetches), 1.0)
+        needed = _least_time(pace, fetches_per_step)
+        if drain.fetches_since:
+            needed = _seconds_left(drain.fetches_since, drain.seconds_since)
         headline = "The loader fell behind: its ready queue has just become empty."
-        lines = (
-            f"the queue shrank by {drain.batches_per_step:.3g} batches per step and was empty "
-            f"by step {drain.dry_step:,}; {fetches:,} fetches and {about_seconds(lasted)} "
-            f"since then, and a verdict needs {_ASKED}",
-            f"{stalled} stayed hidden until the queue was empty",
-        )
-        action = f"Run about {about_seconds(needed)} longer."
-    return _inconclusive(evidence, "draining", headline, lines, action, needed)
+        how = f"shrank by {drain.batches_per_step:.3g} batches per step and was empty by step "
+        how += f"{drain.dry_step:,}; a verdict needs {_ASKED} since then"
+    lines = (
+        f"the queue {how}",
+        f"{evidence.stall_line()}, so far; waits are hidden until the queue is empty",
+    )
+    return _inconclusive(evidence, "draining", headline, lines, _run_longer(needed), needed)
 
 
 def _contradiction(evidence: Evidence) -> Verdict | None:
@@ -243,7 +235,7 @@ def _inconclusive(
 
 def _run_longer(needed: float) -> str:
     """In whole seconds: how much is needed is known no better."""
-    return f"Run about {about_seconds(max(1.0, float(math.ceil(needed))))} longer."
+    return f"Run about {format_duration(max(1.0, float(math.ceil(needed))))} longer."
 
 
 def _seconds_left(fetches: int, lasted: float) -> float:
@@ -361,7 +353,7 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
     figures = evidence.figures
     share, pressure = figures.disk_share or 0.0, figures.psi_io_full or 0.0
     size, subtype = figures.disk_request_bytes, "random" if evidence.is_random else ""
-    reads = f"{about_rate(figures.read_bytes_per_second)} read from the disk"
+    reads = f"{format_rate(figures.read_bytes_per_second)} read from the disk"
     reads += "" if size is None else f" in requests of {format_bytes(size)} on average"
     if share >= thresholds.DISK_NEAR:
         is_near = share < thresholds.DISK_FULL
@@ -369,7 +361,7 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
         subtype = subtype or ("near" if is_near else "")
         headline = f"The disk is the limit: data is read {word} the disk can deliver it."
         lines = [
-            f"{reads}, {format_share(share)} of the {about_rate(figures.disk_bytes_per_second)} "
+            f"{reads}, {format_share(share)} of the {format_rate(figures.disk_bytes_per_second)} "
             "the disk reached in a test with O_DIRECT (threshold 70 %; 90 % is full: queueing "
             "makes a read take 1 ÷ (1 − share) times as long)"
         ]
@@ -432,25 +424,22 @@ def _lost(evidence: Evidence, part: str, threshold: str) -> Verdict:
 def judge_course(verdict: Verdict, figures: RunSummary, late: Verdict | None) -> Verdict:
     """The verdict on a run that has changed: ``late`` is that on its last regime, where it differs
     from the whole."""
-    *earlier, last = figures.regimes
+    first, last = figures.regimes
     lines = []
-    if late is None or late.kind == "inconclusive" or verdict.kind in _OF_THE_WHOLE:
-        earlier = [regime for regime in figures.regimes if regime.kind != last.kind]
-    else:
-        since = f"Since step {last.first_step:,} (after {about_seconds(last.begin_seconds)}),"
+    if late is not None and late.kind != "inconclusive" and verdict.kind not in _OF_THE_WHOLE:
+        since = f"Since step {last.first_step:,} (after {format_duration(last.begin_seconds)}),"
         headline = f"{since} {late.headline[:1].lower()}{late.headline[1:]}"
+        lasted = format_duration(last.end_seconds - last.begin_seconds)
         lines.append(
-            "these figures are for the last "
-            f"{about_seconds(last.end_seconds - last.begin_seconds)}; the stall of the whole "
-            f"run is {format_share(figures.stall_fraction)}"
+            f"these figures are for the last {lasted}; the stall of the whole run is "
+            f"{format_share(figures.stall_fraction)}"
         )
         verdict = replace(late, headline=headline)
-    lines += [
-        f"from step {regime.first_step:,}, for "
-        f"{about_seconds(regime.end_seconds - regime.begin_seconds)}: "
-        f"{_REGIME_WORDS[regime.kind]}, stall {format_share(regime.stall_fraction)}"
-        for regime in earlier[-_MOST_REGIMES:]
-    ]
+    lines.append(
+        f"from step {first.first_step:,}, for "
+        f"{format_duration(first.end_seconds - first.begin_seconds)}: "
+        f"{_REGIME_WORDS[first.kind]}, stall {format_share(first.stall_fraction)}"
+    )
     return replace(verdict, evidence=(*verdict.evidence, *lines))
 
 

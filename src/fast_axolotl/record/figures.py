@@ -149,7 +149,7 @@ class RunSummary:
     stall_period_of: str
     """What the period follows: rows, shard, epoch, step."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Share of all waiting by what happened meanwhile: epoch, shard, refill, gc, checkpoint."""
+    """Share of all waiting by what happened meanwhile: epoch, shard, refill, checkpoint."""
     span_seconds: dict[str, float]
     flops_convention: str
     peak_source: str

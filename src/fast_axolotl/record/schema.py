@@ -126,7 +126,7 @@ class StepBlock:
     """… and how long that took: together the rate that the loader can reach."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
     """Host wait of the fetches in which something happened, by what it was: epoch, shard, refill,
-    gc."""
+    checkpoint, handover."""
     forward_seconds: float | None = None
     """From a batch's arrival to the start of its backward pass, summed: of the device where events
     time it, else of the host. No collective of data parallelism runs in it."""

@@ -63,6 +63,11 @@ def format_bytes(value: float | None) -> str:
     return _format_scaled(value, _BYTES, "B")
 
 
+def format_rate(value: float | None) -> str:
+    """``12.3 MB/s``."""
+    return "–" if value is None else f"{format_bytes(value)}/s"
+
+
 def format_flops(value: float | None) -> str:
     """``45.2 TFLOP``."""
     return _format_scaled(value, _FLOPS, "FLOP")

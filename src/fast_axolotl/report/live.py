@@ -1,19 +1,20 @@
-"""A run as it goes on: read what is new, sum it up, draw it, once a second, until it ends.
+"""A run as it goes on: read the record, sum it up, draw it, again and again until the run ends.
 
-What is read comes from a source: the folder of a record, or samples of a process. How it is summed
-up is given as a function, since this layer measures nothing. The sum over all steps so far costs
-more the longer the run is; it is made anew only so often that it takes 5 % of one core.
+The record is read anew each time. *Now* is the summary of its last five seconds, by the same
+function as the summary of all of it, so the two cannot contradict each other. A long record takes
+longer to read: it is drawn less often then, so that watching takes at most a tenth of one core.
 
-It is drawn on a whole terminal, or as lines without one. The terminal's other screen is used, so
-that what was printed before comes back afterwards, and a change of size leaves no rests. Keys are
-read one by one without an echo (cbreak); Ctrl-C and Ctrl-Z mean what they always do. The terminal
-is put back however the view ends; only SIGKILL prevents it.
+It is drawn on a whole terminal, or as one line at a time without one. The terminal's other screen
+is used, so that what was printed before comes back afterwards. The key q is read without an echo
+(cbreak); Ctrl-C and Ctrl-Z mean what they always do. The terminal is put back however the view
+ends; only SIGKILL prevents it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-import re
 import select
 import signal
 import sys
@@ -22,86 +23,319 @@ import threading
 import time
 import tty
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from queue import SimpleQueue
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from types import FrameType
 from typing import IO, Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
-from fast_axolotl.record import (
-    DiskProbe,
-    RunRecord,
-    RunSummary,
-    SystemRecord,
-    SystemSample,
-    SystemStart,
+from fast_axolotl.record import RankRecord, RunRecord, RunSummary
+from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
+from fast_axolotl.record.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_seconds,
+    format_share,
 )
-from fast_axolotl.record.follower import MOST_SAMPLES, NEWEST, condense_samples, restart_window
-from fast_axolotl.report.live_frame import Frame, make_frame
-from fast_axolotl.report.live_layout import Keys, ViewState, format_line, lay_out
+from fast_axolotl.report.runs import verdict_badge
+from fast_axolotl.report.series import stall_track
+from fast_axolotl.report.terminal import BADGES
 
-INTERVAL_SECONDS = 1.0
-_SUMMARY_SHARE = 0.05
-"""Of one core, at most this for summing up."""
+NOW_SECONDS = 5.0
+"""How far back *now* reaches: long enough to be calm, short enough to follow a change."""
+_INTERVAL_SECONDS = 1.0
+_MOST_SHARE = 0.1
+"""Of one core, at most this for reading and summing up."""
 _SLICE_SECONDS = 0.2
 """How often a new size of the terminal is looked for."""
-_ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.?)", re.DOTALL)
-"""Arrows and the like: no keys of ours."""
+_LONG_WITHOUT_STEP = 10.0
+"""Seconds without a step, and at least so many times a step, before it is worth a word."""
+_MANY_STEPS = 5.0
+_NEWEST_BLOCKS = 600
+"""That the marks of the stall are drawn from."""
+_LEVELS = "▁▂▃▄▅▆▇█"
+_MOST_RANKS = 16
+_MOST_LOG_LINES = 8
+_LABEL_WIDTH = 13
 
 
-class LiveSource(Protocol):
-    """Where a live view reads from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Everything that is drawn at one time."""
+
+    title: str
+    """What is watched: a folder, or a process."""
+    record: RunRecord
+    summary: RunSummary
+    now: RunSummary
+    """Of the last seconds of the record."""
+    clock: float
+    """Seconds since 1970."""
+    log: Sequence[str] = ()
+    """The last lines that the command printed."""
+    ending: str = ""
+    """Why there will be nothing newer."""
 
     @property
-    def record(self) -> RunRecord:
-        """All that is known by now."""
+    def last_step(self) -> tuple[int, float] | None:
+        """The newest step and when it ended; ``None`` before there is one."""
+        ends = [
+            (rank.blocks[-1].first_step + rank.blocks[-1].steps, end)
+            for rank in self.ranks
+            if (end := last_time(rank)) is not None
+        ]
+        return max(ends, default=None)
 
     @property
-    def is_behind(self) -> bool:
-        """More is there than one ``poll`` reads."""
-
-    @property
-    def stepless_seconds(self) -> float:
-        """Since the last news of a step."""
-
-    def poll(self) -> int:
-        """Take in what is new; how much it is."""
-
-    def reset(self) -> None:
-        """Begin a new window."""
+    def ranks(self) -> list[RankRecord]:
+        """Records of all ranks that have begun."""
+        return [self.record.ranks[number] for number in sorted(self.record.ranks)]
 
 
-class SampledProcess:
-    """A process tree that is sampled right here, as a source. Its record has no ranks."""
+def take_moment(
+    title: str,
+    record: RunRecord,
+    summarise: Callable[..., RunSummary],
+    *,
+    clock: float,
+    log: Sequence[str] = (),
+    ending: str = "",
+) -> Moment:
+    """Sum up a record, and its last seconds."""
+    ends = [end for rank in record.ranks.values() if (end := last_time(rank)) is not None]
+    newest = {}
+    for node, system in record.systems.items():
+        # The sample before the last seconds is what their counters are compared with.
+        t = system.samples[-1].t - NOW_SECONDS if system.samples else 0.0
+        first = next((at for at, one in enumerate(system.samples) if one.t > t), 0)
+        newest[node] = replace(system, samples=system.samples[max(0, first - 1) :])
+    since = max(ends, default=0.0) - NOW_SECONDS
+    return Moment(
+        title=title,
+        record=record,
+        summary=summarise(record),
+        now=summarise(replace(record, systems=newest), since=since),
+        clock=clock,
+        log=log,
+        ending=ending,
+    )
 
-    is_behind = False
-    stepless_seconds = 0.0
 
-    def __init__(self, pid: int) -> None:
-        self.record = RunRecord(path=f"process {pid}")
-        self._new: SimpleQueue[SystemSample] = SimpleQueue()
+def last_time(rank: RankRecord) -> float | None:
+    """When the newest step ended, in seconds since 1970; ``None`` before there is one."""
+    known = (rank.start.time + block.t for block in reversed(rank.blocks) if math.isfinite(block.t))
+    return next(known, None)
 
-    def begin(self, start: SystemStart, disk: DiskProbe | None = None) -> None:
-        """The first lines of what would be the record."""
-        self.record.system = SystemRecord(start=start, disk=disk)
 
-    def add(self, sample: SystemSample) -> None:
-        """Take a sample, from any thread."""
-        self._new.put(sample)
+def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Text]:
+    """Lines at most so wide; at most so many, of which those go first that are missed least."""
+    verdict = moment.summary.verdict
+    tone, badge = verdict_badge(verdict.kind, verdict.subtype)
+    state = describe_state(moment)
+    header = Text.assemble(
+        ("fast-axolotl ", "bold cyan"),
+        (moment.title, "bold"),
+        "  ",
+        " · ".join(_course(moment)),
+        (" · ", "dim"),
+        (state, "green" if state == "running" else "bold"),
+    )
+    so_far = "" if moment.ending else "so far "
+    headline = Text.assemble(
+        (f" {badge} ", BADGES[tone]), (f" {so_far}", "dim"), (verdict.headline, "bold")
+    )
+    action = Text.assemble(("→ ", "cyan"), verdict.action) if verdict.action else Text()
+    log = [Text("─" * width, "dim"), *(Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:])]
+    keys = Text.assemble((" q ", "reverse"), " quit")
+    sections: list[tuple[int, list[Text]]] = [
+        (0, _fold(header, width, most=2)),
+        (1, _fold(headline, width, most=3)),
+        (6, _fold(action, width, most=3) if verdict.action else []),
+        (9, [Text()]),
+        *((rank, _row(label, parts, width)) for rank, label, parts in _figures(moment)),
+        (4, _marks(moment, width)),
+        (5, _ranks(moment)),
+        (8, log if moment.log else []),
+        (2, [] if moment.ending else [keys]),
+    ]
+    kept = [section for section in sections if section[1]]
+    while height is not None and kept[1:] and sum(len(lines) for _, lines in kept) > height:
+        kept.remove(max(kept, key=itemgetter(0)))
+    lines = [line for _, section in kept for line in section]
+    for line in lines:
+        line.truncate(max(1, width), overflow="ellipsis")
+    return lines if height is None else lines[: max(1, height)]
 
-    def poll(self) -> int:
-        system = self.record.system
-        if system is None:
-            return 0
-        new = [self._new.get() for _ in range(self._new.qsize())]
-        samples = [*system.samples, *new]
-        system.samples = condense_samples(samples, most=MOST_SAMPLES, newest=NEWEST)
-        return len(new)
 
-    def reset(self) -> None:
-        restart_window(self.record)
+def format_line(moment: Moment) -> str:
+    """Everything in one line, for a file or a pipe."""
+    verdict = moment.summary.verdict
+    parts = [_course(moment)[0], verdict_badge(verdict.kind, verdict.subtype)[1]]
+    state = describe_state(moment)
+    parts += [state] if state != "running" else []
+    parts += _course(moment)[1:]
+    parts += [f"{label} {', '.join(texts)}" for _, label, texts in _figures(moment)]
+    return "  ".join(parts)
+
+
+def describe_state(moment: Moment) -> str:
+    """What goes on, in a few words."""
+    if moment.ending:
+        return moment.ending
+    ends = [rank.end for rank in moment.ranks]
+    if ends and None not in ends and len(ends) >= moment.summary.world_size:
+        # The command may still save, or another run follow.
+        reasons = {end.reason for end in ends if end is not None}
+        return "training failed" if "exception" in reasons else "training has ended"
+    step = moment.summary.step_p50_seconds or 0.0
+    if moment.last_step is not None:
+        quiet = moment.clock - moment.last_step[1]
+        if quiet > max(_LONG_WITHOUT_STEP, _MANY_STEPS * step):
+            return f"no step for {format_duration(quiet)}"
+    return "running"
+
+
+def _course(moment: Moment) -> list[str]:
+    """How long, how far, with which loss, on how many ranks."""
+    summary = moment.summary
+    parts = [format_duration(summary.duration_seconds)]
+    if moment.last_step is not None:
+        parts.append(f"step {moment.last_step[0]:,}")
+    losses = moment.record.find_losses()
+    if losses:
+        parts.append(f"loss {losses[-1].values['loss']:.4g}")
+    if summary.world_size > 1:
+        nodes = f" on {len(summary.nodes)} nodes" if len(summary.nodes) > 1 else ""
+        parts.append(f"{len(moment.ranks)} of {summary.world_size} ranks{nodes}")
+    return parts
+
+
+def _figures(moment: Moment) -> list[tuple[int, str, list[str]]]:
+    """How soon a row may be left out, its label and its parts; what is unknown is no row."""
+    summary, now = moment.summary, moment.now
+    when = "at the end" if moment.ending else "now"
+    rows: list[tuple[int, str, list[str]]] = []
+    if moment.ranks:
+        for rank, label, name, form in (
+            (2, "stall", "stall_fraction", format_share),
+            (3, "rows/s", "rows_per_second", format_count),
+            (3, "tokens/s", "tokens_per_second", format_count),
+        ):
+            latest, overall = getattr(now, name), getattr(summary, name)
+            parts = [f"{form(latest)} {when}"] if latest is not None else []
+            parts += [f"{form(overall)} overall"] if overall is not None else []
+            reason = summary.reasons.get(name, "") if summary.fetches else ""
+            rows.append((rank, label, parts or [f"– {reason}".strip()]))
+        if summary.stall_source == "device" and summary.host_stall_fraction is not None:
+            rows[0][2].append(f"CPU-side {format_share(summary.host_stall_fraction)}")
+        step = []
+        if summary.step_p50_seconds is not None:
+            step.append(f"p50 {format_seconds(summary.step_p50_seconds)}")
+            step.append(f"p95 {format_seconds(summary.step_p95_seconds)}")
+        step += [f"MFU {format_share(summary.mfu)}"] if summary.mfu is not None else []
+        queue = []
+        if summary.queue_depth is not None:
+            of = "" if summary.queue_capacity is None else f" of {summary.queue_capacity:,}"
+            queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
+        rows += [(6, "step", step), (7, "ready queue", queue)]
+    system = moment.record.systems.get(summary.node, moment.record.system)
+    samples = system.samples if system is not None else []
+    if samples:
+        known = [one.working_set_bytes for one in samples if one.working_set_bytes is not None]
+        used = known[-1] if known else samples[-1].rss_bytes
+        whose = f"{summary.node}: " if len(summary.nodes) > 1 else ""
+        memory = [f"{whose}{format_bytes(used)}"]
+        if summary.limit_bytes and used is not None:
+            memory[0] += f" of {format_bytes(summary.limit_bytes)}"
+            memory.append(format_share(used / summary.limit_bytes))
+        if summary.working_set_peak_bytes is not None:
+            memory.append(f"peak {format_bytes(summary.working_set_peak_bytes)}")
+        cores = [] if now.cpu_cores is None else [f"{now.cpu_cores:.1f} cores"]
+        disk = []
+        if now.read_bytes_per_second is not None:
+            disk.append(f"{format_bytes(now.read_bytes_per_second)}/s")
+            if summary.disk_bytes_per_second:
+                disk[0] += f" of {format_bytes(summary.disk_bytes_per_second)}/s"
+        swap = []
+        if now.swap_in_bytes_per_second or now.swap_out_bytes_per_second:
+            swap.append(f"in {format_bytes(now.swap_in_bytes_per_second)}/s")
+            swap.append(f"out {format_bytes(now.swap_out_bytes_per_second)}/s")
+        gpus = [
+            f"{gpu.index}: {format_share(gpu.utilization)} {format_bytes(gpu.memory_bytes)}"
+            for gpu in samples[-1].gpus
+        ]
+        rows += [
+            (3, "working set", memory),
+            (7, "processes", [f"{samples[-1].processes:,}", *cores]),
+            (5, "disk", disk),
+            (5, "swap", swap),
+            (7, "GPU", gpus),
+        ]
+    return [row for row in rows if row[2]]
+
+
+def _row(label: str, parts: Sequence[str], width: int) -> list[Text]:
+    """A label and what stands beside it, folded."""
+    folded = _fold(Text(" · ".join(parts)), max(8, width - _LABEL_WIDTH), most=3)
+    names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
+    return [Text.assemble((name, "cyan"), line) for name, line in zip(names, folded, strict=True)]
+
+
+def _marks(moment: Moment, width: int) -> list[Text]:
+    """The stall over time, of the rank that decides."""
+    summary = moment.summary
+    rank = moment.record.ranks.get(summary.deciding_rank or 0)
+    is_device = summary.stall_source == "device"
+    track = stall_track(rank.blocks[-_NEWEST_BLOCKS:] if rank is not None else (), 0.0, is_device)
+    shares = track.thin(max(8, width - _LABEL_WIDTH)).get("device" if is_device else "host", [])
+    known = [share for share in shares if share is not None]
+    if not known:
+        return []
+    ceiling = next((one for one in (0.1, 0.25, 0.5) if max(known) <= one), 1.0)
+    line = Text.assemble((f"{'stall, time':<{_LABEL_WIDTH}}", "cyan"))
+    for share in shares:
+        level = math.ceil((share or 0.0) / ceiling * len(_LEVELS)) - 1
+        sign = _LEVELS[min(max(level, 0), len(_LEVELS) - 1)]
+        line.append(" " if share is None else sign, _stall_style(share))
+    text = f"{'':<{_LABEL_WIDTH}}full height {format_share(ceiling, decimals=0)}"
+    return [line, Text(text, "dim")]
+
+
+def _ranks(moment: Moment) -> list[Text]:
+    """The ranks, where there are several; of many, those that stall most."""
+    ranks = moment.summary.ranks
+    if len(ranks) < 2:
+        return []
+    now = {rank.rank: rank for rank in moment.now.ranks}
+    shown = sorted(ranks, key=lambda one: -(one.stall_fraction or 0.0))[:_MOST_RANKS]
+    lines = [Text(f"{'rank':>5}{'stall':>9}{'now':>9}{'step':>10}{'tokens/s':>12}", "cyan")]
+    for rank in sorted(shown, key=lambda one: one.rank):
+        latest = now[rank.rank].stall_fraction if rank.rank in now else None
+        end = moment.record.ranks[rank.rank].end
+        line = Text(f"{rank.rank:>5}")
+        line.append(f"{format_share(rank.stall_fraction):>9}", _stall_style(rank.stall_fraction))
+        line.append(f"{format_share(latest):>9}", _stall_style(latest))
+        line.append(f"{format_seconds(rank.step_p50_seconds):>10}")
+        line.append(f"{format_count(rank.tokens_per_second):>12}")
+        lines.append(line.append(f"  {end.reason}" if end is not None else "", "dim"))
+    left = len(ranks) - len(shown)
+    return [*lines, Text(f"   … {left} more that stall less", "dim")] if left else lines
+
+
+def _stall_style(share: float | None) -> str:
+    if share is None:
+        return ""
+    return "green" if share < FREE_STALL else "yellow" if share < DATA_STALL else "red"
+
+
+def _fold(text: Text, width: int, *, most: int) -> list[Text]:
+    """Lines of words, the last of them cut where there are too many."""
+    lines = list(text.wrap(Console(file=None, width=width), max(1, width)))
+    return lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1].append("…")]
 
 
 class Display(Protocol):
@@ -111,8 +345,8 @@ class Display(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
-    def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
-        """Draw a frame."""
+    def show(self, moment: Moment) -> None:
+        """Draw it."""
 
     def wait(self, seconds: float) -> str:
         """Wait; a key that was pressed, in which case it may be over earlier."""
@@ -120,104 +354,44 @@ class Display(Protocol):
 
 @dataclass(slots=True)
 class LiveView:
-    """Shows a source until it ends, the time is up, or somebody quits."""
+    """Shows a record until its run ends, the time is up, or somebody quits."""
 
-    source: LiveSource
-    summarise: Callable[[RunRecord], RunSummary]
+    read: Callable[[], RunRecord]
+    summarise: Callable[..., RunSummary]
     display: Display
-    _: KW_ONLY
-    title: Callable[[], str]
-    ending: Callable[[], str]
-    """Asked every second; tells in a few words why it is over once it is."""
-    is_outside: bool = False
-    read_log: Callable[[], Sequence[str]] | None = None
-    stage: Callable[[], Sequence[str]] = tuple
-    """Tells which part of a larger whole the record is."""
+    title: str
+    ending: Callable[[RunRecord], str]
+    """Tells in a few words why it is over once it is."""
+    read_log: Callable[[], Sequence[str]] = tuple
     clock: Callable[[], float] = time.monotonic
-    _path: str = ""
-    """Of the record that the figures are of."""
-    _summary: RunSummary | None = None
-    _summary_due: float = 0.0
-    _is_changed: bool = True
-    _frame: Frame | None = None
-    _paused_at: float | None = None
-    _reset_at: float | None = None
 
     def run(self, seconds: float | None = None) -> str:
         """Show it; what ended that. Ctrl-C ends it as ``q`` does."""
-        begin = self.clock()
+        end = math.inf if seconds is None else self.clock() + seconds
         with self.display:
             try:
                 while True:
-                    ending = self.ending()
-                    is_over = bool(ending)
-                    if not ending and seconds is not None and self.clock() - begin >= seconds:
-                        ending = "the time was up"
-                    self._read()
-                    if self._paused_at is None or ending:
-                        self._make_frame(is_last=bool(ending), is_over=is_over)
-                    self._show(ending)
-                    if ending or self._wait(begin, seconds):
-                        return ending or "q was pressed"
+                    begin = self.clock()
+                    record = self.read()
+                    ending = self.ending(record) or ("the time was up" if begin >= end else "")
+                    moment = take_moment(
+                        self.title,
+                        record,
+                        self.summarise,
+                        clock=time.time(),
+                        log=self.read_log(),
+                        ending=ending,
+                    )
+                    self.display.show(moment)
+                    if ending:
+                        return ending
+                    cost = self.clock() - begin
+                    due = begin + max(_INTERVAL_SECONDS, cost / _MOST_SHARE)
+                    while (left := min(due, end) - self.clock()) > 0:
+                        if self.display.wait(left) == "q":
+                            return "q was pressed"
             except KeyboardInterrupt:
                 return "Ctrl-C"
-
-    def _read(self) -> None:
-        is_behind = True
-        while is_behind:
-            self._is_changed = bool(self.source.poll()) or self._is_changed
-            is_behind = self.source.is_behind
-
-    def _show(self, ending: str = "") -> None:
-        paused = None if self._paused_at is None else self.clock() - self._paused_at
-        if self._frame is not None:
-            self.display.show(self._frame, paused_seconds=paused, ending=ending)
-
-    def _make_frame(self, *, is_last: bool = False, is_over: bool = False) -> None:
-        record = self.source.record
-        if record.path != self._path:
-            # Another run has begun: neither the figures nor the window of the last are its own.
-            self._path, self._summary, self._reset_at = record.path, None, None
-        is_due = self.clock() >= self._summary_due or is_last
-        if self._summary is None or (self._is_changed and is_due):
-            begin = self.clock()
-            self._summary = self.summarise(record)
-            self._is_changed = False
-            end = self.clock()
-            self._summary_due = end + (end - begin) / _SUMMARY_SHARE
-        self._frame = make_frame(
-            record,
-            self._summary,
-            title=self.title(),
-            is_outside=self.is_outside,
-            stepless_seconds=self.source.stepless_seconds,
-            window_seconds=None if self._reset_at is None else self.clock() - self._reset_at,
-            is_over=is_over,
-            log=self.read_log() if self.read_log is not None else (),
-            stage=self.stage(),
-        )
-
-    def _wait(self, begin: float, seconds: float | None) -> bool:
-        """Until the next frame is due; whether somebody quits."""
-        due = self.clock() + INTERVAL_SECONDS
-        if seconds is not None:
-            due = min(due, begin + seconds)
-        while (left := due - self.clock()) > 0:
-            key = self.display.wait(left)
-            if key == "q":
-                return True
-            if key == "p":
-                self._paused_at = self.clock() if self._paused_at is None else None
-            elif key == "r":
-                self._read()
-                self.source.reset()
-                self._reset_at, self._paused_at = self.clock(), None
-                self._summary, self._is_changed = None, True
-            if key in ("p", "r"):
-                if self._paused_at is None:
-                    self._make_frame()
-                self._show()
-        return False
 
 
 def open_display(file: IO[str]) -> Display:
@@ -229,13 +403,11 @@ def open_display(file: IO[str]) -> Display:
 
 
 class LineDisplay:
-    """One line a frame; of a protocol, one before the first of every run."""
+    """One line at a time."""
 
     def __init__(self, file: IO[str], sleep: Callable[[float], None] = time.sleep) -> None:
         self._file = file
         self._sleep = sleep
-        self._title: str | None = None
-        """Of the last frame."""
 
     def __enter__(self) -> LineDisplay:
         return self
@@ -243,14 +415,8 @@ class LineDisplay:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
-        if frame.stage and frame.has_begun and frame.title != self._title:
-            run, *rest = frame.stage
-            begin = f"watching {run}" if self._title is None else f"{run} starts"
-            words = ", ".join([*rest, frame.title])
-            print(f"fast-axolotl: {begin}: {words}", file=self._file, flush=True)
-        self._title = frame.title
-        print(format_line(frame, ending=ending), file=self._file, flush=True)
+    def show(self, moment: Moment) -> None:
+        print(format_line(moment), file=self._file, flush=True)
 
     def wait(self, seconds: float) -> str:
         self._sleep(seconds)
@@ -262,9 +428,11 @@ class ScreenDisplay:
 
     def __init__(self, console: Console, keyboard: IO[str] | None) -> None:
         self._console = console
-        self._keyboard = _Keyboard(keyboard)
+        self._keyboard = keyboard if keyboard is not None and _is_terminal(keyboard) else None
+        self._modes: list[Any] = []
+        """Of the keyboard, before it was read key by key."""
         self._live: Live | None = None
-        self._shown: tuple[Frame, ViewState] | None = None
+        self._moment: Moment | None = None
         self._size = console.size
         self._is_suspended = False
         self._before: Any = None
@@ -283,19 +451,15 @@ class ScreenDisplay:
         if self._before is not None:
             signal.signal(signal.SIGTSTP, self._before)
 
-    def show(self, frame: Frame, *, paused_seconds: float | None = None, ending: str = "") -> None:
-        pause = "pause" if paused_seconds is None else "continue"
-        keys: Keys = (("p", pause), ("r", "reset window"), ("q", "quit"))
-        if not self._keyboard.is_open:
-            keys = (("Ctrl-C", "quit"),)
-        self._shown = frame, ViewState(paused_seconds=paused_seconds, ending=ending, keys=keys)
+    def show(self, moment: Moment) -> None:
+        self._moment = moment
         self._draw()
 
     def wait(self, seconds: float) -> str:
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()
-            key = self._keyboard.wait(min(max(0.0, left), _SLICE_SECONDS))
+            key = self._read_key(min(max(0.0, left), _SLICE_SECONDS))
             if self._is_suspended:
                 # Give the terminal back, stop as Ctrl-Z asks, and take it again afterwards.
                 self._is_suspended = False
@@ -309,22 +473,22 @@ class ScreenDisplay:
                 self._draw()
 
     def print_last(self) -> None:
-        """Print the last frame below what was on the terminal before, to stay there."""
-        if self._shown is not None:
-            lines = lay_out(*self._shown, width=self._console.size.width)
-            self._console.print(Group(*lines))
+        """Print what was last shown below what was on the terminal before, to stay there."""
+        if self._moment is not None:
+            self._console.print(Group(*lay_out(self._moment, width=self._console.size.width)))
 
     def _draw(self) -> None:
-        if self._shown is None or self._live is None:
-            return
-        self._size = self._console.size
-        # The last column is left free: some terminals wrap when it is written.
-        width = max(1, self._size.width - 1)
-        lines = lay_out(*self._shown, width=width, height=self._size.height)
-        self._live.update(Group(*lines), refresh=True)
+        if self._moment is not None and self._live is not None:
+            self._size = self._console.size
+            # The last column is left free: some terminals wrap when it is written.
+            width = max(1, self._size.width - 1)
+            lines = lay_out(self._moment, width=width, height=self._size.height)
+            self._live.update(Group(*lines), refresh=True)
 
     def _open(self) -> None:
-        self._keyboard.open()
+        if self._keyboard is not None:
+            self._modes = termios.tcgetattr(self._keyboard)
+            tty.setcbreak(self._keyboard)
         self._live = Live(
             console=self._console,
             screen=True,
@@ -339,58 +503,33 @@ class ScreenDisplay:
             if self._live is not None:
                 self._live.stop()
         finally:
-            self._keyboard.close()
+            if self._keyboard is not None:
+                # Where the terminal is gone, there is nothing to put back.
+                with contextlib.suppress(termios.error):
+                    termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._modes)
 
-
-class _Keyboard:
-    """A terminal read key by key; one that is none just passes the time."""
-
-    def __init__(self, file: IO[str] | None) -> None:
-        self._file = file
-        self._number: int | None = None
-        self._before: list[Any] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._number is not None
-
-    def open(self) -> None:
-        try:
-            number = self._file.fileno() if self._file is not None else -1
-            if not os.isatty(number) or not _is_in_the_foreground(self._file):
-                return
-            self._before = termios.tcgetattr(number)
-            tty.setcbreak(number)
-        except (OSError, ValueError, termios.error):
-            return
-        self._number = number
-
-    def close(self) -> None:
-        number, self._number = self._number, None
-        if number is None or self._before is None:
-            return
-        try:
-            termios.tcsetattr(number, termios.TCSADRAIN, self._before)
-        except termios.error:
-            # The terminal is gone, and with it what there was to put back.
-            return
-
-    def wait(self, seconds: float) -> str:
-        if self._number is None:
+    def _read_key(self, seconds: float) -> str:
+        if self._keyboard is None:
             time.sleep(seconds)
             return ""
-        ready, _, _ = select.select([self._number], [], [], seconds)
-        if not ready:
+        if not select.select([self._keyboard], [], [], seconds)[0]:
             return ""
-        typed = os.read(self._number, 64)
+        typed = os.read(self._keyboard.fileno(), 64)
         if not typed:
-            self.close()
-        return _ESCAPES.sub(b"", typed)[-1:].decode("ascii", "ignore").lower()
+            self._keyboard = None
+        return typed[-1:].decode("ascii", "ignore").lower()
 
 
-def _is_in_the_foreground(file: IO[str] | None) -> bool:
+def _is_terminal(file: IO[str]) -> bool:
+    try:
+        return os.isatty(file.fileno()) and _is_in_the_foreground(file)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_in_the_foreground(file: IO[str]) -> bool:
     """A background job must not touch the terminal: the system would stop it."""
     try:
-        return file is not None and os.tcgetpgrp(file.fileno()) == os.getpgrp()
+        return os.tcgetpgrp(file.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):
         return False

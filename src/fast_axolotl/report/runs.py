@@ -183,7 +183,7 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
     if not runs:
         return []
     blocks: list[Block] = [*_clock_section(runs), *charts, *_course_section(runs)]
-    figures = [_group(title, names, runs) for title, names in GROUPS.items()]
+    figures = [figure_group(title, names, runs) for title, names in GROUPS.items()]
     is_single = len(runs) == 1
     blocks.append(Section(title="All figures", blocks=figures, is_open=is_single, layout="groups"))
     tables = [table for run in runs for table in _member_tables(run, is_named=not is_single)]
@@ -274,7 +274,7 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
     return [Section(title="The run" if len(runs) == 1 else "The runs", blocks=[table])]
 
 
-def _group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) -> Section:
+def figure_group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) -> Section:
     """Figures run by run, and why some are missing: one line for all that share the reason."""
     rows = []
     for head, own in groupby(names, key=lambda name: FIGURES[name].label.partition(", ")[0]):

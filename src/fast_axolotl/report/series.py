@@ -132,12 +132,12 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
     ]
     offset = rank.start.time - zero
     is_device = summary.stall_source == "device"
-    steps, stall, waits = Track(), Track(), Histogram()
+    steps, waits = Track(), Histogram()
     phases: list[dict[str, Any]] = []
     outliers = []
     phase = "steady"
     for block in blocks:
-        begin, end, wall = offset + _begin(block), offset + block.t, block.wall_seconds
+        begin, end = offset + _begin(block), offset + block.t
         if block.phase == "steady":
             waits.merge((block.device_waits or {}) if is_device else block.host_waits)
             for slow in block.slow:
@@ -150,10 +150,6 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
         else:
             phases.append({"name": block.phase, "begin": round(begin, 3), "end": round(end, 3)})
         phase = block.phase
-        waited = {"host": ratio(block.host_wait_seconds, wall)}
-        if is_device:
-            waited["device"] = ratio(block.device_wait_seconds, wall)
-        stall.add(begin, end, wall, **waited)
         _add_steps(steps, block, end, is_device)
     marks: Columns = {}
     for name in ("shard", "epoch"):
@@ -173,7 +169,7 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
     return {
         "rank": summary.deciding_rank,
         "steps": steps.thin(spread=("mean",)),
-        "stall": stall.thin(_MOST_WINDOWS),
+        "stall": stall_track(blocks, offset, is_device).thin(_MOST_WINDOWS),
         "phases": phases,
         "marks": marks,
         "slow": {
@@ -190,6 +186,17 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
         "communication": talks.thin(_MOST_WINDOWS),
         "longest_step": _longest_step(blocks),
     }
+
+
+def stall_track(blocks: Iterable[StepBlock], offset: float, is_device: bool) -> Track:
+    """The share of waiting block by block: by host, and by device if the run's stall is."""
+    track = Track()
+    for block in blocks:
+        waits = {"host": ratio(finite(block.host_wait_seconds), block.wall_seconds)}
+        if is_device:
+            waits["device"] = ratio(block.device_wait_seconds, block.wall_seconds)
+        track.add(offset + _begin(block), offset + block.t, block.wall_seconds, **waits)
+    return track
 
 
 def _add_steps(steps: Track, block: StepBlock, end: float, is_device: bool) -> None:
