@@ -199,25 +199,6 @@ def failing(request: Mapping[str, Any]) -> Contender:
     raise NotImplementedError("it cannot do that")
 
 
-def test_rows_without_a_value_take_no_part_and_all_files_of_a_folder_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Item types that cannot be null are token ids, too; ``~`` is the home folder."""
-    items = pa.list_(pa.field("element", pa.int64(), nullable=False))
-    ids = pa.array([[1, 2], None, [3]] * 5, items)
-    table = pa.table({"input_ids": ids, "none": pa.nulls(15, pa.string())})
-    folder = tmp_path / ("a long name of a folder " * 8)
-    folder.mkdir()
-    for number in range(600):
-        pq.write_table(table.slice(number % 15, 1), folder / f"{number:03}.parquet")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    invoke("pad", f"~/{folder.name}", "--rows", "500", "--json")
-    found = json.loads(capsys.readouterr().out)
-    assert (len(found["files"]), found["rows"]) == (600, 333)
-    with pytest.raises(DataError, match="no rows to measure"):
-        invoke("hash", str(folder), "--column", "none")
-
-
 def test_who_gives_another_answer_is_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

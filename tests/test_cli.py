@@ -66,48 +66,10 @@ def test_head_prints_rows_as_json_lines_and_all_where_there_are_fewer(rows_file:
     assert len(run("read", rows_file, "--head", "9999").stdout.splitlines()) == 2500
 
 
-def test_shards_partition_the_rows(rows_file: Path) -> None:
-    counts = [read_json(rows_file, "--shard", f"{index}/3")["rows"] for index in range(3)]
-    assert sum(counts) == 2500
-    assert min(counts) > 0
-
-
 def test_rejected_rows_are_counted_and_listed(broken_file: Path) -> None:
     summary = read_json(broken_file, "--on-error", "skip")
     assert (summary["rows"], summary["rejected_rows"]) == (2500, 1)
     assert summary["rejections"][0]["place"] == "line 2501"
-
-
-def test_a_data_error_is_one_line_and_exit_code_1(broken_file: Path) -> None:
-    missing = broken_file.with_name("none.parquet")
-    for path, words in ((broken_file, "broken.jsonl, line 2501"), (missing, "no such file")):
-        done = run("read", path)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
-        assert words in done.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "read",
-        "read x.jsonl --bogus",
-        "read x.jsonl --head 0",
-        "read x.jsonl --shard 3",
-        "read x.jsonl --shard 8/8",
-        "dedupe x.jsonl --memory-budget much",
-        "read x.jsonl --format excel",
-        "read x.jsonl --columns a,a",
-        "read ",
-        "bench hash x.jsonl --column nonsense",
-        "nonsense",
-    ],
-)
-def test_a_usage_error_is_one_line_and_exit_code_2(arguments: str, tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
-    words = arguments.split(" ")
-    done = run(*(tmp_path / word if word == "x.jsonl" else word for word in words))
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_misnamed_file_is_read_with_a_warning(tmp_path: Path) -> None:
@@ -116,11 +78,6 @@ def test_a_misnamed_file_is_read_with_a_warning(tmp_path: Path) -> None:
     done = run("read", path, "--json")
     assert json.loads(done.stdout)["rows"] == 2
     assert "the file name says parquet, but the content is jsonl" in done.stderr
-
-
-def test_the_version_is_told_and_nothing_is_the_help() -> None:
-    assert run("--version").stdout.startswith("fast-axolotl 1.")
-    assert run().returncode in (0, 2)
 
 
 def test_a_closed_pipe_is_no_traceback(rows_file: Path) -> None:
@@ -137,13 +94,6 @@ def test_errors_name_options_of_the_command_line(broken_file: Path) -> None:
     assert "--on-error skip" in stated
     assert "on_error" not in stated
     assert "write 0/8 for the first of 8" in run("read", broken_file, "--shard", "8/8").stderr
-
-
-def test_a_skipped_row_is_listed_without_advice_to_skip_it(broken_file: Path) -> None:
-    shown = run("read", broken_file, "--on-error", "skip").stdout
-    assert "broken.jsonl, line 2501: malformed JSON" in shown
-    assert "on_error" not in shown
-    assert "--on-error" not in shown
 
 
 def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_rows(
@@ -195,14 +145,3 @@ def test_a_shell_completes_commands_options_and_values() -> None:
     assert complete("fast-axolotl read --on-e", 2) == ["--on-error"]
     assert complete("fast-axolotl read --on-error ", 3) == ["raise", "skip"]
     assert "complete -o default" in run("--show-completion", "bash").stdout
-
-
-def test_no_message_installs_a_package_of_the_same_name() -> None:
-    root = Path(__file__).parents[1] / "src"
-    wrong = [
-        file.name
-        for file in root.rglob("*.py")
-        if "pip install fast-axolotl" in (text := file.read_text(encoding="utf-8"))
-        or "fast-axolotl[" in text
-    ]
-    assert wrong == []

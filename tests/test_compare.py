@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from fast_axolotl.cli.prove import compare
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import Plan, compare_folders, parse_check, plan_commands
-from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, cell_of, run_fake, write_record
 from support.records import make_rank, make_system
 
@@ -79,12 +78,6 @@ def test_one_run_each_breaks_no_limit_unless_that_is_asked_for(folders: dict[str
     assert not compare_folders(folders["even"], folders["slow"], limits=limits).is_broken
 
 
-def test_pairs_that_are_all_alike_are_not_a_single_run(tmp_path: Path) -> None:
-    folder = make_protocol(tmp_path / "p", step_seconds=lambda arm, run: 0.01)
-    found = compare_folders(folder, limits=[parse_check("samples_per_second < 0.97")])
-    assert "95 % interval 1 to 1" in found.checks[0].sentence
-
-
 def test_what_has_nothing_to_compare_says_so(tmp_path: Path, folders: dict[str, Path]) -> None:
     run_fake(Plan(title="dedupe", arms=()), tmp_path / "dedupe", FakeLaunch())
     with pytest.raises(DataError, match="no variants to compare"):
@@ -108,7 +101,7 @@ def test_what_has_nothing_to_compare_says_so(tmp_path: Path, folders: dict[str, 
         ("slower", "tokens_per_second < 0.9091", ""),
         ("slower", "tokens_per_second > 0.9091", ""),
         # With a sign it is about the difference.
-        ("stalling", "host_stall_fraction > +0.05", "FAILED: difference"),
+        ("stalling", "stall_fraction > +0.05", "FAILED: difference"),
     ],
 )
 def test_a_limit_is_broken_when_the_whole_interval_lies_beyond(
@@ -152,23 +145,6 @@ def test_a_protocol_is_judged_again_by_another_size_that_matters(folders: dict[s
     assert cell_of(found, "samples_per_second").outcome == "no change that matters"
 
 
-def test_a_protocol_of_an_earlier_version_is_judged_by_its_intervals(
-    tmp_path: Path, folders: dict[str, Path]
-) -> None:
-    result = json.loads((folders["slower"] / "protocol.json").read_text())
-    known = ("value", "values", "ratio", "low", "high", "difference", "reason")
-    known += ("difference_low", "difference_high")
-    for row in result["matrix"]["rows"]:
-        row["cells"] = [{name: cell[name] for name in known} for cell in row["cells"]]
-        row["cells"][1]["outcome"] = "no detectable change"
-    del result["matrix"]["matters"]
-    (tmp_path / "protocol.json").write_text(json.dumps(result))
-    found = compare_folders(tmp_path)
-    assert cell_of(found, "tokens_per_second").outcome == "worse"
-    assert cell_of(found, "working_set_bytes").outcome == "no change that matters"
-    assert cell_of(ProtocolResult.read(tmp_path), "mfu").outcome == "no detectable change"
-
-
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
@@ -182,17 +158,6 @@ def test_a_limit_that_cannot_be_checked_is_an_error(
 ) -> None:
     with pytest.raises(DataError, match=words):
         compare_folders(folders["stalling"], limits=[parse_check(limit)])
-
-
-def test_a_figure_that_an_earlier_version_did_not_record_is_an_error(
-    tmp_path: Path, folders: dict[str, Path]
-) -> None:
-    result = json.loads((folders["even"] / "protocol.json").read_text())
-    rows = result["matrix"]["rows"]
-    result["matrix"]["rows"] = [row for row in rows if row["name"] != "mfu"]
-    (tmp_path / "protocol.json").write_text(json.dumps(result))
-    with pytest.raises(DataError, match="did not record mfu"):
-        compare_folders(tmp_path, limits=[parse_check("mfu < 0.9")])
 
 
 def test_losses_that_differ_are_an_alarm(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -285,4 +250,4 @@ def test_the_command_prints_in_three_forms_and_ends_with_3_where_a_limit_is_brok
     assert (done.exit_code, ") worse" in done.output) == (0, False)
     done = run_cli(folder, "--markdown", *limit)
     assert "| real tokens | " in done.output
-    assert "- **tokens_per_second < 0.97: FAILED" in done.output.replace("&lt;", "<")
+    assert "> **tokens_per_second < 0.97: FAILED" in done.output.replace("&lt;", "<")

@@ -13,7 +13,6 @@ from fast_axolotl.cli.demo import demo, explain_losses, plan_demo, write_rows
 from fast_axolotl.cli.demo_arm import (
     BATCH_ROWS,
     WIDTH,
-    Model,
     fast_batches,
     plain_batches,
     read_ahead,
@@ -41,24 +40,6 @@ def test_the_arms_give_the_same_arrays(tmp_path: Path) -> None:
 def test_an_error_of_the_reader_reaches_the_model(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         list(read_ahead(tmp_path / "nothing.jsonl"))
-
-
-def test_rows_are_cut_masked_and_padded(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, batches=2)
-    for batch in fast_batches(path):
-        lengths = batch["attention_mask"].sum(axis=1)
-        assert lengths.max() == WIDTH > lengths.min() > 0
-        assert (batch["labels"][:, 0] == -100).all()
-        assert (batch["labels"] != -100).any()
-
-
-def test_the_model_learns(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, batches=8)
-    model = Model()
-    losses = [model.step(batch["input_ids"]) for batch in fast_batches(path)]
-    assert losses[-1] < losses[0]
 
 
 def test_the_plan_has_both_readers_in_front_of_one_model(tmp_path: Path) -> None:

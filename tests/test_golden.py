@@ -147,6 +147,9 @@ def test_a_protocol_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for row in known["matrix"]["rows"]:
         row["label"] = FIGURES[row["name"]].label
+    for run in (run for arm in known["arms"] for run in arm["runs"]):
+        # What earlier versions noted, and nobody reads.
+        run.pop("page_cache", None)
     assert without_later_fields(found, known) == known
 
 

@@ -80,6 +80,15 @@ def test_what_matters_most_is_shown_in_every_usual_size() -> None:
     assert "→" not in text
 
 
+def test_colours_stay_with_what_they_colour() -> None:
+    drawn = lay_out(moment_of(running()), width=100)
+    lines = {line.plain.split()[0]: line for line in drawn[:8] if line.plain.strip()}
+    assert [str(line.style) for line in lines.values()] == [""] * len(lines)
+    verdict, rate = lines["Data-bound"], lines["rows/s"]
+    assert verdict.plain[verdict.spans[0].start : verdict.spans[0].end] == " Data-bound (rate) "
+    assert [rate.plain[span.start : span.end].strip() for span in rate.spans] == ["rows/s"]
+
+
 def test_nothing_is_told_of_what_has_not_begun() -> None:
     moment = moment_of(make_run())
     assert "stall" not in text_of(moment) + format_line(moment)

@@ -198,12 +198,6 @@ def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
     assert "Use the candidate." in found.paragraph
 
 
-def test_the_figures_of_warm_up_runs_do_not_count(tmp_path: Path) -> None:
-    launch = FakeLaunch(step_seconds=lambda arm, n: 1.0 if n == 0 else 0.01 + 0.0001 * (n % 2))
-    found = run(plan(), tmp_path / "p", launch)
-    assert min(cell_of(found, "samples_per_second", 0).values) > 700
-
-
 def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
     launch = FakeLaunch()
     run(plan(data_path="data"), tmp_path / "p", launch)
@@ -325,13 +319,6 @@ def test_only_one_protocol_runs_in_a_folder(
             run(plan(), folder, FakeLaunch())
 
     assert run(plan(), folder, FakeLaunch(), progress=start_another).pairs == 3
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path in ("file", "file/below"):
-        with pytest.raises(DataError, match=r"cannot hold a protocol.*--output"):
-            run(plan(), tmp_path / path, FakeLaunch())
 
 
 def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:

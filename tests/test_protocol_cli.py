@@ -18,6 +18,7 @@ import fast_axolotl
 from fast_axolotl.cli.prove import protocol
 from fast_axolotl.errors import UsageError
 from fast_axolotl.protocol.child import launch
+from fast_axolotl.protocol.state import hold
 from fast_axolotl.record.protocol_result import ProtocolResult
 
 LOOP = """
@@ -150,22 +151,30 @@ def test_what_a_command_leaves_in_the_background_is_ended(tmp_path: Path) -> Non
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_child_that_ignores_being_asked_is_killed(
+def test_an_interrupt_while_a_run_is_being_started_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fast_axolotl.protocol.child._GRACE_SECONDS", 0.5)
-    monkeypatch.setattr("fast_axolotl.protocol.child._TICK_SECONDS", 0.05)
-    marker = tmp_path / "ready"
-    code = (
-        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"pathlib.Path({str(marker)!r}).write_text('x'); time.sleep(60)"
-    )
+    """Nobody knows the process yet: it would go on, and hold the lock of the folder."""
+    made: list[subprocess.Popen[bytes]] = []
+    start_process = subprocess.Popen
 
-    def tick() -> None:
-        if marker.exists():
-            raise KeyboardInterrupt
+    def interrupted(*words: object, **named: object) -> subprocess.Popen[bytes]:
+        made.append(start_process(*words, **named))  # type: ignore[call-overload]
+        signal.raise_signal(signal.SIGINT)
+        return made[0]
 
-    begin = time.monotonic()
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        launch([sys.executable, "-c", code], os.environ, tmp_path / "log.txt", tick)
-    assert time.monotonic() - begin < 30
+        launch(["sleep", "60"], os.environ, tmp_path / "log.txt", lambda: None)
+    assert made[0].poll() is not None
+
+
+def test_the_next_start_waits_for_a_folder_that_is_in_use(tmp_path: Path) -> None:
+    warned: list[str] = []
+    with hold(tmp_path) as (opened,):
+        # As a run that has inherited the lock, and ends by itself.
+        late = subprocess.Popen(["sleep", "1.5"], pass_fds=(opened,))
+    with hold(tmp_path, warned.append):
+        assert late.poll() is not None or late.wait(5) == 0
+    assert len(warned) == 1
+    assert "waiting up to 15 s for it to end" in warned[0]

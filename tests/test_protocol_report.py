@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from typing import Any
 
@@ -11,25 +10,7 @@ import pytest
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, ProtocolResult
 from fast_axolotl.report.comparison import comparison_document, protocol_document
 from fast_axolotl.report.markdown import document_markdown, escape_markdown
-from fast_axolotl.report.terminal import print_document, protocol_progress
-from support.reports import make_protocol, middle_of_a_protocol, text_of
-
-
-def test_different_losses_are_red_and_first() -> None:
-    protocol = make_protocol(are_losses_equal=False)
-    lines = text_of(protocol_document(protocol)).splitlines()
-    assert lines[1].startswith("DIFFERENT: at step 12")
-    file = io.StringIO()
-    file.isatty = lambda: True  # type: ignore[method-assign]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TERM", "xterm-256color")
-        environment.delenv("NO_COLOR", raising=False)
-        environment.setenv("FORCE_COLOR", "1")
-        print_document(protocol_document(protocol), file=file)
-    red = next(line for line in file.getvalue().splitlines() if "DIFFERENT" in line)
-    assert "41m" in red
-    markdown = document_markdown(protocol_document(protocol))
-    assert markdown.splitlines()[2].startswith("> **DIFFERENT: at step 12")
+from support.reports import make_protocol, text_of
 
 
 def test_markdown_is_a_table_whatever_the_data_says() -> None:
@@ -40,11 +21,6 @@ def test_markdown_is_a_table_whatever_the_data_says() -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
     assert any(line.startswith("| real tokens |") and "**" in line for line in rows)
-
-
-def test_it_fits_into_a_narrow_terminal() -> None:
-    text = text_of(protocol_document(make_protocol()), width=60)
-    assert max(map(len, text.splitlines())) <= 60
 
 
 def in_terminal(cell: Cell) -> str:
@@ -104,38 +80,6 @@ def test_names_of_arms_are_no_markdown() -> None:
     )
 
 
-def test_runs_of_one_name_after_each_other_have_a_line_each(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with protocol_progress() as update:
-        for done, arm in enumerate(("baseline", "candidate", "candidate", "baseline")):
-            update(f"{arm}, warm-up", done, 4, 0.0, None)
-            update(f"{arm}, warm-up", done, 4, 1.0, None)
-        update("dedupe on its own", 4, 4, 0.0, 300.0)
-    assert capsys.readouterr().err.splitlines() == [
-        "fast-axolotl: run 1 of 4: baseline, warm-up",
-        "fast-axolotl: run 2 of 4: candidate, warm-up",
-        "fast-axolotl: run 3 of 4: candidate, warm-up",
-        "fast-axolotl: run 4 of 4: baseline, warm-up",
-        "fast-axolotl: dedupe on its own; about 5 min 00 s left",
-    ]
-
-
-def test_a_protocol_without_runs_counts_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with protocol_progress() as update:
-        update("dedupe on its own", 0, 0, 0.0, None)
-    assert capsys.readouterr().err == "fast-axolotl: dedupe on its own\n"
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    with protocol_progress() as update:
-        update("dedupe on its own", 0, 0, 7.0, None)
-    shown = capsys.readouterr().err
-    assert "dedupe on its own, 7 s" in shown
-    assert "runs" not in shown
-
-
 def lines_of(protocol: ProtocolResult) -> list[str]:
     lines = text_of(protocol_document(protocol), width=400).splitlines()
     return [line.strip() for line in lines if "•" in line]
@@ -167,28 +111,3 @@ def test_alarms_come_before_every_figure() -> None:
     assert text.startswith(f"{alarm}\nx < 1: FAILED\n")
     text = document_markdown(comparison_document(matrix, alarms=[alarm]))
     assert text.startswith("> **DIFFERENT losses &lt;b&gt;: 1.8 and 1.9.**\n\n|")
-
-
-def test_warm_ups_are_told_apart_from_pairs() -> None:
-    protocol = make_protocol(names=("stock", "ours"), fails=False)
-    order = ("stock", "ours", "ours", "stock")
-    arms = []
-    for arm in protocol.arms:
-        runs = tuple(replace(run, pair=at - 1) for at, run in enumerate(arm.runs[:3]))
-        arms.append(replace(arm, runs=runs))
-    two = replace(protocol, pairs=2, order=order, arms=tuple(arms))
-    order_of_arms = "in the order A B B A (A stock, B ours)"
-    line = f"• 2 pairs, {order_of_arms}, after 1 warm-up run of each variant; 25 min 23 s"
-    assert line in lines_of(two)
-    arms[0] = replace(arms[0], runs=(replace(arms[0].runs[0], folder="x"), *arms[0].runs))
-    lines = lines_of(replace(two, arms=tuple(arms)))
-    assert any("(A stock, B ours), after 3 warm-up runs in total;" in line for line in lines)
-    before = replace(middle_of_a_protocol(), order=())
-    assert "• 0 of 2 pairs, after 1 warm-up run of each variant; 25 min 23 s" in lines_of(before)
-
-
-def test_where_no_arm_ran_nothing_is_told_of_pairs() -> None:
-    none = Matrix(arms=(), rows=())
-    protocol = replace(make_protocol(), arms=(), matrix=none, order=(), pairs=0, losses="")
-    assert "pair" not in text_of(protocol_document(protocol))
-    assert "pair" not in document_markdown(protocol_document(protocol))

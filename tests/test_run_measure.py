@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,14 +20,12 @@ from fast_axolotl.integrations.launch import Order, launch_environment, order
 from fast_axolotl.integrations.training_meter import end_of as describe_end
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.writers import read_rank
-from fast_axolotl.protocol.matrix import read_figures
 from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file
-from fast_axolotl.record.run_folders import find_folders, free_folder, next_folder, share_record
+from fast_axolotl.record.run_folders import find_folders, free_folder, next_folder
 from fast_axolotl.system import node_name
 from support.children import (
     FAST_AXOLOTL,
-    SOURCE,
     clean_environment,
     run_child,
     run_python,
@@ -221,29 +216,6 @@ def test_an_error_in_a_loop_is_the_command_s_and_the_record_s(run: Run, tmp_path
     assert end_of(tmp_path / "run") == ("exception", "ValueError: row 7")
 
 
-@NEEDS_TORCH
-def test_two_ranks_of_torchrun_leave_a_file_each(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(LOOP)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    flags = ("--measure", "--output", "run", "--profile-steps", "10")
-    begin = time.monotonic()
-    done = run(*flags, "--", sys.executable, *launcher, "loop.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained") == 2
-    record = read_run(tmp_path / "run")
-    assert sorted(record.ranks) == [0, 1]
-    for number, rank in record.ranks.items():
-        assert (rank.start.rank, rank.start.world_size) == (number, 2)
-        assert total(rank, "steps") == 40
-        [window] = rank.windows
-        assert window.steps == 10
-        assert len(window.collectives) >= 10
-        assert window.exposed_communication_seconds is not None
-        assert 0 < window.exposed_communication_seconds <= time.monotonic() - begin
-    lengths = {len(rank.windows[0].collectives) for rank in record.ranks.values()}
-    assert len(lengths) == 1
-
-
 def record(folder: Path, steps: int) -> None:
     with measure(folder, sample_system=False, environment={}) as meter:
         for _ in meter.watch([["row"]] * steps):
@@ -323,75 +295,6 @@ def test_a_file_that_cannot_be_executed_is_one_line(
     assert done.returncode == code
     assert "Traceback" not in done.stderr
     assert f"fast-axolotl: {script} {text}" in done.stderr.splitlines()[-1]
-
-
-def test_the_controlling_terminal_is_asked_even_where_stdin_is_redirected() -> None:
-    code = (
-        "from fast_axolotl.integrations.launch import _is_in_the_foreground as ask; "
-        "print('in front' if ask() else 'behind')"
-    )
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.execve(sys.executable, [sys.executable, "-c", code], {"PYTHONPATH": str(SOURCE)})
-    said = b""
-    with suppress(OSError):  # the other end is closed
-        while chunk := os.read(terminal, 1024):
-            said += chunk
-    os.close(terminal)
-    os.waitpid(pid, 0)
-    assert said.decode().strip() == "in front"
-    assert run_python(code, start_new_session=True).stdout.strip() == "behind"
-
-
-@pytest.mark.parametrize("folder", ['os.environ["FAST_AXOLOTL_MEASURE"]', '"own"'])
-def test_a_meter_in_the_code_leaves_the_supervisor_s_samples_alone(
-    run: Run, tmp_path: Path, folder: str
-) -> None:
-    (tmp_path / "loop.py").write_text(
-        "import os, time\n"
-        "time.sleep(0.3)\n"
-        "from fast_axolotl import measure\n"
-        f"with measure({folder}) as meter:\n"
-        "    for batch in meter.watch([[1, 2]] * 3):\n"
-        "        time.sleep(0.01)\n"
-    )
-    done = run("--measure", "--output", "run", "--", sys.executable, "loop.py")
-    assert done.returncode == 0, done.stderr
-    assert not list((tmp_path / "run").glob("*.1"))
-    system = read_run(tmp_path / "run").system
-    assert system is not None
-    assert (system.start.source, system.end is not None) == ("run", True)
-    told = [line for line in done.stderr.splitlines() if "already records into own" in line]
-    assert len(told) == (folder == '"own"')
-    # What is recorded into another folder shows in the run's, too.
-    found = read_figures(tmp_path / "run").values["start_to_step_seconds"]
-    assert found is not None
-    assert found > 0.3
-    # A meter that samples by itself did not see the start of its process.
-    with measure(tmp_path / "alone") as meter:
-        list(meter.watch([[1, 2]] * 3))
-    reasons = read_figures(tmp_path / "alone").reasons
-    assert reasons["start_to_step_seconds"] == "the process was not watched from its start"
-
-
-@pytest.mark.parametrize("has_hard_links", [True, False])
-def test_a_shared_record_is_followed_as_it_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    if not has_hard_links:
-        monkeypatch.setattr(Path, "hardlink_to", refuse)
-    with measure(tmp_path / "own", sample_system=False, environment={}) as meter:
-        assert share_record(tmp_path / "own" / "rank-0.jsonl", tmp_path / "run")
-        list(meter.watch([["row"]] * 5))
-    assert total(read_run(tmp_path / "run").ranks[0], "steps") == 5
-    assert not share_record(tmp_path / "own" / "rank-0.jsonl", tmp_path / "run")
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    assert not share_record(tmp_path / "own" / "rank-0.jsonl", tmp_path / "no-links")
 
 
 OWN = """

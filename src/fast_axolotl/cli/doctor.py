@@ -20,10 +20,10 @@ from typing import NamedTuple
 import typer
 
 from fast_axolotl import __version__
-from fast_axolotl.cli.options import DataPath, ResultAsJson, examples
+from fast_axolotl.cli.options import ResultAsJson, examples
 from fast_axolotl.system import CGROUP, PROC, describe, find_memory_cgroup
 
-DOCTOR_EXAMPLES = examples("doctor", "doctor --data-path data/", "doctor --json")
+DOCTOR_EXAMPLES = examples("doctor", "doctor --json")
 
 _OPTIONAL = {
     "torch": "training loops and torch output",
@@ -50,11 +50,10 @@ class _Gap(NamedTuple):
     cure: str
 
 
-def doctor(data_path: DataPath = None, as_json: ResultAsJson = False) -> None:
+def doctor(as_json: ResultAsJson = False) -> None:
     """Show what is installed, what is accelerated, and what cannot be measured here.
 
-    Every gap comes with its reason and its cure. --data-path checks whether the disk that holds
-    your data can be measured.
+    Every gap comes with its reason and its cure.
 
     The exit code is 1 if the installation is broken, and 0 otherwise.
     """
@@ -66,7 +65,7 @@ def doctor(data_path: DataPath = None, as_json: ResultAsJson = False) -> None:
     versions = {name: _version(name) for name in (*required, *_OPTIONAL)}
     installed = {name: version for name, version in versions.items() if version}
     accelerated = status_line(os.environ)
-    gaps, problems = list(_gaps(data_path)), list(_problems())
+    gaps, problems = list(_gaps()), list(_problems())
     if as_json:
         found = {
             "fast-axolotl": __version__,
@@ -113,7 +112,7 @@ def _requirements() -> Iterator[tuple[str, str, bool]]:
             yield found[1], found[2], "extra ==" in line
 
 
-def _gaps(data_path: Path | None, proc: Path = PROC, cgroup_root: Path = CGROUP) -> Iterator[_Gap]:
+def _gaps(proc: Path = PROC, cgroup_root: Path = CGROUP) -> Iterator[_Gap]:
     """What cannot be measured or used, why, and what to do about it."""
     from fast_axolotl.measure.procfs import read_io, read_pss, read_run_delay
 
@@ -140,13 +139,6 @@ def _gaps(data_path: Path | None, proc: Path = PROC, cgroup_root: Path = CGROUP)
             yield _Gap("memory limit and kills of a container", "no memory cgroup", cure)
     if not hasattr(os, "O_DIRECT"):
         yield _Gap("disk speed", "this system has no O_DIRECT", "Measure on Linux")
-    elif data_path is not None:
-        from fast_axolotl.measure.disk import probe_capacity
-
-        probe = probe_capacity(data_path, max_seconds=0.5)
-        if probe.reason:
-            cure = "Use a file system that allows O_DIRECT, such as ext4 or xfs"
-            yield _Gap("disk speed", probe.reason, cure)
     for name, what in _OPTIONAL.items():
         if what and _version(name) is None:
             yield _Gap(what, f"{name} is not installed", f"pip install {name}")

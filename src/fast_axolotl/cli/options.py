@@ -40,7 +40,6 @@ DataPath = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the result as Markdown.")]
 
 Matters = Annotated[
     str | None, typer.Option(help="Smallest change that counts as a change. Default: 1%.")

@@ -14,49 +14,44 @@ class ResidentPeak:
     """The peak of resident anonymous memory: ``with ResidentPeak() as memory:``.
 
     Mapped files and the page cache are not in it: they belong to the system and can be dropped. A
-    thread samples it every few milliseconds, so a shorter peak can be missed. Where the system has
-    no ``/proc``, the figures are ``None`` and ``reason`` says why.
+    thread samples it every few milliseconds, so a shorter peak can be missed.
     """
 
     def __init__(self, status: Path = PROC / "self" / "status") -> None:
         self._status = status
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.start_bytes: int | None = None
-        """At the beginning of the block."""
-        self.peak_bytes: int | None = None
-        """The most that was seen."""
+        self._samples: tuple[int, int] | None = None
+        """At the beginning of the block, and the most since."""
 
     def __enter__(self) -> ResidentPeak:
-        self.start_bytes = self.peak_bytes = self._sample()
-        self._thread.start()
+        start = self._sample()
+        if start is not None:
+            self._samples = start, start
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
-        self._take()
+        if self._samples is not None:
+            self._thread.join()
 
     @property
     def above_start_bytes(self) -> int | None:
-        """What the block held at most, beside what was there before."""
-        if self.peak_bytes is None or self.start_bytes is None:
-            return None
-        return self.peak_bytes - self.start_bytes
+        """What the block held at most, beside what was there before; ``None``: see ``reason``."""
+        return None if self._samples is None else self._samples[1] - self._samples[0]
 
     @property
     def reason(self) -> str | None:
         """Why there is no figure."""
-        return None if self.start_bytes is not None else f"{self._status} has no RssAnon here"
+        return f"{self._status} has no RssAnon here" if self._samples is None else None
 
     def _run(self) -> None:
-        while self.start_bytes is not None and not self._stop.wait(_SAMPLE_SECONDS):
-            self._take()
-
-    def _take(self) -> None:
-        sample = self._sample()
-        if sample is not None and self.peak_bytes is not None:
-            self.peak_bytes = max(self.peak_bytes, sample)
+        is_over = False
+        while not is_over and self._samples is not None:
+            is_over = self._stop.wait(_SAMPLE_SECONDS)
+            start, peak = self._samples
+            self._samples = start, max(peak, self._sample() or 0)
 
     def _sample(self) -> int | None:
         for line in (read_bytes_of(self._status) or b"").splitlines():

@@ -14,9 +14,7 @@ from fast_axolotl.errors import MissingFileError, UsageError
 if TYPE_CHECKING:
     from fast_axolotl.plan.trace import CollectiveRow, StepParts, TraceSummary
 
-TRACE_EXAMPLES = examples(
-    "trace traces/", "trace rank0.json.gz rank1.json.gz --link 50", "trace traces/ --steps 3:8"
-)
+TRACE_EXAMPLES = examples("trace traces/", "trace rank0.json.gz rank1.json.gz --link 50")
 
 _MOST_STEPS = 24
 _MOST_COLLECTIVES = 12
@@ -34,9 +32,6 @@ def trace(
         float | None,
         typer.Option(help="Bandwidth of the link between GPUs in GB/s, to compare with."),
     ] = None,
-    steps: Annotated[
-        str | None, typer.Option(help="Only these steps of the profiler: 3:8 means 3 to 7.")
-    ] = None,
 ) -> None:
     """Split step time into compute, communication and idle time, from torch.profiler traces.
 
@@ -51,21 +46,9 @@ def trace(
         raise UsageError(f"--link is {link:g}; pass the bandwidth of the link in GB/s")
     summary = summarise_traces(
         _find_traces(traces),
-        steps=None if steps is None else _parse_steps(steps),
         link_bytes_per_second=None if link is None else link * 1e9,
     )
     print(to_json(summary)) if as_json else _print_summary(summary)
-
-
-def _parse_steps(text: str) -> range:
-    first, colon, end = text.partition(":")
-    try:
-        found = range(int(first or 0), int(end or 2**62))
-    except ValueError:
-        found = range(0)
-    if not (colon and found):
-        raise UsageError(f"cannot read {text!r} as steps; write 3:8 for 3 to 7, or 3: for the rest")
-    return found
 
 
 def _find_traces(inputs: Sequence[str]) -> list[Path]:

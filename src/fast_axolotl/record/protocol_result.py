@@ -48,8 +48,6 @@ class ArmRun:
     status: Literal["done", "failed", "left out"]
     exit_code: int | None = None
     seconds: float | None = None
-    page_cache: str = ""
-    """State of the page cache before it: dropped, warm, or why it is unknown."""
     log_tail: str = ""
     """The end of the log; of failed runs only."""
     losses: tuple[float, ...] = ()
@@ -218,10 +216,8 @@ class ProtocolResult:
                 if line["name"] in FIGURES:
                     line["label"] = FIGURES[line["name"]].label
             result = from_plain(cls, data)
-            arms = len(result.matrix.arms)
-            for row in result.matrix.rows:
-                if len(row.cells) != arms:
-                    raise ValueError(f"{row.name} has {len(row.cells)} cells, {arms} arms")
+            if any(len(row.cells) != len(result.matrix.arms) for row in result.matrix.rows):
+                raise ValueError("a row has not one cell for each arm")
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError(f"cannot be read: {reason}", path=str(path)) from error

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fast_axolotl.record import RunSummary
-from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
-from fast_axolotl.record.units import count_words, format_share
+from fast_axolotl.record.units import count_words
 from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
 from fast_axolotl.report.runs import read_figure
 from fast_axolotl.report.series import describe_series
@@ -67,7 +66,7 @@ class RunCurves:
         return ref if by == 1.0 else {**ref, "by": by}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Curve:
     """A column of a run's series as a curve."""
 
@@ -77,7 +76,7 @@ class Curve:
     style: Literal["line", "area", "dashed", "mark"] = "line"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Lane:
     """One vertical axis and its curves."""
 
@@ -90,7 +89,7 @@ class Lane:
     limit_label: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TimeChart:
     """A question about the course of a run."""
 
@@ -106,37 +105,35 @@ class TimeChart:
 
 TIME_CHARTS = (
     TimeChart(
-        name="stall",
-        title="Step time and stall",
-        text="Top: time per step. Bottom: share of the time spent waiting for data. Shaded parts "
-        "are not counted in the figures.",
-        lanes=(
+        "stall",
+        "Step time and stall",
+        "Top: time per step. Bottom: share of the time spent waiting for data. Shaded parts are "
+        "not counted in the figures.",
+        (
             Lane(
-                title="step time",
-                unit="s",
-                curves=(
-                    Curve(path="steps/mean", label="time per step", role="step"),
+                "step time",
+                "s",
+                (
+                    Curve("steps/mean", "time per step", "step"),
+                    Curve("steps/wait", "time waiting for data", "wait", "area"),
                     Curve(
-                        path="steps/wait", label="time waiting for data", role="wait", style="area"
+                        "slow/seconds", "a fetch that waited far longer than most", "wait", "mark"
                     ),
-                    Curve(path="slow/seconds", label="outlier: a fetch that waited far longer than "
-                          "most", role="wait", style="mark"),
                 ),
             ),
             Lane(
-                title="stall",
-                unit="share",
-                curves=(
-                    Curve(path="stall/device", label="GPU idle, waiting for data", role="wait",
-                          style="area"),
-                    Curve(path="stall/host", label="CPU-side wait", role="host", style="dashed"),
-                    Curve(path="communication/exposed", label="exposed communication", role="hwm"),
+                "stall",
+                "share",
+                (
+                    Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
+                    Curve("stall/host", "CPU-side wait", "host", "dashed"),
+                    Curve("communication/exposed", "exposed communication", "hwm"),
                 ),
-                limit=DATA_STALL,
-                limit_label=f"{100 * DATA_STALL:.0f} %",
+                DATA_STALL,
+                f"{100 * DATA_STALL:.0f} %",
             ),
         ),
-        sentences=(
+        (
             "Half of the steps took {step_p50_seconds} or less, 95 % took {step_p95_seconds} or "
             "less.",
             "For {device_stall_fraction} of the time the GPU was idle and waited for data.",
@@ -145,32 +142,27 @@ TIME_CHARTS = (
         ),
     ),
     TimeChart(
-        name="throughput",
-        title="Reader throughput",
-        text="What the model receives from the loader, all ranks together.",
-        lanes=(
+        "throughput",
+        "Reader throughput",
+        "What the model receives from the loader, all ranks together.",
+        (
             Lane(
-                title="rows/s",
-                unit="",
-                curves=(
-                    Curve(path="throughput/rows", label="rows per second", role="step",
-                          style="area"),
-                    Curve(path="throughput/samples", label="samples per second", role="step",
-                          style="area"),
+                "rows/s",
+                "",
+                (
+                    Curve("throughput/rows", "rows per second", "step", "area"),
+                    Curve("throughput/samples", "samples per second", "step", "area"),
                 ),
-                limit="demand_rows_per_second",
-                limit_label="model could consume",
+                "demand_rows_per_second",
+                "model could consume",
             ),
             Lane(
-                title="tokens/s",
-                unit="",
-                curves=(
-                    Curve(path="throughput/tokens", label="real tokens per second", role="pss",
-                          style="area"),
-                ),
+                "tokens/s",
+                "",
+                (Curve("throughput/tokens", "real tokens per second", "pss", "area"),),
             ),
         ),
-        sentences=(
+        (
             "After the warm-up: {rows_per_second}.",
             "Real tokens: {tokens_per_second}.",
             "The model could consume {demand_rows_per_second}.",
@@ -178,60 +170,55 @@ TIME_CHARTS = (
         ),
     ),
     TimeChart(
-        name="memory",
-        title="Working set",
-        text="Memory of all processes of the run. The working set counts shared pages once. Peak "
+        "memory",
+        "Working set",
+        "Memory of all processes of the run. The working set counts shared pages once. Peak "
         "resident memory far above it means a short spike.",
-        lanes=(
+        (
             Lane(
-                title="memory",
-                unit="bytes",
-                curves=(
-                    Curve(path="memory/working_set_bytes", label="working set", role="pss",
-                          style="area"),
-                    Curve(path="memory/anon_bytes", label="anonymous (heap)", role="anon"),
-                    Curve(path="memory/hwm_bytes", label="peak resident memory (sum over "
-                          "processes)", role="hwm"),
+                "memory",
+                "bytes",
+                (
+                    Curve("memory/working_set_bytes", "working set", "pss", "area"),
+                    Curve("memory/anon_bytes", "anonymous (heap)", "anon"),
+                    Curve("memory/hwm_bytes", "peak resident memory (sum over processes)", "hwm"),
                 ),
-                limit="limit_bytes",
-                limit_label="limit",
+                "limit_bytes",
+                "limit",
             ),
         ),
-        sentences=(
+        (
             "Working set {working_set_bytes}, peak {working_set_peak_bytes}.",
             "That is {limit_share} of the limit, {limit_bytes}.",
             "Peak resident memory {hwm_bytes}, {spike_ratio} the resident size.",
         ),
     ),
     TimeChart(
-        name="disk",
-        title="Disk and swap",
-        text="Reads of all processes compared with the speed of the data's disk. If nothing is "
-        "read from disk, the page cache held the data.",
-        lanes=(
+        "disk",
+        "Disk and swap",
+        "Reads of all processes compared with the speed of the data's disk. If nothing is read "
+        "from disk, the page cache held the data.",
+        (
             Lane(
-                title="reads",
-                unit="bytes/s",
-                curves=(
-                    Curve(path="disk/read_bytes", label="read from disk", role="step",
-                          style="area"),
-                    Curve(path="disk/read_chars", label="all file reads, page cache included",
-                          role="calls"),
+                "reads",
+                "bytes/s",
+                (
+                    Curve("disk/read_bytes", "read from disk", "step", "area"),
+                    Curve("disk/read_chars", "all file reads, page cache included", "calls"),
                 ),
-                limit="disk_bytes_per_second",
-                limit_label="speed of the disk",
+                "disk_bytes_per_second",
+                "speed of the disk",
             ),
             Lane(
-                title="swap",
-                unit="bytes/s",
-                curves=(
-                    Curve(path="disk/swap_in_bytes", label="swapped in", role="wait",
-                          style="area"),
-                    Curve(path="disk/swap_out_bytes", label="swapped out", role="hwm"),
+                "swap",
+                "bytes/s",
+                (
+                    Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
+                    Curve("disk/swap_out_bytes", "swapped out", "hwm"),
                 ),
             ),
         ),
-        sentences=(
+        (
             "{read_bytes_per_second} from disk.",
             "That is {disk_share} of the {disk_bytes_per_second} that the disk can deliver.",
             "{read_chars_per_second} of file reads, with page cache.",
@@ -239,41 +226,35 @@ TIME_CHARTS = (
         ),
     ),
     TimeChart(
-        name="gpu",
-        title="GPU",
-        text="Top: share of time in which a kernel was running, which does not say how efficient "
-        "it is. Bottom: memory in use.",
-        lanes=(
+        "gpu",
+        "GPU",
+        "Top: share of time in which a kernel was running, which does not say how efficient it "
+        "is. Bottom: memory in use.",
+        (
             Lane(
-                title="utilisation",
-                unit="share",
-                curves=(
-                    Curve(path="gpu/utilization", label="utilisation, mean of all GPUs",
-                          role="step", style="area"),
-                ),
+                "utilisation",
+                "share",
+                (Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),),
             ),
             Lane(
-                title="memory",
-                unit="bytes",
-                curves=(
-                    Curve(path="gpu/memory_bytes", label="memory of the fullest GPU", role="anon",
-                          style="area"),
-                ),
+                "memory",
+                "bytes",
+                (Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),),
             ),
         ),
-        sentences=(
+        (
             "A kernel ran for {gpu_utilization} of the time.",
             "Peak memory of one GPU: {gpu_memory_bytes}.",
             "{gpu_power_watts} per GPU.",
         ),
     ),
-)  # fmt: skip
+)
 
 
 def make_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """The charts that there is something to draw for."""
-    stall, *others = (time_chart(spec, runs) for spec in TIME_CHARTS)
-    charts = (stall, rank_chart(runs), *others, waits_chart(runs), loss_chart(runs))
+    charts = [*(time_chart(spec, runs) for spec in TIME_CHARTS), waits_chart(runs)]
+    charts.append(loss_chart(runs))
     return [chart for chart in charts if chart is not None]
 
 
@@ -436,49 +417,6 @@ def _sentences(spec: TimeChart, run: RunCurves) -> list[str]:
             texts = {name: FIGURES[name].format(value) for name, value in values.items()}
             lines.append(template.format_map(texts))
     return lines + (describe_series(run.series) if spec.name == "stall" else [])
-
-
-def rank_chart(runs: Sequence[RunCurves]) -> Chart | None:
-    """The stall of every rank."""
-    if all(len(run.summary.ranks) < 2 for run in runs):
-        return None
-    panels = []
-    for run in runs:
-        ranks, deciding = run.summary.ranks, run.series.get("rank")
-        known = sorted(one for rank in ranks if (one := finite(rank.stall_fraction)) is not None)
-        if len(ranks) < 2 or not known:
-            text = "Only one rank." if len(ranks) < 2 else "No rank has steady steps."
-            panels.append(Panel(name=run.name, text=text))
-            continue
-        roles = ["wait" if rank.rank == deciding else "step" for rank in ranks]
-        bars = {
-            "type": "bar",
-            "x": [rank.rank for rank in ranks],
-            "y": [finite(rank.stall_fraction) for rank in ranks],
-            "marker": {"color": [colour(role, 0.8) for role in roles]},
-            "hovertemplate": "rank %{x}: %{y:.1%}<extra></extra>",
-        }
-        text = f"{len(ranks)} ranks: from {format_share(known[0])} to {format_share(known[-1])}."
-        text += f" Together they lose {format_share(run.summary.stall_fraction)}."
-        text += f" Rank {deciding} is the slowest to get data." if deciding is not None else ""
-        layout = {
-            "xaxis": axis("rank", dtick=max(1, len(ranks) // 16)),
-            "yaxis": axis("stall", tickformat=".0%", range=[0, max(0.05, 1.12 * known[-1])]),
-            "hovermode": "closest",
-        }
-        figure = {"traces": [bars], "layout": layout, "height": _HEIGHT}
-        panels.append(Panel(name=run.name, text=text, figure=figure))
-    return Chart(
-        name="ranks",
-        title="Ranks",
-        text="How much each rank waited for data. Every step takes as long as the rank that waits "
-        "longest in it, so all ranks together lose more than any single rank waits.",
-        legend=(
-            Legend(role="step", label="stall of a rank", shape="bar"),
-            Legend(role="wait", label="slowest rank to get data", shape="bar"),
-        ),
-        panels=panels,
-    )
 
 
 def waits_chart(runs: Sequence[RunCurves]) -> Chart | None:

@@ -156,7 +156,7 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
             state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
             took = "–" if run.seconds is None else format_duration(run.seconds)
             pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
-            runs.append((run.folder, arm.name, pair, state, took, run.page_cache or "–"))
+            runs.append((run.folder, arm.name, pair, state, took))
 
     def number(row: Sequence[str]) -> tuple[int, str]:
         """Of ``runs/07-baseline``; a folder without a number comes first."""
@@ -165,7 +165,7 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
 
     ordered = sorted(runs, key=number)
     commands = [(arm.name, " ".join(arm.command)) for arm in protocol.arms]
-    header = ("run", "variant", "pair", "state", "time", "page cache before")
+    header = ("run", "variant", "pair", "state", "time")
     tables = [Table(rows=commands), Table(header=header, rows=ordered)]
     if runs:
         title = "Runs of the protocol"

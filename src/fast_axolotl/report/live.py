@@ -282,7 +282,7 @@ def _row(label: str, parts: Sequence[str], width: int) -> list[Text]:
     """A label and what stands beside it, folded."""
     folded = _fold(Text(" · ".join(parts)), max(8, width - _LABEL_WIDTH), most=3)
     names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
-    return [Text(name, "cyan") + line for name, line in zip(names, folded, strict=True)]
+    return [Text.assemble((name, "cyan"), line) for name, line in zip(names, folded, strict=True)]
 
 
 def _marks(moment: Moment, width: int) -> list[Text]:
@@ -296,7 +296,7 @@ def _marks(moment: Moment, width: int) -> list[Text]:
     if not known:
         return []
     ceiling = next((one for one in (0.1, 0.25, 0.5) if max(known) <= one), 1.0)
-    line = Text(f"{'stall, time':<{_LABEL_WIDTH}}", "cyan")
+    line = Text.assemble((f"{'stall, time':<{_LABEL_WIDTH}}", "cyan"))
     for share in shares:
         level = math.ceil((share or 0.0) / ceiling * len(_LEVELS)) - 1
         sign = _LEVELS[min(max(level, 0), len(_LEVELS) - 1)]
