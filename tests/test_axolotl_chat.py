@@ -41,33 +41,19 @@ ASKS = {
     "length": "{% if m.content|length > 6 %}long{% endif %}{{ m.content }}",
     "contains": "{% if 'h' in m.content %}h{% endif %}{{ m.content }}",
     "equals": "{% if m.content == 'hello' %}h{% endif %}{{ m.content }}",
-    "is listed": "{% if m.content in ['hello'] %}h{% endif %}{{ m.content }}",
     "startswith": "{% if m.content.startswith('h') %}h{% endif %}{{ m.content }}",
-    "index": "{{ m.content[:1] }}",
-    "upper": "{{ m.content|upper }}",
     "tilde": "{% set x = 'a' ~ m.content %}{% if 'h' in x %}h{% endif %}{{ x }}",
-    "join": "{% set x = [m.content]|join('') %}{% if 'h' in x %}h{% endif %}{{ x }}",
-    "block": "{% set x %}{{ m.content }}{% endset %}{% if 'h' in x %}h{% endif %}{{ x }}",
     "macro": "{% macro f(x) %}{{ x }}{% endmacro %}{% if 'h' in f(m.content) %}h{% endif %}"
     "{{ m.content }}",
-    "filter block": "{% filter upper %}{{ m.content }}{% endfilter %}",
     "trimmed truth": "{% if m.content|trim %}h{% endif %}{{ m.content }}",
-    "other strip": "{{ m.content.strip('h') }}",
     "split": "{{ m.content.split(' ')[0] }}",
     "changed": "{% if loop.changed(m.content) %}h{% endif %}{{ m.content }}",
     "generation": "{% generation %}{{ m.content }}{% endgeneration %}",
-    "attribute": "{% if m.content.parts is defined %}h{% endif %}{{ m.content }}",
     "truth": "{% if m.content %}{{ m.content }}{% else %}nothing{% endif %}",
-    "default": "{{ m.content|default('none', true) }}",
     "number": "{% if m.content|length is number and m.content|length in [5, 1] %}h{% endif %}"
     "{{ m.content }}",
-    "written length": "{{ m.content|length }}{{ m.content }}",
-    "true length": "{% if m.content|length %}h{% endif %}{{ m.content }}",
     "sorted": "{% for x in messages|sort(attribute='content') %}{{ x.content }}{% endfor %}",
-    "partition": "{{ m.content.partition('l')[2] }}",
     "tojson": "{{ m.content|tojson }}",
-    "list of pieces": "{% for x in m.content.split('l') %}{{ x|trim }}.{% endfor %}",
-    "safe": "{{ m.content|safe }}",
     "date": "{{ strftime_now('%d %b %Y') }}{{ m.content }}",
     "same message": "{% if m == messages[0] %}h{% endif %}{{ m.content }}",
 }
@@ -75,50 +61,30 @@ ASKS = {
 LOOKS_INSIDE = {
     "is contained": "{% if m.content in 'hello world' %}h{% endif %}{{ m.content }}",
     "format": "{% set x = '%s'|format(m.content) %}{% if 'h' in x %}h{% endif %}{{ x }}",
-    "modulo": "{% set x = '%s' % m.content %}{% if 'h' in x %}h{% endif %}{{ x }}",
     "int": "{{ m.content|int }}{{ m.content }}",
-    "float": "{{ m.content|float }}{{ m.content }}",
-    "lower test": "{% if m.content is lower %}h{% endif %}{{ m.content }}",
     "any character": "{% for c in m.content %}{% if c == 'h' %}h{% endif %}{% endfor %}",
     "no key of characters": "{% for c in m.content %}{% if c['type'] == 'image' %}{% else %}h"
     "{% endif %}{% endfor %}{{ m.content }}",
-    "iterates": "{% for c in m.content %}{{ c }}.{% endfor %}",
     "json": "{{ m|tojson }}",
-    "keys": "{% for k in m %}{{ k }}{% endfor %}{{ m.content }}",
-    "items": "{% for k, v in m.items() %}{{ k }}{% endfor %}{{ m.content }}",
     "dict key": "{% set d = {'hello': 'h'} %}{{ d.get(m.content, '') }}{{ m.content }}",
-    "replace": "{{ m.content|replace('h', 'j') }}",
     "repeats": "{{ m.content * 2 }}",
-    "list": "{{ [m.content] }}",
     "message": "{{ m }}",
-    "training": "{% if m.training is defined %}h{% endif %}{{ m.content }}",
-    "escaped": "{% if m.content is escaped %}h{% endif %}{{ m.content }}",
     "calculated length": "{{ (m.content|length - 1) * 2 }}{{ m.content }}",
-    "length in a dict": "{{ {5: 'h'}[m.content|length] }}{{ m.content }}",
-    "slice by length": "{{ m.content[(messages[3].content|length):] }}",
-    "json by length": "{{ m.content|tojson(indent=m.content|length) }}",
     "place by length": "{{ m.content[messages[0].content|length] }}{{ m.content }}",
-    "place by truth": "{{ m.content[loop.first] }}{{ m.content }}",
-    "safe inside": "{{ '<' + m.content|safe }}",
     "time": "{{ strftime_now('%H') }}{{ m.content }}",
 }
 
 COPIES = {
     "plain": "{{ m.content }}",
-    "plus": "{{ 'x' + m.content + 'y' }}",
     "trim": "{{ m.content|trim }}",
     "strips": "{{ m.content.lstrip() + '|' + m.content.rstrip() }}",
     "twice": "{{ m.content + m.content }}",
-    "string": "{% if m.content is string %}s{% endif %}{{ m.content }}",
-    "string filter": "{{ m.content|string }}",
     "variable": "{% set c = 'x' + m['content'] %}{% if loop.first %}{% set c = bos_token + c %}"
     "{% endif %}{{ c }}",
     "only some": "{% if m.role == 'assistant' %}{{ m.content }}{% endif %}",
     "others": "{{ messages[-1].content + m.role }}",
-    "callable": "{% if m.content is callable %}h{% endif %}{{ m.content }}",
     "keys of characters": "{% for c in m.content %}{% if c['type'] == 'image' %}h{% endif %}"
     "{% endfor %}{{ m.content }}",
-    "mapping": "{% if m.content is mapping %}h{% endif %}{{ m.content }}",
     "no key": "{% if m.tool_calls %}h{% endif %}{{ m.content }}{{ m.get('name', '') }}",
 }
 
@@ -463,20 +429,6 @@ def test_settings_of_a_dataset(prompter: Any, options: Any) -> None:
     check(strategy, batch)
 
 
-def test_reasoning_and_other_keys_of_messages_are_rendered_by_the_template() -> None:
-    template = (
-        "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}"
-        "({{ m.reasoning_content }}){% endif %}{% if m.name %}{{ m.name }}{% endif %}"
-        "{{ m.content }}<|im_end|>{% endfor %}"
-    )
-    strategy = make_strategy(template)
-    rows = [
-        [turn("user", "hello", name="ann"), turn("assistant", "day", reasoning_content="what")],
-        TALK,
-    ]
-    check(strategy, {"messages": rows})
-
-
 def test_warnings_come_as_often() -> None:
     strategy = make_strategy(train_on_eos="turn")
     rows = [
@@ -712,21 +664,6 @@ def test_a_second_content_beside_the_mapped_one_is_taken_as_axolotl_takes_it() -
     check(strategy, {"messages": [row]})
     row[1]["content"] = [{"type": "text", "text": "world"}]  # type: ignore[assignment]
     check(strategy, {"messages": [row]})
-
-
-def test_a_tokenizer_that_samples_is_unfamiliar() -> None:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.5), ("<|im_end|>", -2.0)]
-    rust = Tokenizer(models.Unigram(words, unk_id=0))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<|im_end|>")
-    strategy = make_strategy(tokenizer=tokenizer)
-    model = tokenizer._tokenizer.model
-    if not hasattr(model, "alpha"):
-        pytest.skip("this release of tokenizers does not sample")
-    model.alpha, model.nbest_size = 0.3, 8
-    refused(strategy, match="random splits")
 
 
 PIECES = st.text(alphabet="ab🙂é\n", max_size=12)

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import prompts as prompts_module
-from fast_axolotl.axolotl import tokenizers as tokenizers_module
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.prompts import (
     process,
@@ -49,8 +48,6 @@ with_system = Later("axolotl.prompt_strategies.alpaca_w_system")
 completion = Later("axolotl.prompt_strategies.completion")
 chat = Later("axolotl.prompt_strategies.chat_template")
 input_output = Later("axolotl.prompt_strategies.input_output")
-stepwise = Later("axolotl.prompt_strategies.stepwise_supervised")
-orpo = Later("axolotl.prompt_strategies.orpo.chat_template")
 rl = Later("axolotl.utils.data.rl")
 
 
@@ -80,27 +77,11 @@ STRATEGIES: dict[str, Callable[[Any, Any], Any]] = {
     "segments, all trained": lambda tokenizer, length: input_output.load(
         tokenizer, settings_of(length, train_on_inputs=True)
     ),
-    "steps": lambda tokenizer, length: stepwise.load(tokenizer, settings_of(length), config({})),
-    "last step": lambda tokenizer, length: stepwise.load(
-        tokenizer,
-        settings_of(length),
-        config(
-            {"train_on_last_step_only": True, "max_completion_length": 30, "step_separator": "🙂"}
-        ),
-    ),
-    "orpo": lambda tokenizer, length: orpo.load(tokenizer, settings_of(length)),
-    "orpo, by text": lambda tokenizer, length: orpo.load(
-        tokenizer, settings_of(length, chat_template_jinja=LOOKS)
-    ),
 }
 """A maker of each strategy, from a tokenizer and a length."""
 
-KINDS = ("completion", "chat", "alpaca", "with system", "segments", "steps", "orpo")
+KINDS = ("completion", "chat", "alpaca", "with system", "segments")
 """One strategy of each class: how rows are dealt out does not depend on its options."""
-
-LOOKS = """{% for m in messages %}{% if 'a' in m.content %}{{ m.label }}{% endif %}
-{{- m.role + ': ' + m.content | trim }}{% endfor %}{% if add_generation_prompt %}GO{% endif %}"""
-"""A template that has to be rendered for every conversation: it looks into the texts."""
 
 
 def settings_of(length: int, **more: Any) -> Any:
@@ -117,25 +98,7 @@ def rows_for(name: str) -> list[dict[str, Any]]:
             {"segments": [{"label": bool(n % 2), "text": text[n:]} for n in range(5)]}
             for text in TEXTS
         ]
-    if name in ("steps", "last step"):
-        return [
-            {"prompt": text, "completions": [text[3:], text[::-1]], "labels": [0, 1]}
-            for text in TEXTS
-        ]
-    if name.startswith("orpo"):
-        return [pair(text, text[::-1], TEXTS[0][5:]) for text in TEXTS]
     return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
-
-
-def pair(question: str, chosen: str, rejected: str) -> dict[str, Any]:
-    answers = {"chosen": chosen, "rejected": rejected}
-    return {
-        "system": question[5:],
-        **{
-            name: [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-            for name, answer in answers.items()
-        },
-    }
 
 
 def compare(
@@ -204,24 +167,6 @@ ODD = {
         {"segments": [{"label": None, "text": ""}]},
         {"segments": [{"label": True, "text": None}]},
         {"segments": None},
-    ],
-    "steps": [
-        {"completions": []},
-        {"labels": []},
-        {"labels": [1]},
-        {"labels": [1, None]},
-        {"prompt": ""},
-        {"completions": ["", ""]},
-        {"completions": ["a", None]},
-    ],
-    "last step": [{"labels": [1]}, {"labels": []}, {"labels": [None, 1]}],
-    "orpo": [
-        {"system": ""},
-        {"system": None},
-        {"chosen": []},
-        {"rejected": None},
-        pair("", "", ""),
-        {"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
     ],
 }
 """What is changed in a row, for each strategy."""
@@ -371,16 +316,7 @@ ANSWERS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map("".join)
 SAMPLE = {"prompt": "hello world", "chosen": "what a day", "rejected": "ünï", "completion": "a"}
 
 
-BOUNDS = {
-    "plain": [5, 5],
-    "llama 3": [5, 5],
-    "nfc": [5, 5],
-    "prefix space": None,
-    "prepends": None,
-    "repeats": None,
-    "bytes twice": None,
-}
-"""Their names, and the most tokens that two words of five letters can have."""
+NAMES = ["plain", "llama 3", "nfc", "prefix space", "prepends", "repeats"]
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +324,7 @@ def tokenizers(stock: Any) -> dict[str, Any]:
     from tokenizers import normalizers, pre_tokenizers, processors
 
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = {name: byte_tokenizer() for name in BOUNDS}
+    made = {name: byte_tokenizer() for name in NAMES}
     rust = {name: tokenizer._tokenizer for name, tokenizer in made.items()}
     rust["prefix space"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     rust["llama 3"].pre_tokenizer = pre_tokenizers.Sequence(
@@ -400,8 +336,6 @@ def tokenizers(stock: Any) -> dict[str, Any]:
             processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
         ]
     )
-    again = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    rust["bytes twice"].pre_tokenizer = pre_tokenizers.Sequence([level, again])
     rust["nfc"].normalizer = normalizers.NFC()
     rust["prepends"].normalizer = normalizers.Prepend("hello " * 9)
     rust["repeats"].post_processor = processors.TemplateProcessing(
@@ -418,7 +352,7 @@ KINDS = ["DPO", "IPO", "ORPO", "SIMPO", "KTO"]
     sample=st.fixed_dictionaries(dict.fromkeys(SAMPLE, ANSWERS)),
     kind=st.sampled_from(KINDS),
     length=st.integers(-1, 90),
-    name=st.sampled_from(list(BOUNDS)),
+    name=st.sampled_from(NAMES),
 )
 def test_verdicts_are_equal_at_every_length(
     tokenizers: Any, sample: Any, kind: str, length: int, name: str
@@ -427,20 +361,6 @@ def test_verdicts_are_equal_at_every_length(
     want = rl._drop_long_sequences(*arguments)
     got = drop_long_sequences(*arguments)
     assert got is want
-
-
-def test_bytes_decide_only_where_tokens_cannot_be_more(tokenizers: Any) -> None:
-    texts = ["hello", "world"]
-    known = {
-        name: tokenizers_module._at_most(tokenizer._tokenizer, texts)
-        for name, tokenizer in tokenizers.items()
-    }
-    assert known == BOUNDS
-    assert tokenizers_module._at_most(tokenizers["nfc"]._tokenizer, ["\u0958"]) is None
-    assert tokenizers_module._at_most(tokenizers["plain"]._tokenizer, ["\u0958"]) == [3]
-    falls_back = byte_tokenizer()._tokenizer
-    falls_back.model.byte_fallback = True
-    assert tokenizers_module._at_most(falls_back, ["hello"]) is None
 
 
 @pytest.mark.parametrize("kind", ["GRPO", "GDPO", "EBFT"])

@@ -247,13 +247,6 @@ def test_types_are_joined_over_files(tmp_path: Path) -> None:
 # Bad rows.
 
 
-def test_a_ragged_row_is_an_error_with_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", 'a,b\n1,"x\ny\nz"\n2\n3,w\n')
-
-    with pytest.raises(DataError, match=r"a\.csv, line 5: expected 2 fields, found 1"):
-        read_rows(path)
-
-
 @pytest.mark.parametrize("stray", ["", 'stray,5" pipe,0\r\n'])
 def test_a_ragged_row_after_many_blocks_is_an_error_with_its_line(
     tmp_path: Path, stray: str

@@ -17,6 +17,7 @@ import pytest
 
 from fast_axolotl import dedupe_files
 from fast_axolotl.dedupe import files
+from fast_axolotl.dedupe import output as written
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, FastAxolotlError, UsageError
 from support.files import read_rows, write_jsonl
@@ -345,3 +346,20 @@ def test_what_could_not_be_read_is_listed_on_both_sides(tmp_path: Path) -> None:
     assert (summary.rows_out, summary.rejected_rows) == (1, 2)
     assert [Path(item.path).name for item in summary.rejections] == ["other.jsonl", "in.jsonl"]
     assert (summary.files_in, summary.files_against) == (1, 1)
+
+
+def test_every_batch_is_measured_once_however_many_a_row_group_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+    real = written.held_bytes
+    monkeypatch.setattr(
+        written, "held_bytes", lambda batch: measured.append(len(batch)) or real(batch)
+    )
+    batch = pa.RecordBatch.from_pydict({"a": [1]})
+    writer = written.ParquetWriter(tmp_path / "out.parquet", batch.schema)
+    for _ in range(500):
+        writer.write(batch)
+    writer.close()
+    assert len(measured) == 500
+    assert pq.ParquetFile(tmp_path / "out.parquet").metadata.num_row_groups == 1

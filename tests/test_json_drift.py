@@ -54,16 +54,6 @@ def without_nulls(value: Any) -> Any:
 # Promotions.
 
 
-def test_a_key_that_appears_late_is_null_before(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}, {"a": 2, "late": "x"}, {"late": "y"}])
-
-    assert read_rows(path) == [
-        {"a": 1, "late": None},
-        {"a": 2, "late": "x"},
-        {"a": None, "late": "y"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -166,28 +156,6 @@ def test_every_shard_begins_with_the_same_types_for_a_few_bytes(
         pa.schema([("n", pa.float64()), ("t", pa.string()), ("k", pa.list_(pa.null()))])
     }
     assert sum(lengths) <= 8 * 100 * 1024
-
-
-def test_a_scan_gives_the_final_schema_from_the_start(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"n": 1, "t": FILLER}] * 3000 + [{"n": 1.5, "late": "x"}]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-
-    reader = open_dataset(path, infer="scan", memory_budget=SMALL_BUDGET)
-
-    assert reader.schema == pa.schema(
-        [("n", pa.float64()), ("t", pa.string()), ("late", pa.string())]
-    )
-    assert {batch.schema for batch in reader} == {reader.schema}
-
-
-def test_types_drift_from_file_to_file(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "1.jsonl", [{"a": 1}])
-    write_jsonl(tmp_path / "2.jsonl", [{"a": 1.5, "b": [{"c": None}]}])
-    write_jsonl(tmp_path / "3.jsonl", [{"b": [{"c": "x", "d": 1}]}])
-
-    assert without_nulls(read_rows(tmp_path)) == without_nulls(
-        [{"a": 1}, {"a": 1.5, "b": [{"c": None}]}, {"b": [{"c": "x", "d": 1}]}]
-    )
 
 
 # Conflicts.

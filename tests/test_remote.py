@@ -31,6 +31,7 @@ from fast_axolotl.errors import (
     DataError,
     MissingExtraError,
     MissingFileError,
+    ResumeError,
 )
 from fast_axolotl.reading import remote
 from support.files import arrow_bytes, jsonl_bytes, parquet_bytes, read_rows
@@ -93,6 +94,17 @@ def test_a_memory_folder_and_a_glob_read_their_files_in_order(memory: Any) -> No
     assert read_rows("memory://data/part-*.jsonl") == rows_of(30)
     reader = open_dataset("memory://data")
     assert reader.stats.ignored_files == ("memory://data/README.md",)
+
+
+def test_a_state_of_a_mapped_file_does_not_fit_its_remote_copy(memory: Any, tmp_path: Path) -> None:
+    """They are cut into other units."""
+    data = encoded("arrow")
+    (tmp_path / "rows.arrow").write_bytes(data)
+    memory.pipe_file("/rows.arrow", data)
+    with pytest.raises(ResumeError, match="other files"):
+        open_dataset("memory://rows.arrow").load_state_dict(
+            open_dataset(tmp_path / "rows.arrow").state_dict()
+        )
 
 
 def test_a_damaged_remote_file_names_its_address(memory: Any) -> None:

@@ -373,8 +373,6 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     summary = summarise(make_run(rank, system=system))
     assert summary.working_set_bytes == GIGABYTE
     assert summary.working_set_peak_bytes == 9 * GIGABYTE
-    later = make_system(samples=100, start={"time": START_TIME + 1e6})
-    assert summarise(make_run(rank, system=later)).working_set_bytes == 4 * GIGABYTE
 
 
 def test_a_run_that_was_never_steady_has_no_memory_of_the_steady_phase() -> None:
@@ -540,16 +538,6 @@ def test_all_sizes_of_a_process_that_may_not_be_read_are_missing_for_one_reason(
     summary = summarise(make_run(system=system))
     names = ("working_set_bytes", "rss_bytes", "anon_bytes", "file_bytes", "hwm_bytes")
     assert {summary.reasons[name] for name in names} == {reasons["rss_bytes"]}
-
-
-def test_without_a_watcher_the_ranks_tell_their_own_memory() -> None:
-    rank = make_rank()
-    rank.add(Phase(t=1.0, name="start", seconds=1.0, hwm_bytes=3 * GIGABYTE))
-    rank.add(Phase(t=2.0, name="steady", seconds=1.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
-    summary = summarise(make_run(rank))
-    assert (summary.rss_bytes, summary.hwm_bytes) == (GIGABYTE, 3 * GIGABYTE)
-    assert summary.spike_ratio == 3.0
-    assert summary.hwm_by_phase == {"start": 3 * GIGABYTE, "steady": GIGABYTE}
 
 
 def test_the_rank_that_waits_most_decides_and_with_a_dispatcher_rank_0() -> None:

@@ -50,7 +50,7 @@ def dataset_of(name: str, count: int = 5200) -> Any:
     return Dataset.from_list(rows[:count])
 
 
-@pytest.mark.parametrize("name", ["completion", "chat", "alpaca", "orpo"])
+@pytest.mark.parametrize("name", ["completion", "chat", "alpaca"])
 def test_what_is_missing_is_made_again_by_any_number_of_processes(
     name: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

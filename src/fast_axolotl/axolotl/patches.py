@@ -168,7 +168,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "axolotl.datasets:TokenizedPromptDataset.process",
         "prompts:process",
         *(*_CHAT_ROWS, _TOKENIZERS, f"{_STRATEGIES}.completion", f"{_STRATEGIES}.input_output"),
-        *(f"{_STRATEGIES}.stepwise_supervised", f"{_STRATEGIES}.orpo.chat_template"),
         f"{_STRATEGIES}.alpaca_w_system",
         *(_HF_DATASET, "datasets.arrow_writer"),
         check="in order:dataset",

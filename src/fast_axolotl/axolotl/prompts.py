@@ -1,8 +1,8 @@
 """Rows of prompts tokenised a batch at a time, and written as Arrow columns.
 
-Axolotl maps an instruction dataset row by row, with two tokenizer calls each, preferences with up
-to six calls and renders of the chat template, and a completion dataset in batches but with a call
-per text. All end in lists of Python integers, which HF datasets walks again to find their type.
+Axolotl maps an instruction dataset row by row, with two tokenizer calls each, and a completion
+dataset in batches but with a call per text. All end in lists of Python integers, which HF datasets
+walks again to find their type.
 ``process`` stands in for ``TokenizedPromptDataset.process``: it makes the same ``map`` over batches
 of 1,000 rows (the size in which ``map`` writes rows to disk in any case) with a function that gives
 a table of the types that HF datasets would have found: int32 for ids, int8 for the mask, int64 for
@@ -48,16 +48,6 @@ place of its values."""
 
 _INSTRUCTION: Columns = {"input_ids": None, "attention_mask": "input_ids", "labels": None}
 _SEGMENTS: Columns = {"input_ids": None, "labels": None, "attention_mask": "input_ids"}
-_STEPS: Columns = {"labels": None, "input_ids": None, "attention_mask": "input_ids"}
-_ORPO: Columns = {
-    "rejected_ids": None,
-    "rejected_labels": None,
-    "rejected_attention_mask": "rejected_ids",
-    "input_ids": None,
-    "labels": None,
-    "attention_mask": "input_ids",
-    "prompt_attention_mask": None,
-}
 
 
 def process(self: Any, dataset: Any) -> Any:
@@ -70,11 +60,7 @@ def process(self: Any, dataset: Any) -> Any:
         raise Unfamiliar("the dataset is empty or not a plain dataset")
     if dataset._format_type is not None or dataset.list_indexes():
         raise Unfamiliar("the dataset has a format or an index")
-    own = {field.name: field.type for field in dataset.data.schema}
-    if to_table is step_table and own.get("labels") == pa.list_(pa.int64()):
-        # Steps come with labels, which keep their place in front.
-        del own["labels"]
-    if not own.keys().isdisjoint(columns):
+    if not columns.keys().isdisjoint(dataset.column_names):
         raise Unfamiliar("the dataset already has one of the output columns")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
@@ -102,16 +88,6 @@ def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
     if name == "input_output:RawInputOutputStrategy":
         _check_parts(strategy, prompter="input_output:RawInputOutputPrompter")
         return segment_table, _SEGMENTS
-    if name == "stepwise_supervised:StepwiseSupervisedPromptTokenizingStrategy":
-        _check_parts(strategy)
-        return step_table, _STEPS
-    if name == "orpo.chat_template:ORPOTokenizingStrategy":
-        _check_parts(
-            strategy,
-            prompter="orpo.chat_template:ORPOPrompter",
-            dataset_parser="orpo.chat_template:ORPODatasetParsingStrategy",
-        )
-        return orpo_table, _ORPO
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
     if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a custom strategy")
@@ -177,64 +153,6 @@ def segment_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         return list(chain.from_iterable(ids)), labels
 
     return _rows_table(batch, strategy, read, build, _SEGMENTS)
-
-
-def step_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of solutions in steps (``stepwise_supervised``), for ``map``."""
-    tokenizer, most = strategy.tokenizer, strategy.max_completion_length or None
-
-    def read(row: Any) -> tuple[list[str], list[int]]:
-        verdicts = [int(label) for label in row["labels"]]
-        if strategy.train_on_last_step_only:
-            verdicts[:-1] = [_IGNORED] * len(verdicts[:-1])
-            verdicts[-1]  # An error in stock, too.
-        return [row["prompt"], *row["completions"], strategy.step_separator], verdicts
-
-    def build(ids: Lists, verdicts: list[int]) -> tuple[list[int], ...]:
-        prompt, *steps, separator = ids
-        steps = [step + separator for step in steps]
-        labels: list[int] = []
-        for step, verdict in zip(steps, verdicts, strict=False):
-            labels += [*[_IGNORED] * (len(step) - 1), verdict]
-        bos = tokenizer.bos_token_id
-        if bos is not None:
-            prompt = [bos, *prompt]
-        end = strategy.sequence_len or None
-        solution = list(chain.from_iterable(steps))[:most]
-        return ([_IGNORED] * len(prompt) + labels[:most])[:end], (prompt + solution)[:end]
-
-    return _rows_table(batch, strategy, read, build, _STEPS)
-
-
-def orpo_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of pairs of conversations (``orpo.chat_template``), for ``map``."""
-    parser, prompter = strategy.dataset_parser, strategy.prompter
-
-    def read(row: Any) -> tuple[list[str], list[list[bool]]]:
-        threads = (
-            parser.get_rejected_conversation_thread(row),
-            parser.get_chosen_conversation_thread(row),
-        )
-        parts = [[part for part in prompter.build_prompt(thread) if part[0]] for thread in threads]
-        texts = [text for thread in parts for text, _ in thread]
-        return texts, [[is_trained for _, is_trained in thread] for thread in parts]
-
-    def build(ids: Lists, threads: list[list[bool]]) -> tuple[list[int], ...]:
-        texts, results, prompt_length = iter(ids), [], 0
-        for number, thread in enumerate(threads):
-            grown: list[int] = []
-            labels: list[int] = []
-            for is_trained in thread:
-                # A text is one more turn than that before it; its tokens go on where those ended.
-                more = next(texts)[len(grown) :]
-                grown += more
-                labels += more if is_trained else [_IGNORED] * len(more)
-                if not is_trained and number == 0:
-                    prompt_length = len(grown)
-            results += [grown, labels]
-        return *results, [1] * prompt_length + [0] * (len(results[-1]) - prompt_length)
-
-    return _rows_table(batch, strategy, read, build, _ORPO)
 
 
 def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:

@@ -34,7 +34,6 @@ from fast_axolotl.axolotl.huggingface import locate, shard_sources, through_read
 from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
 from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.files import find_files
-from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.streaming import STREAMING_FILE_BYTES, STREAMING_SEQUENCE_LENGTH
 
 try:
@@ -62,10 +61,6 @@ _DRAWN_TOGETHER = 1000
 
 _TOKEN_BYTES = 4
 """Bytes of text that make a token, by rule of thumb."""
-
-_ROOM = 2
-"""Batches of a map that are there at a time: the one that is handed out, and the next."""
-
 
 _DECIDING = (
     *("sequence_len", "sample_packing", "micro_batch_size", "streaming_multipack_buffer_size"),
@@ -534,17 +529,9 @@ class _Buffer:
 
 
 class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
-    """A batched map over Python rows whose batches end at a number of rows or of bytes.
-
-    In a worker of a loader the next batch is made in a thread while rows of this one are handed
-    out, so that the worker's queue does not run dry at the end of every batch. There nothing else
-    draws random numbers in Axolotl's streams, so a function that does draws the same ones. In the
-    training process, where the model draws too, batches are made when they are asked for.
-    """
+    """A batched map over Python rows whose batches end at a number of rows or of bytes."""
 
     budget: int
-    _replayed: str | None = None
-    """The random state under which the next batch was made before."""
 
     @staticmethod
     def can_be(mapped: Any) -> bool:
@@ -567,49 +554,50 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
         return self._state_dict
 
     def _iter(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        state, skip = self._state_dict, 0
-        is_ahead = _is_worker()
-        if state:
-            previous = state["previous_state"]
-            if is_ahead:
-                # What is read ahead moves a position of its own: ours is the one handed out.
-                self.ex_iterable._init_state_dict()
-            if previous:
-                self.ex_iterable.load_state_dict(json.loads(previous))
-                skip, self._replayed = state["num_examples_since_previous_state"], state["random"]
-        for batch in self._made_ahead() if is_ahead else map(self._make, self._batches()):
-            self._mark(batch.position, batch.random)
-            for example in hf._batch_to_examples(batch.columns):
+        state, skip, replayed = self._state_dict, 0, None
+        if state and state["previous_state"]:
+            self.ex_iterable.load_state_dict(json.loads(state["previous_state"]))
+            skip, replayed = state["num_examples_since_previous_state"], state["random"]
+        rows = iter(self.ex_iterable)
+        while True:
+            position = json.dumps(self.ex_iterable._state_dict) if state else None
+            random = replayed or random_state()
+            key, examples = self._take(rows)
+            if state:
+                state.update(previous_state=position, num_examples_since_previous_state=0)
+                state["random"] = random if examples else None
+            if not examples:
+                return
+            # A worker goes on from there; in the training process the model draws as well.
+            with drawn_from(replayed, is_left=worker_id() is not None):
+                columns = self._call(hf._examples_to_batch(examples))
+            replayed = None
+            del examples
+            for example in hf._batch_to_examples(columns):
                 if state:
                     state["num_examples_since_previous_state"] += 1
                 if skip:
                     skip -= 1
                 else:
-                    yield batch.key, example
+                    yield key, example
             # Else it would be held while the next one is made.
-            batch.columns.clear()
-        self._mark(self._position())
+            columns.clear()
 
-    def _made_ahead(self) -> Iterator[_Batch]:
-        """Batches, one of them made ahead."""
+    def _take(self, rows: Iterator[Any]) -> tuple[Any, list[Any]]:
+        """The rows of the next batch, and the key of the first; none at the end."""
+        examples: list[Any] = []
+        first, size = None, 0
+        for key, example in rows:
+            first = first if examples else key
+            examples.append(example)
+            size += _weigh(example)
+            if len(examples) == self.batch_size or size >= self.budget:
+                break
+        return first, examples
 
-        def make(batch: _Batch) -> tuple[_Batch, int]:
-            return self._make(batch), batch.weight
-
-        ahead = Prefetcher(self._batches(), make, num_threads=1, budget=_ROOM)
-        try:
-            for _, batch in ahead:
-                yield batch
-        finally:
-            ahead.close()
-
-    def _make(self, batch: _Batch) -> _Batch:
-        columns, kept = batch.columns, dict(batch.columns)
-        replayed, self._replayed = self._replayed, None
-        batch.random = replayed or random_state()
-        # A worker goes on from there; in the training process the model draws as well.
-        with drawn_from(replayed, is_left=_is_worker()):
-            made = self.function(columns, **self.fn_kwargs)
+    def _call(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        kept = dict(columns)
+        made = self.function(columns, **self.fn_kwargs)
         lengths = {name: len(made[name]) for name in made}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"Column lengths mismatch: {lengths}")
@@ -617,34 +605,7 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
             kept.pop(name, None)
             if made is columns:
                 made.pop(name, None)
-        batch.columns = {**kept, **made}
-        return batch
-
-    def _batches(self) -> Iterator[_Batch]:
-        """The rows of every batch, and where they begin."""
-        return iter(functools.partial(self._take, iter(self.ex_iterable)), None)
-
-    def _take(self, rows: Iterator[Any]) -> _Batch | None:
-        position = self._position()
-        examples, size, first = [], 0, None
-        for key, example in rows:
-            first = key if first is None else first
-            examples.append(example)
-            size += _weigh(example)
-            if len(examples) == self.batch_size or size >= self.budget:
-                break
-        if not examples:
-            return None
-        return _Batch(key=first, columns=hf._examples_to_batch(examples), position=position)
-
-    def _position(self) -> str | None:
-        return json.dumps(self.ex_iterable._state_dict) if self._state_dict else None
-
-    def _mark(self, position: str | None, random: str | None = None) -> None:
-        if self._state_dict:
-            self._state_dict["previous_state"] = position
-            self._state_dict["random"] = random
-            self._state_dict["num_examples_since_previous_state"] = 0
+        return {**kept, **made}
 
     def shuffle_data_sources(self, generator: Any) -> BoundedMap:
         return self.around(super().shuffle_data_sources(generator), self.budget)
@@ -654,20 +615,6 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
 
     def reshard_data_sources(self) -> BoundedMap:
         return self.around(super().reshard_data_sources(), self.budget)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Batch:
-    key: Any
-    """Of the first row."""
-    columns: dict[str, list[Any]]
-    """What the function is given, then what it has made of it, then nothing."""
-    position: str | None
-    """Of the source, before the first row."""
-    random: str | None = None
-    """State of torch's generator before the function was called."""
-    weight: int = 1
-    """For ``Prefetcher``: batches are counted."""
 
 
 def random_state() -> str | None:
@@ -701,10 +648,6 @@ def worker_id() -> int | None:
     torch_data = sys.modules.get("torch.utils.data")
     worker = torch_data.get_worker_info() if torch_data is not None else None
     return None if worker is None else int(worker.id)
-
-
-def _is_worker() -> bool:
-    return worker_id() is not None
 
 
 def _weigh(value: Any) -> int:

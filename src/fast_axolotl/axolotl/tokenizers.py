@@ -11,26 +11,16 @@ The Rust tokenizer is left in the state that the host's own call leaves it in. E
 150 bytes a token, so a call takes at most ``_CALL_CHARACTERS`` of text. Does not decode, pad, or
 add special tokens other than those the tokenizer itself adds.
 
-``drop_long_sequences`` is the length filter of preference datasets, mostly without a tokenizer.
-Axolotl tokenises prompt, chosen and rejected text of every row only to count tokens. Most rows are
-far below the limit, and for tokenizers of the byte-level BPE kind (GPT-2, Llama 3, Qwen, ...) that
-is seen from the texts alone: every token covers at least one byte, so a text has at most as many
-tokens as bytes. This holds if the model makes tokens of whole characters only (no byte fallback),
-if nothing before it makes text longer (no prefix space; a Unicode normal form may, but leaves ASCII
-as it is), and if nothing after it repeats the text. All three are read off the Rust tokenizer
-itself, on every call: it may change between two. Where the bytes do not decide, the texts are
-counted in one call of the Rust tokenizer. Costs 10 µs a row where the bytes decide.
-
-Unfamiliar are: samples whose texts are no ``str`` (lists of messages), tokenizers with methods of
-their own, and a Rust tokenizer in another state than Axolotl's call leaves it in: that call resets
-it, so this happens once.
+``drop_long_sequences`` is the length filter of preference datasets. Axolotl tokenises prompt,
+chosen and rejected text of every row only to count tokens, with three calls; here it is one call
+of the Rust tokenizer. Unfamiliar are: samples whose texts are no ``str`` (lists of messages),
+tokenizers with methods of their own, and a Rust tokenizer in another state than Axolotl's call
+leaves it in: that call resets it, so this happens once.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 from fast_axolotl.axolotl.patching import Unfamiliar
@@ -56,10 +46,6 @@ _METHODS = (
 
 _RANDOM = ("dropout", "alpha", "nbest_size")
 """Settings of BPE and Unigram models that make two encodings of one text differ."""
-
-_KEEPS_LENGTH = {"Split", "Digits", "Whitespace", "WhitespaceSplit", "Punctuation"}
-"""Steps before the model that take text apart and add none."""
-_KEEPS_ASCII = {"NFC", "NFD", "NFKC", "NFKD"}
 
 
 def check_tokenizer(tokenizer: Any) -> Any:
@@ -145,70 +131,6 @@ def drop_long_sequences(sample: dict[str, Any], rl: Any, tokenizer: Any, sequenc
         raise Unfamiliar("the Rust tokenizer truncates or pads")
     if backend.encode_special_tokens != tokenizer.split_special_tokens:
         raise Unfamiliar("the Rust tokenizer splits special tokens differently")
-    most = _at_most(backend, texts)
-    if most and _fits(most, sequence_len):
-        return True
     encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-    return _fits([len(encoding) for encoding in encodings], sequence_len)
-
-
-def _fits(lengths: list[int], sequence_len: int) -> bool:
-    """Whether the prompt with each of the answers does."""
-    return lengths[0] + max(lengths[1:]) <= sequence_len
-
-
-def _at_most(backend: Any, texts: list[str]) -> list[int] | None:
-    """A number of tokens that each text cannot exceed, or None if none is known."""
-    model = backend.model
-    if type(model).__name__ != "BPE" or model.byte_fallback:
-        return None
-    steps = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
-    is_bounded, needs_ascii = _bound(
-        *[None if step is None else step.__getstate__() for step in steps]
-    )
-    if not is_bounded:
-        return None
-    if all(text.isascii() for text in texts):
-        return [len(text) for text in texts]
-    return None if needs_ascii else [len(text.encode()) for text in texts]
-
-
-@lru_cache(maxsize=8)
-def _bound(
-    normalizer: bytes | None, pre_tokenizer: bytes | None, post_processor: bytes | None
-) -> tuple[bool, bool]:
-    """Whether a text has no more tokens than bytes, and whether only if it is ASCII."""
-    before = _steps(normalizer, "normalizers")
-    apart = _steps(pre_tokenizer, "pretokenizers")
-    after = _steps(post_processor, "processors")
-    needs_ascii = bool(before)
-    is_bounded = (
-        all(step["type"] in _KEEPS_ASCII for step in before)
-        # A second one would take the bytes of what the first one wrote.
-        and sum(step["type"] == "ByteLevel" for step in apart) == 1
-        and all(
-            step["type"] in _KEEPS_LENGTH
-            or (step["type"] == "ByteLevel" and not step["add_prefix_space"])
-            for step in apart
-        )
-        and all(
-            step["type"] == "ByteLevel"
-            or (
-                step["type"] == "TemplateProcessing"
-                # The text comes once.
-                and sum("Sequence" in piece for piece in step["single"]) == 1
-            )
-            for step in after
-        )
-    )
-    return is_bounded, needs_ascii
-
-
-def _steps(state: bytes | None, inside: str) -> list[dict[str, Any]]:
-    """The steps of a part of the tokenizer, which may be a sequence of them."""
-    if state is None:
-        return []
-    step = json.loads(state)
-    if step["type"] != "Sequence":
-        return [step]
-    return [inner for part in step[inside] for inner in _steps(json.dumps(part).encode(), inside)]
+    prompt, *answers = map(len, encodings)
+    return prompt + max(answers) <= sequence_len

@@ -19,7 +19,6 @@ from binascii import unhexlify
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
-from itertools import islice
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -154,18 +153,18 @@ def _is_first(digests: ByteArray) -> npt.NDArray[np.bool_]:
 
 def _hash_list(rows: Iterable[str | bytes], num_threads: int) -> Iterator[ByteArray]:
     """The digests of some rows at a time, in order."""
-    iterator, first = iter(rows), 0
-    while batch := list(islice(iterator, _BATCH_ROWS)):
-        if not set(map(type, batch)) <= {str, bytes}:
-            batch = [_encode(index, row) for index, row in enumerate(batch, first)]
+    rows = rows if isinstance(rows, list) else list(rows)
+    for first in range(0, len(rows), _BATCH_ROWS):
+        batch = rows[first : first + _BATCH_ROWS]
         try:
             column = pa.array(batch, pa.large_binary())
-        except UnicodeEncodeError:
-            for index, row in enumerate(batch, first):
-                _encode(index, row)
-            raise
+            is_read = not column.null_count
+        except (pa.ArrowException, UnicodeEncodeError):
+            is_read = False
+        if not is_read:  # names the row that is no text, or encodes what pyarrow cannot
+            encoded = [_encode(index, row) for index, row in enumerate(batch, first)]
+            column = pa.array(encoded, pa.large_binary())
         yield _bytes_of(_hash_chunks([column], column.type, num_threads)[0])
-        first += len(batch)
 
 
 def _bytes_of(digests: pa.Array) -> ByteArray:

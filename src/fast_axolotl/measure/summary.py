@@ -36,7 +36,7 @@ from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
 from fast_axolotl.measure.verdict import judge, judge_course
 from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
-from fast_axolotl.record.arithmetic import middle, ratio, times, total
+from fast_axolotl.record.arithmetic import ratio, times
 from fast_axolotl.record.thresholds import CPU_LOST
 
 _NOTED = ("error", "clock_step")
@@ -341,15 +341,6 @@ def _fold_node(
         if highest > (values["hwm_bytes"] or 0):
             values["hwm_bytes"] = highest
             values["spike_ratio"] = ratio(highest, values["rss_bytes"])
-    else:
-        # What the ranks know of their own processes where nobody watched the tree.
-        hwm = sum(marks) or None
-        rss = total(
-            middle(phase.rss_bytes for phase in rank.record.phases if phase.name == "steady")
-            for rank in own
-        )
-        values["hwm_bytes"], values["spike_ratio"] = hwm, ratio(hwm, rss)
-        values["rss_bytes"] = None if rss is None else round(rss)
     # What torch's allocator held at most, which the samples may have missed.
     free = [values["gpu_free_bytes"]]
     for rank in own:

@@ -25,11 +25,6 @@ LEAST_SWAP_SHARE = 0.5
 LEAST_SWAP_RUN = 3
 """Intervals in a row with swap-in for it to be sustained. Ours: one burst is no state."""
 
-CLOCKS_DIFFER_SECONDS = 10.0
-"""A training that begins so long after the last sample was timed by another clock. Ours: samples
-are at most five seconds apart."""
-
-
 _UNKNOWN = {
     "stall": "waits can only be measured inside the training process",
     "throughput": "rows, tokens and steps can only be counted inside the training process",
@@ -69,7 +64,7 @@ def fold_system(
     samples: Sequence[SystemSample] = system.samples
     if begin is None or end is None:
         samples = samples if trained_from is None else []
-    elif end >= zero and not _is_of_another_clock(system, begin):
+    else:
         samples = [sample for sample in samples if begin <= zero + sample.t <= end]
     several = samples if len(samples) > 1 else system.samples
     start = system.start
@@ -132,17 +127,10 @@ def fold_system(
     return {name: value for name, (value, _) in found.items()}, reasons
 
 
-def _is_of_another_clock(system: SystemRecord, time: float) -> bool:
-    """Whether a moment of the training is of another machine's clock, or of one that was set."""
-    lines = [*system.samples[-1:], system.end]
-    last = max((line.t for line in lines if line is not None), default=0.0)
-    return time > system.start.time + last + CLOCKS_DIFFER_SECONDS
-
-
 def _peak(system: SystemRecord, name: str, trained_from: float | None) -> float | None:
     """The highest of all samples; ``None`` where none of them is of the training."""
     known = [sample for sample in system.samples if finite(getattr(sample, name)) is not None]
-    if known and trained_from is not None and not _is_of_another_clock(system, trained_from):
+    if known and trained_from is not None:
         known = known if system.start.time + known[-1].t >= trained_from else []
     return _highest(getattr(sample, name) for sample in known)
 
@@ -258,12 +246,11 @@ def _explain(
     if source == "gpus" and any(sample.gpus for sample in samples):
         return "the driver does not report it"
     is_sampled = any(getattr(one, source, None) is not None for one in system.samples)
-    if name in _LEVELS and is_sampled and is_steady:
-        return "it was not sampled in the steady phase, which was too short: run longer"
-    if name in _LEVELS and is_sampled:
-        return "no step of the steady phase was recorded"
-    if name == "working_set_peak_bytes" and is_sampled:
-        return "it was not sampled after the first step, because the run was too short: run longer"
+    if is_sampled and (name in _LEVELS or name == "working_set_peak_bytes"):
+        when = "in the steady phase" if name in _LEVELS else "after the first step"
+        if name in _LEVELS and not is_steady:
+            return "no step of the steady phase was recorded"
+        return f"it was not sampled {when}, which was too short: run longer"
     if FIGURES[name].missing != _UNWATCHED:
         return FIGURES[name].missing
     if len(samples) < 2:

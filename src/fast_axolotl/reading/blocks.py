@@ -204,10 +204,14 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of the file list: base name, size and format of each."""
+        """A short hash of the file list: base name, size and format of each.
+
+        A mapped file differs from the same file on another machine: its units are other ones.
+        """
         text = "\n".join(
             f"{PurePosixPath(item.source.identity).name}\t{item.source.num_bytes}\t{item.format}"
-            for item in self.inputs
+            f"{', mapped' if hasattr(file, 'batches') else ''}"
+            for item, file in zip(self.inputs, self.formats, strict=True)
         )
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -15,7 +15,6 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -252,7 +251,10 @@ def dump_line(line: object) -> str:
 def read_run(path: str | Path) -> RunRecord:
     """Read a record's folder."""
     folder = Path(path)
-    check_folder(folder)
+    if not folder.exists():
+        raise MissingFileError("there is no such folder", path=str(folder))
+    if not folder.is_dir():
+        raise DataError("a record is a folder, but this is a file", path=str(folder))
     record = RunRecord(path=str(folder))
     for file in sorted(folder.glob("rank-*.jsonl")):
         home = _read_file(file, record)
@@ -260,11 +262,14 @@ def read_run(path: str | Path) -> RunRecord:
             record.ranks[home.start.rank] = home
         else:
             record.notes.append(f"{file.name} has no start line and was skipped")
-    systems = (_read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES)))
-    record.systems = sort_systems(systems)
-    leave_out_earlier(record)
+    homes = [_read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))]
+    systems = [home for home in homes if isinstance(home, SystemRecord)]
+    # Of two files of one node, that which began last.
+    systems.sort(key=lambda system: system.start.time)
+    record.systems = dict(sorted((system.start.host, system) for system in systems))
+    _leave_out_earlier(record)
     if not record.ranks and not record.systems:
-        raise no_record(folder, "; ".join(record.notes[:3]))
+        raise _no_record(folder, "; ".join(record.notes[:3]))
     return record
 
 
@@ -273,27 +278,11 @@ def system_file(folder: str | Path, node: str) -> Path:
     return Path(folder) / f"system-{re.sub(r'[^A-Za-z0-9._-]+', '_', node)[:200]}.jsonl"
 
 
-def sort_systems(homes: Iterable[RankRecord | SystemRecord | None]) -> dict[str, SystemRecord]:
-    """What was watched, by node; of two files of one node, that which began last."""
-    systems = [home for home in homes if isinstance(home, SystemRecord)]
-    systems.sort(key=lambda system: system.start.time)
-    by_node = {system.start.host: system for system in systems}
-    return dict(sorted(by_node.items()))
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse what is no folder."""
-    if not folder.exists():
-        raise MissingFileError("there is no such folder", path=str(folder))
-    if not folder.is_dir():
-        raise DataError("a record is a folder, but this is a file", path=str(folder))
-
-
-def no_record(folder: Path, reason: str = "") -> DataError:
+def _no_record(folder: Path, reason: str = "") -> DataError:
     """What to say of a folder without a record: one that holds a protocol has several below."""
     reason = reason or "it contains neither rank-0.jsonl nor system-NODE.jsonl"
     text = f"this folder holds no record: {reason}; make one with fast-axolotl measure -- COMMAND"
-    runs = sorted(find_protocol_runs(folder))
+    runs = sorted({path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")})
     has_result = (folder / PROTOCOL_FILE).is_file()
     words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
     words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
@@ -305,12 +294,7 @@ def no_record(folder: Path, reason: str = "") -> DataError:
     return DataError(text, path=str(folder))
 
 
-def find_protocol_runs(folder: Path) -> set[Path]:
-    """The folders of a protocol's runs that have recorded anything."""
-    return {path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")}
-
-
-def leave_out_earlier(record: RunRecord) -> None:
+def _leave_out_earlier(record: RunRecord) -> None:
     """Ranks and nodes of another run that used the same folder before."""
     first = record.ranks.get(0)
     if first is None:
@@ -346,7 +330,19 @@ def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | Non
                     what = f"{file.name}, line {number}: not a line of a record"
                 record.notes.append(what)
                 continue
-            home = sort_in(home, line, file)
+            if isinstance(line, schema.Start | schema.SystemStart):
+                if line.schema > schema.SCHEMA:
+                    raise DataError(
+                        f"it is in format {line.schema}, but this version reads only up to format "
+                        f"{schema.SCHEMA}: install a newer fast-axolotl",
+                        path=str(file),
+                    )
+                if isinstance(line, schema.Start):
+                    home = RankRecord(start=line)
+                else:
+                    home = SystemRecord(start=line)
+            elif home is not None and line is not None:
+                home.add(line)
     return home
 
 
@@ -364,23 +360,3 @@ def parse_line(text: str) -> object | None:
         values = json.loads(text)
         kind = _KINDS.get(values.pop("kind"))
         return None if kind is None else from_plain(kind[0], values)
-
-
-def sort_in(
-    home: RankRecord | SystemRecord | None, line: object | None, file: Path
-) -> RankRecord | SystemRecord | None:
-    """Add a line to the record of its file, which a start line begins. What a later version wrote
-    is refused."""
-    if isinstance(line, schema.Start | schema.SystemStart):
-        if line.schema > schema.SCHEMA:
-            raise DataError(
-                f"it is in format {line.schema}, but this version reads only up to format "
-                f"{schema.SCHEMA}: install a newer fast-axolotl",
-                path=str(file),
-            )
-        if isinstance(line, schema.Start):
-            return RankRecord(start=line)
-        return SystemRecord(start=line)
-    if home is not None and line is not None:
-        home.add(line)
-    return home

@@ -20,7 +20,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -199,7 +199,14 @@ def fold_waits(
     """The job's waits in these steps, by the host or by the device."""
     import numpy as np
 
-    largest, second, holder, form = _largest_waits(ranks, steps, source)
+    largest, second = np.zeros(len(steps)), np.zeros(len(steps))
+    holder, form = np.zeros(len(steps), dtype=np.int32), np.zeros(len(steps), dtype=np.uint8)
+    for number, blocks in enumerate(ranks):
+        spread, own_form = _spread(blocks, steps, source)
+        np.maximum(form, own_form, out=form)
+        np.maximum(second, np.minimum(largest, spread), out=second)
+        np.copyto(holder, number, where=spread > largest)
+        np.maximum(largest, spread, out=largest)
     is_known = form < _SUMMED
     held, waits = holder[is_known], largest[is_known]
     caused = np.bincount(held, waits, len(ranks)).astype(float)
@@ -218,52 +225,6 @@ def fold_waits(
         caused=tuple(caused.tolist()),
         alone=tuple(alone.tolist()),
     )
-
-
-def join_ranks(ranks: Sequence[Sequence[StepBlock]]) -> tuple[int, list[StepBlock]]:
-    """The rank that waits most, and its blocks with the waits of the job in the place of its own:
-    what the job loses over time. In steps that the ranks do not have in common they stay its
-    own."""
-    known = [blocks for blocks in ranks if blocks]
-    is_device = all(block.device_wait_seconds is not None for blocks in known for block in blocks)
-    source: Literal["host", "device"] = "device" if is_device else "host"
-    steps = [sum(block.steps for block in blocks) for blocks in ranks]
-    waits = [sum(_sum_of(block, source) for block in blocks) for blocks in ranks]
-    whole = [number for number, count in enumerate(steps) if count >= max(steps) / 2]
-    most = max(whole, key=lambda number: waits[number])
-    common = find_common_steps(known)
-    if len(known) < 2 or not common:
-        return most, list(ranks[most])
-    sums = [0.0, *_largest_waits(known, common, source)[0].cumsum().tolist()]
-    joined = []
-    for block in ranks[most]:
-        first, end = block.first_step - common.start, block.first_step + block.steps - common.start
-        if first >= 0 and end <= len(common):
-            seconds = min(sums[end] - sums[first], block.wall_seconds)
-            if is_device:
-                block = replace(block, device_wait_seconds=seconds)
-            else:
-                block = replace(block, host_wait_seconds=seconds)
-        joined.append(block)
-    return most, joined
-
-
-def _largest_waits(
-    ranks: Sequence[Sequence[StepBlock]], steps: range, source: str
-) -> tuple[Any, Any, Any, Any]:
-    """Of every step: the largest wait of any rank, the second largest, which rank waited longest,
-    and how well the waits are known, of the rank that knows least."""
-    import numpy as np
-
-    largest, second = np.zeros(len(steps)), np.zeros(len(steps))
-    holder, form = np.zeros(len(steps), dtype=np.int32), np.zeros(len(steps), dtype=np.uint8)
-    for number, blocks in enumerate(ranks):
-        waits, own_form = _spread(blocks, steps, source)
-        np.maximum(form, own_form, out=form)
-        np.maximum(second, np.minimum(largest, waits), out=second)
-        np.copyto(holder, number, where=waits > largest)
-        np.maximum(largest, waits, out=largest)
-    return largest, second, holder, form
 
 
 def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> tuple[Any, Any]:
@@ -288,13 +249,9 @@ def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> tuple[Any
             values = seconds_of[np.frombuffer(codes, dtype=np.uint8)]
             form[inside] = _CONDENSED
         else:
-            seconds = _sum_of(block, source)
+            known = block.host_wait_seconds if source == "host" else block.device_wait_seconds
+            seconds = finite(known) or 0.0
             values = np.full(block.steps, seconds / max(1, block.steps))
             form[inside] = _SUMMED if seconds else _EXACT
         waits[inside] = values[max(0, -at) : len(steps) - at]
     return waits, form
-
-
-def _sum_of(block: StepBlock, source: str) -> float:
-    waits = block.host_wait_seconds if source == "host" else block.device_wait_seconds
-    return finite(waits) or 0.0
