@@ -8,10 +8,10 @@ before it say that a group is small, it is read whole, and read again in steps i
 group that is large on disk too is streamed page by page. What was decoded is validated in full.
 
 **Arrow.** A local file that is not compressed is mapped into memory, as ``datasets`` does it: units
-are ranges of rows, and to decode one is to slice. Values are not validated, so nothing is read that
-is not wanted; and a file that is cut off while it is read ends the process. What cannot be mapped
-(remote, compressed and damaged files) is decoded batch by batch and validated in full. A stream
-among them has no index, so it is one unit, read front to back.
+are ranges of rows, and to decode one is to slice. Each record batch is validated in full when it is
+first used. A file that is cut off while it is read ends the process. What cannot be mapped (remote,
+compressed and damaged files) is decoded batch by batch. A stream among them has no index, so it is
+one unit, read front to back.
 """
 
 from __future__ import annotations
@@ -142,10 +142,13 @@ class ParquetFile(_Columnar):
         self.check_count(index, group.num_rows - rows_left)
 
     def open(self, **settings: Any) -> pq.ParquetFile:
+        # The column chunks of a remote row group come in one request, or a few where columns are
+        # left out; one that is streamed page by page is not held.
+        is_fetched_whole = self.source.remote is not None and "buffer_size" not in settings
         return pq.ParquetFile(
             self.source.open_arrow(),
             metadata=self.metadata,
-            pre_buffer=False,
+            pre_buffer=is_fetched_whole,
             page_checksum_verification=True,
             **settings,
         )
@@ -201,6 +204,8 @@ class MappedFile(_Columnar):
     """The first row of each batch, then the number of rows."""
     sizes: tuple[int, ...]
     """The bytes of each batch, with all columns."""
+    validated: set[int] = field(default_factory=set)
+    """The batches that are known to be intact."""
 
     def units(self, file: int) -> list[Unit]:
         """Ranges of rows: small batches together, large ones in parts."""
@@ -226,7 +231,6 @@ class MappedFile(_Columnar):
     def blocks(self, unit: Unit) -> Iterator[Block]:
         with _named(self.source.path, f"rows {unit.start:,} to {unit.stop - 1:,}"):
             table = pa.Table.from_batches(self.rows(unit.start, unit.stop), self.schema)
-            table.validate()
         yield ReadyBlock(table, weight=unit.num_bytes, num_rows=unit.stop - unit.start)
 
     def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
@@ -236,8 +240,16 @@ class MappedFile(_Columnar):
             first = self.starts[index]
             if first >= stop:
                 break
-            found.append(self.batches[index].slice(max(0, start - first), stop - max(start, first)))
+            found.append(self.batch(index).slice(max(0, start - first), stop - max(start, first)))
         return found
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """A record batch in the mapping, which has been checked."""
+        if index not in self.validated:
+            with _named(self.source.path, f"record batch {index}"):
+                _validated(self.batches[index])
+            self.validated.add(index)
+        return self.batches[index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
