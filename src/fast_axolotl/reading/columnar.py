@@ -50,6 +50,9 @@ _PAGE_BUFFER_BYTES = 1024 * 1024
 
 _LEAST_PAGE_BUFFER_BYTES = 4 * 1024
 
+_MARGIN = 1.05
+"""A remote row group may be so many times its expected size, and still come in one request."""
+
 _LARGE_BATCH_BYTES = 4 * 1024 * 1024
 """A mapped record batch is cut into units of about this size where it is larger."""
 
@@ -75,6 +78,8 @@ class ParquetFile(_Columnar):
     """A Parquet file whose footer has been read."""
 
     metadata: pq.FileMetaData
+    encoded_share: float
+    """The bytes of the file by those that its footer counts, which are not compressed."""
     row_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     """What a row of each of the groups before took, decoded."""
 
@@ -116,7 +121,7 @@ class ParquetFile(_Columnar):
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
-            file = self.open(**settings)
+            file = self.open(index, **settings)
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(getattr(file, "reader", None), "set_batch_size", None)
@@ -141,14 +146,19 @@ class ParquetFile(_Columnar):
                     resize(step)
         self.check_count(index, group.num_rows - rows_left)
 
-    def open(self, **settings: Any) -> pq.ParquetFile:
-        # The column chunks of a remote row group come in one request, or a few where columns are
-        # left out; one that is streamed page by page is not held.
-        is_fetched_whole = self.source.remote is not None and "buffer_size" not in settings
+    def open(self, index: int, **settings: Any) -> pq.ParquetFile:
+        """The file, to read one row group of.
+
+        A remote group that is wanted whole is fetched whole: its size in the file, which the footer
+        does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would read on
+        threads that can abort the process at its exit, since they hold a Python file.
+        """
+        is_whole = len(self.schema) == len(self.names) and "buffer_size" not in settings
+        weight = self.metadata.row_group(index).total_byte_size if is_whole else 0
         return pq.ParquetFile(
-            self.source.open_arrow(),
+            self.source.open_arrow(int(weight * self.encoded_share * _MARGIN)),
             metadata=self.metadata,
-            pre_buffer=is_fetched_whole,
+            pre_buffer=False,
             page_checksum_verification=True,
             **settings,
         )
@@ -181,7 +191,7 @@ class _RowGroup:
         # Whether the groups before it are known already, which is chance, must not show.
         if file.row_bytes and max(file.row_bytes) * self.num_rows <= most // 2:
             with _named(file.source.path, f"row group {self.index}"):
-                table = file.open().read_row_group(
+                table = file.open(self.index).read_row_group(
                     self.index, columns=file.schema.names, use_threads=False
                 )
                 file.check_count(self.index, table.num_rows)
@@ -336,15 +346,19 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
         # decoder, which checks that they lie inside the file: asking for their metadata here would
         # let a C++ exception through on some damaged footers, which ends the process ("Definition
         # level histogram size mismatch").
+        total = 0
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
+            total += group.total_byte_size
             if group.num_rows < 0 or group.total_byte_size < 0:
                 raise DataError(
                     "the footer has negative counts; replace the file with an intact copy",
                     path=source.path,
                     place=f"row group {index}",
                 )
-    return ParquetFile(**_columns(source, schema, options), metadata=metadata)
+    share = min(1.0, source.num_bytes / max(1, total))
+    columns = _columns(source, schema, options)
+    return ParquetFile(**columns, metadata=metadata, encoded_share=share)
 
 
 def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
