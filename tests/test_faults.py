@@ -344,25 +344,16 @@ def test_a_corrupt_row_group_is_named_and_can_be_skipped(tmp_path: Path) -> None
     assert "corrupt or truncated" in rejection.reason
 
 
-def test_text_that_is_not_utf8_in_a_parquet_file_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
+@pytest.mark.parametrize("name", ["parquet", "arrow-file", "arrow-stream"])
+def test_text_that_is_not_utf8_in_a_binary_file_is_an_error(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name, rows_of(20))
+    if name == "parquet":
+        path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
     path.write_bytes(path.read_bytes().replace("rów 12".encode(), b"r\xff\xffw 12"))
     rows, error = read_until_error(path)
-    assert_tells(error, path, "row group 2")
+    assert_tells(error, path, "row group 2" if name == "parquet" else "record batch 2")
     assert "UTF" in str(error)
     assert rows == rows_of(20)[: len(rows)]
-
-
-@pytest.mark.parametrize("name", ["arrow-file", "arrow-stream"])
-def test_text_that_is_not_utf8_in_a_mapped_file_is_an_error_where_its_value_is_made(
-    tmp_path: Path, name: str
-) -> None:
-    path = write(tmp_path, name, rows_of(20))
-    path.write_bytes(path.read_bytes().replace("rów 12".encode(), b"r\xff\xffw 12"))
-    assert sum(len(batch) for batch in open_dataset(path)) == 20
-    with refusal(DataError, match=r"'text'.*Python cannot represent.*utf-8"):
-        list(streaming_dataset_reader(str(path), "arrow"))
 
 
 def test_a_damaged_footer_does_not_abort_the_process(tmp_path: Path) -> None:
