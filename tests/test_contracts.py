@@ -209,23 +209,6 @@ def test_a_thousand_shards_have_the_rows_among_them(
     assert len({value for ids in found for value in ids}) >= 3 * min(counts)
 
 
-@pytest.mark.parametrize("shuffle", [None, 5])
-def test_shards_with_different_memory_budgets_partition_the_rows(
-    large: dict[str, Path], shuffle: int | None
-) -> None:
-    budgets = (SMALL_BUDGET, 256 * 1024 * 1024, 64 * 1024 * 1024)
-
-    ids = [
-        value
-        for index, budget in enumerate(budgets)
-        for value in ids_of(
-            open_dataset(large["jsonl"], memory_budget=budget, shard=(index, 3), shuffle=shuffle)
-        )
-    ]
-
-    assert sorted(ids) == list(range(12_000))
-
-
 def test_a_file_that_several_shards_must_read_is_reported_once_with_the_cure(
     tmp_path: Path,
 ) -> None:
