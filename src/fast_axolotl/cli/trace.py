@@ -18,7 +18,6 @@ TRACE_EXAMPLES = examples("trace traces/", "trace rank0.json.gz rank1.json.gz --
 
 _MOST_STEPS = 24
 _MOST_COLLECTIVES = 12
-_MOST_KERNELS = 5
 _PARTS = ("step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle")
 
 
@@ -67,7 +66,6 @@ def _find_traces(inputs: Sequence[str]) -> list[Path]:
 
 
 def _print_summary(summary: TraceSummary) -> None:
-    from fast_axolotl.record.units import format_seconds
     from fast_axolotl.report.terminal import show_matrix
 
     counts = [sum(step.rank == mean.rank for step in summary.steps) for mean in summary.ranks]
@@ -91,22 +89,6 @@ def _print_summary(summary: TraceSummary) -> None:
             [*header, "bus bandwidth", "of the link"],
             [_collective_cells(row) for row in summary.collectives[:_MOST_COLLECTIVES]],
             [f"{left_out} more with less time: see --json."] if left_out > 0 else [],
-        )
-    if summary.slowdown is not None:
-        show_matrix(
-            f"Kernels take {summary.slowdown:.2f} times as long while communication runs",
-            ("kernel", "alone", "median", "with communication", "median", "ratio"),
-            [
-                (
-                    row.name[:60],
-                    f"{row.alone:,}",
-                    format_seconds(row.alone_seconds),
-                    f"{row.beside:,}",
-                    format_seconds(row.beside_seconds),
-                    f"{row.ratio:.2f}",
-                )
-                for row in summary.slowdowns[:_MOST_KERNELS]
-            ],
         )
 
 

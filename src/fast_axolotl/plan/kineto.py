@@ -1,17 +1,16 @@
-"""Profiler traces (Kineto JSON, plain or gzip), read in bounded memory.
+"""Profiler traces (Kineto JSON, plain or gzip).
 
-A trace is decoded object by object over a sliding buffer, so a file of any size costs what is kept
-of it: 40 bytes for each event of the device, 24 for each launch, 16 for each CPU op, and an object
-for each collective. Times are whole nanoseconds, so that sums are exact.
+A trace is decoded as a whole, which takes about twice the size of its JSON in memory; arguments are
+decoded only where they are needed. Kept are 40 bytes for each event of the device, 24 for each
+launch, 16 for each CPU op, and an object for each collective. Times are whole nanoseconds, so that
+sums are exact.
 
 Communication is recognised by name: see ``is_collective``, and gloo's ranges on the CPU.
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
-import json
 import math
 import re
 import zlib
@@ -19,7 +18,9 @@ from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+import msgspec
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
@@ -34,11 +35,7 @@ _LAUNCHES = ("runtime", "driver")
 _CALLS = (*CPU_COLLECTIVES, "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
-_CHUNK_BYTES = _MOST_RANKS = 1 << 20
-_LONGEST_VALUE = 1 << 24
-"""Characters after which something that does not end is not JSON, rather than not yet read."""
-
-_GAP = re.compile(r"[\s,]*")
+_MOST_RANKS = 1 << 20
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _KINDS = (
@@ -105,16 +102,55 @@ class Trace:
     """Ranges on the CPU that only ask for it: c10d's, NCCL's, ``record_param_comms``."""
 
 
+class _Event(msgspec.Struct, gc=False):
+    """The fields of an event that are read."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    tid: int | str | None = None
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _File(msgspec.Struct):
+    """The file's one object."""
+
+    traceEvents: list[_Event]
+    distributedInfo: dict[str, Any] = {}
+
+
 def read_trace(path: Path) -> Trace:
     """Read one file; ``DataError`` with the place where it is cut, foreign or empty."""
     trace = Trace(path=str(path))
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            _read(trace, _Text(gzip.GzipFile(fileobj=file) if packed else file, trace.path))
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        file: _File | list[_Event] = msgspec.json.decode(data, type=_File | list[_Event])
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"the file cannot be read: {error}", path=trace.path) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{error}; this is not a whole trace of torch.profiler, which is a JSON object with "
+            "traceEvents",
+            path=trace.path,
+        ) from None
+    events = file if isinstance(file, list) else file.traceEvents
+    if isinstance(file, _File):
+        info = file.distributedInfo
+        known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < _MOST_RANKS}
+        trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
+        groups = info.get("pg_config")
+        trace.groups = groups if isinstance(groups, list) else []
+    for number, event in enumerate(events, 1):
+        if event.ph != "X":
+            continue
+        try:
+            _take(trace, event)
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            text = f"cannot read {event.name!r:.60}: {error!r}"
+            raise DataError(text, path=trace.path, place=f"event {number:,}") from None
     if not (trace.device or trace.ops or trace.ranges):
         raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
@@ -123,119 +159,15 @@ def read_trace(path: Path) -> Trace:
     return trace
 
 
-class _Text:
-    """A sliding window over a file, from which JSON values are taken one by one."""
-
-    def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: str) -> None:
-        self._stream = stream
-        self._path = path
-        self._decode = json.JSONDecoder(strict=False).raw_decode
-        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._text = ""
-        self.at = 0
-        self._passed = 0
-        self._is_over = False
-        self.events = 0
-
-    def peek(self) -> str:
-        """The next character that is no gap; empty at the end of the file."""
-        while True:
-            match = _GAP.match(self._text, self.at)
-            self.at = match.end() if match else self.at
-            if self.at < len(self._text):
-                return self._text[self.at]
-            if not self._fill():
-                return ""
-
-    def value(self) -> Any:
-        """The next JSON value, whole."""
-        if not self.peek():
-            raise self.error("the file is truncated here; copy it again")
-        while True:
-            try:
-                value, end = self._decode(self._text, self.at)
-            except (json.JSONDecodeError, RecursionError) as error:
-                if len(self._text) - self.at > _LONGEST_VALUE:
-                    raise self.error(f"this is not JSON: {error}") from None
-                if not self._fill():
-                    raise self.error(
-                        f"the file is truncated here, inside a value ({error})"
-                    ) from None
-                continue
-            if end < len(self._text) or not self._fill():
-                self.at = end
-                return value
-
-    def error(self, message: str) -> DataError:
-        place = f"event {self.events:,}" if self.events else "the header"
-        place += f", character {self._passed + self.at + 1:,}"
-        return DataError(message, path=self._path, place=place)
-
-    def _fill(self) -> bool:
-        """Read on. Twice as much as is left, so that a long value is not tried too often."""
-        if self._is_over:
-            return False
-        self._passed += self.at
-        self._text, self.at = self._text[self.at :], 0
-        data = self._stream.read(max(_CHUNK_BYTES, len(self._text)))
-        self._is_over = not data
-        self._text += self._bytes.decode(data, final=self._is_over)
-        return not self._is_over
-
-
-def _read(trace: Trace, text: _Text) -> None:
-    """The file's one object, or its bare list of events."""
-    first = text.peek()
-    if first not in ("{", "["):
-        what = f"begins with {first!r}" if first else "is empty"
-        raise text.error(f"the file {what}; a profiler trace is a JSON object with traceEvents")
-    if first == "[":
-        _read_events(trace, text)
-        return
-    text.at += 1
-    has_events = False
-    while text.peek() != "}":
-        key = text.value()
-        if text.peek() != ":":
-            raise text.error("this is not JSON: a key without a value")
-        text.at += 1
-        if key == "traceEvents" and text.peek() == "[":
-            has_events = True
-            _read_events(trace, text)
-            continue
-        value = text.value()
-        if key == "distributedInfo" and isinstance(value, dict):
-            known = {k: v for k, v in value.items() if type(v) is int and 0 <= v < _MOST_RANKS}
-            trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
-            groups = value.get("pg_config")
-            trace.groups = groups if isinstance(groups, list) else []
-    if not has_events:
-        raise text.error("this JSON has no list of traceEvents; is it a trace of torch.profiler?")
-
-
-def _read_events(trace: Trace, text: _Text) -> None:
-    text.at += 1
-    while text.peek() != "]":
-        text.events += 1
-        event = text.value()
-        if not isinstance(event, dict):
-            raise text.error(f"an event is {event!r:.40}, not an object")
-        try:
-            if event.get("ph") == "X":
-                _take(trace, event)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise text.error(f"cannot read {event.get('name')!r:.60}: {error!r}") from None
-    text.at += 1
-
-
-def _take(trace: Trace, event: dict[str, Any]) -> None:
+def _take(trace: Trace, event: _Event) -> None:
     """Keep what the sums need of one event."""
-    category = event.get("cat", "").lower()
+    category, name = event.cat.lower(), event.name
     if category not in _DEVICE and category not in _HOST and not category.endswith(_LAUNCHES):
         return
-    name, args = event["name"], event.get("args") or {}
-    start = round(event["ts"] * 1000)
-    end = start + max(round(event.get("dur", 0) * 1000), 0)
+    is_plain_op = category in _HOST and not name.startswith(_CALLS)
+    args = {} if is_plain_op else msgspec.json.decode(event.args) or {}
+    start = round(event.ts * 1000)
+    end = start + max(round(event.dur * 1000), 0)
     if category in _DEVICE:
         kind = COMMUNICATION if is_collective(name) else _DEVICE[category]
         correlation = args.get("correlation", -1)
@@ -245,7 +177,7 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
         if kind == COMMUNICATION:
             trace.collectives.append(_collective(name, start, end, args))
         return
-    thread = trace.threads.setdefault(event.get("tid"), len(trace.threads))
+    thread = trace.threads.setdefault(event.tid, len(trace.threads))
     if category.endswith(_LAUNCHES):
         if "correlation" in args:
             trace.launches.extend((args["correlation"], start, thread))

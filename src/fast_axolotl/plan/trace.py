@@ -33,8 +33,6 @@ Spans = Numbers
 """Starts and ends in two columns; merged ones are in order and do not touch."""
 
 _NEVER = np.iinfo(np.int64).max
-_LEAST_REPEATS = 3
-"""Runs of a kernel alone, and beside communication, that a slow-down needs."""
 _STRAGGLER_LEAD = 0.01
 """Share of a step by which every other rank waits longer than a straggler, at least."""
 _BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
@@ -85,18 +83,6 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSlowdown:
-    """One kernel on one grid, with and without communication beside it: medians."""
-
-    name: str
-    alone: int
-    beside: int
-    alone_seconds: float
-    beside_seconds: float
-    ratio: float
-
-
-@dataclass(frozen=True, slots=True)
 class TraceSummary:
     """What the traces of a job's ranks say."""
 
@@ -107,9 +93,6 @@ class TraceSummary:
     steps: tuple[StepParts, ...]
     collectives: tuple[CollectiveRow, ...]
     """By time, the most first."""
-    slowdown: float | None
-    """Time of all kernels beside communication over what they take alone."""
-    slowdowns: tuple[KernelSlowdown, ...]
     straggler: int | None
     straggler_reason: str
     notes: tuple[str, ...]
@@ -129,17 +112,12 @@ class _Rank:
     collectives: list[Collective]
 
 
-Durations = dict[str, tuple[list[int], list[int]]]
-"""Of each kernel: alone and beside communication."""
-
-
 def summarise_traces(
-    paths: Sequence[Path], *, steps: range | None = None, link_bytes_per_second: float | None = None
+    paths: Sequence[Path], *, link_bytes_per_second: float | None = None
 ) -> TraceSummary:
-    """Divide the steps of some ranks' traces: all of them, or those of some numbers."""
+    """Divide the steps of some ranks' traces."""
     found: dict[int, _Rank] = {}
     notes: list[str] = []
-    kernels: Durations = defaultdict(lambda: ([], []))
     for path in paths:
         trace = read_trace(path)
         if trace.rank is None and len(paths) > 1:
@@ -152,7 +130,7 @@ def summarise_traces(
             raise DataError(
                 f"{found[rank].path} is also of rank {rank}; pass only one", path=trace.path
             )
-        found[rank] = _measure(trace, steps, kernels, notes)
+        found[rank] = _measure(trace, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
     if len(sizes) > 1:
@@ -167,11 +145,10 @@ def summarise_traces(
     means = tuple(_mean(item.steps) for item in ranks)
     divided = tuple(step for item in ranks for step in item.steps)
     rows = _collective_rows(ranks, link_bytes_per_second)
-    judged = (*_slowdowns(kernels), *_find_straggler(means))
-    return TraceSummary(size, missing, means, divided, rows, *judged, tuple(notes))
+    return TraceSummary(size, missing, means, divided, rows, *_find_straggler(means), tuple(notes))
 
 
-def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list[str]) -> _Rank:
+def _measure(trace: Trace, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
     device = np.asarray(trace.device, np.int64).reshape(-1, 5)
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
@@ -198,28 +175,14 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
             notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels skipped.")
     else:
         bounds = np.array([[busy[0, 0], busy[-1, 1]]])
-    if wanted is not None:
-        bounds = bounds[[number in wanted for number in numbers]]
-        numbers = [number for number in numbers if number in wanted]
     if not numbers:
-        held = f"steps {trace.steps[0][0]} to {trace.steps[-1][0]}" if trace.steps else "no steps"
-        raise DataError(f"none of the requested steps: the trace holds {held}", path=trace.path)
+        raise DataError("none of the profiler's steps has kernels", path=trace.path)
     _complete(trace, items, launches[classes == COMMUNICATION] if trace.collectives else None)
     c, m, e, b = (_inside(part, bounds) for part in (compute, communication, either, busy))
     whole = bounds[:, 1] - bounds[:, 0]
     parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
     columns = zip(numbers, parts.tolist(), strict=True)
     steps = [StepParts(trace.rank or 0, number, *row) for number, row in columns]
-    # Kernels of the same work, alone and with communication beside them for half their time.
-    is_inside = ((spans >= bounds[0, 0]) & (spans <= bounds[-1, 1])).all(1) & (classes == COMPUTE)
-    spans, names = spans[is_inside], names[is_inside]
-    durations = spans[:, 1] - spans[:, 0]
-    shared = _inside(communication, spans)
-    is_beside = 2 * shared >= np.maximum(durations, 1)
-    labels = list(trace.labels)
-    for name in np.intersect1d(names[shared == 0], names[is_beside]).tolist():
-        for column, is_kind in zip(kernels[labels[name]], (shared == 0, is_beside), strict=True):
-            column += durations[is_kind & (names == name)].tolist()
     overlap = _combine(compute, communication, np.logical_and)
     chosen = [item for item in items if not trace.steps or item.step in numbers]
     return _Rank(trace.path, trace.world_size, steps, bounds, overlap, chosen)
@@ -418,17 +381,3 @@ def _collective_rows(ranks: Sequence[_Rank], link: float | None) -> tuple[Collec
         counts = (len(items), seconds, len(matched), waited)
         found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed, share))
     return tuple(sorted(found, key=lambda row: -row.seconds))
-
-
-def _slowdowns(kernels: Durations) -> tuple[float | None, tuple[KernelSlowdown, ...]]:
-    """By kernel, the one with the most time beside communication first, and of all together."""
-    rows = []
-    spent = expected = 0.0
-    for name, (alone, beside) in kernels.items():
-        usual, shared = float(np.median(alone)), float(np.median(beside))
-        if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
-            spent, expected = spent + sum(beside), expected + usual * len(beside)
-            medians = (usual / 1e9, shared / 1e9, shared / usual)
-            rows.append(KernelSlowdown(name, len(alone), len(beside), *medians))
-    rows.sort(key=lambda row: -row.beside_seconds * row.beside)
-    return spent / expected if rows else None, tuple(rows)

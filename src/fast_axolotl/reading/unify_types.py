@@ -131,7 +131,7 @@ def first_schema(
     final = known_schema(dataset, read_all if is_scanned else None) if units else None
     if final is not None:
         schema = final
-    else:
+    elif undeclared:
         texts = {
             name: pa.field(name, pa.string())
             for item, file in zip(dataset.inputs, dataset.formats, strict=True)
