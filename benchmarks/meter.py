@@ -6,7 +6,7 @@ much of the wall time, and in which pattern. The cells of a host run in a proces
 ``python -m benchmarks.meter --child …`` prints one JSON object for each. The truth comes from this
 module's own clock, never from the meter: the waits as slept in a bare loop, and the time inside the
 base iterator's ``__next__`` in torch, which collates and hands over as well; over the wall time of
-the same fetches. Then ``meter_scenarios`` makes a machine short of memory, of disk, of a fast rank.
+the same fetches.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Any
 
 from benchmarks.children import offline_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
-from benchmarks.meter_scenarios import SCENARIOS, run_scenario
-from benchmarks.result import Result, Table, record_table
+from benchmarks.result import Result, Table
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import measure
 
@@ -57,19 +56,15 @@ _DATA_BOUND, _COMPUTE_BOUND = 0.10, 0.05
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = race_parser("meter", __doc__)
     parser.add_argument("--hosts", type=names, default=[], help=f"of {', '.join(HOSTS)}")
-    parser.add_argument("--scenarios", type=names, default=[], help=f"of {', '.join(SCENARIOS)}")
     parser.add_argument("--fetches", type=int, default=_FETCHES, help="of every cell, 300 or more")
     execute(parser, run, arguments)
 
 
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
-    """The cells of some hosts, and scenarios; all of both where none is named."""
+    """The cells of the hosts that are named, or of all."""
     if options.fetches < 300:
         raise UsageError(f"a verdict needs 300 fetches, not {options.fetches}")
-    is_all = not options.hosts and not options.scenarios
-    hosts = check_names("host", options.hosts, HOSTS) if options.hosts or is_all else []
-    scenarios = check_names("scenario", options.scenarios, tuple(SCENARIOS))
-    scenarios = scenarios if options.scenarios or is_all else []
+    hosts = check_names("host", options.hosts, HOSTS)
     missing = [host for host in hosts if host in _NEEDS and find_spec(_NEEDS[host]) is None]
     # A bare loop has no workers.
     children = [
@@ -96,23 +91,9 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         for child, done in zip(children, pool.map(run_cells, children), strict=True):
             tell("{}, {} workers, accumulation {}".format(*child))
             cells += done
-    found = []
-    for name in scenarios:
-        tell(f"scenario {name}")
-        found.append(run_scenario(name, folder / f"scenario-{name}"))
     left_out = [f"{host}: {_NEEDS[host]} is not installed" for host in missing]
-    facts = {"tolerance": TOLERANCE, "cells": cells, "scenarios": found, "left_out": left_out}
-    tables = [_cell_table(cells, left_out)] if cells else []
-    if found:
-        columns = {
-            "scenario": lambda item: item["name"],
-            "made to be": lambda item: item["expected"],
-            "verdict": lambda item: item["verdict"] or "–",
-            "": lambda item: item["note"],
-        }
-        title = "bench meter: machines and loops made short of something"
-        tables.append(record_table(title, found, columns))
-    return Result(facts=facts, tables=tables)
+    facts = {"tolerance": TOLERANCE, "cells": cells, "left_out": left_out}
+    return Result(facts=facts, tables=[_cell_table(cells, left_out)])
 
 
 def _cell_table(cells: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:

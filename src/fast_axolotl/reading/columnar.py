@@ -8,10 +8,10 @@ before it say that a group is small, it is read whole, and read again in steps i
 group that is large on disk too is streamed page by page. What was decoded is validated in full.
 
 **Arrow.** A local file that is not compressed is mapped into memory, as ``datasets`` does it: units
-are ranges of rows, and to decode one is to slice. Values are not validated, so nothing is read that
-is not wanted; and a file that is cut off while it is read ends the process. What cannot be mapped
-(remote, compressed and damaged files) is decoded batch by batch and validated in full. A stream
-among them has no index, so it is one unit, read front to back.
+are ranges of rows, and to decode one is to slice. Each record batch is validated in full when it is
+first used. A file that is cut off while it is read ends the process. What cannot be mapped (remote,
+compressed and damaged files) is decoded batch by batch. A stream among them has no index, so it is
+one unit, read front to back.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ _PAGE_BUFFER_BYTES = 1024 * 1024
 
 _LEAST_PAGE_BUFFER_BYTES = 4 * 1024
 
+_MARGIN = 1.05
+"""A remote row group may be so many times its expected size, and still come in one request."""
+
 _LARGE_BATCH_BYTES = 4 * 1024 * 1024
 """A mapped record batch is cut into units of about this size where it is larger."""
 
@@ -75,6 +78,8 @@ class ParquetFile(_Columnar):
     """A Parquet file whose footer has been read."""
 
     metadata: pq.FileMetaData
+    encoded_share: float
+    """The bytes of the file by those that its footer counts, which are not compressed."""
     row_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     """What a row of each of the groups before took, decoded."""
 
@@ -116,7 +121,7 @@ class ParquetFile(_Columnar):
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
-            file = self.open(**settings)
+            file = self.open(index, **settings)
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(getattr(file, "reader", None), "set_batch_size", None)
@@ -141,9 +146,17 @@ class ParquetFile(_Columnar):
                     resize(step)
         self.check_count(index, group.num_rows - rows_left)
 
-    def open(self, **settings: Any) -> pq.ParquetFile:
+    def open(self, index: int, **settings: Any) -> pq.ParquetFile:
+        """The file, to read one row group of.
+
+        A remote group that is wanted whole is fetched whole: its size in the file, which the footer
+        does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would read on
+        threads that can abort the process at its exit, since they hold a Python file.
+        """
+        is_whole = len(self.schema) == len(self.names) and "buffer_size" not in settings
+        weight = self.metadata.row_group(index).total_byte_size if is_whole else 0
         return pq.ParquetFile(
-            self.source.open_arrow(),
+            self.source.open_arrow(int(weight * self.encoded_share * _MARGIN)),
             metadata=self.metadata,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -178,7 +191,7 @@ class _RowGroup:
         # Whether the groups before it are known already, which is chance, must not show.
         if file.row_bytes and max(file.row_bytes) * self.num_rows <= most // 2:
             with _named(file.source.path, f"row group {self.index}"):
-                table = file.open().read_row_group(
+                table = file.open(self.index).read_row_group(
                     self.index, columns=file.schema.names, use_threads=False
                 )
                 file.check_count(self.index, table.num_rows)
@@ -201,6 +214,8 @@ class MappedFile(_Columnar):
     """The first row of each batch, then the number of rows."""
     sizes: tuple[int, ...]
     """The bytes of each batch, with all columns."""
+    validated: set[int] = field(default_factory=set)
+    """The batches that are known to be intact."""
 
     def units(self, file: int) -> list[Unit]:
         """Ranges of rows: small batches together, large ones in parts."""
@@ -226,7 +241,6 @@ class MappedFile(_Columnar):
     def blocks(self, unit: Unit) -> Iterator[Block]:
         with _named(self.source.path, f"rows {unit.start:,} to {unit.stop - 1:,}"):
             table = pa.Table.from_batches(self.rows(unit.start, unit.stop), self.schema)
-            table.validate()
         yield ReadyBlock(table, weight=unit.num_bytes, num_rows=unit.stop - unit.start)
 
     def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
@@ -236,8 +250,16 @@ class MappedFile(_Columnar):
             first = self.starts[index]
             if first >= stop:
                 break
-            found.append(self.batches[index].slice(max(0, start - first), stop - max(start, first)))
+            found.append(self.batch(index).slice(max(0, start - first), stop - max(start, first)))
         return found
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """A record batch in the mapping, which has been checked."""
+        if index not in self.validated:
+            with _named(self.source.path, f"record batch {index}"):
+                _validated(self.batches[index])
+            self.validated.add(index)
+        return self.batches[index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,15 +346,19 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
         # decoder, which checks that they lie inside the file: asking for their metadata here would
         # let a C++ exception through on some damaged footers, which ends the process ("Definition
         # level histogram size mismatch").
+        total = 0
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
+            total += group.total_byte_size
             if group.num_rows < 0 or group.total_byte_size < 0:
                 raise DataError(
                     "the footer has negative counts; replace the file with an intact copy",
                     path=source.path,
                     place=f"row group {index}",
                 )
-    return ParquetFile(**_columns(source, schema, options), metadata=metadata)
+    share = min(1.0, source.num_bytes / max(1, total))
+    columns = _columns(source, schema, options)
+    return ParquetFile(**columns, metadata=metadata, encoded_share=share)
 
 
 def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:

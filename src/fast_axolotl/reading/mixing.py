@@ -13,8 +13,8 @@ e of the mix is the reader's epoch ``e + k * 2**20``. With ``even`` readers the 
 are known, hence their ends, and all end at the earliest (``first``) or the latest (``all``).
 
 **State:** the number of draws of each source, and each reader's state at its first row that was not
-drawn. On another number of shards each source deals out what is left of its epoch. Where shards
-were in different epochs of a source, what is left of each comes in turn.
+drawn. On another number of shards each source deals out what is left of its epoch, which must be
+the same on all shards.
 
 Does not mix by tokens or bytes, does not shuffle rows (the readers do), and has no memory budget:
 each reader has its own.
@@ -37,14 +37,12 @@ from fast_axolotl.reading.blocks import Decoded, ReadOptions, ReadyBlock
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, ReadStats, next_rows
 from fast_axolotl.reading.rows import take
-from fast_axolotl.reading.schema import TypeClash, join_or_mark
+from fast_axolotl.reading.schema import TypeClash, conform, join_or_mark
 from fast_axolotl.reading.unify_types import unify
 
 _EPOCH_STRIDE = 1 << 20
-_END = [1 << 60, 0, -1, 0, 0]
-"""A position behind the last piece of any shard."""
 _MARK = "fast_axolotl_mix"
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(slots=True)
@@ -96,14 +94,13 @@ def mix_datasets(
     for name, pair in pairs.items():
         try:
             reader, weight = pair
-            is_valid = isinstance(reader, Reader) and 0 < float(weight) < math.inf
+            held.append(_Source(str(name), reader, float(weight)))
         except (TypeError, ValueError):
-            is_valid = False
-        if not is_valid:
             raise UsageError(
-                f"source {name!r} must be a pair of a reader and a weight above 0, not {pair!r}"
-            )
-        held.append(_Source(str(name), reader, float(weight)))
+                f"source {name!r} must be a reader and a weight, not {pair!r}"
+            ) from None
+        if not 0 < float(weight) < math.inf:
+            raise UsageError(f"source {name!r} must have a weight above 0, not {weight!r}")
     if len({id(source.reader) for source in held}) < max(1, len(held)):
         raise UsageError(
             "a mix needs at least one source and a separate reader for each; open one per source"
@@ -115,14 +112,10 @@ def mix_datasets(
             f"are {layouts}"
         )
     batch_size = held[0].reader.batch_size if batch_size is None else batch_size
-    for option, is_valid in (
-        (f"stop={stop!r}", stop in ("first", "all")),
-        (f"on_conflict={on_conflict!r}", on_conflict in ("raise", "json")),
-        (f"batch_size={batch_size!r}", isinstance(batch_size, int) and batch_size > 0),
-        (f"seed={seed!r}", isinstance(seed, int) and seed >= 0),
-    ):
-        if not is_valid:
-            raise UsageError(f"{option} is not allowed; see help(mix_datasets)")
+    if stop not in ("first", "all") or on_conflict not in ("raise", "json"):
+        raise UsageError(f"{stop=} or {on_conflict=} is not allowed; see help(mix_datasets)")
+    if batch_size < 1 or seed < 0:
+        raise UsageError(f"{batch_size=} must be at least 1, and {seed=} at least 0")
     options = ReadOptions(on_conflict=on_conflict)
     return MixedReader(held, seed, epoch, stop, batch_size, source_column, options)
 
@@ -164,22 +157,17 @@ class _Source:
         self.first, self.epoch = epoch, 0
         """The reader's first epoch, and how often it was used up since."""
         self.reader.set_epoch(epoch)
-        self.states: dict[int, dict[str, Any]] = {}
-        """Of the epochs that are to be continued."""
-        self.batches: Iterator[pa.RecordBatch] | None = None
         self.held: list[pa.RecordBatch] = []
         """Rows for the batch in the making."""
         self.taken: int | None = None
         """Rows of the last one in ``held`` that were delivered, if not all."""
+        self.is_new = True
+        """Whether no row of the current epoch was read yet."""
 
-    def start(self) -> None:
-        """Begins or continues the current epoch."""
-        state = self.states.get(self.epoch)
-        if state is None:
-            self.reader.set_epoch(self.first + self.epoch * _EPOCH_STRIDE)
-        else:
-            self.reader.load_state_dict(state)
-        self.batches, self.is_new = iter(self.reader), state is None
+    def next_epoch(self) -> None:
+        self.epoch, self.is_new = self.epoch + 1, True
+        self.reader.set_epoch(self.first + self.epoch * _EPOCH_STRIDE)
+        self.batches = iter(self.reader)
 
     @property
     def num_held(self) -> int:
@@ -187,38 +175,23 @@ class _Source:
 
     def read(self, count: int) -> bool:
         """Holds some of the next rows, at most so many; false if there are none."""
-        assert self.batches is not None
         batch = next_rows(self.reader, self.batches, count)
         if batch is not None:
             self.held.append(batch)
             self.is_new = False
         return batch is not None
 
-    def state(self) -> dict[str, Any]:
-        if self.batches is not None or self.epoch not in self.states:
-            self.states[self.epoch] = self.reader.state_dict(self.taken)
-        states = {str(epoch): state for epoch, state in self.states.items() if epoch >= self.epoch}
-        return {"epoch": self.epoch, "states": states}
-
-    def load(self, saved: Sequence[Mapping[str, Any]], *, is_own: bool) -> None:
-        """Continues from what ``state`` gave on this shard, or on all shards of another number."""
-        shards = [{int(epoch): state for epoch, state in one["states"].items()} for one in saved]
-        self.epoch = min(map(min, shards))
-        if is_own:
-            self.states = shards[0]
-            return
-        for epoch in range(self.epoch, max(map(max, shards)) + 1):
-            known = [states[epoch] for states in shards if epoch in states]
-            begun = {"epoch": self.first + epoch * _EPOCH_STRIDE, "generations": []}
-            like = known[0] if known else {**shards[0][min(shards[0])], **begun}
-            states = []
-            for one in shards:
-                # The shard has ended this epoch, or not begun it.
-                position = _END if epoch < min(one) else [0, 0, -1, 0, 0]
-                other = {"shard": one[min(one)]["shard"], "position": position, "rows": 0}
-                states.append(one.get(epoch, {**like, **other}))
-            self.reader.load_state_dict(states)
-            self.states[epoch] = self.reader.state_dict()
+    def load(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Continues from the state of this shard, or of all shards of another number."""
+        epochs = {state["epoch"] for state in saved}
+        if len(epochs) > 1:
+            raise ResumeError(
+                f"the shards are in different epochs of source {self.name!r}, so they can only "
+                "continue on the same number of shards; use that, or a state from another step"
+            )
+        (self.epoch,) = epochs
+        self.reader.load_state_dict([state["reader"] for state in saved])
+        self.is_new = False
 
 
 class MixedReader:
@@ -326,7 +299,10 @@ class MixedReader:
             "given": self._given.tolist(),
             "end": self._end,
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
-            "sources": [source.state() for source in self._sources],
+            "sources": [
+                {"epoch": source.epoch, "reader": source.reader.state_dict(source.taken)}
+                for source in self._sources
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -357,7 +333,7 @@ class MixedReader:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(one["schema"])))
             self.schema = join_or_mark(self.schema, schema, "json")
         for index, source in enumerate(self._sources):
-            source.load([one["sources"][index] for one in states], is_own=bool(own))
+            source.load([one["sources"][index] for one in states])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if not self._restored:
@@ -371,7 +347,8 @@ class MixedReader:
         try:
             for source in self._sources:
                 self.stats.rows[source.name] = 0
-                self._start(source)
+                source.batches = iter(source.reader)
+                self._count_epoch(source)
             if self._even and self._end is None:
                 self._end = self.num_rows
             draws = self._draws(self._shard[0])
@@ -392,8 +369,7 @@ class MixedReader:
                 for source in self._sources:
                     source.reader.close()
 
-    def _start(self, source: _Source) -> None:
-        source.start()
+    def _count_epoch(self, source: _Source) -> None:
         self.stats.epochs[source.name] = source.epoch + 1
         self.stats.read[source.name] = source.reader.stats
 
@@ -422,8 +398,8 @@ class MixedReader:
                 if self._stop == "first" or (self._end is None and all(others)):
                     size = int(place[source.num_held])
                 else:
-                    source.epoch += 1
-                    self._start(source)
+                    source.next_epoch()
+                    self._count_epoch(source)
         given = np.bincount(drawn[:size], minlength=len(self._sources))
         pieces: list[tuple[str, pa.Table]] = []
         for source, count in zip(self._sources, given.tolist(), strict=True):
@@ -447,13 +423,9 @@ class MixedReader:
 
     def _unify(self, pieces: Sequence[tuple[str, pa.Table]]) -> list[pa.Table]:
         """The rows under the schema that they and all rows before them share."""
-        while True:
-            tables = []
-            for label, table in pieces:
-                if not table.schema.equals(self.schema, check_metadata=True):
-                    block = ReadyBlock(table, label)
-                    decoded, self.schema = unify(Decoded(table), block, self.schema, self._options)
-                    table = decoded.table
-                tables.append(table)
-            if all(table.schema.equals(self.schema, check_metadata=True) for table in tables):
-                return tables
+        tables = []
+        for label, table in pieces:
+            block = ReadyBlock(table, label)
+            decoded, self.schema = unify(Decoded(table), block, self.schema, self._options)
+            tables.append(decoded.table)
+        return [conform(table, self.schema) for table in tables]

@@ -80,10 +80,10 @@ class Source:
             self._check_size(offset + len(data))
         return data
 
-    def open_arrow(self, most_ahead: int = _AHEAD_BYTES) -> pa.NativeFile:
-        """A random-access file for pyarrow's own readers."""
+    def open_arrow(self, first_bytes: int = 0, most_ahead: int = _AHEAD_BYTES) -> pa.NativeFile:
+        """A random-access file for pyarrow's own readers; a remote one reads so much at first."""
         if self.remote is not None:
-            return pa.PythonFile(_SourceFile(self, most_ahead), mode="r")
+            return pa.PythonFile(_SourceFile(self, first_bytes, most_ahead), mode="r")
         with translate_os_errors(self.path):
             file = pa.OSFile(self._local_path)
             self._check_size(file.size())
@@ -108,9 +108,11 @@ class Source:
 class _SourceFile(io.RawIOBase):
     """A remote ``Source`` as a Python file object. Reads that follow each other grow."""
 
-    def __init__(self, source: Source, most_ahead: int) -> None:
-        self._source, self._most_ahead = source, most_ahead
-        self._position = 0
+    def __init__(self, source: Source, first_bytes: int, most_ahead: int) -> None:
+        self._source, self._position = source, 0
+        self._first_bytes = first_bytes
+        # What follows a first read of a known size is only what that missed.
+        self._most_ahead = 0 if first_bytes else most_ahead
         self._piece = (0, b"")
         """Where the last read began, and what it gave."""
 
@@ -145,7 +147,8 @@ class _SourceFile(io.RawIOBase):
         begin, piece = self._piece
         if begin <= start and stop <= begin + len(piece):
             return piece[start - begin : stop - begin]
-        head, size = b"", _LEAST_PIECE_BYTES
+        head, size = b"", max(_LEAST_PIECE_BYTES, self._first_bytes)
+        self._first_bytes = 0
         if begin <= start <= begin + len(piece):  # goes on where the last read ended
             head = piece[start - begin :]
             size = max(size, min(2 * len(piece), self._most_ahead))
@@ -155,7 +158,7 @@ class _SourceFile(io.RawIOBase):
             return self._piece[1][start - begin : stop - begin]
         at = start + len(head)
         data = source.read_at(at, max(stop - at, size))
-        self._piece = (at, data) if len(data) <= self._most_ahead else (stop, b"")
+        self._piece = (at, data) if len(data) <= max(size, self._most_ahead) else (stop, b"")
         return head + data[: stop - at]
 
 
@@ -174,7 +177,7 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
             path=source.path,
         )
     failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
-    file = source.open_arrow(_STREAM_AHEAD_BYTES)
+    file = source.open_arrow(most_ahead=_STREAM_AHEAD_BYTES)
     stream: Any = None
     if compression == "xz":
         stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end

@@ -36,14 +36,14 @@ class Taker:
 
     def __init__(self, dataset: Dataset, schema: pa.Schema) -> None:
         self._dataset, self._schema = dataset, schema
-        self._batches: list[pa.RecordBatch] = []
-        """Of all files, where all are mapped and have one schema."""
+        self._batches: list[tuple[MappedFile, int]] = []
+        """Those of all files, where all are mapped and have one schema."""
         mapped = [file for file in dataset.formats if isinstance(file, MappedFile)]
         if len(mapped) == len(dataset.formats) and all(
             file.schema.equals(schema, check_metadata=True) for file in mapped
         ):
-            self._batches = [batch for file in mapped for batch in file.batches]
-            counts = [batch.num_rows for batch in self._batches]
+            self._batches = [(file, index) for file in mapped for index in range(len(file.batches))]
+            counts = [batch.num_rows for file in mapped for batch in file.batches]
         else:
             self._units = dataset.units()
             counts = unit_rows(dataset, self._units)
@@ -65,8 +65,10 @@ class Taker:
         parts = self._starts.searchsorted(wanted, side="right") - 1
         inside = wanted - self._starts[parts]
         pieces = [
-            self._batches[part].slice(row, 1)
-            for part, row in zip(parts.tolist(), inside.tolist(), strict=True)
+            file.batch(index).slice(row, 1)
+            for (file, index), row in zip(
+                map(self._batches.__getitem__, parts.tolist()), inside.tolist(), strict=True
+            )
         ]
         return pa.Table.from_batches(pieces, self._schema)
 
