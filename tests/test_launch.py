@@ -155,8 +155,7 @@ def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
     for name, text in {
         "no-such": "no command 'no-such'",
         str(script): r"train\.sh' is not executable; run chmod \+x on it",
-        f"{tmp_path}/": "is a folder",
-        "FOO=1": "is not a command; to set a variable, write env FOO=1 COMMAND",
+        "FOO=1": "to set a variable, write env",
     }.items():
         with pytest.raises(UsageError, match=text):
             find_program(name, {"PATH": "/nowhere"})
@@ -191,8 +190,7 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
     assert status_line({}, patches) == (
         "WARNING: 2 of 3 replacements are active on Axolotl 9.9, 1 of them after a comparison on "
         "your data; inactive because the source code is unknown: 1; see `fast-axolotl status`; "
-        "accelerated: a; compared with stock first: e; switched off: b; not replaced: c (d has "
-        "unknown source code)"
+        "accelerated: a; compared with stock first: e; switched off: b; not replaced: c"
     )
     assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"
     assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")

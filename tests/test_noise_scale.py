@@ -32,12 +32,6 @@ NAMES = [f"gradient_noise_scale{end}" for end in ("", "_low", "_high")]
 EXPECTED = DIMENSIONS / DISTANCE**2
 
 
-@pytest.fixture(autouse=True)
-def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of these tests take no time, so that norms would be too expensive."""
-    monkeypatch.setattr(noise_scale, "MOST_COST", 1e9)
-
-
 def assert_close(summary: RunSummary, expected: float, share: float) -> None:
     found, low, high = (getattr(summary, name) or math.nan for name in NAMES)
     assert found == pytest.approx(expected, rel=share)

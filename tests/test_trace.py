@@ -176,7 +176,9 @@ def test_a_job_without_communication_that_we_know_is_refused(tmp_path: Path, nam
     trace = Gpu()
     trace.kernel(name, 0, 10)
     trace.kernel("gemm", 20, 5)
-    with pytest.raises(DataError, match=r"of 2 ranks holds no communication.*longest") as error:
+    with pytest.raises(
+        DataError, match=r"of 2 ranks holds no communication.*longest kernel"
+    ) as error:
         summarise_traces([trace.save(tmp_path)])
     assert name[:60] in str(error.value)
     trace.info["world_size"] = 1
