@@ -1,4 +1,4 @@
-"""Processes: figures of one, and members and sums of a tree of real ones that fork, read and end."""
+"""Processes: the figures of one, and the members and sums of a tree that forks, reads and ends."""
 
 from __future__ import annotations
 
