@@ -490,8 +490,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "swap by another program": ("loop", {"system": SWAPPING}, {}, "other programs"),
     "a quota that is used up": (
         "axolotl", {"system": {"cpu_seconds": 4.0, "throttled_seconds": 1.0}}, {"num_workers": 8},
-        "cpu.max of the control group, docker run --cpus, or resources.limits.cpu in Kubernetes. "
-        "If that is not possible, set dataloader_num_workers: 4 (now 8)",
+        "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu)",
     ),
     "a busy machine": ("loop", {"system": BUSY}, {}, "renice -n 19 -p PID"),
     "random reads": (
