@@ -518,7 +518,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "two workers, where no number of workers would do": (
         "axolotl", {"wait": steady(0.9)}, {"num_workers": 2},
-        "8, because 2 workers cannot keep up; about 20.0 are needed (at most 8, one for each of",
+        "8, because 2 workers cannot keep up; about 20.0 are needed, but there are only 8",
     ),
     "as many workers as cores, streaming": (
         "axolotl", {"wait": HALF}, {"num_workers": 8, **STREAM}, "dataset_use_rust_streaming: true",

@@ -422,10 +422,10 @@ def _speed_up(evidence: Evidence) -> Action:
         reading = stall / count if not workers else workers / count
         why = "data is currently loaded in the main process (0 workers)"
         if workers:
-            limit = "shards" if most == shards else "cores"
             why = f"{count_words(workers, 'worker')} cannot keep up; about "
-            why += f"{workers / (1.0 - stall):.1f} are needed (at most {most}, one for each of the "
-            why += f"{limit})"
+            why += f"{workers / (1.0 - stall):.1f} are needed"
+            if count < wanted:
+                why += f", but there are only {count} {'shards' if count == shards else 'cores'}"
         text = f"Set {_name(source, num_workers=count)}, because {why}."
         return Action(text, 1.0 / max(1.0 - stall, reading) - 1.0)
     if shards and (shards < workers or shards < cores):
