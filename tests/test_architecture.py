@@ -91,6 +91,7 @@ PACKAGES = {
     "dedupe": {"numpy", "pyarrow"},
     "packing": {"numpy", "pyarrow"},
     "measure": {"psutil"},
+    "record": {"msgspec"},
     "report": {"rich"},
     "axolotl": {"numpy", "pyarrow", "wrapt"},
     "integrations": {"numpy", "pyarrow", "wrapt"},

@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_
 def test_translated_names_are_options_of_a_command() -> None:
     from fast_axolotl.cli import options
 
-    every = "".join(run(name, "--help").stdout for name in ("read", "dedupe", "pack"))
+    every = "".join(run(name, "--help").stdout for name in ("read", "dedupe"))
     for name in f"{options._ARGUMENTS}|{options._WORDS}".split("|"):
         assert f"--{name.replace('_', '-')} " in every
 

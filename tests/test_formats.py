@@ -110,13 +110,6 @@ def test_concatenated_members_are_one_file(tmp_path: Path, compression: str) -> 
 # Text.
 
 
-def test_text_is_a_row_per_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes('one\r\n\ntwo \n["no", json]\nlast ü'.encode())
-
-    assert [row["text"] for row in read_rows(path)] == ["one", "", "two ", '["no", json]', "last ü"]
-
-
 PIECES = st.lists(st.sampled_from(["a", "é", "\n", "\r\n", "\r", " ", "xyz", "\x00"]), min_size=1)
 
 
@@ -168,24 +161,6 @@ def test_clashing_parquet_files_are_an_error_or_json_text(tmp_path: Path) -> Non
         open_dataset(tmp_path)
     found = read_rows(tmp_path, on_conflict="json")
     assert [json.loads(row["a"]) for row in found] == [1, {"b": "x"}]
-
-
-def test_an_arrow_file_is_read_in_the_order_of_its_index(tmp_path: Path) -> None:
-    table = pa.table({"n": list(range(40))})
-    path = tmp_path / "rows.arrow"
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=10)
-    assert [n for batch in open_dataset(path) for n in batch["n"].to_pylist()] == [*range(40)]
-    data = path.read_bytes()
-    size = int.from_bytes(data[-10:-6], "little")
-    footer = data[-10 - size : -10]
-    first = data.index(b"\xff\xff\xff\xff", 12)
-    at = footer.index(first.to_bytes(8, "little"))
-    swapped = footer[:at] + footer[at + 24 : at + 48] + footer[at : at + 24] + footer[at + 48 :]
-    path.write_bytes(data[: -10 - size] + swapped + data[-10:])
-    expected = pa.ipc.open_file(path).read_all()["n"].to_pylist()
-    assert expected[:20] == [*range(10, 20), *range(10)]
-    assert [n for batch in open_dataset(path) for n in batch["n"].to_pylist()] == expected
 
 
 def test_a_folder_is_read_as_a_folder_whatever_it_is_called(tmp_path: Path) -> None:

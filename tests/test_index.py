@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -168,44 +166,6 @@ def test_the_index_is_built_again_where_it_does_not_fit(
 
     assert total_rows(dataset) == len(rows) + (change == "rewritten")
     assert reads
-
-
-CHILD = """
-import sys, time
-from fast_axolotl import open_dataset
-from fast_axolotl.reading import index
-count = index._count
-def slow(*arguments):
-    with open(sys.argv[2], "a") as log:
-        log.write("counted\\n")
-    time.sleep(0.2)
-    return count(*arguments)
-index._count = slow
-dataset = open_dataset(sys.argv[1])._dataset
-print("ready", flush=True)
-sys.stdin.readline()
-print(sum(index.unit_rows(dataset, dataset.units())))
-"""
-
-
-def test_two_processes_at_once_build_one_index(tmp_path: Path, folder: Path) -> None:
-    path, rows = write_kind(tmp_path, "text")
-    command = [sys.executable, "-c", CHILD, str(path), str(tmp_path / "log")]
-    children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write(b"\n")
-        child.stdin.flush()
-
-    assert [int(child.communicate(timeout=60)[0]) for child in children] == [len(rows)] * 2
-    assert (tmp_path / "log").read_text() == "counted\n"
-    assert [item.name[:4] for item in entries(folder)] == ["rows"]
-    assert not list(folder.glob("*.lock"))
 
 
 def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None:

@@ -227,23 +227,6 @@ def test_a_conflict_is_no_bad_row_to_skip(tmp_path: Path) -> None:
         read_rows(path, on_error="skip")
 
 
-def test_past_the_size_that_is_scanned_json_text_needs_a_scan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 0)
-    rows = [{"v": "1", "t": FILLER}] * 2500 + [{"v": 1, "t": ""}]
-    path = write_jsonl(tmp_path / "a.jsonl", rows)
-    options: dict[str, Any] = {"on_conflict": "json", "memory_budget": SMALL_BUDGET}
-
-    with pytest.raises(ConflictError, match=r'line 2501: column .v.*pass infer="scan"'):
-        read_rows(path, **options)
-
-    assert read_rows(path, **options, infer="scan")[-2:] == [
-        {"v": '"1"', "t": FILLER},
-        {"v": "1", "t": ""},
-    ]
-
-
 @pytest.mark.parametrize("far", [False, True], ids=["same block", "later block"])
 def test_a_conflict_can_arrive_as_json_text(tmp_path: Path, far: bool) -> None:
     values = [1, {"a": [1, "ü"]}, "x", None, [1.5], True]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fast_axolotl.axolotl import names_to_skip, use_line
+from fast_axolotl.axolotl import use_line
 from fast_axolotl.axolotl.patching import Patch
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.launch import (
@@ -82,14 +82,6 @@ def test_grandchildren_are_reached_through_exec_and_spawn(run: Run, folder: Path
     assert (done.returncode, json.loads(done.stdout)) == (0, [True]), done.stderr
 
 
-def test_flags_output_and_exit_code_are_the_command_s(run: Run) -> None:
-    code = "import sys; print(sys.argv[1:]); print('err', file=sys.stderr); sys.exit(37)"
-    done = run(sys.executable, "-c", code, "--skip", "x", "--help", "--", "-y")
-    assert (done.returncode, done.stdout) == (37, "['--skip', 'x', '--help', '--', '-y']\n")
-    assert done.stderr.splitlines()[-1] == "err"
-    assert done.stderr.startswith("fast-axolotl: ")
-
-
 def test_signals_reach_the_command(run: Run) -> None:
     code = (
         "import os, signal\n"
@@ -100,18 +92,6 @@ def test_signals_reach_the_command(run: Run) -> None:
     )
     done = run("--", sys.executable, "-c", code)
     assert (done.returncode, done.stdout.split()) == (-signal.SIGKILL, ["15", "2", "10"])
-
-
-def test_an_existing_sitecustomize_runs_and_fails_as_before(run: Run, folder: Path) -> None:
-    (folder / "sitecustomize.py").write_text("import sys\nsys.chained = __file__\n")
-    code = "import sys, axolotl, sitecustomize; print(sys.chained == sitecustomize.__file__)"
-    done = run("--", sys.executable, "-c", f"{code}; {SHOW}")
-    assert done.stdout == "True\ntrue\n", done.stderr
-    (folder / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
-    done = run("--", sys.executable, "-c", f"import axolotl; {SHOW}")
-    assert (done.returncode, done.stdout) == (0, "true\n")
-    assert "Error in sitecustomize" in done.stderr
-    assert "theirs" in done.stderr
 
 
 def test_the_start_up_hook_runs_on_pythons_older_than_ours(folder: Path) -> None:
@@ -163,24 +143,11 @@ def test_threads_that_import_at_the_same_time_neither_fail_nor_wait_for_ever(fol
     assert (done.stdout, done.stderr) == ("[True, True]\n", "")
 
 
-def test_the_start_up_hook_is_inert_without_the_switch(folder: Path) -> None:
-    environment = launch_environment({"PYTHONPATH": str(folder)})
-    del environment["FAST_AXOLOTL_RUN"]
-    assert run_python(f"import axolotl; {SHOW}", environment=environment).stdout == "false\n"
-
-
 def test_axolotl_runs_where_this_package_is_broken(run: Run) -> None:
     code = "import sys; sys.modules['fast_axolotl'] = None; import axolotl; print('ran')"
     done = run("--", sys.executable, "-c", code)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "nothing is accelerated" in done.stderr
-
-
-def test_zero_turns_everything_off(run: Run) -> None:
-    code = "import axolotl, fast_axolotl; print(fast_axolotl.status().installed)"
-    done = run("--", sys.executable, "-c", code, FAST_AXOLOTL="0")
-    assert done.stdout == "False\n"
-    assert done.stderr == ("fast-axolotl: stock Axolotl runs: FAST_AXOLOTL=0 is set\n")
 
 
 def test_a_program_that_only_looks_for_axolotl_gets_no_line_at_its_end(run: Run) -> None:
@@ -193,10 +160,6 @@ def test_a_program_that_only_looks_for_axolotl_gets_no_line_at_its_end(run: Run)
     assert (done.returncode, "used" in done.stderr) == (0, False), done.stderr
     done = run("--", sys.executable, "-c", f"import axolotl; {stand_in}")
     assert done.stderr.splitlines()[-1] == "fast-axolotl: accelerated calls: a ×2"
-
-
-def test_a_command_beside_our_python_is_found_without_path() -> None:
-    assert find_program(Path(sys.executable).name, {"PATH": "/nowhere"}) == sys.executable
 
 
 def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
@@ -226,10 +189,6 @@ def test_trl_without_axolotl_is_a_host_as_well(monkeypatch: pytest.MonkeyPatch) 
         Patch("trl-sft", "ready", "", "trl:x"),
     ]
     assert status_line({}, patches) == "TRL 1.2; accelerated: trl-sft"
-
-
-def test_names_to_skip_may_have_blanks_between_them() -> None:
-    assert names_to_skip({"FAST_AXOLOTL_SKIP": "dedupe, save,"}) == ["dedupe", "save"]
 
 
 def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

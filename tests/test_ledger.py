@@ -217,7 +217,7 @@ def test_the_larger_loss_decides(spans: dict[str, float], stall: float, kind: st
     verdict = summarise(make_run(add_spans(rank, spans))).verdict
     assert verdict.kind == kind
     if kind == "data":
-        assert verdict.evidence[-1].startswith("checkpoints: 20 s of")
+        assert verdict.evidence[-1].startswith("checkpoints: 20")
 
 
 @pytest.mark.parametrize(

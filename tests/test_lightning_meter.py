@@ -97,31 +97,6 @@ def test_validation_and_checkpoints_are_spans(tmp_path: Path) -> None:
     assert "save_checkpoint" not in vars(trainer)
 
 
-def test_planning_an_epoch_is_waited_for(tmp_path: Path) -> None:
-    class Planned(torch.utils.data.Sampler):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return 24
-
-        def __iter__(self) -> Any:
-            time.sleep(20 * WAIT)
-            return iter(range(24))
-
-    callback = MeterCallback(tmp_path / "run", sample_system=False)
-    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=3, callbacks=[callback], enable_checkpointing=False, **silent
-    )
-    rows = [torch.ones(4)] * 24
-    trainer.fit(Module(), DataLoader(rows, batch_size=2, sampler=Planned()), a_loader(4))  # type: ignore[arg-type]
-    rank = read_run(tmp_path / "run").ranks[0]
-    assert (total(rank, "steps"), total(rank, "fetches")) == (36, 36)
-    assert [mark.name for mark in rank.marks].count("epoch") == 2
-    starts = sum(block.waits_by_cause.get("epoch", 0) for block in rank.blocks)
-    assert starts >= 2 * 20 * WAIT
-    assert spans_of(rank)["evaluate"] >= 2 * 2 * WAIT
-    assert rank.values["tensor_parallel"] == 1
-
-
 def test_an_error_ends_the_record_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         fit(tmp_path, Module(fails_at=6))

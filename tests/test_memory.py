@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fast_axolotl import open_dataset
 from fast_axolotl.errors import DataError
@@ -184,47 +182,6 @@ def test_a_row_larger_than_the_budget_passes_and_is_copied_a_few_times(tmp_path:
     peak, count, sizes = measured(path, memory_budget=16 * MIB, num_threads=2)
     assert (count, sizes["a"]) == (2, size + 1)
     assert peak <= 5 * size, f"{peak / size:.1f} times the line"
-
-
-COLUMNS = st.sampled_from(["constant text", "text", "numbers", "runs", "lists", "repeated lists"])
-
-
-def column(kind: str, num_rows: int, row_bytes: int, seed: int) -> pa.Array:
-    random = np.random.default_rng(seed)
-    if kind == "constant text":
-        return repeated(["x" * row_bytes], num_rows).cast(pa.string())
-    if kind == "text":
-        return pa.array([f"{i}" * (i % max(1, row_bytes // 4)) for i in range(num_rows)])
-    if kind in ("numbers", "runs"):
-        return pa.array(
-            random.integers(0, 2**40, num_rows) if kind == "numbers" else [7] * num_rows
-        )
-    lengths = random.integers(0, 2, num_rows) * (row_bytes // 4)
-    return lists(lengths, np.ones if kind == "repeated lists" else noise)
-
-
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_memory_stays_within_the_budget_for_any_shape(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("shape")
-    kinds = data.draw(st.lists(COLUMNS, min_size=1, max_size=3))
-    row_bytes = data.draw(st.sampled_from([4, 100, 5000, 100_000]))
-    num_rows = min(20_000, 40_000_000 // (row_bytes * len(kinds)))
-    columns = {f"c{i}": column(kind, num_rows, row_bytes, i) for i, kind in enumerate(kinds)}
-    table = pa.table(columns)
-    name = data.draw(st.sampled_from(["parquet", "arrow-file", "arrow-stream", "jsonl"]))
-    kind = name.split("-")[0]
-    path = folder / f"{name}-any.{kind}"
-    together = -(-num_rows // data.draw(st.sampled_from([1, 3, 50])))
-    how = {"parquet": {"group": together}, "arrow": {"batch": together}}.get(kind, {})
-    WRITERS[kind](path, table, **how)
-    budget = data.draw(st.sampled_from([16, 32])) * MIB
-    shuffle = data.draw(st.sampled_from([None, 3]))
-    peak, count, sizes = measured(path, memory_budget=budget, shuffle=shuffle)
-    assert (count, sizes) == (num_rows, sizes_of(table))
-    assert peak <= budget + ROOM, f"{peak / 1e6:.0f} MB above start"
 
 
 def test_where_a_row_group_is_cut_does_not_depend_on_what_was_read_before(tmp_path: Path) -> None:

@@ -284,8 +284,6 @@ def test_a_batch_far_above_the_noise_scale_is_told_and_acted_on() -> None:
     assert action.startswith(
         "Set gradient_accumulation_steps to 2 (now 8): according to the gradient"
     )
-    assert "√4 with Adam" in action
-    assert "4 times the steps" in action
 
 
 def test_data_that_is_late_keeps_its_verdict_and_a_batch_that_fits_is_left_alone() -> None:
@@ -293,7 +291,6 @@ def test_data_that_is_late_keeps_its_verdict_and_a_batch_that_fits_is_left_alone
     assert late.verdict.kind == "data"
     told = [any("noise scale" in text for text in one.verdict.evidence) for one in (late, near)]
     assert told == [True, False]
-    assert "at least 3,200 samples: a larger batch would cost little" in below.verdict.evidence[-1]
     for one in (late, near, below):
         assert "gradient_accumulation_steps" not in one.verdict.action
 

@@ -49,22 +49,6 @@ def test_a_restored_reader_is_not_moved_by_an_old_iterator(path: Path) -> None:
     assert values(reader, "a") == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_state_holds_the_types_of_its_own_position(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "1.jsonl", [{"a": [1], "b": [1]}])
-    write_jsonl(tmp_path / "2.jsonl", [{"a": [1, "x"], "b": [1]}])
-    write_jsonl(tmp_path / "3.jsonl", [{"a": [1], "b": [1, "x"]}])
-    reader = open_dataset(tmp_path)
-    batches = iter(reader)
-    next(batches)
-    state = reader.state_dict()
-    tail = list(batches)
-    again = open_dataset(tmp_path)
-    again.load_state_dict(state)
-    restored = list(again)
-    assert [batch.schema for batch in restored] == [batch.schema for batch in tail]
-    assert [batch.to_pylist() for batch in restored] == [batch.to_pylist() for batch in tail]
-
-
 def test_batches_cut_by_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a":1}\n' * 40_000 + '{"b":1.5}\n' + '{"a":1}\n' * 300_000)

@@ -6,15 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fast_axolotl.integrations.profiler import (
     Event,
     WindowProfiler,
-    clip,
     read_events,
-    total,
     window_of,
 )
 from support.hosts import FakeMeter
@@ -26,14 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:
 
 MS = 1_000_000
 CPU = [torch.profiler.ProfilerActivity.CPU]
-
-INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12).map(
-    lambda pairs: [(start, start + length) for start, length in pairs]
-)
-
-
-def cells(intervals: list[tuple[int, int]]) -> set[int]:
-    return {cell for start, end in intervals for cell in range(start, end)}
 
 
 def kernel(name: str, start: int, end: int) -> Event:
@@ -47,29 +35,6 @@ def step_mark(number: int, start: int, end: int, *, is_device: bool = True) -> E
 
 def host(name: str, start: int, end: int) -> Event:
     return Event(name, start * MS, end * MS, is_device=False, is_mark=False)
-
-
-@given(INTERVALS)
-def test_the_length_of_a_union_counts_each_cell_once(intervals: list[tuple[int, int]]) -> None:
-    assert total(intervals) == len(cells(intervals))
-
-
-@given(INTERVALS, INTERVALS)
-def test_only_collectives_that_nothing_else_covers_are_exposed(
-    collectives: list[tuple[int, int]], work: list[tuple[int, int]]
-) -> None:
-    events = [kernel("nccl", *interval) for interval in collectives]
-    events += [kernel("gemm", *interval) for interval in work]
-    exposed = window_of(events, t=0.0, steps=1).exposed_communication_seconds
-    assert exposed == pytest.approx(len(cells(collectives) - cells(work)) / 1000)
-
-
-@given(INTERVALS, st.integers(0, 40), st.integers(0, 40))
-def test_clipping_keeps_the_cells_of_the_window(
-    intervals: list[tuple[int, int]], low: int, length: int
-) -> None:
-    window = (low, low + length)
-    assert cells(clip(intervals, window)) == cells(intervals) & cells([window])
 
 
 def test_whole_steps_are_counted_from_first_kernel_to_first_kernel() -> None:
@@ -164,17 +129,6 @@ def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
     assert window.communication_seconds == 0
     assert window.device_idle_seconds is None
     assert meter.told == ["profile", "end profile"] * 2
-
-
-def test_a_run_that_ends_inside_the_window_keeps_what_was_seen() -> None:
-    meter = FakeMeter()
-    profiler = WindowProfiler(meter, 100, first_step=1)
-    for _ in range(4):
-        profiler.step_end()
-    profiler.close()
-    assert [window.steps for window in meter.windows] == [2]
-    profiler.close()
-    assert len(meter.windows) == 1
 
 
 def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:

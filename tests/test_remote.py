@@ -134,13 +134,6 @@ class S3:
             "client_kwargs": {"region_name": "us-east-1"},
         }
 
-    def uri_for_pyarrow(self, path: str) -> str:
-        host = self.endpoint.removeprefix("http://")
-        return (
-            f"s3://{KEY}:{SECRET}@{BUCKET}/{path}?endpoint_override={host}&scheme=http"
-            "&region=us-east-1"
-        )
-
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
@@ -158,17 +151,8 @@ def s3() -> Iterator[S3]:
     filesystem.pipe_file(f"{BUCKET}/parts/README.md", b"hello")
     for ending in ("parquet", "jsonl"):
         filesystem.pipe_file(f"{BUCKET}/rows.{ending}", encoded(ending))
-    filesystem.pipe_file(f"{BUCKET}/large.jsonl", jsonl_bytes(rows_of(20_000)))
     yield S3(endpoint)
     server.stop()
-
-
-@pytest.fixture
-def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object, **__: object) -> None:
-        raise ImportError("Install s3fs to access S3")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
 
 
 @pytest.mark.parametrize(
@@ -180,17 +164,6 @@ def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_objects_prefixes_and_globs_read(s3: S3, name: str, count: int) -> None:
     assert read_rows(f"s3://{BUCKET}/{name}", storage_options=s3.options) == rows_of(count)
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("rows.parquet", 300), ("rows.jsonl", 300), ("parts", 30), ("large.jsonl", 20_000)],
-)
-def test_pyarrow_reads_where_s3fs_is_missing(
-    s3: S3, without_s3fs: None, name: str, count: int
-) -> None:
-    """Several byte ranges, too: fsspec's wrapper gives the whole file for any of them."""
-    assert read_rows(s3.uri_for_pyarrow(name)) == rows_of(count)
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
@@ -206,9 +179,13 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
     assert delays == []
 
 
-def test_without_s3fs_storage_options_name_the_extra(s3: S3, without_s3fs: None) -> None:
+def test_a_file_system_without_its_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(MissingExtraError, match="pip install s3fs"):
-        open_dataset(f"s3://{BUCKET}/rows.parquet", storage_options=s3.options)
+        open_dataset(f"s3://{BUCKET}/rows.parquet")
 
 
 # http://
@@ -472,10 +449,6 @@ for _ in range(4):
     reader = open_dataset(uri, cache_dir=folder, cache_bytes=int(most), num_threads=4)
     assert sum(batch.num_rows for batch in reader) == 50_000
 """
-
-
-class NoCredentialsError(Exception):
-    """As botocore calls it."""
 
 
 LEAVE_EARLY = """

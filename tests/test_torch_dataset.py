@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from fast_axolotl.errors import MissingFileError, ResumeError, UsageError  # noqa: E402
+from fast_axolotl.errors import ResumeError, UsageError  # noqa: E402
 from fast_axolotl.integrations.torch import TorchDataset  # noqa: E402
 
 NUM_ROWS = 1200
@@ -113,41 +112,12 @@ def test_a_process_group_and_an_explicit_shard_win_over_the_variables(
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("rank", "world"), [("4", "4"), ("-1", "2"), ("x", "2"), ("1", "")])
-def test_a_rank_outside_its_world_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, world: str
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world)
-
-    with pytest.raises(UsageError, match="RANK="):
-        next(iter(dataset(path)))
-
-
-def test_nothing_is_opened_before_it_is_iterated(tmp_path: Path) -> None:
-    before = threading.active_count()
-    data = dataset(tmp_path / "missing.jsonl")
-
-    assert threading.active_count() == before
-    with pytest.raises(MissingFileError):
-        iter(data)
-
-
 def test_a_dataset_can_be_pickled_and_copied_while_it_is_read(path: Path) -> None:
     data = dataset(path)
     next(iter(data))
 
     for twin in (pickle.loads(pickle.dumps(data)), copy.deepcopy(data)):
         assert ids_of(twin) == ALL
-
-
-def test_unknown_options_are_refused_at_once(path: Path) -> None:
-    with pytest.raises(UsageError, match="'batchsize'"):
-        TorchDataset(path, batchsize=3)
-    with pytest.raises(UsageError, match="output must be"):
-        TorchDataset(path, output="pandas")
-    with pytest.raises(UsageError, match="pass two whole numbers"):
-        TorchDataset(path, shard=(2, 2))
 
 
 def test_outputs(tmp_path: Path) -> None:
@@ -243,29 +213,6 @@ def test_a_stateful_loader_resumes_with_the_identical_tail(
     assert sorted(ids_of(make(stop_after(make(), NUM_ROWS)[1]))) == ALL
 
 
-def test_a_stateful_loader_resumes_under_spawn(path: Path) -> None:
-    def make(state: Any = None) -> Any:
-        data = dataset(path, shuffle=4)
-        return stateful_loader(data, 1, state, multiprocessing_context="spawn")
-
-    first, state = stop_after(make(), 9)
-    assert sorted(first + ids_of(make(state))) == ALL
-
-
-@pytest.mark.parametrize("shuffle", [None, 4])
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 0), (0, 2)])
-def test_another_number_of_workers_continues_with_every_row_once(
-    path: Path, before: int, after: int, shuffle: int | None
-) -> None:
-    first, state = stop_after(stateful_loader(dataset(path, shuffle=shuffle), before), 7)
-    data = dataset(path, shuffle=shuffle)
-    data.load_state_dict(state)
-    elastic = stateful_loader(data, after)
-
-    assert sorted(first + ids_of(elastic)) == ALL
-    assert sorted(ids_of(elastic)) == ALL, "the next pass reads everything"
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_single_rows_resume_inside_of_a_batch(path: Path, num_workers: int) -> None:
     def make(state: Any = None, **options: Any) -> Any:
@@ -287,14 +234,6 @@ def test_single_rows_resume_inside_of_a_batch(path: Path, num_workers: int) -> N
         resumed = make(pickle.loads(pickle.dumps(loader.state_dict())))
         again = make(resumed.state_dict())
         assert first + ids(resumed) == first + ids(again) == whole
-
-
-def test_ranks_that_read_the_same_may_all_give_their_state(path: Path) -> None:
-    states = [dataset(path, shard=(rank // 2, 2)).state_dict() for rank in range(4)]
-    data = dataset(path)
-    data.load_state_dict(states)
-
-    assert sorted(ids_of(data)) == ALL
 
 
 def test_another_number_of_ranks_and_workers_continues_twice(path: Path) -> None:
@@ -330,19 +269,6 @@ def test_a_loaded_state_belongs_to_its_epoch(path: Path) -> None:
     resumed.load_state_dict(state)
     resumed.set_epoch(3)
     assert ids_of(resumed) == ids_of(dataset(path, shuffle=3, epoch=3))
-
-
-def test_the_state_of_a_dataset_is_where_its_next_batch_begins(path: Path) -> None:
-    data = dataset(path)
-    start = data.state_dict()
-    batches = iter(data)
-    assert data.state_dict() == start
-    next(batches)
-    twin = dataset(path)
-    twin.load_state_dict(data.state_dict())
-
-    assert twin.state_dict() == data.state_dict()
-    assert ids_of(twin) == list(range(50, NUM_ROWS))
 
 
 def test_states_that_cannot_be_continued_are_refused(path: Path) -> None:
@@ -422,39 +348,6 @@ def test_a_mix_resumes_with_the_identical_tail(sources: Any, rows: bool, workers
         state, resumed = pickle.loads(pickle.dumps(loader.state_dict())), make()
         resumed.load_state_dict(state)
         assert first + row_ids(resumed) == whole
-
-
-@pytest.mark.parametrize("even", [None, "pad"])
-@pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("is_mix", [False, True])
-def test_another_number_of_ranks_continues_inside_of_a_batch(
-    sources: Any, is_mix: bool, rows: bool, even: str | None
-) -> None:
-    def make(**options: Any) -> TorchDataset:
-        options = {"shuffle": 4, "even": even, "batch_size": 70, **options}
-        return mixed(sources, **options) if is_mix else dataset(sources["chat"][0], **options)
-
-    found, states = [], []
-    for rank, stop in enumerate((1, 71, 232)):
-        data = make(rows=True, shard=(rank, 3))
-        found += row_ids(data, stop)
-        states += [data.state_dict()] * 2
-    other = make(rows=rows)
-    other.load_state_dict({"ranks": states})
-    found += row_ids(other)
-
-    assert set(found) == {*CHAT, *(CODE if is_mix else ())}
-    assert len(found) <= len(set(found)) + 10 * is_mix
-    with pytest.raises(ResumeError, match="no state of a TorchDataset"):
-        mixed(sources).load_state_dict(dataset(sources["chat"][0]).state_dict())
-
-
-def test_what_is_no_mix_is_refused_at_once(path: Path) -> None:
-    for wrong in ({}, {"a": path}, {"a": ([path], "b")}, [(path, 1), path]):
-        with pytest.raises(UsageError, match="pass a mix as"):
-            TorchDataset(wrong)
-    with pytest.raises(UsageError, match="'stop'"):
-        TorchDataset([path], stop="all")
 
 
 def test_without_torch_the_import_says_what_to_install() -> None:

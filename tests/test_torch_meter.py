@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +19,7 @@ from fast_axolotl.integrations.torch_meter import (  # noqa: E402
     watch_torch,
     yield_to_trainer,
 )
-from fast_axolotl.measure import measure  # noqa: E402
-from fast_axolotl.measure.loaders import read_loader, ready_batches  # noqa: E402
-from fast_axolotl.record import read_run  # noqa: E402
-from support.hosts import FakeMeter, break_down, end_of, total  # noqa: E402
+from support.hosts import FakeMeter, break_down  # noqa: E402
 
 # Forking beside the threads that earlier tests have left behind warns on Python 3.12 and later.
 pytestmark = [
@@ -118,23 +114,6 @@ def test_the_files_of_a_stream_are_counted_through_adapters(meter: FakeMeter) ->
         assert (meter.known["streaming"], meter.known["num_shards"]) == (True, 3)
 
 
-def test_a_pinning_thread_is_the_same_to_the_meter(
-    meter: FakeMeter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Without an accelerator torch does not pin; its thread runs all the same where it is asked to.
-    from torch.utils.data._utils import pin_memory
-
-    monkeypatch.setattr(pin_memory, "pin_memory", lambda data, device=None: data)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
-    with watch_torch(meter):
-        train(DataLoader(Numbers(10), batch_size=4, num_workers=2, pin_memory=True))
-    assert meter.told == EPOCH
-    assert meter.known["pin_memory"] is True
-
-
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_a_stateful_loader_is_told_and_resumed(meter: FakeMeter) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -168,24 +147,6 @@ def test_a_profiler_that_fails_at_the_end_leaves_no_hook_behind(meter: FakeMeter
     assert ITERATOR.__next__ is original
 
 
-def test_a_wrapper_set_upon_ours_stays_when_we_go(
-    meter: FakeMeter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = ITERATOR.__next__
-    with watch_torch(meter):
-        ours = ITERATOR.__next__
-        monkeypatch.setattr(ITERATOR, "__next__", lambda self: ours(self))
-        theirs = ITERATOR.__next__
-    assert ITERATOR.__next__ is theirs
-    train(DataLoader(Numbers(4), batch_size=4))
-    assert meter.told == []
-    monkeypatch.undo()
-    with watch_torch(meter):
-        train(DataLoader(Numbers(4), batch_size=4))
-    assert meter.told == ["begin", 4, "begin", "exhausted"]
-    assert ITERATOR.__next__ is before
-
-
 @pytest.mark.parametrize("optimizers", [True, False])
 def test_steps_are_told_by_the_first_optimizer_alone_or_left_to_who_tells_them(
     meter: FakeMeter, optimizers: bool
@@ -212,33 +173,6 @@ def test_a_file_saved_in_a_plain_loop_is_a_checkpoint(meter: FakeMeter, tmp_path
     assert torch.save is original
     assert meter.told[-4:] == ["evaluate", "end evaluate", "checkpoint", "end checkpoint"]
     assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
-
-
-def test_what_follows_a_step_waits_until_the_optimizer_is_done(meter: FakeMeter) -> None:
-    model, optimizer = a_model()
-    watch = TorchWatch(meter)  # type: ignore[arg-type]
-    watch.start()
-    watch.profiler = SimpleNamespace(
-        step_end=lambda: meter.told.append("after"), close=lambda: meter.told.append("closed")
-    )
-    train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
-    watch.stop()
-    assert meter.told[:7] == ["begin", 4, "step", "after", "begin", 4, "step"]
-    assert meter.told[-1] == "closed"
-
-
-def test_a_loop_without_gradients_is_a_span_until_training_goes_on(meter: FakeMeter) -> None:
-    loader, other = DataLoader(Numbers(4), batch_size=4), DataLoader(Numbers(8), batch_size=2)
-    with watch_torch(meter):
-        train(loader)
-        with torch.no_grad():
-            train(other)
-        train(loader)
-        with torch.inference_mode():
-            train(other)
-    epoch = ["begin", 4, "begin", "exhausted"]
-    span = ["evaluate", "end evaluate"]
-    assert meter.told == [*epoch, *span, *epoch, *span]
 
 
 def test_a_loader_inside_a_loader_is_part_of_its_fetch(meter: FakeMeter) -> None:
@@ -308,37 +242,6 @@ def test_a_meter_is_opened_by_the_first_training_fetch_and_given_up_to_a_trainer
     assert meter.told == ["begin", 4, "begin", "exhausted"]
 
 
-def test_ready_batches_wait_in_the_queue() -> None:
-    iterator = iter(DataLoader(Numbers(64), batch_size=4, num_workers=1, prefetch_factor=4))
-    next(iterator)
-    end = time.monotonic() + 20
-    while ready_batches(iterator) != 4 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert ready_batches(iterator) == 4
-    assert read_loader(iterator)["prefetch_factor"] == 4
-    assert ready_batches(iter(DataLoader(Numbers(4)))) is None
-
-
-def test_waits_and_steps_of_a_loop_end_up_in_its_record(tmp_path: Path) -> None:
-    model, optimizer = a_model()
-
-    def collate(rows: list[Any]) -> Any:
-        time.sleep(0.004)
-        return torch.stack(rows)
-
-    loader = DataLoader(Numbers(96), batch_size=4, collate_fn=collate)
-    with measure(tmp_path, sample_system=False) as meter, watch_torch(meter):
-        train(loader, optimizer, model=model)
-    rank = read_run(tmp_path).ranks[0]
-    assert (total(rank, "steps"), total(rank, "samples")) == (24, 96)
-    steady = [block for block in rank.blocks if block.phase == "steady"]
-    waited = sum(block.host_wait_seconds for block in steady)
-    assert waited >= 19 * 0.004
-    assert waited / sum(block.wall_seconds for block in steady) > 0.3
-    assert rank.values["num_workers"] == 0
-    assert end_of(tmp_path) == ("finished", "")
-
-
 def test_a_backward_pass_inside_another_is_part_of_it(meter: FakeMeter) -> None:
     model, _ = a_model()
     rows = torch.ones(2, 4, requires_grad=True)
@@ -354,19 +257,6 @@ def test_a_backward_pass_inside_another_is_part_of_it(meter: FakeMeter) -> None:
         thread.start()
         thread.join()
     assert meter.passes == ["begin", "end"] * 3
-
-
-def test_the_forward_time_of_a_loop_ends_up_in_its_record(tmp_path: Path) -> None:
-    model, optimizer = a_model()
-    model.register_forward_hook(lambda *_: time.sleep(0.004))
-    model.weight.register_hook(lambda _: time.sleep(0.008))
-    with measure(tmp_path, sample_system=False, world_size=2) as meter, watch_torch(meter):
-        train(DataLoader(Numbers(96), batch_size=4), optimizer, model=model)
-    blocks = read_run(tmp_path).ranks[0].blocks
-    forward = sum(block.forward_seconds or 0.0 for block in blocks)
-    others = sum(block.wall_seconds - block.host_wait_seconds for block in blocks) - forward
-    assert forward >= 24 * 0.004
-    assert others >= 24 * 0.008
 
 
 def test_a_loop_with_no_grad_inside_is_a_span_once_steps_tell_what_is_trained(
@@ -386,23 +276,6 @@ def test_a_loop_with_no_grad_inside_is_a_span_once_steps_tell_what_is_trained(
             evaluate()
     epoch = ["begin", 4, "step", "begin", 4, "step", "begin", "exhausted"]
     assert meter.told == [*epoch, "evaluate", "end evaluate"] * 2
-
-
-def test_an_evaluation_between_a_fetch_and_its_step_is_none_of_its_fetches(
-    meter: FakeMeter,
-) -> None:
-    model, optimizer = a_model()
-    trained, checked = (DataLoader(Numbers(count), batch_size=4) for count in (12, 4))
-    with watch_torch(meter):
-        for number, batch in enumerate(trained):
-            if number % 2 == 0:
-                train(checked)
-            model(batch).sum().backward()
-            optimizer.step()
-    # Before the very first step nobody can tell; the second one, without the other dataset, does.
-    first = ["begin", 4, "begin", 4, "begin", "exhausted", "step", "begin", 4, "step"]
-    third = ["begin", 4, "evaluate", "end evaluate", "step", "begin", "exhausted"]
-    assert meter.told == first + third
 
 
 def test_tasks_that_take_turns_are_all_trained(meter: FakeMeter) -> None:

@@ -117,7 +117,9 @@ def counted_bytes() -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source, "read_at", counted)
         patch.setattr(
-            Source, "open_arrow", lambda source, *_: pa.PythonFile(_Counted(source, 0), "r")
+            Source,
+            "open_arrow",
+            lambda source, *_, **__: pa.PythonFile(_Counted(source, 0, 0), "r"),
         )
         yield lengths
 

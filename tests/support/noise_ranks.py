@@ -29,6 +29,7 @@ LAYOUTS = {
     f"{kind}-{how}": (passes, STEPS if kind == "ddp" else 80)
     for kind in ("ddp", "fsdp")
     for how, passes in (("local", 3), ("reduced", 3), ("single", 1))
+    if kind == "ddp" or how == "reduced"
 }
 """Layout → backward passes of a step, and steps."""
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.integrations.launch import Order, order
 
 if TYPE_CHECKING:
@@ -130,11 +131,7 @@ def _after_init(owner: str, action: Callable[[Any], None], module: ModuleType) -
 
 
 def _guarded(name: str, action: Callable[[Any], None]) -> Callable[[Any], None]:
-    def call(subject: Any) -> None:
-        try:
-            action(subject)
-        except Exception as error:  # noqa: BLE001
-            # What is raised here would end the import of torch, or the making of a trainer.
-            print(f"fast-axolotl: {name} is not measured: {error}", file=sys.stderr)
+    def say(_: Any, error: Exception) -> None:
+        print(f"fast-axolotl: {name} is not measured: {error}", file=sys.stderr)
 
-    return call
+    return guarded(say)(action)

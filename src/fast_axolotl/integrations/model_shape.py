@@ -26,6 +26,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import MissingExtraError, UsageError
+from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.record import ModelShape
 from fast_axolotl.record.devices import normalise_dtype
 
@@ -49,19 +50,20 @@ _BLOCK_SECONDS = 0.05
 """A block of matmuls is timed as a whole: long against the cost of a synchronise."""
 
 
+def _explain(meter: Meter, error: Exception) -> None:
+    sentence = f"the model's shape could not be read: {type(error).__name__}: {error}"
+    for field in ("mfu", "hfu", "model_flops_per_token"):
+        meter.reason(field, sentence)
+
+
+@guarded(_explain)
 def record_model(meter: Meter, model: Any, *, matmul: bool = False, **known: Any) -> None:
     """Record the shape of a model, with ``matmul`` its device's own rate, too; or why not."""
-    try:
-        shape = read_shape(model, **known)
-        if matmul:
-            device = next(model.parameters()).device
-            shape = replace(shape, matmul_tflops=measure_matmul_tflops(device, shape.dtype))
-        meter.model(shape)
-    except Exception as error:  # noqa: BLE001
-        # The one broad except: a model of any make must train, whether its shape is read or not.
-        sentence = f"the model's shape could not be read: {type(error).__name__}: {error}"
-        for field in ("mfu", "hfu", "model_flops_per_token"):
-            meter.reason(field, sentence)
+    shape = read_shape(model, **known)
+    if matmul:
+        device = next(model.parameters()).device
+        shape = replace(shape, matmul_tflops=measure_matmul_tflops(device, shape.dtype))
+    meter.model(shape)
 
 
 def read_shape(

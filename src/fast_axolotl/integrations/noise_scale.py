@@ -7,10 +7,10 @@ loss was divided by, they have one distribution, so that in units of a micro-bat
 
 |h|² is that of the step's first micro-batch. With gradient accumulation it is what ``.grad`` holds
 after the first backward pass: of this rank alone under ``no_sync``, of all ranks where each pass is
-reduced; then it is equal on all ranks, which the record shows. FSDP2 keeps what is not reduced yet
-at its unsharded parameters. Without accumulation, hooks at the parameters see the gradients of a
-rank on their way to be reduced; they are there for one pass, and change nothing. |g|² is taken at
-the end of the last backward pass, before clipping. A gradient scaler multiplies both alike.
+reduced; then it is equal on all ranks, which the record shows. Without accumulation, hooks at the
+parameters see the gradients of a rank on their way to be reduced; they are there for one pass, and
+change nothing. |g|² is taken at the end of the last backward pass, before clipping. A gradient
+scaler multiplies both alike.
 
 Nothing is copied but two numbers of a step, no collective runs, and the host never waits: numbers
 of a GPU come by an asynchronous copy, read once its event has passed. Fewer steps are looked at
@@ -25,10 +25,11 @@ import statistics
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.measure.events import find_events
 
 if TYPE_CHECKING:
@@ -40,19 +41,13 @@ _EVERY_STEP_BITS = 10
 """Every step is looked at up to step 1,024, then every second one up to 2,048, and so on."""
 
 
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """Have our faults end the norms, not the training and not the meter."""
+def _stop(noise: NoiseScale, error: Exception) -> None:
+    failed = f"the gradient norms failed: {type(error).__name__}: "
+    noise.stop(f"{'' if isinstance(error, UsageError) else failed}{error}")
 
-    @functools.wraps(method)
-    def call(self: NoiseScale, *arguments: Any) -> None:
-        try:
-            if not self.is_over:
-                method(self, *arguments)
-        except Exception as error:  # noqa: BLE001 - what is raised here would end the training
-            failed = f"the gradient norms failed: {type(error).__name__}: "
-            self.stop(f"{'' if isinstance(error, UsageError) else failed}{error}")
 
-    return call
+_guarded = guarded(_stop)
+"""Has our faults end the norms, not the training and not the meter."""
 
 
 class NoiseScale:
@@ -79,6 +74,8 @@ class NoiseScale:
     @_guarded
     def close(self) -> None:
         """Write what is left."""
+        if self.is_over:
+            return
         if self._waiting and self._waiting[-1][-1] is not None:
             self._events.settle(self._waiting[-1][-1], seconds=2.0)
         self._read()
@@ -97,11 +94,11 @@ class NoiseScale:
     @_guarded
     def backward_begin(self) -> None:
         """A backward pass begins."""
-        if self._is_due and not self._passes and self._expected == 1:
-            leaves = [item._unsharded_param for item in _find_unsharded()]
-            leaves += [item for item in self._parameters() if not hasattr(item, "device_mesh")]
-            for leaf in filter(lambda leaf: leaf.requires_grad, leaves):
-                self._handles.append(leaf.register_hook(functools.partial(self._hear, id(leaf))))
+        if self._is_due and not self._passes and self._expected == 1 and not self.is_over:
+            for leaf in self._parameters():
+                if leaf.requires_grad and not hasattr(leaf, "device_mesh"):
+                    hook = functools.partial(self._hear, id(leaf))
+                    self._handles.append(leaf.register_hook(hook))
 
     @_guarded
     def _hear(self, key: int, gradient: Any) -> None:
@@ -116,14 +113,20 @@ class NoiseScale:
     def backward_end(self) -> None:
         """A backward pass has ended, its gradients reduced if it reduces any."""
         self._passes += 1
-        if not self._is_due or self._passes not in (1, self._expected):
+        if self.is_over or not self._is_due or self._passes not in (1, self._expected):
             return
         begin, events, self._events = time.perf_counter(), None, self._events or find_events()
-        held = [(one.unsharded_accumulated_grad, one._unsharded_param) for one in _find_unsharded()]
-        local = [grad for kept, leaf in held for grad in (kept, leaf.grad) if grad is not None]
-        gradients = [*local, *(one.grad for one in self._parameters() if one.grad is not None)]
-        if not gradients or any(hasattr(item, "_fsdp_flattened") for item in self._parameters()):
-            raise UsageError("DeepSpeed, FSDP1 and steps inside backward hide the gradients")
+        gradients = [one.grad for one in self._parameters() if one.grad is not None]
+        is_sharded = any(hasattr(item, "device_mesh") for item in gradients)
+        if (
+            not gradients
+            or (is_sharded and self._expected == 1)
+            or any(hasattr(item, "_fsdp_flattened") for item in self._parameters())
+        ):
+            raise UsageError(
+                "DeepSpeed, FSDP1 and steps inside backward hide the gradients; FSDP2 hides those "
+                "of a rank, so it needs gradient accumulation that reduces each pass"
+            )
         if self._passes == self._expected and self._events and gradients[0].device.type != "cpu":
             events = self._events.record()
         squared = self._square(gradients)
@@ -131,8 +134,7 @@ class NoiseScale:
             events = (events, self._events.record())
         if self._passes == 1:
             heard, self._heard = list(self._heard.values()), {}
-            is_sharded = any(hasattr(item, "device_mesh") for item in gradients)
-            self._line = {"is_reduced": is_sharded and not local and not heard}
+            self._line = {"is_reduced": is_sharded and not heard}
             self._line["first"] = self._square(heard) if heard else squared
             while self._handles[1:]:
                 self._handles.pop().remove()
@@ -145,7 +147,7 @@ class NoiseScale:
         """An optimizer is about to step; the second of several has no backward pass before it."""
         torch = self._torch
         self._optimizers.add(optimizer)
-        if not self._passes:
+        if self.is_over or not self._passes:
             return
         line, self._line = self._line, {}
         if line and self._passes == self._expected:
@@ -211,14 +213,3 @@ class NoiseScale:
             first, whole = both.tolist()
             if math.isfinite(first) and math.isfinite(whole):
                 self._meter.gradients(**line, first=first, whole=whole)
-
-
-def _find_unsharded() -> Iterator[Any]:
-    """Of every parameter of FSDP2, by torch's own books, what its backward pass works on."""
-    from torch.distributed._composable_state import _module_state_mapping
-
-    for state in {reference() for reference in list(_module_state_mapping.values())} - {None}:
-        held = vars(state)  # torch before 2.12 has one group
-        for group in held.get("_fsdp_param_groups") or [held.get("_fsdp_param_group")]:
-            items = () if group is None else group.fsdp_params
-            yield from (item for item in items if hasattr(item, "_unsharded_param"))

@@ -29,20 +29,18 @@ begun while another profiler runs, and ends where somebody else begins one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import wraps
 from inspect import signature
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.record import ProfileWindow
 from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
-
-Interval = tuple[int, int]
-"""Begin and end in nanoseconds, not negative."""
 
 STEP_MARK = "ProfilerStep#"
 """What torch's profiler calls the marks that its ``step()`` makes."""
@@ -68,23 +66,6 @@ class Event(NamedTuple):
     """An annotation, which covers work but is none."""
 
 
-def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """The parts inside a window."""
-    low, high = window
-    return [
-        (max(start, low), min(end, high)) for start, end in intervals if end > low and start < high
-    ]
-
-
-def total(intervals: Iterable[Interval]) -> int:
-    """The length of the union."""
-    length = reached = 0
-    for start, end in sorted(intervals):
-        length += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return length
-
-
 def open_profile() -> Any:
     """A profiler of all there is, not yet started, that keeps its events until they are read."""
     import torch
@@ -102,10 +83,19 @@ def window_of(
 
     ``steps`` is how many there were, where the events have no marks of them.
     """
+    import numpy as np
+
+    from fast_axolotl.plan.trace import inside, merge
+
+    def busy(part: Sequence[Event]) -> int:
+        """Nanoseconds of the window that a part of the events covers."""
+        spans = np.array([(event.start, event.end) for event in part], np.int64).reshape(-1, 2)
+        return int(inside(merge(spans), np.array([window]))[0])
+
     on_device = [event for event in events if event.is_device and not event.is_mark]
     marks = [event for event in events if event.name.startswith(STEP_MARK)]
-    bounds = _intervals(on_device or marks or events) or [(0, 0)]
-    window = min(start for start, _ in bounds), max(end for _, end in bounds)
+    bounds = on_device or marks or events
+    window = min((one.start for one in bounds), default=0), max((x.end for x in bounds), default=0)
     reasons: dict[str, str] = {}
     if on_device:
         starts: dict[str, int] = {}
@@ -116,31 +106,29 @@ def window_of(
             window, steps = (min(starts.values()), max(starts.values())), len(starts) - 1
         collectives = [event for event in on_device if is_collective(event.name)]
         work = [event for event in on_device if not is_collective(event.name)]
-        busy = total(clip(_intervals(on_device), window))
-        idle_seconds = (window[1] - window[0] - busy) * _NANO
+        idle_seconds = (window[1] - window[0] - busy(on_device)) * _NANO
     else:
         collectives = []
         work = [event for event in events if event.name.startswith("aten::")]
         idle_seconds = None
         reasons["device_idle_seconds"] = "the profiler saw no work on an accelerator"
     collectives = collectives or [one for one in events if one.name.startswith(CPU_COLLECTIVES)]
-    inside = [event for event in collectives if window[0] <= event.start < window[1]]
-    inside.sort(key=lambda event: event.start)
+    begun = [event for event in collectives if window[0] <= event.start < window[1]]
+    begun.sort(key=lambda event: event.start)
     is_seen = world_size < 2 or bool(collectives)
     if not is_seen:
         reason = f"the profiler saw no known communication between the {world_size} ranks"
         reasons |= dict.fromkeys(("communication_seconds", "exposed_communication_seconds"), reason)
-    spans, other = clip(_intervals(collectives), window), clip(_intervals(work), window)
-    exposed = total([*spans, *other]) - total(other)
+    exposed = busy([*collectives, *work]) - busy(work)
     return ProfileWindow(
         **known,
         steps=steps,
         wall_seconds=(window[1] - window[0]) * _NANO,
         device_idle_seconds=idle_seconds,
-        communication_seconds=total(spans) * _NANO if is_seen else None,
+        communication_seconds=busy(collectives) * _NANO if is_seen else None,
         exposed_communication_seconds=exposed * _NANO if is_seen else None,
-        collectives=_condense([(event.end - event.start) * _NANO for event in inside]),
-        num_collectives=len(inside),
+        collectives=_condense([(event.end - event.start) * _NANO for event in begun]),
+        num_collectives=len(begun),
         reasons=reasons,
     )
 
@@ -156,10 +144,6 @@ def _condense(collectives: Sequence[float]) -> tuple[float, ...]:
     count = min(len(collectives), _MOST_COLLECTIVES)
     bounds = [number * len(collectives) // count for number in range(count + 1)] if count else []
     return tuple(round(sum(collectives[low:high]), 7) for low, high in pairwise(bounds))
-
-
-def _intervals(events: Iterable[Event]) -> list[Interval]:
-    return [(event.start, event.end) for event in events]
 
 
 def read_events(profile: Any) -> list[Event]:
@@ -278,15 +262,15 @@ class WindowProfiler:
 
         @wraps(original)
         def begin(other: Any, *arguments: Any, **named: Any) -> Any:
-            try:
-                self.close()
-            except Exception as error:  # noqa: BLE001
-                # The one broad except: what is raised here would end the other's profiling.
-                self._explain(f"no profiler window: it could not be ended: {error}")
+            self._give_way()
             return original(other, *arguments, **named)
 
         setattr(profile, name, begin)
         self._hook = (profile, name, begin, original)
+
+    @guarded(lambda self, error: self._explain(f"no profiler window: it failed: {error}"))
+    def _give_way(self) -> None:
+        self.close()
 
     def _explain(self, sentence: str) -> None:
         for field in ("exposed_communication_fraction", "device_idle_fraction"):

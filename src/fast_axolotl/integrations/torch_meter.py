@@ -31,6 +31,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.integrations.noise_scale import NoiseScale
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
@@ -71,6 +72,9 @@ def yield_to_trainer() -> None:
                 watch.meter.close("finished")
 
 
+_survives = guarded(lambda watch, error: watch.give_up(error))
+
+
 class TorchWatch:
     """One meter's view of the loaders and optimizers of this process.
 
@@ -80,7 +84,6 @@ class TorchWatch:
         optimizers: Whether the first optimizer seen reports the steps; else ``step`` does.
         is_training: Whether fetches of a dataset are the training's; by default those are while
             gradients are on, of datasets that optimizer steps follow.
-        before_fetch: Called before a training fetch: a trainer's open span ends there.
         profile_steps: So many steps are run under torch's profiler, once.
         profile_every: Seconds after which that is done again; 5 steps where none are given.
         gradient_noise: Whether norms of gradients are taken, for the gradient noise scale.
@@ -93,7 +96,6 @@ class TorchWatch:
         open_meter: Callable[[], Meter | None] | None = None,
         optimizers: bool = True,
         is_training: Callable[[Any], bool] | None = None,
-        before_fetch: Callable[[], None] = lambda: None,
         profile_steps: int = 0,
         profile_every: float = 0.0,
         gradient_noise: bool = False,
@@ -104,7 +106,6 @@ class TorchWatch:
         self.open_meter = open_meter
         self._optimizers = optimizers
         self._is_training = is_training
-        self._before_fetch = before_fetch
         self._profile_steps = profile_steps or (5 if profile_every else 0)
         self._profile_every = profile_every
         self._gradient_noise = gradient_noise
@@ -152,13 +153,14 @@ class TorchWatch:
         """Fetches in other threads than the calling one are somebody else's prefetching."""
         self._thread = threading.get_ident()
 
+    @_survives
     def begin_loop(self, loader: Any) -> None:
         """A loader's iterator begins to be made; where it is the training's, waiting begins."""
         if self.meter is not None and loader is not None and self._is_ours(loader.dataset):
             self._end_span()
-            self._before_fetch()
             self.meter.wait_begin()
 
+    @_survives
     def begin(self, iterator: Any) -> bool:
         """A fetch begins; whether it is the training's."""
         if not self._is_ours(iterator._dataset, is_fetch=True):
@@ -167,7 +169,6 @@ class TorchWatch:
             return False
         assert self.meter is not None
         self._end_span()
-        self._before_fetch()
         if self._has_stepped:
             # Not at the step's own end: that lies inside the optimizer's mark for profilers, which
             # must end first.
@@ -184,6 +185,7 @@ class TorchWatch:
         self.meter.fetch_begin(ready_batches(iterator))
         return True
 
+    @_survives
     def end(self, batch: Any) -> None:
         """The fetch brought a batch."""
         assert self.meter is not None
@@ -195,6 +197,7 @@ class TorchWatch:
         self.meter.fetch_end(batch)
         self._is_inside = False
 
+    @_survives
     def fail(self, error: BaseException) -> None:
         """The fetch brought none."""
         assert self.meter is not None
@@ -204,6 +207,7 @@ class TorchWatch:
             self.meter.fetch_failed(error)
         self._is_inside = False
 
+    @_survives
     def backward_begin(self) -> bool:
         """A backward pass begins; whether it is the training's own, and no part of another."""
         here = threading.get_ident()
@@ -215,6 +219,7 @@ class TorchWatch:
             self.noise.backward_begin()
         return True
 
+    @_survives
     def backward_end(self) -> None:
         """The backward pass ended."""
         assert self.meter is not None
@@ -230,6 +235,7 @@ class TorchWatch:
         if self.profiler is not None:
             self.profiler.step_end()
 
+    @_survives
     def optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Of several optimizers the first one seen reports the steps, as long as it lives."""
         if self.meter is None:
@@ -252,6 +258,7 @@ class TorchWatch:
         self.meter.step()
         self._has_stepped = True
 
+    @_survives
     def begin_save(self, spans: ExitStack) -> None:
         """A file is written by ``torch.save``: in a plain loop, a checkpoint."""
         is_here = self._thread in (None, threading.get_ident()) and not self._is_inside
@@ -397,15 +404,15 @@ def _watched_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(original)
     def __next__(self: Any) -> Any:
         # The last first: a meter of the program's own goes before that of the run around it.
-        watching = [watch for watch in _WATCHES[::-1] if _guarded(watch, watch.begin, self)]
+        watching = [watch for watch in _WATCHES[::-1] if watch.begin(self)]
         try:
             batch = original(self)
         except BaseException as error:
             for watch in watching:
-                _guarded(watch, watch.fail, error)
+                watch.fail(error)
             raise
         for watch in watching:
-            _guarded(watch, watch.end, batch)
+            watch.end(batch)
         return batch
 
     return __next__
@@ -416,7 +423,7 @@ def _watched_start(original: Callable[..., Any]) -> Callable[..., Any]:
     def start(self: Any, *arguments: Any, **named: Any) -> Any:
         loader = arguments[0] if arguments else named.get("loader")
         for watch in tuple(_WATCHES):
-            _guarded(watch, watch.begin_loop, loader)
+            watch.begin_loop(loader)
         return original(self, *arguments, **named)
 
     return start
@@ -434,7 +441,7 @@ def _watched_save(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(*arguments: Any, **named: Any) -> Any:
         with ExitStack() as spans:
             for watch in tuple(_WATCHES):
-                _guarded(watch, watch.begin_save, spans)
+                watch.begin_save(spans)
             return original(*arguments, **named)
 
     return save
@@ -447,12 +454,12 @@ def _watched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():  # the tracer must not look into ours
             return original(*arguments, **named)
-        watching = [watch for watch in tuple(_WATCHES) if _guarded(watch, watch.backward_begin)]
+        watching = [watch for watch in tuple(_WATCHES) if watch.backward_begin()]
         try:
             return original(*arguments, **named)
         finally:
             for watch in watching:
-                _guarded(watch, watch.backward_end)
+                watch.backward_end()
 
     return backward
 
@@ -472,12 +479,3 @@ def _watched_sync(original: Callable[..., Any]) -> Callable[..., Any]:
                 meter.collective_end()
 
     return _sync_buffers
-
-
-def _guarded(watch: TorchWatch, action: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return action(*arguments)
-    except Exception as error:  # noqa: BLE001
-        # The one broad except: what is raised here would end the training.
-        watch.give_up(error)
-        return None

@@ -17,12 +17,12 @@ import os
 import shlex
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import wraps
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
@@ -57,25 +57,14 @@ _LOGGED = (
 )
 """Those of ``Meter.current`` that go into a log: what changes and can be acted on."""
 
-_Event = TypeVar("_Event", bound=Callable[..., Any])
+
+def _give_up(meter: TrainingMeter, error: Exception) -> None:
+    LOG.warning("fast-axolotl stopped measuring: %s: %s", type(error).__name__, error)
+    meter._close("exception", f"the meter failed: {type(error).__name__}: {error}")
 
 
-def never_raises(event: _Event) -> _Event:
-    """Have an event of a ``TrainingMeter`` end our faults here: the training must not see them."""
-
-    @wraps(event)
-    def call(self: TrainingMeter, *arguments: Any, **named: Any) -> Any:
-        try:
-            return event(self, *arguments, **named)
-        except Exception as error:  # noqa: BLE001
-            # The one broad except of the callbacks: what is raised here would end the training.
-            LOG.warning("fast-axolotl stopped measuring: %s: %s", type(error).__name__, error)
-            with suppress(Exception):
-                # What was broken may be in the way here, too.
-                self._close("exception", f"the meter failed: {type(error).__name__}: {error}")
-            return None
-
-    return call  # type: ignore[return-value]
+never_raises = guarded(_give_up)
+"""Before each event of a ``TrainingMeter``."""
 
 
 class TrainingMeter:
@@ -176,7 +165,6 @@ class TrainingMeter:
             self.meter,
             optimizers=False,
             is_training=self._is_training,
-            before_fetch=self._end_span,
             profile_steps=self._profile_steps,
             profile_every=self._profile_every,
             gradient_noise=self._gradient_noise,

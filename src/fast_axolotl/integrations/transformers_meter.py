@@ -3,18 +3,15 @@
     trainer = Trainer(..., callbacks=[MeterCallback("runs/a")])
 
 Fetches come from torch's loaders (``torch_meter``), steps and spans from the trainer's events.
-After a step these come in the order log, evaluate, save. An evaluation is what happens inside of
-``Trainer.evaluate`` and ``predict``, whoever calls them and on however many datasets; the methods
-are bracketed in place, and do nothing more where no meter is at work. For the others, what the
-flags of ``control`` announce when every callback has seen the end of a step is opened as a span,
-and the event that says it is done ends it. So does the next fetch: a checkpoint announced and not
-made costs nothing.
+Evaluations, checkpoints and logs are what happens inside of ``Trainer.evaluate`` and ``predict``,
+``_save_checkpoint`` and ``log``, whoever calls them; one inside another is part of that. The
+methods are bracketed in place, and do nothing more where no meter is at work.
 
 A training that fails has no event. ``Trainer.train`` is bracketed, too, to see its error.
 
 Figures join the trainer's logs under ``fast_axolotl/``. TensorBoard, W&B and MLflow are callbacks
 too, and were made before any callback of the user. So ours moves to the front of the list as it is
-added, and a second, silent one to the end, where the flags are final and the log has been written.
+added.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
@@ -45,10 +42,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     def _prepare(self) -> None:
         self._thread = 0
         self._dataset: Any = None
-        self._num_evaluations = 0
-        self._is_evaluation_announced = False
-        self._is_save_due = False
-        self._logged_step = -1
+        self._depth = 0
         _hook_transformers()
 
     @never_raises
@@ -97,13 +91,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Begin the wait for the first batch of the next epoch."""
         if self.meter is not None and self._watch is not None:
-            self._end_span()
             self.meter.wait_begin()
-
-    @never_raises
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """End the evaluation or checkpoint that the end of the last epoch announced."""
-        self._end_span()
 
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
@@ -118,7 +106,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         """Add our figures to the log before other callbacks report it."""
         if logs is None or self.meter is None or self._watch is None or "loss" not in logs:
             return
-        self._logged_step = state.global_step
         self.meter.log(state.global_step, logs)
         if self._is_logging:
             figures = log_figures(self.meter)
@@ -138,82 +125,31 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         return self._watch is not None and self._thread == threading.get_ident()
 
     @never_raises
-    def _open_span(self, args: Any, state: Any, control: Any) -> None:
-        """Begin the first span that the flags announce, none where they announce nothing."""
-        if self._watch is None:
-            return
-        self._end_span()
-        strategy = getattr(args.save_strategy, "value", args.save_strategy)
-        self._is_evaluation_announced = bool(control.should_evaluate)
-        self._is_save_due = control.should_save or strategy == "best"
-        if control.should_log and state.global_step != self._logged_step:
-            self._begin_span("log")
-        elif control.should_save and not control.should_evaluate:
-            self._begin_span("checkpoint")
+    def _enter(self, name: str) -> None:
+        """Time that is no training begins, without training fetches."""
+        self._depth += 1
+        if self._depth == 1 and self._watch is not None:
+            self._begin_span(name)
 
     @never_raises
-    def _next_span(self, done: str, control: Any) -> None:
-        """End a span whose event has come, and begin the one that follows."""
-        if self._span_name != done:
-            return
-        self._end_span()
-        if done == "log" and control.should_save and not self._is_evaluation_announced:
-            self._begin_span("checkpoint")
-
-    @never_raises
-    def _begin_evaluation(self) -> None:
-        """Evaluation is a span, without training fetches. Inside another, it is part of that."""
-        self._num_evaluations += 1
-        if self._num_evaluations == 1 and self._watch is not None:
+    def _leave(self) -> None:
+        """It is over."""
+        self._depth = max(0, self._depth - 1)
+        if not self._depth:
             self._end_span()
-            self._begin_span("evaluate")
-
-    @never_raises
-    def _end_evaluation(self) -> None:
-        """An evaluation is done."""
-        self._num_evaluations -= 1
-        if self._num_evaluations:
-            return
-        self._end_span()
-        # A checkpoint follows what the trainer evaluates, not what a callback does. Whether a best
-        # model is saved is only decided once the evaluation is done.
-        if self._is_evaluation_announced and self._watch is not None:
-            self._is_evaluation_announced = False
-            if self._is_save_due:
-                self._begin_span("checkpoint")
 
     def _is_training(self, dataset: Any) -> bool:
         """Whether it is the training loader's, outside of an evaluation."""
-        if self._num_evaluations:
+        if self._depth:
             return False
         return self._dataset is None or dataset is self._dataset
 
     def _close(self, reason: Any, error: str = "") -> None:
-        """End the record; evaluations are no longer of interest."""
+        """End the record; spans are no longer of interest."""
         if self in _ACTIVE:
             _ACTIVE.remove(self)
-        self._num_evaluations = 0
-        self._is_evaluation_announced = False
+        self._depth = 0
         super()._close(reason, error)
-
-
-class _Tail(TrainerCallback):  # type: ignore[misc]
-    """The end of the list: by then every callback has set its flags and written its log."""
-
-    def __init__(self, head: MeterCallback) -> None:
-        self._head = head
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head._open_span(args, state, control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head._open_span(args, state, control)
-
-    def on_log(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head._next_span("log", control)
-
-    def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        self._head._next_span("checkpoint", control)
 
 
 _ACTIVE: list[MeterCallback] = []
@@ -225,22 +161,22 @@ def _hook_transformers() -> None:
     from transformers import Trainer
 
     @contextmanager
-    def keep_meters_in_place(handler: Any) -> Iterator[None]:
+    def keep_meters_first(handler: Any) -> Iterator[None]:
         yield
         heads = [item for item in handler.callbacks if isinstance(item, MeterCallback)]
-        others = [item for item in handler.callbacks if not isinstance(item, MeterCallback | _Tail)]
-        handler.callbacks[:] = [*heads, *others, *map(_Tail, heads)]
+        others = [item for item in handler.callbacks if not isinstance(item, MeterCallback)]
+        handler.callbacks[:] = [*heads, *others]
 
     @contextmanager
-    def report_evaluation(trainer: Any) -> Iterator[None]:
+    def report_span(name: str, trainer: Any) -> Iterator[None]:
         heads = [head for head in _ACTIVE if head._is_here]
         for head in heads:
-            head._begin_evaluation()
+            head._enter(name)
         try:
             yield
         finally:
             for head in reversed(heads):
-                head._end_evaluation()
+                head._leave()
 
     @contextmanager
     def report_failure(trainer: Any) -> Iterator[None]:
@@ -253,10 +189,14 @@ def _hook_transformers() -> None:
                     head._fail(error)
             raise
 
-    _bracket(CallbackHandler, "add_callback", keep_meters_in_place)
-    # The private one is what the training loop calls: subclasses put their own evaluation into it.
-    for name in ("evaluate", "predict", "_evaluate"):
-        _bracket(Trainer, name, report_evaluation)
+    _bracket(CallbackHandler, "add_callback", keep_meters_first)
+    # The private ones are what the training loop calls.
+    for name, span in (
+        *dict.fromkeys(("evaluate", "predict", "_evaluate"), "evaluate").items(),
+        ("_save_checkpoint", "checkpoint"),
+        ("log", "log"),
+    ):
+        _bracket(Trainer, name, partial(report_span, span))
     _bracket(Trainer, "train", report_failure)
 
 

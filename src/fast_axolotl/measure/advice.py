@@ -23,28 +23,17 @@ from fast_axolotl.record import thresholds
 from fast_axolotl.record.units import (
     count_words,
     format_bytes,
-    format_duration,
     format_seconds,
     format_share,
 )
 
 MOST_READ_AHEAD = 16
 """Batches a worker reads ahead before that is the first thing to lower where memory is short."""
-TORCH_PREFETCH = 2
-"""Batches a worker of torch reads ahead unless told otherwise; Axolotl's streams are not told."""
 MOST_UNSEEN_WORKERS = 4
 """Workers that are advised where the number of processors is not known. Ours."""
-LEAST_PACK_ROWS = 500
-"""Rows packed at a time. Ours: with fewer, packs have gaps."""
-STREAMED_PACK_ROWS = 10_000
-"""Axolotl's default of ``streaming_multipack_buffer_size``."""
-MAP_ROWS = 1_000
-"""Default batch of ``datasets.map``."""
 MUCH_COLLECTED = 0.3
 """Share of the waiting that the garbage collector has to cause to be acted on. Ours: no queue and
 no worker removes it."""
-LARGE_BATCH_BYTES = 64_000_000
-"""Of one batch. Ours: copying it takes 10 ms or more, whatever it is made of."""
 
 _LOADER = ("num_workers", "prefetch_factor", "persistent_workers")
 _BATCH_SIZE = {
@@ -67,6 +56,7 @@ _PREPARE = {
 }
 _PAD_LESS = {
     "axolotl": "set sample_packing: true",
+    "transformers": 'set TrainingArguments(train_sampling_strategy="group_by_length")',
     "": "group samples of similar length in a batch, or pack them",
 }
 _SAVE_LESS = {
@@ -79,6 +69,10 @@ _SEE = {
     "": "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your code: "
     "for batch in meter.watch(loader).",
 }
+_OUR_READER = (
+    "set dataset_use_rust_streaming: true, fast_axolotl_streaming_force: true and "
+    "dataloader_num_workers: 1 or more, and start Axolotl with fast-axolotl run --"
+)
 _CPU = {
     "steal": "Move the run to a machine with dedicated CPU cores: this one shares them.",
     "quota": "Raise the CPU quota: cpu.max of the control group, docker run --cpus, or "
@@ -86,7 +80,6 @@ _CPU = {
     "others": "Stop the other programs, or lower their priority with renice -n 19 -p PID; top "
     "lists them. If that is not possible, set {fewer}.",
 }
-_LEARNING_RATE = "the global batch grows, so check the learning rate"
 
 
 class Action(NamedTuple):
@@ -150,17 +143,14 @@ def lower_working_set(evidence: Evidence) -> str:
             "Stop the other programs that use the memory: this run used at most "
             f"{format_share(share)} of it."
         )
-    # Axolotl gives its prefetch to datasets that know their rows, not to streams.
-    is_heard = not (source == "axolotl" and evidence.is_stream)
-    if workers and prefetch and prefetch > MOST_READ_AHEAD and is_heard:
+    if workers and prefetch and prefetch > MOST_READ_AHEAD:
         setting = _name(source, prefetch_factor=MOST_READ_AHEAD // 2)
         return f"Set {setting}; currently {workers * prefetch:,} batches are kept ready."
     if workers and workers > 1:
         setting = _name(source, num_workers=workers // 2)
         return f"Set {setting}; each of the current {workers} workers needs memory of its own."
     if evidence.is_stream:
-        smaller = _of(_BATCH_SIZE, source)
-        return f"Use less memory, or a larger machine: try a smaller {smaller} first."
+        return f"Use a smaller {_of(_BATCH_SIZE, source)}, or a larger machine."
     return f"Stream the data instead of loading it all: {_of(_STREAM, source)}."
 
 
@@ -175,24 +165,19 @@ def free_processors(evidence: Evidence, subtype: str) -> str:
 
 def read_less(evidence: Evidence) -> str:
     """Take fewer bytes from the disk, or the same in larger requests."""
-    is_mapped = evidence.source == "axolotl" and not evidence.is_stream
     if evidence.is_random:
-        how = "and set dataset_prepared_path" if is_mapped else "or shuffle in a buffer"
         return (
             "Read in order, not at random: copy the data to a local NVMe drive or into memory "
-            f"(/dev/shm), {how}. More workers do not help."
+            "(/dev/shm), or shuffle in a buffer. More workers do not help."
         )
-    if is_mapped:
+    if evidence.source == "axolotl" and not evidence.is_stream:
         return (
             "Put the prepared rows on a faster disk: set dataset_prepared_path, after axolotl "
             "preprocess."
         )
-    columns = "read only the columns you need (fast_axolotl.open_dataset(columns=…))"
-    if evidence.source == "axolotl":
-        columns = "keep only the columns you need"
     return (
-        f"Read fewer bytes: convert the data to compressed Parquet and {columns}; or move it to a "
-        "faster disk."
+        "Read fewer bytes: convert the data to compressed Parquet and keep only the columns you "
+        "need; or move it to a faster disk."
     )
 
 
@@ -204,13 +189,10 @@ def resolve_contradiction(evidence: Evidence, apart: float) -> str:
     if workers == 0:
         setting = _name(evidence.source, num_workers=1)
         return f"Set {setting}; the loader then no longer shares Python's GIL with the model."
+    fewer = "OMP_NUM_THREADS to one less than the number of CPU cores"
     if workers and workers > 1:
-        setting = _name(evidence.source, num_workers=workers // 2)
-        return f"Leave CPU cores to the model: set {setting} (now {workers}), and compare."
-    return (
-        "Leave one CPU core to the loader: set torch.set_num_threads(CORES − 1) in the training "
-        "code, or OMP_NUM_THREADS in its environment, and compare."
-    )
+        fewer = f"{_name(evidence.source, num_workers=workers // 2)} (now {workers})"
+    return f"Let the loader and the model use different CPU cores: set {fewer}, and compare."
 
 
 def talk_less(evidence: Evidence) -> Action:
@@ -262,7 +244,7 @@ def even_out(evidence: Evidence) -> Action:
         "PERFORMANCE), and other programs on its CPU cores."
     )
     if is_uneven and not evidence.setting("sample_packing"):
-        text = f"Give every rank the same number of tokens: {_pad_less(evidence)}."
+        text = f"Give every rank the same number of tokens: {_of(_PAD_LESS, evidence.source)}."
     return Action(text, possible_gain(lost))
 
 
@@ -285,7 +267,8 @@ def compute_better(evidence: Evidence) -> Action:
     gain = None
     if padding is not None and evidence.is_padded:
         gain = possible_gain(padding)
-        change = f"{format_share(padding)} of all positions are padding: {_pad_less(evidence)}."
+        pad_less = _of(_PAD_LESS, source)
+        change = f"{format_share(padding)} of all positions are padding: {pad_less}."
     elif idle is not None and idle >= thresholds.MUCH_IDLE:
         gain = possible_gain(idle)
         if not evidence.setting("torch_compile") and not is_known_to_fit:
@@ -323,17 +306,11 @@ def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
         need = f"one more sample may take {format_bytes(used / size)}"
         return f"Do not raise {name}: {format_bytes(free)} of GPU memory are free; {need}.", False
     accumulation = evidence.number("gradient_accumulation") or 1
-    caveat = _LEARNING_RATE
+    caveat = "the global batch grows, so check the learning rate"
     if more == size and accumulation % 2 == 0:
         caveat = f"halve gradient_accumulation_steps (now {accumulation}) to keep the global batch"
     room = f"{format_bytes(free)} of free GPU memory are enough for that"
     return f"Raise {name} from {size} to {size + more}: {room}; {caveat}.", True
-
-
-def _pad_less(evidence: Evidence) -> str:
-    if evidence.source == "transformers" and not evidence.is_stream:
-        return 'set TrainingArguments(train_sampling_strategy="group_by_length")'
-    return _of(_PAD_LESS, evidence.source)
 
 
 # What to do about time beside the steps.
@@ -376,13 +353,9 @@ def resume_faster(evidence: Evidence) -> str:
     if evidence.source == "axolotl":
         prepare = _PREPARE["axolotl"]
         return f"Train on a prepared dataset, whose rows are skipped without being read: {prepare}."
-    first = "Use"
-    if evidence.source == "transformers":
-        setting = _name("transformers", ignore_data_skip=True)
-        first = f"Set {setting}, which repeats some rows, or use"
     return (
-        f"{first} a reader that resumes where it stopped: fast_axolotl.open_dataset, with "
-        "state_dict and load_state_dict."
+        "Use a reader that resumes where it stopped: fast_axolotl.open_dataset, with state_dict "
+        "and load_state_dict."
     )
 
 
@@ -400,40 +373,30 @@ def feed(evidence: Evidence) -> Action:
             "gc.freeze() before training.",
             possible_gain(evidence.stall * collected),
         )
-    packs_a_stream = (
-        evidence.source == "axolotl"
-        and evidence.is_stream
-        and evidence.setting("sample_packing")
-        and not evidence.setting("dataset_use_rust_streaming")
-    )
+    is_packing = evidence.setting("sample_packing") and _needs_our_reader(evidence)
     follows_files = figures.stall_period_of in ("epoch", "shard")
-    if packs_a_stream and evidence.pattern in ("burst", "periodic") and not follows_files:
+    if is_packing and evidence.pattern in ("burst", "periodic") and not follows_files:
         # Axolotl packs so many rows of a stream, then so many more.
         return Action(
-            "Pack the next rows while the model trains on the current ones: "
-            f"{_use_our_reader(evidence)}.",
+            f"Pack the next rows while the model trains on the current ones: {_OUR_READER}.",
             possible_gain(evidence.stall),
         )
     actions = {"burst": _deepen, "periodic": _spread, "handover": _hand_over}
     return actions.get(evidence.pattern, _speed_up)(evidence)
 
 
-def _use_our_reader(evidence: Evidence) -> str:
-    names = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
-    settings = [_name(evidence.source, **{name: True}) for name in names]
-    if not evidence.number("num_workers") and evidence.pattern in ("burst", "periodic"):
-        settings.append(_name(evidence.source, num_workers=1))
-    return f"set {', '.join(settings)}, and start Axolotl with fast-axolotl run --"
+def _needs_our_reader(evidence: Evidence) -> bool:
+    """Whether Axolotl reads a stream by itself."""
+    is_axolotl = evidence.source == "axolotl" and evidence.is_stream
+    return is_axolotl and not evidence.setting("dataset_use_rust_streaming")
 
 
 def _speed_up(evidence: Evidence) -> Action:
     """The loader is too slow on average."""
     source, world = evidence.source, evidence.figures.world_size
-    workers = evidence.number("num_workers")
+    workers, shards = evidence.number("num_workers"), evidence.number("num_shards")
     # What comes at the start of an epoch, or in the main process, no worker takes away.
-    causes = evidence.figures.waits_by_cause
-    elsewhere = sum(causes.get(name, 0.0) for name in ("epoch", "checkpoint", "gc"))
-    stall = min(evidence.stall * max(0.0, 1.0 - elsewhere), 0.95)
+    stall = min(_stall_without(evidence, "epoch", "checkpoint", "gc"), 0.95)
     all_of_it = possible_gain(stall)
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:
@@ -445,9 +408,7 @@ def _speed_up(evidence: Evidence) -> Action:
     # Where the loop itself reads, reading takes stall ÷ (1 − stall) times as long as the model.
     wanted = _at_least(workers / (1.0 - stall)) if workers else _at_least(stall / (1 - stall)) + 1
     cores = evidence.cores or max(MOST_UNSEEN_WORKERS, 2 * (workers or 0))
-    shards = evidence.number("num_shards")
     most = min(cores, shards or cores)
-    is_dispatched = evidence.setting("dispatcher") and world > 1
     if workers is None:
         setting = _name(source, num_workers=min(wanted, most))
         return Action(
@@ -461,12 +422,10 @@ def _speed_up(evidence: Evidence) -> Action:
         reading = stall / count if not workers else workers / count
         why = "data is currently loaded in the main process (0 workers)"
         if workers:
-            few = "one worker" if workers == 1 else f"{workers} workers"
-            why = f"{few} cannot keep up; about {workers / (1.0 - stall):.1f} are needed"
+            why = f"{count_words(workers, 'worker')} cannot keep up; about "
+            why += f"{workers / (1.0 - stall):.1f} are needed"
             if count < wanted:
                 why += f", but there are only {count} {'shards' if count == shards else 'cores'}"
-        if is_dispatched:
-            why += f". The workers run on rank 0, which reads for all {world} ranks"
         text = f"Set {_name(source, num_workers=count)}, because {why}."
         return Action(text, 1.0 / max(1.0 - stall, reading) - 1.0)
     if shards and (shards < workers or shards < cores):
@@ -476,7 +435,7 @@ def _speed_up(evidence: Evidence) -> Action:
             f"{count_words(shards, 'shard')}).",
             all_of_it,
         )
-    if is_dispatched:
+    if evidence.setting("dispatcher") and world > 1:
         return Action(
             f"Let every rank read its own part: set {_of(_NO_DISPATCH, source)}, but only if the "
             f"data has more files than there are ranks ({world}); otherwise each rank reads "
@@ -484,51 +443,34 @@ def _speed_up(evidence: Evidence) -> Action:
             all_of_it,
         )
     cheaper = f"to prepare the rows in advance, {_of(_PREPARE, source)}"
-    if source == "axolotl" and evidence.is_stream:
-        if not evidence.setting("dataset_use_rust_streaming"):
-            cheaper = _use_our_reader(evidence)
-    elif source == "axolotl" and evidence.setting("dataset_is_prepared"):
+    if _needs_our_reader(evidence):
+        cheaper = _OUR_READER
+    elif evidence.setting("dataset_is_prepared"):
         # What is left is to read the rows, to collate and to hand them over.
-        cheaper = (
-            "the rows are already prepared, so keep dataset_prepared_path on a local disk or in "
-            "memory (/dev/shm)"
-        )
-        if evidence.figures.replacements == ():
+        cheaper = "keep the prepared rows on a local disk or in memory (/dev/shm)"
+        if source == "axolotl" and evidence.figures.replacements == ():
             cheaper = (
                 "start Axolotl with fast-axolotl run --, which replaces its collators and fetching"
             )
-    cores_there = evidence.figures.environment.get("cores")
-    full = f"{workers} workers occupy all {cores_there} cores"
-    ranks = evidence.local_ranks or world
-    if ranks > 1 and not evidence.setting("dispatcher"):
-        full = f"{workers} workers per rank on {ranks} ranks occupy all {cores_there} cores"
+    each = " on each rank" if world > 1 and not evidence.setting("dispatcher") else ""
+    full = f"{count_words(workers, 'worker')}{each} occupy all CPU cores"
     return Action(f"Make loading cheaper, because {full}: {cheaper}.", all_of_it)
 
 
 def _hand_over(evidence: Evidence) -> Action:
     """Batches are ready, and it takes time to get them from a worker into the training process."""
-    figures, source = evidence.figures, evidence.source
-    causes = figures.waits_by_cause
-    elsewhere = causes.get("epoch", 0.0) + causes.get("checkpoint", 0.0)
-    stall = evidence.stall * max(0.0, 1.0 - elsewhere)
+    figures = evidence.figures
+    stall = _stall_without(evidence, "epoch", "checkpoint")
     seconds_per_fetch = figures.measured_seconds / max(1, figures.fetches)
-    num_bytes = (figures.bytes_per_second or 0.0) * seconds_per_fetch
-    none = _name(source, num_workers=0)
-    if num_bytes >= LARGE_BATCH_BYTES:
-        change = (
-            f"Hand over fewer bytes: a batch has {format_bytes(num_bytes)}. Drop columns that the "
-            "model does not use, and use smaller types (int32, uint8)"
-        )
-    elif evidence.setting("dataset_is_prepared"):
-        change = f"Set {none}, because the rows are prepared and quick to load in the main process"
-    else:
-        wait = format_seconds(stall * seconds_per_fetch)
-        change = (
-            f"Set {none} if making a batch takes less than {wait}, which is the cost of handing it "
-            "over; otherwise let the collate function return a few large tensors, not lists or "
-            "many small ones"
-        )
-    return Action(f"{change}. More workers do not help.", possible_gain(stall))
+    rate = figures.bytes_per_second
+    size = "" if not rate else f" (a batch has {format_bytes(rate * seconds_per_fetch)})"
+    return Action(
+        f"Set {_name(evidence.source, num_workers=0)} if making a batch takes less than "
+        f"{format_seconds(stall * seconds_per_fetch)}, which is the cost of handing it over{size}; "
+        "otherwise drop columns that the model does not use, and let the collate function return "
+        "a few large tensors, not lists or many small ones. More workers do not help.",
+        possible_gain(stall),
+    )
 
 
 def _deepen(evidence: Evidence) -> Action:
@@ -543,32 +485,25 @@ def _deepen(evidence: Evidence) -> Action:
         longest = figures.wait_max_seconds or 0.0
         wanted = min(64, max(4, math.ceil(longest / own_seconds))) if own_seconds > 0 else 16
         apart = "of the observed length"
-    if figures.queue_capacity is not None and figures.queue_capacity >= wanted:
+    is_deep = figures.queue_capacity is not None and figures.queue_capacity >= wanted
+    # Axolotl does not give its streams a prefetch factor: only workers make their queue deeper.
+    if is_deep or (evidence.source == "axolotl" and evidence.is_stream):
         return _speed_up(evidence)
-    shards = evidence.number("num_shards")
-    each = workers or max(2, _at_least(stall / (1.0 - stall)) + 1)
-    each = each if workers else min(each, shards or each)
-    values: dict[str, int] = {} if workers else {"num_workers": each}
-    if evidence.source == "axolotl" and evidence.is_stream:
-        most = evidence.cores or each + 1
-        most = min(most, shards or most)
-        each = max(each, min(math.ceil(wanted / TORCH_PREFETCH), most))
-        if each == workers:
-            return _speed_up(evidence)
-        values, ready = {"num_workers": each}, TORCH_PREFETCH * each
-    else:
-        values["prefetch_factor"] = max(2, math.ceil(wanted / each))
-        ready = each * values["prefetch_factor"]
-    # A queue hides as much of a wait as it holds of it, and no more than the loader gives.
-    hidden = evidence.stall * min(1.0, ready / wanted)
-    gain = possible_gain(hidden)
-    if gain is not None and figures.reader_ratio is not None:
-        gain = min(gain, max(0.0, figures.reader_ratio - 1.0))
-    effect = (
-        f" and hide waits {apart}" if ready >= wanted else f", of {wanted} needed to hide waits"
+    count = workers or min(
+        max(2, _at_least(stall / (1.0 - stall)) + 1), evidence.number("num_shards") or 64
     )
-    setting = _name(evidence.source, **values)
-    return Action(f"Set {setting}; {ready} batches are then ready{effect}.", gain)
+    values = {} if workers else {"num_workers": count}
+    values["prefetch_factor"] = max(2, math.ceil(wanted / count))
+    gain = possible_gain(evidence.stall)
+    if gain is not None and figures.reader_ratio is not None:
+        # No more than the loader gives.
+        gain = min(gain, max(0.0, figures.reader_ratio - 1.0))
+    ready = count * values["prefetch_factor"]
+    return Action(
+        f"Set {_name(evidence.source, **values)}; {ready} batches are then ready and hide waits "
+        f"{apart}.",
+        gain,
+    )
 
 
 def _spread(evidence: Evidence) -> Action:
@@ -576,46 +511,30 @@ def _spread(evidence: Evidence) -> Action:
     source, figures = evidence.source, evidence.figures
     follows, rows = figures.stall_period_of, figures.stall_period_rows
     gain = possible_gain(evidence.stall * figures.waits_by_cause.get(follows, 1.0))
-    if follows == "epoch":
-        return Action(_join_epochs(evidence), gain)
     if follows == "shard":
         return Action("Write the data in smaller shards: each wait comes with a new shard.", gain)
-    if source == "axolotl" and evidence.is_stream and evidence.setting("sample_packing"):
-        now = evidence.number("streaming_multipack_buffer_size") or STREAMED_PACK_ROWS
-        fewer = max(LEAST_PACK_ROWS, now // 10)
-        if fewer < now:
-            setting = _name(source, streaming_multipack_buffer_size=fewer)
-            return Action(f"Pack fewer rows at a time: set {setting} (now {now:,}).", gain)
-    if source != "axolotl" and rows is not None and abs(rows - MAP_ROWS) <= 0.05 * MAP_ROWS:
-        return Action(
-            "Work in smaller units: map in datasets processes 1,000 rows at a time by default; "
-            "use map(batched=True, batch_size=100).",
-            gain,
+    if follows == "epoch":
+        text = (
+            "Find out what happens when an epoch begins (shuffling, opening files, planning "
+            "packs); do it in advance, or less often with more rows per epoch."
         )
+        if evidence.number("num_workers") and not evidence.setting("persistent_workers"):
+            text = "Each epoch starts new workers: train on more rows per epoch."
+            if source != "axolotl":  # it has no setting that keeps them
+                text = f"Keep the workers between epochs: {_name(source, persistent_workers=True)}."
+        return Action(text, gain)
     unit = f"every {rows:,.0f} samples" if rows is not None else "at these distances"
     return Action(
-        f"Find out what happens {unit} (a map over a batch of rows, a shuffle buffer, a row "
-        "group) and make that unit smaller.",
+        f"Find out what happens {unit} (map(batched=True) in datasets takes 1,000 rows at a time, "
+        "batch_size=100 takes fewer; or a shuffle buffer, a row group) and make that unit smaller.",
         gain,
     )
 
 
-def _join_epochs(evidence: Evidence) -> str:
-    """The wait comes with each epoch."""
-    source, workers = evidence.source, evidence.number("num_workers")
-    longest = evidence.figures.wait_max_seconds
-    cost = "" if longest is None else f" (up to {format_duration(longest)})"
-    if not workers or evidence.setting("persistent_workers"):
-        return (
-            f"Find out what happens when an epoch begins{cost}: shuffling, opening files, "
-            "planning packs. Do it in advance, or less often with more rows per epoch."
-        )
-    if source == "axolotl":
-        return (
-            f"Each epoch starts new workers{cost}, and Axolotl has no setting that keeps them: "
-            "train on more rows per epoch."
-        )
-    return f"Keep the workers between epochs: {_name(source, persistent_workers=True)}."
+def _stall_without(evidence: Evidence, *causes: str) -> float:
+    """The stall but for what these causes have of it."""
+    by_cause = evidence.figures.waits_by_cause
+    return evidence.stall * max(0.0, 1.0 - sum(by_cause.get(cause, 0.0) for cause in causes))
 
 
 def _at_least(value: float) -> int:

@@ -41,8 +41,6 @@ class Evidence:
     """What the meter was plugged into; of a run without one, what watched it: run, watch."""
     decided_by: int | None = None
     """The rank whose waits these are, where there are several."""
-    exposed_shares: tuple[float, ...] = ()
-    """Exposed communication of each profiler window, where it was seen."""
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
     slow_rank: int | None = None
@@ -121,15 +119,27 @@ class Evidence:
         return size is not None and size < thresholds.SMALL_REQUEST_BYTES
 
     @property
-    def cpu_lost_to_others(self) -> float:
-        """Share of time in which a process waited for a processor, where other programs take some:
-        one that waits for its own workers has lost nothing. By the pressure where the kernel does
-        not count it by process."""
-        figures = self.figures
-        if (figures.other_cpu_share or 0.0) < thresholds.CPU_LOST:
-            return 0.0
-        own = figures.cpu_wait_share
-        return (figures.psi_cpu_some if own is None else own) or 0.0
+    def cpu_losses(self) -> dict[str, float]:
+        """Shares of time or of processor time that the run did not get, by who took them.
+
+        Where other programs take processors, the time in which a process waited for one: a run
+        that waits for its own workers has lost nothing. By the pressure where the kernel does not
+        count it by process.
+        """
+        figures, waited = self.figures, 0.0
+        if (figures.other_cpu_share or 0.0) >= thresholds.CPU_LOST:
+            own = figures.cpu_wait_share
+            waited = (figures.psi_cpu_some if own is None else own) or 0.0
+        return {
+            "quota": figures.cpu_throttled_share or 0.0,
+            "steal": figures.cpu_steal_share or 0.0,
+            "others": waited,
+        }
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether most of the communication is waiting for a slower rank."""
+        return (self.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE
 
     @property
     def cores(self) -> int | None:
@@ -199,16 +209,9 @@ class Evidence:
             where = f" on at least one of {len(self.figures.ranks)} ranks"
         stall = format_share(self.figures.stall_fraction)
         line = f"stall {stall}: share of the time after warm-up in which {who}{where}"
+        if self.drain is not None and self.drain.is_over:
+            line += f"; steps before {self.drain.dry_step:,}, when a queue hid waits, are left out"
         return f"{line} ({threshold})" if threshold else line
-
-    def drain_lines(self) -> list[str]:
-        """Why the steady phase begins late."""
-        if self.drain is None or not self.drain.is_over:
-            return []
-        return [
-            f"the queue of ready batches was empty by step {self.drain.dry_step:,}; the "
-            "figures leave out the steps before that, because the queue hid the waits"
-        ]
 
     def rank_lines(self) -> list[str]:
         """How the ranks differ."""
@@ -220,36 +223,17 @@ class Evidence:
                 f"rank {decided_by} reads for all {figures.world_size} ranks (dispatcher): on "
                 "the other ranks its wait looks like communication"
             ]
-        lines = []
         fraction, rank = figures.straggler_fraction, figures.straggler_rank
-        if rank is not None and fraction is not None:
-            late = {
-                "data": "waits for data in steps in which the others do not wait",
-                "compute": "computes longer than the others",
-                "tokens": "computes longer than the others, because it has more tokens",
-                "device clock": "computes longer than the others, and its GPU clock is lower",
-            }.get(figures.straggler_part, "is late")
-            lost = format_share(fraction)
-            lines.append(f"rank {rank} {late}: this costs the other ranks {lost} of the time")
-        stalls = {rank.rank: rank.stall_fraction for rank in figures.ranks}
-        known = [stall for stall in stalls.values() if stall is not None]
-        own, least = stalls.get(decided_by) or 0.0, min(known, default=0.0)
-        if own - least >= thresholds.FREE_STALL:
-            lines.append(
-                f"the ranks wait unevenly: rank {decided_by} {format_share(own)}, the best rank "
-                f"{format_share(least)}; the others wait for it in their collectives"
-            )
-        return lines
-
-    def communication_lines(self) -> list[str]:
-        """How exposed communication moved, where there are several profiler windows."""
-        shares = self.exposed_shares
-        if len(shares) < 2:
+        if rank is None or fraction is None:
             return []
-        return [
-            f"exposed communication was between {format_share(min(shares))} and "
-            f"{format_share(max(shares))} over {len(shares):,} profiler windows"
-        ]
+        late = {
+            "data": "waits for data in steps in which the others do not wait",
+            "compute": "computes longer than the others",
+            "tokens": "computes longer than the others, because it has more tokens",
+            "device clock": "computes longer than the others, and its GPU clock is lower",
+        }.get(figures.straggler_part, "is late")
+        lost = format_share(fraction)
+        return [f"rank {rank} {late}: this costs the other ranks {lost} of the time"]
 
     def small_batch_lines(self) -> list[str]:
         """Low latency with low throughput: short passes that leave most of a GPU unused."""
@@ -262,9 +246,9 @@ class Evidence:
             return []
         return [
             "low latency, but low throughput: a forward and backward pass takes "
-            f"{format_seconds(seconds)} (threshold 0.5 s), MFU is {format_share(mfu)} (threshold "
-            f"30 %), and {format_bytes(free)} of GPU memory are free with {format_bytes(used)} in "
-            "use (threshold: as much; all our choice)"
+            f"{format_seconds(seconds)} (threshold {thresholds.SHORT_PASS_SECONDS:g} s), MFU is "
+            f"{format_share(mfu)} ({below(thresholds.LOW_MFU)}), and {format_bytes(free)} of GPU "
+            f"memory are free with {format_bytes(used)} in use"
         ]
 
     def pattern_lines(self) -> list[str]:
@@ -300,11 +284,11 @@ class Evidence:
                 f"alone, the loader delivers {headroom:.2f} times what the model could consume"
             )
         if depth is not None and capacity:
-            full = ""
-            if self.pattern == "handover":
-                wait = format_seconds(self.figures.wait_p50_seconds)
-                full = f", and the median fetch still takes {wait}"
-            lines.append(f"{depth:.1f} of {capacity} batches are ready when a fetch begins{full}")
+            wait = format_seconds(self.figures.wait_p50_seconds)
+            lines.append(
+                f"{depth:.1f} of {capacity} batches are ready when a fetch begins; the median "
+                f"fetch takes {wait}"
+            )
         if cached is not None:
             lines.append(f"with a cached batch, a step is {format_share(cached)} shorter")
         return lines
@@ -327,55 +311,44 @@ class Evidence:
         if figures.is_swap_sustained and (is_pressed or swapped >= thresholds.PROCESS_SWAP_BYTES):
             lines.append(
                 f"{format_rate(figures.swap_in_bytes_per_second)} are read back from swap, in "
-                "at least half of the samples and in three in a row (threshold 1 MB/s, our "
-                f"choice); up to {format_bytes(swapped)} of this run are in swap"
+                "at least half of the samples and in three in a row (threshold "
+                f"{format_rate(thresholds.SWAP_RATE)}); up to {format_bytes(swapped)} of this run "
+                "are in swap"
             )
         if is_pressed:
             lines.append(
-                f"every task waited for memory {format_share(pressure)} of the time (threshold "
-                "1 %; Linux PSI, 0 on a healthy machine)"
+                f"every task waited for memory {format_share(pressure)} of the time (Linux PSI; "
+                f"{below(thresholds.PRESSURE_MEMORY)})"
             )
         return lines
 
     def cpu_lines(self) -> list[str]:
-        """Signs that the run does not get the processors it asks for: each with its threshold."""
-        figures, lines = self.figures, []
-        throttled, stolen = figures.cpu_throttled_share or 0.0, figures.cpu_steal_share or 0.0
-        if throttled >= thresholds.CPU_LOST:
-            lines.append(
-                f"the CPU quota of the control group withheld {format_share(throttled)} of the "
-                "CPU time that the run asked for (threshold 10 %, our choice)"
-            )
-        if stolen >= thresholds.CPU_LOST:
-            lines.append(
-                f"the hypervisor gave {format_share(stolen)} of the CPU time to other virtual "
-                "machines (steal; threshold 10 %, our choice)"
-            )
-        if self.cpu_lost_to_others >= thresholds.CPU_LOST:
-            who = "a process of the run" if figures.cpu_wait_share is not None else "a program"
-            lines.append(
-                f"other programs used {format_share(figures.other_cpu_share)} of the CPU "
-                f"cores, and {who} waited for a core {format_share(self.cpu_lost_to_others)} "
-                "of the time (threshold 10 % each, our choice)"
-            )
-            if figures.psi_cpu_some is not None:
-                pressure = format_share(figures.psi_cpu_some)
-                lines.append(f"CPU pressure {pressure}: a task waited for a core (Linux PSI)")
-        return lines
+        """Signs that the run does not get the processors it asks for."""
+        others = format_share(self.figures.other_cpu_share)
+        told = {
+            "quota": "the CPU quota of the control group withheld {} of the CPU time asked for",
+            "steal": "the hypervisor gave {} of the CPU time to other virtual machines (steal)",
+            "others": f"other programs used {others} of the CPU cores, and the run waited for a "
+            "core {} of the time",
+        }
+        return [
+            f"{told[name].format(format_share(share))} ({below(thresholds.CPU_LOST)})"
+            for name, share in self.cpu_losses.items()
+            if share >= thresholds.CPU_LOST
+        ]
 
     def system_lines(self) -> list[str]:
         """What the samples of the machine show where nothing else does."""
-        disk, gpu = self.figures.disk_share, self.figures.gpu_utilization
-        lines = self.memory_lines()
-        if self.figures.is_swap_sustained and not lines:
-            rate = format_rate(self.figures.swap_in_bytes_per_second)
-            lines.append(f"the machine reads {rate} from swap, but hardly any for this run")
-        lines += self.cpu_lines()
+        disk = self.figures.disk_share
+        lines = [*self.memory_lines(), *self.cpu_lines()]
         if disk is not None and disk >= thresholds.DISK_NEAR:
             lines.append(f"reads use {format_share(disk)} of the disk's capacity")
-        if gpu is not None:
-            lines.append(f"a kernel was running on the GPUs {format_share(gpu)} of the time")
         return lines
+
+
+def below(value: float, origin: str = "our choice") -> str:
+    """The line that a share is held against, and where it comes from."""
+    return f"threshold {100 * value:.0f} %" + (f": {origin}" if origin else "")
 
 
 def _whole(value: object) -> int | None:

@@ -117,7 +117,6 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         figures=draft,
         source=source,
         decided_by=None if chosen is None or len(ranks) < 2 else chosen.rank,
-        exposed_shares=tuple(share for _, share in seen.course),
         skew_share=seen.skew_share,
         slow_rank=seen.slow_rank,
         local_ranks=max([*by_host, *(start.local_rank + 1 for start in starts)], default=None),

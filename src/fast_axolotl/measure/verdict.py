@@ -23,11 +23,11 @@ share of time in which every task waited for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fast_axolotl.measure import advice
-from fast_axolotl.measure.evidence import MLPERF, Evidence
+from fast_axolotl.measure.evidence import MLPERF, Evidence, below
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
@@ -39,10 +39,6 @@ from fast_axolotl.record.units import (
     format_share,
 )
 
-_ASKED = (
-    f"at least {thresholds.LEAST_FETCHES} fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} "
-    f"s, or {thresholds.LEAST_SECONDS:.0f} s"
-)
 _MOST_LETTERS = 200
 _LEAST_GAIN = 0.01
 """Below it nobody would see it."""
@@ -81,20 +77,24 @@ def judge(evidence: Evidence) -> Verdict:
         rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
         expected = f"Expect up to +{100 * verdict.gain:,.0f} % {rate}."
         verdict = replace(verdict, action=f"{verdict.action} {expected}")
-    line = ""
+    if verdict.kind == "memory":
+        return verdict
     if figures.end_reason == "cut off" and (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR:
         line = (
             f"the record has no end line, and the run used {format_share(figures.limit_share)} of "
             "its memory limit: if the run is over, it probably ran out of memory"
         )
-    elif figures.end_reason != "exception":
-        return verdict
+        return replace(verdict, evidence=(*verdict.evidence, line))
+    return _tell_error(verdict, figures) if figures.end_reason == "exception" else verdict
+
+
+def _tell_error(verdict: Verdict, figures: RunSummary) -> Verdict:
+    """The verdict on a run that an error ended; the error comes first if there is no other."""
     text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
-    if line or verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
-        line = line or f"the run ended with an error: {error}"
-        is_told = verdict.kind == "memory"
-        return verdict if is_told else replace(verdict, evidence=(*verdict.evidence, line))
+    if verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
+        line = f"the run ended with an error: {error}"
+        return replace(verdict, evidence=(*verdict.evidence, line))
     return replace(
         verdict,
         headline=f"The run failed before it could be judged: {error}.",
@@ -119,14 +119,14 @@ def _unseen(evidence: Evidence) -> Verdict | None:
     if pressure >= thresholds.PRESSURE_IO and share >= thresholds.DISK_NEAR:
         line = (
             f"every task waited for the disk {format_share(pressure)} of the time (Linux PSI, "
-            f"used instead of the stall; threshold 10 %: {MLPERF})"
+            f"used instead of the stall; {below(thresholds.PRESSURE_IO)})"
         )
         return _slow_disk(evidence, line)
     what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
     seen = "" if figures.ranks else ", because the process was only watched from outside"
     headline = f"No {what} was recorded{seen}."
     lines = ("0 fetches of a training loop were timed",)
-    return _inconclusive(evidence, "unseen", headline, lines, advice.see_fetches(evidence))
+    return _inconclusive(evidence, "unseen", headline, lines, action=advice.see_fetches(evidence))
 
 
 def _warming(evidence: Evidence) -> Verdict | None:
@@ -137,25 +137,29 @@ def _warming(evidence: Evidence) -> Verdict | None:
     pace = evidence.warmup_step_seconds
     if pace is None:
         pace = figures.duration_seconds / max(1, figures.warmup_steps)
-    done = count_words(figures.warmup_steps, "step")
-    needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _least_time(pace, 1.0)
-    headline = f"The run ended during warm-up, after {done}."
+    needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
+    headline = f"The run ended during warm-up, after {count_words(figures.warmup_steps, 'step')}."
     lines = (f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}",)
-    return _inconclusive(evidence, "warming", headline, lines, _run_longer(needed), needed)
+    return _inconclusive(evidence, "warming", headline, lines, needed=needed)
 
 
 def _short(evidence: Evidence) -> Verdict | None:
     """The steady phase is too short."""
     figures = evidence.figures
-    if thresholds.is_long_enough(figures.fetches, figures.measured_seconds):
+    fetches, seconds = figures.fetches, figures.measured_seconds
+    if thresholds.is_long_enough(fetches, seconds):
         return None
-    needed = _seconds_left(figures.fetches, figures.measured_seconds)
-    stalled = f"; {evidence.stall_line()}" if figures.stall_fraction is not None else ""
-    took = format_duration(figures.measured_seconds)
-    count = count_words(figures.fetches, "fetch")
-    headline = f"Too short to judge: {count} in {took}."
-    lines = (f"the steady phase has {count} in {took}; a verdict needs {_ASKED}{stalled}",)
-    return _inconclusive(evidence, "short", headline, lines, _run_longer(needed), needed)
+    count = f"{count_words(fetches, 'fetch')} in {format_duration(seconds)}"
+    lines = [
+        f"the steady phase has {count}; a verdict needs at least {thresholds.LEAST_FETCHES} "
+        f"fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} s, or "
+        f"{thresholds.LEAST_SECONDS:.0f} s"
+    ]
+    if figures.stall_fraction is not None:
+        lines.append(evidence.stall_line())
+    needed = _seconds_to_judge(seconds / fetches, fetches, seconds)
+    headline = f"Too short to judge: {count}."
+    return _inconclusive(evidence, "short", headline, lines, needed=needed)
 
 
 def _draining(evidence: Evidence) -> Verdict | None:
@@ -164,27 +168,24 @@ def _draining(evidence: Evidence) -> Verdict | None:
     # A stall that is there already only grows when the queue is empty.
     if drain is None or drain.is_over or evidence.stall >= thresholds.DATA_STALL:
         return None
-    pace = figures.measured_seconds / max(1, figures.steps)
-    fetches_per_step = figures.fetches / max(1, figures.steps)
+    pace = figures.measured_seconds / max(1, figures.fetches)
     if drain.dry_step is None:
         steps = drain.left / drain.batches_per_step
+        needed = steps * figures.measured_seconds / max(1, figures.steps) + _seconds_to_judge(pace)
         in_steps = count_words(round(steps), "step")
-        needed = steps * pace + _least_time(pace, fetches_per_step)
         headline = f"The loader falls behind: its ready queue will be empty in {in_steps}."
-        how = f"shrinks by {drain.batches_per_step:.3g} batches per step and holds about "
-        how += f"{drain.left:,.1f}"
+        now = f"holds about {drain.left:,.1f}"
     else:
-        needed = _least_time(pace, fetches_per_step)
-        if drain.fetches_since:
-            needed = _seconds_left(drain.fetches_since, drain.seconds_since)
+        since = drain.fetches_since
+        pace = drain.seconds_since / since if since else pace
+        needed = _seconds_to_judge(pace, since, drain.seconds_since)
         headline = "The loader fell behind: its ready queue has just become empty."
-        how = f"shrank by {drain.batches_per_step:.3g} batches per step and was empty by step "
-        how += f"{drain.dry_step:,}; a verdict needs {_ASKED} since then"
+        now = f"was empty by step {drain.dry_step:,}"
     lines = (
-        f"the queue {how}",
+        f"the queue shrinks by {drain.batches_per_step:.3g} batches per step and {now}",
         f"{evidence.stall_line()}, so far; waits are hidden until the queue is empty",
     )
-    return _inconclusive(evidence, "draining", headline, lines, _run_longer(needed), needed)
+    return _inconclusive(evidence, "draining", headline, lines, needed=needed)
 
 
 def _contradiction(evidence: Evidence) -> Verdict | None:
@@ -195,34 +196,32 @@ def _contradiction(evidence: Evidence) -> Verdict | None:
     apart = figures.cached_stall_fraction - figures.stall_fraction
     if abs(apart) <= thresholds.MOST_CONTRADICTION:
         return None
-    why = (
-        "loading slows the model down without making it wait, because both share CPU cores, "
-        "memory or Python's GIL"
-        if apart > 0
-        else (
-            "either the waits overlap with work that has to be done anyway, or the cached "
-            "batch costs more than other batches"
-        )
-    )
+    why = "the waits overlap with other work, or the cached batch costs more than others"
+    if apart > 0:
+        why = "loading slows the model down without making it wait, by sharing CPU cores or the GIL"
     lines = (
         f"the waits give a stall of {format_share(figures.stall_fraction)}; with a cached "
         f"batch, a step is {format_share(figures.cached_stall_fraction)} shorter",
-        f"they differ by more than {100 * thresholds.MOST_CONTRADICTION:.0f} points (our "
-        f"threshold, half of MLPerf Storage's 10 %): {why}",
+        f"they differ by more than {100 * thresholds.MOST_CONTRADICTION:.0f} points: {why}",
     )
     headline = "Two measurements of the stall contradict each other."
     action = advice.resolve_contradiction(evidence, apart)
-    return _inconclusive(evidence, "contradiction", headline, lines, action)
+    return _inconclusive(evidence, "contradiction", headline, lines, action=action)
 
 
 def _inconclusive(
     evidence: Evidence,
     subtype: str,
     headline: str,
-    lines: tuple[str, ...],
-    action: str,
+    lines: Sequence[str],
+    *,
+    action: str = "",
     needed: float | None = None,
 ) -> Verdict:
+    if needed is not None:
+        # In whole seconds: how much is needed is known no better.
+        longer = format_duration(max(1.0, float(math.ceil(needed))))
+        action = f"Run about {longer} longer."
     return Verdict(
         kind="inconclusive",
         subtype=subtype,
@@ -233,24 +232,13 @@ def _inconclusive(
     )
 
 
-def _run_longer(needed: float) -> str:
-    """In whole seconds: how much is needed is known no better."""
-    return f"Run about {format_duration(max(1.0, float(math.ceil(needed))))} longer."
-
-
-def _seconds_left(fetches: int, lasted: float) -> float:
-    """Until a steady phase of this pace can be judged."""
-    by_fetches = (thresholds.LEAST_FETCHES - fetches) * lasted / fetches
+def _seconds_to_judge(pace: float, fetches: int = 0, seconds: float = 0.0) -> float:
+    """Until a steady phase with these fetches can be judged, at this pace in seconds a fetch."""
+    by_fetches = (thresholds.LEAST_FETCHES - fetches) * pace
     return min(
-        thresholds.LEAST_SECONDS - lasted,
-        max(by_fetches, thresholds.LEAST_FETCHES_SECONDS - lasted),
+        thresholds.LEAST_SECONDS - seconds,
+        max(by_fetches, thresholds.LEAST_FETCHES_SECONDS - seconds),
     )
-
-
-def _least_time(pace: float, fetches_per_step: float) -> float:
-    """How long a steady phase takes at this pace, in seconds a step."""
-    by_fetches = thresholds.LEAST_FETCHES * pace / max(1.0, fetches_per_step)
-    return min(thresholds.LEAST_SECONDS, max(by_fetches, thresholds.LEAST_FETCHES_SECONDS))
 
 
 # What the machine does to a run.
@@ -266,17 +254,14 @@ def _memory(evidence: Evidence) -> Verdict | None:
     if not kills and not (evidence.killed and share >= thresholds.MEMORY_NEAR):
         return None
     lines = [evidence.killed] if evidence.killed else []
-    headline = (
-        f"Probably out of memory: the run ended at {format_share(share)} of its memory limit."
-    )
+    used = f"{format_share(share)} of its memory limit"
+    headline = f"Probably out of memory: the run ended at {used}."
     if kills:
         headline = f"Out of memory: the kernel killed {count_words(kills, 'process')}."
-        lines.append(f"the kernel counted {kills:,} out-of-memory kills (threshold: any)")
     if figures.limit_share is not None:
         lines.append(
-            f"the working set reached {format_share(share)} of its "
-            f"{format_bytes(figures.limit_bytes)} limit (threshold 80 % for a run that was "
-            "killed, our choice)"
+            f"the working set reached {used}, {format_bytes(figures.limit_bytes)} "
+            f"({below(thresholds.MEMORY_NEAR)})"
         )
     if evidence.memory_growth:
         lines.append(f"memory that grew: {evidence.memory_growth}")
@@ -310,29 +295,22 @@ def _swap(evidence: Evidence) -> Verdict | None:
 def _cpu(evidence: Evidence) -> Verdict | None:
     """The run does not get the processors it asks for. One that fills them by itself does."""
     figures = evidence.figures
-    lost = {
-        "quota": figures.cpu_throttled_share or 0.0,
-        "steal": figures.cpu_steal_share or 0.0,
-        "others": evidence.cpu_lost_to_others,
-    }
     # A small loss does not explain a long stall, and a GPU that never pauses has lost nothing.
     least = max(thresholds.CPU_LOST, evidence.stall / 2)
-    subtype = next((name for name, share in lost.items() if share >= least), "")
+    subtype = next((name for name, share in evidence.cpu_losses.items() if share >= least), "")
     is_gpu_busy = (figures.gpu_utilization or 0.0) > 1.0 - thresholds.CPU_LOST
     if is_gpu_busy or not subtype:
         return None
-    share = format_share(lost[subtype])
-    headlines = {
-        "quota": f"The CPU quota slows the run down: it withholds {share} of the CPU time.",
-        "steal": f"The hypervisor slows the run down: it takes {share} of the CPU time.",
-        "others": "The machine is busy: other programs use "
-        f"{format_share(figures.other_cpu_share)} of the CPU cores.",
-    }
     lines = evidence.cpu_lines()
     if figures.cpu_cores is not None:
         lines.append(f"the run itself used {figures.cpu_cores:.1f} CPU cores on average")
     if figures.stall_fraction is not None:
         lines.append(evidence.stall_line())
+    headlines = {
+        "quota": "The CPU quota slows the run down.",
+        "steal": "The hypervisor slows the run down: it gives CPU time to other machines.",
+        "others": "The machine is busy: other programs take the CPU cores.",
+    }
     return Verdict(
         kind="cpu",
         subtype=subtype,
@@ -346,7 +324,7 @@ def _io(evidence: Evidence) -> Verdict | None:
     """The loop waits for data, and the disk is full, or every task waits for it."""
     if evidence.stall < thresholds.DATA_STALL:
         return None
-    return _slow_disk(evidence, evidence.stall_line(f"threshold 10 %: {MLPERF}"))
+    return _slow_disk(evidence, evidence.stall_line(below(thresholds.DATA_STALL, MLPERF)))
 
 
 def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
@@ -356,30 +334,25 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
     reads = f"{format_rate(figures.read_bytes_per_second)} read from the disk"
     reads += "" if size is None else f" in requests of {format_bytes(size)} on average"
     if share >= thresholds.DISK_NEAR:
-        is_near = share < thresholds.DISK_FULL
-        word = "almost as fast as" if is_near else "as fast as"
-        subtype = subtype or ("near" if is_near else "")
-        headline = f"The disk is the limit: data is read {word} the disk can deliver it."
-        lines = [
+        subtype = subtype or ("near" if share < thresholds.DISK_FULL else "")
+        headline = f"The disk is the limit: reads use {format_share(share)} of its capacity."
+        line = (
             f"{reads}, {format_share(share)} of the {format_rate(figures.disk_bytes_per_second)} "
-            "the disk reached in a test with O_DIRECT (threshold 70 %; 90 % is full: queueing "
-            "makes a read take 1 ÷ (1 − share) times as long)"
-        ]
+            f"the disk reached in a test with O_DIRECT ({below(thresholds.DISK_NEAR, '')}; "
+            f"{100 * thresholds.DISK_FULL:.0f} % is full: queueing makes a read take "
+            "1 ÷ (1 − share) times as long)"
+        )
     elif pressure >= thresholds.PRESSURE_IO:
         waited = format_share(pressure)
         headline = f"The disk is the limit: every task waits for it {waited} of the time."
-        lines = [
-            f"every task waited for the disk {waited} of the time (Linux PSI; threshold 10 %, "
-            "our choice)",
-            reads,
-        ]
+        line = f"{reads}; waits by Linux PSI ({below(thresholds.PRESSURE_IO)})"
     else:
         return None
     return Verdict(
         kind="io",
         subtype=subtype,
         headline=headline,
-        evidence=(waiting, *lines),
+        evidence=(waiting, line),
         action=advice.read_less(evidence),
         gain=advice.possible_gain(evidence.stall) if evidence.stall else None,
     )
@@ -393,9 +366,8 @@ def _interruption(evidence: Evidence) -> Verdict | None:
     seconds = evidence.figures.ledger
     part = max(("checkpoint", "evaluation"), key=lambda name: seconds.get(name, 0.0))
     losses = (seconds.get(name, 0.0) for name in ("data", "communication"))
-    if evidence.lost_share(part) < thresholds.LOST_TIME or seconds[part] <= max(losses):
-        return None
-    return _lost(evidence, part, "threshold 10 %, our choice, as for data")
+    is_largest = seconds.get(part, 0.0) > max(losses)
+    return _lost(evidence, part) if is_largest else None
 
 
 def _startup(evidence: Evidence) -> Verdict | None:
@@ -403,19 +375,22 @@ def _startup(evidence: Evidence) -> Verdict | None:
     seconds = evidence.figures.ledger
     part = max(("startup", "resume"), key=lambda name: seconds.get(name, 0.0))
     is_long = seconds.get(part, 0.0) >= thresholds.LEAST_STARTUP_SECONDS
-    if evidence.lost_share(part) < thresholds.LOST_TIME or not is_long:
-        return None
-    return _lost(evidence, part, "threshold 10 % and 60 s, our choice")
+    return _lost(evidence, part) if is_long else None
 
 
-def _lost(evidence: Evidence, part: str, threshold: str) -> Verdict:
+def _lost(evidence: Evidence, part: str) -> Verdict | None:
     share = evidence.lost_share(part)
+    if share < thresholds.LOST_TIME:
+        return None
     kind, what, advise = _LOST[part]
     return Verdict(
         kind=kind,
         subtype="" if kind == part else part,
         headline=f"{what} {format_share(share)} of the wall clock.",
-        evidence=(f"{evidence.lost_line(part)} ({threshold})", evidence.stall_line()),
+        evidence=(
+            f"{evidence.lost_line(part)} ({below(thresholds.LOST_TIME)})",
+            evidence.stall_line(),
+        ),
         action=advise(evidence),
         gain=share / (1.0 - share) if share < 1.0 else None,
     )
@@ -451,22 +426,21 @@ def _data(evidence: Evidence) -> Verdict | None:
     figures = evidence.figures
     if evidence.stall < thresholds.DATA_STALL:
         return None
-    stall = f"{format_share(figures.stall_fraction)} of the time is spent waiting for data."
-    headlines = {
-        "rate": f"The loader is too slow: {stall}",
-        "burst": f"Data arrives in bursts: {stall}",
-        "periodic": f"Data is occasionally very late: {stall}",
-        "handover": f"Batches are ready, but slow to hand over: {stall}",
-    }
+    what = {
+        "rate": "The loader is too slow",
+        "burst": "Data arrives in bursts",
+        "periodic": "Data is occasionally very late",
+        "handover": "Batches are ready, but slow to hand over",
+    }[evidence.pattern]
     action, gain = advice.feed(evidence)
+    stall = format_share(figures.stall_fraction)
     return Verdict(
         kind="data",
         subtype=evidence.pattern,
-        headline=headlines[evidence.pattern],
+        headline=f"{what}: {stall} of the time is spent waiting for data.",
         evidence=(
-            evidence.stall_line(f"threshold 10 %: {MLPERF}"),
+            evidence.stall_line(below(thresholds.DATA_STALL, MLPERF)),
             *evidence.rank_lines(),
-            *evidence.drain_lines(),
             *evidence.pattern_lines(),
             *evidence.loader_lines(),
             *evidence.hidden_lines(),
@@ -483,9 +457,8 @@ def _communication(evidence: Evidence) -> Verdict | None:
     if evidence.exposed < thresholds.BOUND_COMMUNICATION:
         return None
     lines = [
-        f"in {format_share(figures.exposed_communication_fraction)} of the profiled time, only "
-        "communication ran (threshold 20 %, our choice, twice that for data)",
-        *evidence.communication_lines(),
+        f"in {format_share(evidence.exposed)} of the profiled time, only communication ran "
+        f"({below(thresholds.BOUND_COMMUNICATION)})"
     ]
     if figures.pure_communication_fraction is not None:
         pure, skew = figures.pure_communication_fraction, evidence.skew_share
@@ -494,14 +467,14 @@ def _communication(evidence: Evidence) -> Verdict | None:
             f"of the time; {format_share(skew)} of the communication is waiting for the last rank"
         )
     headline = "Communication between the ranks is the limit."
-    if _is_skewed(evidence):
+    if evidence.is_skewed:
         headline = (
             f"The ranks wait for rank {evidence.slow_rank}, which reaches their collectives last."
         )
     action, gain = _communicate_better(evidence)
     return Verdict(
         kind="communication",
-        subtype="skew" if _is_skewed(evidence) else "network",
+        subtype="skew" if evidence.is_skewed else "network",
         headline=headline,
         evidence=(*lines, evidence.stall_line()),
         action=action,
@@ -509,12 +482,8 @@ def _communication(evidence: Evidence) -> Verdict | None:
     )
 
 
-def _is_skewed(evidence: Evidence) -> bool:
-    return evidence.skew_share is not None and evidence.skew_share >= thresholds.LEAST_SKEW_SHARE
-
-
 def _communicate_better(evidence: Evidence) -> advice.Action:
-    return advice.even_out(evidence) if _is_skewed(evidence) else advice.talk_less(evidence)
+    return advice.even_out(evidence) if evidence.is_skewed else advice.talk_less(evidence)
 
 
 def _compute(evidence: Evidence) -> Verdict | None:
@@ -525,23 +494,20 @@ def _compute(evidence: Evidence) -> Verdict | None:
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
     if evidence.exposed >= thresholds.FREE_COMMUNICATION or is_unprofiled:
         return None
-    lines = [evidence.stall_line("threshold 5 %, our choice, half of MLPerf Storage's 10 %")]
+    lines = [evidence.stall_line(below(thresholds.FREE_STALL))]
     if figures.world_size == 1 and figures.device_stall_fraction is not None:
         lines.append(
             "one GPU has no communication, so N GPUs will give less than N times its tokens/s; "
             "fast-axolotl plan predicts how much less"
         )
     elif figures.exposed_communication_fraction is not None:
-        exposed = format_share(evidence.exposed)
-        lines.append(f"exposed communication {exposed} (threshold 10 %, our choice)")
-        lines += evidence.communication_lines()
+        limit = below(thresholds.FREE_COMMUNICATION)
+        lines.append(f"exposed communication {format_share(evidence.exposed)} ({limit})")
     if figures.mfu is not None:
         lines.append(f"MFU {format_share(figures.mfu)}")
     if figures.device_idle_fraction is not None:
-        lines.append(
-            f"the profiler saw the GPU idle {format_share(figures.device_idle_fraction)} of "
-            "the time"
-        )
+        idle = format_share(figures.device_idle_fraction)
+        lines.append(f"the profiler saw the GPU idle {idle} of the time")
     headline = "The model is the limit: it hardly ever waits for data."
     small = evidence.small_batch_lines()
     if small:
@@ -556,7 +522,6 @@ def _compute(evidence: Evidence) -> Verdict | None:
             *small,
             *evidence.hidden_lines(),
             *evidence.rank_lines(),
-            *evidence.drain_lines(),
             *evidence.cpu_lines(),
         ),
         action=action,
@@ -575,13 +540,12 @@ def _mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
     figures = evidence.figures
     stall, exposed = format_share(evidence.stall), format_share(evidence.exposed)
-    lines = [evidence.stall_line("under 5 % is fine; 10 % or more is data-bound")]
+    free, bound = (100 * share for share in (thresholds.FREE_STALL, thresholds.DATA_STALL))
+    lines = [
+        evidence.stall_line(f"under {free:.0f} % is fine; {bound:.0f} % or more is data-bound")
+    ]
     if figures.exposed_communication_fraction is not None:
-        lines.append(
-            f"exposed communication {exposed} (under 10 % is fine; 20 % or more is "
-            "communication-bound)"
-        )
-        lines += evidence.communication_lines()
+        lines.append(f"exposed communication {exposed} ({below(thresholds.FREE_COMMUNICATION)})")
     is_waiting = evidence.stall >= thresholds.FREE_STALL
     is_talking = evidence.exposed >= thresholds.FREE_COMMUNICATION
     lost = figures.straggler_fraction or 0.0
@@ -607,7 +571,6 @@ def _mixed(evidence: Evidence) -> Verdict:
         evidence=(
             *lines,
             *evidence.rank_lines(),
-            *evidence.drain_lines(),
             *evidence.pattern_lines(),
             *evidence.hidden_lines(),
         ),

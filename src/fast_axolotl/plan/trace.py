@@ -155,13 +155,13 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
     items = trace.collectives or trace.ranges
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
         _refuse(trace, spans[:, 1] - spans[:, 0], names)
-    compute, copies = (_merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
+    compute, copies = (merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
     communication = _union(items)
     if not len(device):
         compute = _host_compute(trace)
         communication = _union([*items, *trace.calls])
-    either = _merge(np.concatenate((compute, communication)))
-    busy = _merge(np.concatenate((either, copies)))
+    either = merge(np.concatenate((compute, communication)))
+    busy = merge(np.concatenate((either, copies)))
     # When and on which thread each event was launched; -1 where that is not known.
     called = np.asarray(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
     called = called[np.argsort(called[:, 0], kind="stable")]
@@ -178,7 +178,7 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
     if not numbers:
         raise DataError("none of the profiler's steps has kernels", path=trace.path)
     _complete(trace, items, launches[classes == COMMUNICATION] if trace.collectives else None)
-    c, m, e, b = (_inside(part, bounds) for part in (compute, communication, either, busy))
+    c, m, e, b = (inside(part, bounds) for part in (compute, communication, either, busy))
     whole = bounds[:, 1] - bounds[:, 0]
     parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
     columns = zip(numbers, parts.tolist(), strict=True)
@@ -207,10 +207,10 @@ def _host_compute(trace: Trace) -> Spans:
         training.add(max(trace.ops, key=lambda thread: len(trace.ops[thread])))
     parts = [_union(())]
     for thread in sorted(training & trace.ops.keys()):
-        ops = _merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
+        ops = merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
         own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
         parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
-    return _merge(np.concatenate(parts))
+    return merge(np.concatenate(parts))
 
 
 def _windows(
@@ -262,7 +262,7 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | Non
             item.group, item.group_size = next(iter(members.items()), ("", None))
 
 
-def _merge(spans: Spans) -> Spans:
+def merge(spans: Spans) -> Spans:
     """The union."""
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     ends = np.maximum.accumulate(spans[:, 1])
@@ -271,7 +271,7 @@ def _merge(spans: Spans) -> Spans:
     return np.stack((spans[is_first[:-1], 0], ends[is_first[1:]]), axis=1)
 
 
-def _inside(merged: Spans, windows: Spans) -> Numbers:
+def inside(merged: Spans, windows: Spans) -> Numbers:
     """How much of the merged spans lies in each window."""
     starts, ends = np.append(merged[:, 0], _NEVER), merged[:, 1]
     total = np.append(0, np.cumsum(ends - starts[:-1]))
@@ -283,16 +283,16 @@ def _inside(merged: Spans, windows: Spans) -> Numbers:
 def _combine(first: Spans, second: Spans, rule: Callable[..., Any]) -> Spans:
     """Where a rule on being inside of the one and of the other holds."""
     points = np.unique(np.concatenate((first, second)))
-    inside = (
+    within = (
         np.searchsorted(part[:, 0], points, "right") > np.searchsorted(part[:, 1], points, "right")
         for part in (first, second)
     )
     pieces = np.stack((points[:-1], points[1:]), axis=1)
-    return _merge(pieces[rule(*inside)[:-1]])
+    return merge(pieces[rule(*within)[:-1]])
 
 
 def _union(items: Iterable[Collective]) -> Spans:
-    return _merge(np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2))
+    return merge(np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2))
 
 
 def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
@@ -330,13 +330,13 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
         # Waiting comes first in a collective, and the transfer last.
         known = [item for item in rank.collectives if item.waiting is not None]
         waits = [(item.start, item.start + (item.waiting or 0)) for item in known]
-        waiting = _merge(np.array(waits, np.int64).reshape(-1, 2))
+        waiting = merge(np.array(waits, np.int64).reshape(-1, 2))
         exposed = _combine(waiting, rank.overlap, lambda a, b: a & ~b)
-        inside = (_inside(exposed, rank.windows) / 1e9).tolist()
+        seconds = (inside(exposed, rank.windows) / 1e9).tolist()
         numbers = {item.step for item in known}
         for index, step in enumerate(rank.steps):
             if step.step in numbers or (step.step is None and known):
-                rank.steps[index] = replace(step, waiting_seconds=inside[index])
+                rank.steps[index] = replace(step, waiting_seconds=seconds[index])
 
 
 def _mean(steps: Sequence[StepParts]) -> StepParts:

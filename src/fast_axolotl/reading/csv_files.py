@@ -22,7 +22,6 @@ import csv
 import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice, pairwise, zip_longest
@@ -203,31 +202,25 @@ class CsvFile:
         # pyarrow takes a byte order mark away, which is a value's own at the start of a block.
         if not self.names or start in (b"", BOM):
             return None
-        # In two parts: pyarrow is a third faster once it has seen how long values are. But it drops
-        # the newline of a "\r\n" that it cuts apart, and refuses a row that is longer than a part.
-        half = len(text) // 2 + 1
-        is_torn = text[half - 1 : half + 1].to_pybytes() == b"\r\n"
-        for size in (half, len(text) + 1)[is_torn:]:
-            with suppress(pa.ArrowException, UnicodeDecodeError):
-                table = pacsv.read_csv(
-                    pa.BufferReader(text),
-                    read_options=pacsv.ReadOptions(
-                        use_threads=False, block_size=size, column_names=self.names
-                    ),
-                    parse_options=pacsv.ParseOptions(
-                        delimiter=dialect.delimiter,
-                        quote_char=dialect.quote,
-                        double_quote=dialect.escape is None,
-                        escape_char=dialect.escape or False,
-                        newlines_in_values=True,
-                    ),
-                    convert_options=pacsv.ConvertOptions(
-                        column_types=dict.fromkeys(self.names, pa.string()),
-                        strings_can_be_null=False,
-                    ),
-                )
-                break
-        else:
+        try:
+            table = pacsv.read_csv(
+                pa.BufferReader(text),
+                read_options=pacsv.ReadOptions(
+                    use_threads=False, block_size=len(text) + 1, column_names=self.names
+                ),
+                parse_options=pacsv.ParseOptions(
+                    delimiter=dialect.delimiter,
+                    quote_char=dialect.quote,
+                    double_quote=dialect.escape is None,
+                    escape_char=dialect.escape or False,
+                    newlines_in_values=True,
+                ),
+                convert_options=pacsv.ConvertOptions(
+                    column_types=dict.fromkeys(self.names, pa.string()),
+                    strings_can_be_null=False,
+                ),
+            )
+        except (pa.ArrowException, UnicodeDecodeError):
             return None
         value = table.column(-1)[-1].as_py() if table.num_rows else ""
         if value.endswith(_NEWLINES):

@@ -17,8 +17,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-import pyarrow as pa
-
 from fast_axolotl.errors import (
     DataError,
     MissingExtraError,
@@ -216,28 +214,17 @@ def _local_source(path: Path) -> Source:
 def _remote_files(
     uri: str, options: dict[str, Any] | None, retry_seconds: float, cache: BlockCache | None
 ) -> tuple[list[Source], str | None]:
-    """Every file that a URI means, sorted; its own address, unless it is one file.
-
-    The file system is fsspec's, or pyarrow's own where fsspec lacks the package.
-    """
+    """Every file that a URI means, sorted; its own address, unless it is one file."""
     import fsspec  # here, not above: local files need none of it, and it takes 40 ms
-    from fsspec.implementations.arrow import ArrowFSWrapper
-    from pyarrow import fs
 
     scheme = uri.split("://", 1)[0]
     try:
         filesystem, inner = fsspec.core.url_to_fs(uri, **(options or {}))
     except ImportError as missing:
-        try:
-            if options:
-                raise pa.ArrowInvalid("storage_options needs fsspec") from None
-            native, inner = fs.FileSystem.from_uri(uri)
-        except (pa.ArrowException, OSError):
-            raise MissingExtraError(
-                f"{mask_secrets(uri)}: reading {scheme}:// needs a package that is not installed "
-                f"({missing}); for S3: pip install s3fs"
-            ) from None
-        filesystem = ArrowFSWrapper(native)
+        raise MissingExtraError(
+            f"{mask_secrets(uri)}: reading {scheme}:// needs a package that is not installed "
+            f"({missing}); for S3: pip install s3fs"
+        ) from None
     except ValueError as error:
         raise DataError(f"this address cannot be opened: {error}", path=uri) from None
 

@@ -6,10 +6,10 @@ since rejected rows do not count. Results lie in the user's cache folder, some k
 named by a hash of all that they depend on: path, size and version of the file, how it is cut, and
 the options that change rows. Past ``_MOST_BYTES`` the least recently used are removed.
 
-Processes that need the same result at once wait for the one that builds it. A damaged one is built
-again. Where the folder cannot be written, or a remote file has no version, results last as long as
-the process; so does a count that lacks a part which could not be read. Does not notice a file that
-changes and keeps both its size and its time.
+Processes that need the same result at once each build it. A damaged one is built again. Where the
+folder cannot be written, or a remote file has no version, results last as long as the process; so
+does a count that lacks a part which could not be read. Does not notice a file that changes and
+keeps both its size and its time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import hashlib
 import json
 import os
 import re
-import threading
 from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
 from itertools import accumulate
 from pathlib import Path
@@ -56,7 +54,7 @@ def unit_rows(dataset: Dataset, units: Sequence[Unit]) -> list[int]:
     """
     from concurrent.futures import ThreadPoolExecutor  # most readers never count
 
-    num_threads, options, stopped = min(8, usable_cores()), dataset.options, threading.Event()
+    num_threads, options = min(8, usable_cores()), dataset.options
     # What metadata tells includes rows that turn out to be damaged.
     is_told = options.on_error == "raise"
     files = sorted({unit.file for unit in units if unit.num_rows is None or not is_told})
@@ -69,7 +67,7 @@ def unit_rows(dataset: Dataset, units: Sequence[Unit]) -> list[int]:
 
         def build() -> tuple[_Entry, bool]:
             with ThreadPoolExecutor(-(-num_threads // len(files))) as pool:
-                counts = list(pool.map(lambda unit: _count(dataset, unit, stopped), cut))
+                counts = list(pool.map(lambda unit: _count(dataset, unit), cut))
             return {"rows": [rows for rows, _ in counts]}, all(final for _, final in counts)
 
         spans = [(unit.start, unit.stop) for unit in cut]
@@ -77,10 +75,7 @@ def unit_rows(dataset: Dataset, units: Sequence[Unit]) -> list[int]:
         return [start for start, _ in spans], [0, *accumulate(_built(name, build)["rows"])]
 
     with ThreadPoolExecutor(num_threads) as pool:
-        try:
-            indices = dict(zip(files, pool.map(index, files), strict=True))
-        finally:
-            stopped.set()  # an error, or an interrupt, does not wait for the rest
+        indices = dict(zip(files, pool.map(index, files), strict=True))
 
     def rows_of(unit: Unit) -> int:
         starts, rows_before = indices[unit.file]
@@ -131,7 +126,7 @@ def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
         return replace(dataset, formats=tuple(pool.map(cut, dataset.inputs, dataset.formats)))
 
 
-def _count(dataset: Dataset, unit: Unit, stopped: threading.Event) -> tuple[int, bool]:
+def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
     """The rows of a unit, and whether as many can be expected the next time."""
     options, is_final = dataset.options, True
     names = getattr(dataset.formats[unit.file], "names", ())
@@ -140,8 +135,6 @@ def _count(dataset: Dataset, unit: Unit, stopped: threading.Event) -> tuple[int,
 
     def count(block: Block) -> int:
         nonlocal is_final
-        if stopped.is_set():
-            raise InterruptedError
         if options.on_error == "raise" and hasattr(block, "load") and not block.text_wins:
             return _count_text(block.load())
         decoded = decode_or_reject(block, texts if block.text_wins else None, options)
@@ -179,29 +172,14 @@ def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
 
 
 def _built(name: str, build: Callable[[], tuple[_Entry, bool]]) -> _Entry:
-    """An entry, loaded where possible, else built by one process while others wait."""
-    import fcntl
-
+    """An entry, loaded where possible."""
     entry = _load(name)
-    if entry is not None:
-        return entry
-    with ExitStack() as held:
-        store = _store()
-        path = Path(store.folder, f"{name}.lock")
-        with suppress(OSError):  # without locks every process builds for itself
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(path.open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # A child forked meanwhile has it open too: closing alone would not free it.
-            held.callback(fcntl.flock, lock, fcntl.LOCK_UN)
-            held.callback(path.unlink, missing_ok=True)  # those who wait have it open
-        entry = _load(name)
-        if entry is None:
-            entry, is_final = build()
-            _memory[name] = entry
-            if is_final and not name.startswith(_PASSING):
-                store.write(name, json.dumps(entry).encode())
-        return entry
+    if entry is None:
+        entry, is_final = build()
+        _memory[name] = entry
+        if is_final and not name.startswith(_PASSING):
+            _store().write(name, json.dumps(entry).encode())
+    return entry
 
 
 def _load(name: str) -> _Entry | None:

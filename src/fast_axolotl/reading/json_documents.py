@@ -9,6 +9,7 @@ only a block of a document is in memory at a time, plus one element where that i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -187,23 +188,15 @@ class _DocumentCutter:
     def _drop_to_array(self, name: str) -> None:
         """Drops the text up to and with the bracket that opens the array of a top-level field."""
         key = json.dumps(name, ensure_ascii=False).encode()
+        pattern = re.compile(re.escape(key) + rb"\s*:\s*\[")
         while True:
             structure = _Structure(self._text)
-            start = self._text.find(key)
-            while start >= 0:
-                before = int(np.searchsorted(structure.marks, start)) - 1
-                depth = int(structure.depths[before]) if before >= 0 else 0
-                opens = int(np.searchsorted(structure.quotes, start)) % 2 == 0
-                rest = self._text[start + len(key) :].lstrip()
-                if depth == 1 and opens and rest.startswith(b":"):
-                    value = rest[1:].lstrip()
-                    if value.startswith(b"["):
-                        self._drop(len(self._text) - len(value) + 1)
-                        return
-                    if value:
-                        raise self._error(f"the field {key.decode()} is not an array")
-                    break
-                start = self._text.find(key, start + 1)
+            for match in pattern.finditer(self._text):
+                before = int(np.searchsorted(structure.marks, match.start())) - 1
+                opens = int(np.searchsorted(structure.quotes, match.start())) % 2 == 0
+                if opens and before >= 0 and structure.depths[before] == 1:
+                    self._drop(match.end())
+                    return
             if not self._more():
                 raise self._error(
                     f"the document has no top-level field {name!r} that is an array; check "

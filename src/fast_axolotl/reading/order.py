@@ -53,9 +53,6 @@ _RUN_BYTES = 4 * 1024 * 1024
 _SHUFFLED_TOGETHER = 256
 """A shuffle permutes at least so many parts of a shard, where it has as many units."""
 
-_OUTSIZED = 2.0
-"""A shard that has so many times its share, because of one unit that cannot be cut, is reported."""
-
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
 
@@ -477,25 +474,16 @@ def _deal(
 
 
 def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:
-    """Reports a large file that several shards read, or one that gives a shard too much."""
-    loads = [sum(piece.num_bytes for piece in pieces) for pieces in dealt]
-    largest = [max(pieces, key=lambda piece: piece.num_bytes, default=None) for pieces in dealt]
-    most, mean = max(loads), sum(loads) / len(loads)
-    for load, piece in zip(loads, largest, strict=True):
-        # What is left of a window is shared as well, but only once, and it is small.
-        if piece is None or piece.seed:
-            continue
+    """Reports a large file that several shards read."""
+    for piece in (piece for pieces in dealt for piece in pieces):
         source = dataset.inputs[piece.place[0]].source
-        is_shared = any(step.kind == "part" for step in piece.steps)
-        is_outsized = load == most > max(_OUTSIZED * mean, _WORTH_A_WARNING_BYTES)
-        if (is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES) or is_outsized:
-            problem = f"one of {len(dealt)} shards reads {most / mean:.1f} times the mean"
-            if is_shared:
-                problem = f"several of {len(dealt)} shards each read all of this file"
+        # What is left of a window is shared as well, but only once, and it is small.
+        is_shared = not piece.seed and any(step.kind == "part" for step in piece.steps)
+        if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
-                f"{source.path}: {problem}, because it has too few parts that can be read "
-                "separately; write the data as more files, or as uncompressed JSON Lines, Parquet "
-                "or Arrow",
+                f"{source.path}: several of {len(dealt)} shards each read all of this file, "
+                "because it has too few parts that can be read separately; write the data as more "
+                "files, or as uncompressed JSON Lines, Parquet or Arrow",
                 ShardWarning,
                 stacklevel=4,
             )

@@ -195,19 +195,10 @@ class Remote:
             ) from error
 
     def _request(self, offset: int, length: int) -> bytes:
-        from pyarrow import fs  # here, not above: local files need none of this
-
         filesystem = self.filesystem
         if getattr(filesystem, "_pid", os.getpid()) != os.getpid():
             # Its event loop stayed behind in the process that forked this one.
             filesystem = type(filesystem)(*filesystem.storage_args, **filesystem.storage_options)
-        native = getattr(filesystem, "fs", None)
-        if isinstance(native, fs.FileSystem):
-            # fsspec's wrapper around a pyarrow file system gives the whole file for any range.
-            with native.open_input_file(self.inner_path) as file:
-                if file.size() != self.num_bytes:
-                    raise DataError(_CHANGED, path=self.path)
-                return bytes(file.read_at(length, offset))
         if hasattr(filesystem, "set_session") and self.inner_path.startswith("http"):
             from fsspec.asyn import sync
 

@@ -24,7 +24,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.errors import UsageError
 from fast_axolotl.reading.blocks import (
     Block,
     Dataset,
@@ -65,9 +65,6 @@ Scan = Callable[[Sequence[Unit], pa.Schema], pa.Schema]
 
 _COLUMN_BYTES = 1024
 """What an array takes beside its values, which counts where columns are thousands."""
-
-_ATTEMPTS = 4
-"""Each attempt widens at least one column for good, and a clash that remains is a true one."""
 
 
 @dataclass(slots=True)
@@ -171,32 +168,28 @@ def unify(
 ) -> tuple[Decoded, pa.Schema]:
     """The rows under the joined schema, and that schema."""
     settled = None if options.may_widen else known
-    for attempt in range(_ATTEMPTS):
-        table = decoded.table
+    has_text = block.text_wins or hasattr(block, "load")
+    while True:
+        table, wanted = decoded.table, known
         if table.num_columns == 0 and table.num_rows == 0:
             return replace(decoded, table=known.empty_table()), known
-        if table.schema.equals(known, check_metadata=True):
-            return decoded, known
         try:
-            joined = join_schemas(known, table.schema, text_wins=block.text_wins, settled=settled)
-            if attempt:
-                table = _by_value(table, joined)
-            if not any(_is_text_of_source(joined.field(f.name), f) for f in table.schema):
-                return replace(decoded, table=conform(table, joined)), joined
-            known = joined
+            wanted = join_schemas(known, table.schema, text_wins=block.text_wins, settled=settled)
+            fits = not any(_is_text_of_source(wanted.field(f.name), f) for f in table.schema)
         except TypeClash as clash:
-            if attempt:  # decoding it again did not remove the clash
+            fits = False
+            if not has_text:
                 if settled is not None or options.on_conflict != "json":
                     path = getattr(block, "path", "") or getattr(block, "label", "")
                     raise clash.error(path) from None
-                table, marked = decoded.table, clash.as_json_text()
-                index = table.schema.get_field_index(clash.column)
-                table = table.set_column(index, marked, _as_json_text(table.column(index)))
-                decoded = replace(decoded, table=table)
-                known = known.set(known.get_field_index(clash.column), marked)
+                known = known.set(known.get_field_index(clash.column), clash.as_json_text())
                 continue
-        decoded = decode_or_reject(block, known, options)
-    raise DataError("the types of these rows cannot be settled; please report this file as a bug")
+        if has_text and not fits:
+            # Under what is known now it gives the text, or the error with its line.
+            decoded, known = decode_or_reject(block, wanted, options), wanted
+            has_text = False
+            continue
+        return replace(decoded, table=conform(_by_value(table, wanted), wanted)), wanted
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
@@ -232,17 +225,13 @@ def _by_value(table: pa.Table, joined: pa.Schema) -> pa.Table:
     for index, column in enumerate(table.schema):
         target = joined.field(column.name)
         if _is_text_of_source(target, column) and (target.type == MIXED or is_json_text(target)):
-            text = _as_json_text(table.column(index))
+            values: Sequence[object] = table.column(index).to_pylist()
+            texts = [
+                None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+                for value in values
+            ]
+            array = pa.array(texts, type=pa.string())
             if target.type == MIXED:
-                text = pa.ExtensionArray.from_storage(MIXED, text)
-            table = table.set_column(index, target, text)
+                array = pa.ExtensionArray.from_storage(MIXED, array)
+            table = table.set_column(index, target, array)
     return table
-
-
-def _as_json_text(column: pa.ChunkedArray) -> pa.Array:
-    values: Sequence[object] = column.to_pylist()
-    texts = [
-        None if value is None else json.dumps(value, ensure_ascii=False, default=str)
-        for value in values
-    ]
-    return pa.array(texts, type=pa.string())
