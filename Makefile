@@ -62,7 +62,10 @@ format: $(VENV)/.dev
 
 $(RACES): $(VENV)/.bench
 $(AXOLOTL_RACES): $(VENV)/.test
-$(RACES) $(AXOLOTL_RACES): bench-%:
+OPERATIONS := bench-hash bench-dedupe bench-pack bench-pad
+$(OPERATIONS): bench-%:
+	$(BIN)/python -m benchmarks.operations $* $(OPTIONS)
+$(filter-out $(OPERATIONS),$(RACES)) $(AXOLOTL_RACES): bench-%:
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(OPTIONS)
 
 axolotl-matrix: $(BIN)/python

@@ -18,13 +18,13 @@ import random
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import fast_axolotl
 from benchmarks.axolotl_inputs import random_text, write_model
 from benchmarks.command import Tell, check_names, execute, names, race_parser
-from benchmarks.race import peer_module
 from benchmarks.result import Case, Result, Timing
 from fast_axolotl.axolotl import chat
 
@@ -47,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """Every template with every kind of conversation."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    module = peer_module("axolotl.prompt_strategies.chat_template")
+    module: Any = import_module("axolotl.prompt_strategies.chat_template")
     fast_axolotl.uninstall()
     logging.disable(logging.WARNING)
     write_model(folder / "model")
-    tokenizer = peer_module("transformers").AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(folder / "model")
     texts = {
         path.stem: path.read_text(encoding="utf-8")
         for path in (Path(module.__file__).parents[1] / "utils/chat_templates/templates").iterdir()

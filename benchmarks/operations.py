@@ -1,72 +1,77 @@
-"""What the races of hash, dedupe, pack and pad share: sizes, sessions, and names of ours."""
+"""Hash, dedupe, pack and pad on generated rows: ``make bench-hash`` and so on.
+
+Most contenders are those of ``fast-axolotl bench``, so this is that command on data that is always
+the same. Beside them stand Polars, DuckDB and the earlier package, ``pack_sequences``, which fills
+rows of one width, and what ``dedupe_files`` takes in a fresh process. Inputs are Parquet files.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module, metadata
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from benchmarks.children import warm_up
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.children import RunError, run_child
 from benchmarks.command import Tell, execute, race_parser
-from benchmarks.race import EARLIER, Remote, Session
-from benchmarks.result import Case, Goal, Result
+from benchmarks.race import Session, add_race_options, open_session, run_case
+from benchmarks.result import Case, Goal, Measurement, Result
+from fast_axolotl.cli.contenders import CONTENDERS, OURS, OURS_TORCH
+from fast_axolotl.cli.race import Contender, Entry, digest_columns
+from fast_axolotl.cli.resident_peak import ResidentPeak
 from fast_axolotl.errors import UsageError
 
-OURS = "fast-axolotl"
-ARRAYS = "fast-axolotl arrays"
-ARROW = "fast-axolotl Arrow"
-LISTS = "fast-axolotl lists"
-TO_NUMPY = "fast-axolotl numpy"
-TENSORS = "fast-axolotl torch"
-PLAIN = "plain Python"
-PLAIN_TENSORS = "plain + torch.tensor"
-HASHLIB = "hashlib loop"
-
 NOTES = (
-    "answers are compared with ours before anything is timed, by a digest of each column",
-    "one warm-up pass each, then interleaved repeats, each the median of as many passes as take "
-    "0.2 s; ratios are of medians; what a pass gives is freed outside the timing",
-    "kernels are compiled and packages imported before; inputs are in each one's own form before",
-    "the earlier package and Axolotl run in processes of their own, timed inside them",
-    "memory is that of a fresh process: RssAnon sampled every 2 ms, above what it was before",
+    "answers are compared before anything is timed, by a digest of each column",
+    "alternating repeats, each the median of as many passes as take 0.2 s; ratios are of medians",
+    "first_call_seconds: imports, compiling or loading kernels, and a pass over 200 rows, before",
 )
+OURS_LISTS = "fast-axolotl, lists"
 
+_LONG_SHARE, _LONG_CHARACTERS = 50, 4096
+"""A row of 4 KB stands for fifty of the short ones."""
+_TOKENS_SHARE, _MOST_TOKEN_ROWS = 5, 20_000
+"""A tokenized row stands for five short ones. Axolotl takes a tenth of a millisecond for each."""
+_MOST_PLAN_ROWS = 100_000
+_VOCABULARY = 30_000
+_PACK: dict[str, Any] = {"max_length": 512, "pad_token_id": 0, "eos_token_id": 2}
+"""Of the earlier package's benchmark."""
 _UNITS = {"": 1, "k": 1000, "m": 1_000_000}
+_BUDGETS = {"1 GB": 10**9, "192 MiB": 192 * 1024**2}
+"""Room for everything, and the least that is taken, where a large input goes over to disk."""
+_MOST_STATE_BYTES, _LEAST_STATE_ROWS = 40.0, 100_000
+"""For each different row of a file; the smallest set weighs more for a few rows."""
 
-Target = tuple[str, str, float, int | None]
-"""Ours, a peer, the least ratio, and the size it was set at: ``None`` for every size."""
 
-
-def run_operation(
-    title: str,
-    text: str | None,
-    kernels: Sequence[str],
-    cases: Callable[[Sequence[int], Session], Iterator[Case]],
-    arguments: Sequence[str] | None,
-) -> None:
-    """The command of one operation; ``kernels`` is how the names of those that it uses begin."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    name, *others = sys.argv[1:] if arguments is None else arguments
+    if name not in OPERATIONS:
+        sys.exit(f"no operation is called {name!r}; choose from {', '.join(OPERATIONS)}")
 
     def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
-        if options.repeats < 1:
-            raise UsageError(f"repeats must be at least 1, not {options.repeats}")
-        tell("compiling kernels")
-        warmth = warm_up(kernels)
-        with ExitStack() as stack:
-            session = Session(folder, options.repeats, stack, tell, options.peer_python)
-            return Result(
-                cases=list(cases(parse_sizes(options.sizes), session)),
-                facts={"warm_up": warmth},
-                notes=NOTES,
-                versions=session.versions,
-            )
+        os.environ.update({"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
+        sizes = parse_sizes(options.sizes)
+        with open_session(options, folder, tell) as session:
+            cases = list(OPERATIONS[name](sizes, session))
+        return Result(cases=cases, notes=NOTES, versions=session.versions)
 
-    parser = race_parser(title, text)
+    parser = race_parser(name, __doc__)
+    parser.prog = f"python -m benchmarks.operations {name}"
     parser.add_argument("--sizes", default="10k,100k,1M", help="numbers of rows: 10k,1M,2500")
-    parser.add_argument("--repeats", type=int, default=5, help="timed repeats of every peer")
-    parser.add_argument("--peer-python", help="python of an environment with fast-axolotl 0.2.0")
-    execute(parser, run, arguments)
+    add_race_options(parser)
+    execute(parser, run, others)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -94,32 +99,289 @@ def size_name(size: int) -> str:
     return str(size)
 
 
-def with_goals(case: Case, targets: Sequence[Target], *others: Goal) -> Case:
-    """The case with its goals: the ratios that are asked for at its size, and others."""
-    ratios = [
-        case.ratio_goal(ours, peer, least)
-        for ours, peer, least, size in targets
-        if size in (None, case.rows)
-    ]
-    return replace(case, goals=(*ratios, *others))
-
-
-def earlier_remote(
+def _race(
     session: Session,
-    operation: str,
-    gives: str,
-    rows: int,
-    write: Callable[[Path], Path],
-    settings: Mapping[str, object] | None = None,
-) -> Remote:
-    """The earlier package on one of its operations; all of them take lists."""
-    return Remote(
-        name=EARLIER,
-        gives=gives,
-        rows=rows,
-        process=session.earlier,
-        operation=operation,
-        write=write,
-        settings=settings or {},
-        rival=LISTS,
+    kind: str,
+    text: str,
+    table: pa.Table,
+    entries: Sequence[Entry],
+    sequence_len: int = 0,
+) -> Case:
+    """Everybody on a table, which is written as Parquet."""
+    path, size = session.folder / "input.parquet", len(table)
+    pq.write_table(table, path)
+    request = {"paths": [str(path)], "columns": table.column_names, "rows": size}
+    request["sequence_len"] = sequence_len
+    name = f"{kind}-{size_name(size)}"
+    case = run_case(session, name, f"{size:,} {text}", entries, request)
+    path.unlink()
+    return case
+
+
+def hash_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
+    """Short rows at every size, then rows of 4 KB, fewer of them."""
+    entries = (*CONTENDERS["hash"], session.earlier("parallel_hash_rows", "list → list"))
+    for size in sizes:
+        rows = [
+            json.dumps({"id": index, "text": f"Sample text content {index}", "value": index * 1.5})
+            for index in range(size)
+        ]
+        yield _race(session, "hash", "rows of about 70 bytes", pa.table({"text": rows}), entries)
+    filler = "The quick brown fox jumps over the lazy dog. " * (_LONG_CHARACTERS // 45 + 1)
+    for size in sorted({max(1, size // _LONG_SHARE) for size in sizes}):
+        rows = [f"{index:08} {filler}"[:_LONG_CHARACTERS] for index in range(size)]
+        yield _race(session, "hash-4kb", "rows of 4 KB", pa.table({"text": rows}), entries)
+
+
+def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
+    """Tokenized rows, a column of texts, a list of texts, and files."""
+    for size in sorted({min(_MOST_TOKEN_ROWS, max(1, size // _TOKENS_SHARE)) for size in sizes}):
+        text = "tokenized rows, mean 365 tokens, a fifth repeated"
+        yield _race(session, "tokens", text, token_rows(size), CONTENDERS["dedupe"])
+    in_frames = (
+        *(entry for entry in CONTENDERS["dedupe"] if entry.needs != "axolotl"),
+        Entry(_dedupe, "polars", "Polars", "frame → rows", OURS, "polars"),
+        Entry(_dedupe, "duckdb", "DuckDB", "table → rows", OURS, "duckdb"),
     )
+    in_lists = (
+        Entry(_dedupe, "ours", OURS_LISTS, "list → lists"),
+        session.earlier("deduplicate_indices", "list → lists", OURS_LISTS),
+    )
+    for size in sizes:
+        numbers = np.random.default_rng(0).permutation(size) // 2
+        table = pa.table({"text": _texts(numbers)})
+        yield _race(session, "text", "texts, each of which comes twice", table, in_frames)
+        text = "texts, each of which comes twice, to indices and hashes"
+        yield _race(session, "list", text, table, in_lists)
+    for size in sizes:
+        yield _files_case(size, session)
+
+
+def _dedupe(request: Mapping[str, Any]) -> Contender:
+    """The numbers of the rows that are the first of their kind; of ours in lists, hashes too."""
+    from fast_axolotl.dedupe import deduplicate_indices
+
+    table, who = _table(request), request["who"]
+    run: Callable[[], Any]
+    if who == "polars":
+        frame = import_module("polars").from_arrow(table).with_row_index()
+        run = lambda: frame.unique("text", keep="first", maintain_order=True)["index"]  # noqa: E731
+    elif who == "duckdb":
+        connection = import_module("duckdb").connect()
+        connection.register("given", table)
+        connection.execute("CREATE TABLE texts AS SELECT * FROM given")
+        query = "SELECT min(rowid) AS row FROM texts GROUP BY text ORDER BY row"
+        run = lambda: connection.sql(query).fetchnumpy()["row"]  # noqa: E731
+    else:
+        texts = table["text"].to_pylist()
+        run = lambda: deduplicate_indices(texts)  # noqa: E731
+
+    def columns(found: Any) -> Mapping[str, Any]:
+        if who == "ours":
+            return {"row": found[0], "hash": found[1]}
+        return {"row": found.to_list() if who == "polars" else found}
+
+    return Contender(
+        run=run,
+        digest=lambda found: digest_columns(columns(found), len(table)),
+        version=None if who == "ours" else metadata.version(who),
+    )
+
+
+def _files_case(size: int, session: Session) -> Case:
+    """``dedupe_files`` on Parquet in fresh processes, compared with ``unique_rows``."""
+    from fast_axolotl.dedupe import unique_rows
+
+    name = f"files-{size_name(size)}"
+    rng = np.random.default_rng(0)
+    numbers = np.arange(size)
+    repeats = rng.random(size) < 0.01
+    numbers[repeats] = (numbers[repeats] * rng.random(int(repeats.sum()))).astype(np.int64)
+    table = pa.table({"text": _texts(numbers)})
+    source, target = session.folder / "short.parquet", session.folder / "unique.parquet"
+    pq.write_table(table, source, row_group_size=100_000)
+    expected = table.take(unique_rows(table))
+    measurements = []
+    for label, budget in _BUDGETS.items():
+        runs: list[dict[str, Any]] = []
+        try:
+            for repeat in range(min(session.repeats, 3)):
+                session.tell(f"{name}, {label}: run {repeat + 1}")
+                child_arguments = ("--child", str(source), str(target), str(budget))
+                runs.append(json.loads(run_child("benchmarks.operations", *child_arguments)))
+                if not pq.read_table(target).equals(expected):
+                    raise RunError("another answer than unique_rows")
+                target.unlink()
+        except RunError as error:
+            measurements.append(Measurement(name=f"budget {label}", reason=str(error)))
+            continue
+        values = {
+            "rows_per_second": round(median(run["rows_per_second"] for run in runs)),
+            "state_bytes_per_row": runs[0]["state_bytes"] / runs[0]["rows_out"],
+            "spilled_bytes": runs[0]["spilled_bytes"],
+            "peak_bytes": max((run["peak_bytes"] or 0 for run in runs), default=0) or None,
+        }
+        seconds = tuple(run["seconds"] for run in runs)
+        measurements.append(Measurement(name=f"budget {label}", seconds=seconds, values=values))
+    source.unlink()
+    state = measurements[0].values.get("state_bytes_per_row")
+    goal = Goal("set of rows seen, per kept row", _MOST_STATE_BYTES, "bytes", state)
+    return Case(
+        name=name,
+        text=f"a Parquet file of {size:,} short rows, one in a hundred repeated",
+        rows=size,
+        measurements=measurements,
+        goals=[goal] if size >= _LEAST_STATE_ROWS else [],
+    )
+
+
+def child(source: str, target: str, budget: str) -> None:
+    """Dedupes a file in this fresh process, and prints what that cost."""
+    from fast_axolotl.dedupe.files import dedupe_files
+    from fast_axolotl.kernels.jit import all_kernels
+
+    for kernel in all_kernels():
+        if kernel.name.startswith(("rowhash.", "digests.")):
+            kernel.compile()
+    with ResidentPeak() as memory:
+        summary = dedupe_files(source, target, memory_budget=int(budget))
+    print(json.dumps({**asdict(summary), "peak_bytes": memory.above_start_bytes}))
+
+
+def pack_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
+    """Rows of one width at every size, then plans of which rows share a pack."""
+    entries = (
+        Entry(_pack, "ours", OURS, "lists → lists"),
+        Entry(_pack, "ours torch", OURS_TORCH, "lists → torch", None, "torch"),
+        Entry(_pack, "plain", "plain Python", "lists → lists", OURS),
+        Entry(_pack, "torch", "plain + torch.tensor", "lists → torch", OURS_TORCH, "torch"),
+        session.earlier("pack_sequences", "lists → lists", **_PACK),
+    )
+    rng = np.random.default_rng(0)
+    for size in sizes:
+        table = _token_lists(rng.integers(10, 101, size))
+        text = "sequences of 10–100 tokens into rows of 512"
+        yield _race(session, "pack", text, table, entries)
+    for size in sorted({min(size, _MOST_PLAN_ROWS) for size in sizes}):
+        table = _token_lists(_lengths(size))
+        text = "lengths, mean 365, into packs of 4,096 by first fit"
+        yield _race(session, "plan", text, table, CONTENDERS["pack"], 4096)
+
+
+def _pack(request: Mapping[str, Any]) -> Contender:
+    from fast_axolotl.packing import pack_sequences
+
+    sequences, who = _table(request).column(0).to_pylist(), request["who"]
+    function: Callable[..., Any] = plain_pack if who == "plain" else pack_sequences
+    run: Callable[[], Any] = partial(function, sequences, **_PACK)
+    version = None
+    if who == "ours torch":
+        run = partial(pack_sequences, sequences, **_PACK, output="torch")
+    elif who == "torch":
+        torch = import_module("torch")
+        run = lambda: {  # noqa: E731
+            name: torch.tensor(column) for name, column in plain_pack(sequences, **_PACK).items()
+        }
+        version = torch.__version__
+    return Contender(
+        run=run, digest=lambda found: digest_columns(found, len(sequences)), version=version
+    )
+
+
+def plain_pack(
+    sequences: Iterable[Sequence[int]],
+    max_length: int,
+    pad_token_id: int,
+    eos_token_id: int,
+    label_pad_id: int = -100,
+) -> Mapping[str, list[list[int]]]:
+    """Rows in order, each sequence followed by EOS and PAD; labels and masks from the full rows."""
+    packed: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
+    separators = (eos_token_id, pad_token_id)
+
+    def close(ids: list[int], ends: list[int]) -> None:
+        missing = max_length - len(ids)
+        labels, mask = ids[:], [1] * len(ids)
+        for end in ends:
+            labels[end] = label_pad_id
+            mask[end] = 0
+        packed["input_ids"].append(ids + [pad_token_id] * missing)
+        packed["labels"].append(labels + [label_pad_id] * missing)
+        packed["attention_mask"].append(mask + [0] * missing)
+
+    ids: list[int] = []
+    ends: list[int] = []
+    for sequence in sequences:
+        if len(ids) + len(sequence) + 2 > max_length:
+            close(ids, ends)
+            ids, ends = [], []
+        ids += sequence
+        ids += separators
+        ends.append(len(ids) - 1)
+    if ids:
+        close(ids, ends)
+    return packed
+
+
+def pad_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
+    """Batches of 64 sequences, each to its longest."""
+    entries = (*CONTENDERS["pad"], session.earlier("pad_sequences", "lists → lists"))
+    rng = np.random.default_rng(0)
+    for size in sizes:
+        table = _token_lists(rng.integers(10, 257, size))
+        yield _race(session, "pad", "sequences of 10–256 tokens", table, entries)
+
+
+OPERATIONS: Mapping[str, Callable[[Sequence[int], Session], Iterator[Case]]] = {
+    "hash": hash_cases,
+    "dedupe": dedupe_cases,
+    "pack": pack_cases,
+    "pad": pad_cases,
+}
+
+
+# Inputs, always the same for one size.
+
+
+def _table(request: Mapping[str, Any]) -> pa.Table:
+    return pq.read_table(request["paths"][0]).slice(0, request["rows"])
+
+
+def _texts(numbers: Any) -> Any:
+    texts = pc.cast(pa.array(numbers), pa.string())
+    return pc.binary_join_element_wise("Sample text content", texts, "of a row", " ")
+
+
+def _lengths(count: int) -> Any:
+    """Of rows of a chat dataset: log-normal, mean 365 tokens, at most 4,096."""
+    sigma = 0.8
+    lengths = np.random.default_rng(1).lognormal(np.log(365) - sigma**2 / 2, sigma, count)
+    return np.clip(lengths.astype(np.int64), 1, 4096)
+
+
+def _token_lists(lengths: Any) -> pa.Table:
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    tokens = np.random.default_rng(0).integers(0, _VOCABULARY, int(lengths.sum()), dtype=np.int32)
+    return pa.table({"input_ids": pa.ListArray.from_arrays(offsets, tokens)})
+
+
+def token_rows(count: int) -> pa.Table:
+    """Tokenized rows, a fifth of which repeat an earlier one."""
+    rng = np.random.default_rng(0)
+    distinct = max(1, round(count * 0.8))
+    ids = _token_lists(_lengths(distinct)).column(0).combine_chunks()
+    tokens = ids.values.to_numpy()
+    labels = np.where(rng.random(len(tokens)) < 0.3, -100, tokens).astype(np.int64)
+    make = partial(pa.ListArray.from_arrays, ids.offsets)
+    mask = make(np.ones(len(tokens), np.int8))
+    table = pa.table({"input_ids": ids, "attention_mask": mask, "labels": make(labels)})
+    chosen = np.arange(count)
+    chosen[distinct:] = rng.integers(0, distinct, count - distinct)
+    return table.take(pa.array(rng.permutation(chosen))).combine_chunks()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:])
+    else:
+        main()

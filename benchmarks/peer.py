@@ -1,106 +1,77 @@
-"""A peer in a process of its own: ``python -I peer.py earlier package|Axolotl RACE.py``.
+"""The earlier package in a process of its own: ``python -I peer.py RACE.py``.
 
-The earlier package has our import name, and ours lends names to Axolotl where both are there: so
-this process never imports our package. It is started by path, in isolated mode, and takes digests
-and pipes from the file of ours that needs the standard library alone. An input is loaded once; then
-``digest`` and ``seconds`` are asked as often as it takes, and ``forget`` frees it.
+It has our import name, so this process never imports our package. It is started by path, in
+isolated mode, and takes digests and pipes from the files of ours that need the standard library
+alone. An input is loaded once; then ``run`` and ``digest`` are asked as often as it takes.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import os
+import json
 import runpy
 import sys
-from array import array
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib import metadata
-from itertools import pairwise
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 Request = dict[str, Any]
+_PAD_ROWS = 64
+"""Rows padded together, as ``contenders`` does."""
 
 
-def main(name: str, race: str) -> None:
+def main(race: str) -> None:
     """Answers until there are no more requests."""
     shared = runpy.run_path(race) | runpy.run_path(str(Path(__file__).with_name("worker.py")))
     answers = shared["take_stdout"]()
-    os.environ.update({"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
-    if name == "Axolotl":
-        prepare, version = _axolotl, metadata.version("axolotl")
-    else:
-        prepare, version = _earlier, importlib.import_module("fast_axolotl").__version__
+    package: Any = importlib.import_module("fast_axolotl")
+    prepared: list[Callable[[], Any]] = []
     held: list[Any] = []
 
-    def forget(_: Request) -> Request:
-        held.clear()
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        return {}
-
     def load(request: Request) -> Request:
-        forget(request)
-        run, columns = prepare(request["operation"], request["path"], request["settings"])
-
-        def digest(answer: Any) -> Any:
-            if columns is None:
-                return shared["digest_items"](answer, "python")
-            return shared["digest_columns"](columns(answer), 0)
-
-        held.append(shared["Contender"](run=run, digest=digest, is_stream=columns is None))
+        prepared[:] = _prepare(package, shared, request)
         gc.freeze()
         return {}
 
-    tasks = {
-        "load": load,
-        "digest": lambda _: asdict(held[0].digest(held[0].run())),
-        "seconds": lambda _: {"seconds": shared["timed_pass"](held[0])[0]},
-        "forget": forget,
-    }
-    shared["serve"](answers, {"version": version}, tasks)
+    def run(_: Request) -> Request:
+        held.append(prepared[0]())
+        return {}
+
+    tasks = {"load": load, "run": run, "digest": lambda _: asdict(prepared[1]())}
+    # What a pass gave is freed after it was answered.
+    shared["serve"](answers, {"version": package.__version__}, tasks, held.clear)
 
 
-Prepared = tuple[Callable[[], Any], Callable[[Any], Any] | None]
-"""What makes one pass, and what makes columns of its answer; none for a reader's batches."""
-
-
-def _earlier(operation: str, path: str, settings: dict[str, Any]) -> Prepared:
-    package = importlib.import_module("fast_axolotl")
-    if operation == "read":
-        read = package.streaming_dataset_reader
-        return lambda: iter(read(path, settings["format"], batch_size=1000, num_threads=4)), None
-    if operation in ("parallel_hash_rows", "deduplicate_indices"):
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        function = getattr(package, operation)
-        if operation == "parallel_hash_rows":
-            return lambda: function(lines), lambda found: {"hash": found}
-        return lambda: function(lines), lambda found: {"index": found[0], "hash": found[1]}
-    # Tokens of 32 bits, and beside them, in a file of the same name, offsets of 64.
-    tokens, offsets = array("i"), array("q")
-    tokens.frombytes(Path(path).read_bytes())
-    offsets.frombytes(Path(path).with_suffix(".offsets").read_bytes())
-    sequences = [tokens[start:stop].tolist() for start, stop in pairwise(offsets)]
+def _prepare(
+    package: Any, shared: dict[str, Any], request: Request
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What makes a pass, and what makes the digest of one."""
+    operation, path, settings = request["operation"], request["path"], request["settings"]
     function = getattr(package, operation)
-    columns = dict if operation == "pack_sequences" else lambda found: {"rows": found}
-    return lambda: function(sequences, **settings), columns
+    if operation == "streaming_dataset_reader":
+        read = partial(function, path, batch_size=1000, num_threads=4, **settings)
+        return lambda: deque(read(), maxlen=0), lambda: shared["digest_items"](read(), "python")
+    with Path(path).open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    batches = [rows[start : start + _PAD_ROWS] for start in range(0, len(rows), _PAD_ROWS)]
 
+    def run() -> Any:
+        if operation == "pad_sequences":
+            return [function(batch, max(map(len, batch)), 0) for batch in batches]
+        return function(rows, **settings)
 
-def _axolotl(operation: str, path: str, settings: dict[str, Any]) -> Prepared:
-    if operation == "deduplicate":
-        datasets, pa = importlib.import_module("datasets"), importlib.import_module("pyarrow")
-        deduplicate = importlib.import_module("axolotl.utils.data.utils")._deduplicate_dataset
-        dataset = datasets.Dataset(pa.ipc.open_file(path).read_all())
-        return (
-            lambda: deduplicate(dataset)[0],
-            lambda found: {"index": found._indices.column(0).to_pylist()},
-        )
-    lengths = importlib.import_module("numpy").load(path)
-    pack = importlib.import_module("axolotl.utils.samplers.multipack").pack_parallel
-    return lambda: pack(lengths, **settings), lambda packs: {"packs": packs}
+    columns: dict[str, Callable[[Any], Any]] = {
+        "parallel_hash_rows": lambda found: {"hash": found},
+        "deduplicate_indices": lambda found: {"row": found[0], "hash": found[1]},
+        "pack_sequences": dict,
+        "pad_sequences": lambda found: {"rows": chain.from_iterable(found)},
+    }
+    return run, lambda: shared["digest_columns"](columns[operation](run()), len(rows))
 
 
 if __name__ == "__main__":

@@ -1,269 +1,136 @@
-"""Equal answers first, then interleaved repeats, in this process and in those of peers.
+"""Races on generated files: the contenders of ``fast-axolotl bench``, and other peers beside them.
 
-An ``Entry`` is somebody in this process who may take part: ``prepare`` imports what it needs and
-brings the input into its form, which is not timed; what it gives back makes one pass. A ``Remote``
-is a peer in another process (``peer``), asked over a pipe and timed inside it. Who is not installed
-or fails is left out with the reason; who gives another answer is timed all the same, and marked.
-
-Every contestant makes one pass that is checked and one that is not counted, so imports, caches and
-allocators are warm; the page cache is warm, too. Garbage is collected between passes, outside the
-timing; what the imported packages hold is frozen, so that nobody pays for its rivals' modules. What
-a pass gives is freed after the clock has stopped.
+``run_case`` gives entries and a request to ``fast_axolotl.cli.race.run_race``, which compares the
+answers and then times those that are equal, and makes a ``Case`` of what it returns. The earlier
+package has our import name, so it runs in another process (``peer``) and is asked over a pipe. A
+question costs about 0.1 ms, which counts as the earlier package's time.
 """
 
 from __future__ import annotations
 
-import gc
-import importlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from importlib import metadata
-from importlib.util import find_spec
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from benchmarks.command import Tell
 from benchmarks.result import Case, Timing
-from benchmarks.worker import Worker, WorkerError, one_line
+from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.cli import race as product
-from fast_axolotl.cli.race import (
-    Contender,
-    Digest,
-    difference,
-    digest_columns,
-    digest_items,
-    interleave,
-    timed_pass,
-)
-from fast_axolotl.errors import FastAxolotlError
+from fast_axolotl.cli.contenders import OURS
+from fast_axolotl.cli.race import Contender, Digest, Entry, run_race
+from fast_axolotl.errors import UsageError
 
-AXOLOTL = "Axolotl"
 EARLIER = "earlier package"
-
 _PEER = Path(__file__).with_name("peer.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
-    """Somebody who is ready."""
-
-    version: str | None
-    digest: Callable[[], Digest]
-    seconds: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Somebody in this process who may take part."""
-
-    name: str
-    gives: str
-    """What it takes and gives, such as ``lists → numpy``."""
-    prepare: Callable[[], Callable[[], Any]]
-    rows: int | None = None
-    """Rows of a pass: fewer than the case has where only the first are timed; ``None``: all."""
-    columns: Callable[[Any], Mapping[str, Any]] | None = None
-    """The answer in a form that can be compared; ``None`` for a reader, whose batches are."""
-    kind: str = ""
-    """What a reader gives: ``arrow``, ``python`` or ``rows``."""
-    package: str | None = None
-    """Its distribution, for the version."""
-    rival: str | None = None
-    """Which of ours does the same work; ``None`` for ours."""
-    unbounded: str | None = None
-    """Why its memory grows with the file."""
-
-    def digest(self, answer: Any, rows: int | None) -> Digest:
-        if self.columns is None:
-            return digest_items(answer, self.kind, rows)
-        assert rows is not None
-        return digest_columns(self.columns(answer), rows)
-
-    def ready(self, _: Path) -> Contestant:
-        run = self.prepare()
-        contender = Contender(
-            run=run,
-            digest=lambda answer: self.digest(answer, self.rows),
-            is_stream=self.columns is None,
-        )
-
-        def seconds() -> float:
-            gc.collect()
-            return timed_pass(contender)[0]
-
-        version = None if self.package is None else metadata.version(self.package)
-        return Contestant(version=version, digest=lambda: contender.digest(run()), seconds=seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
-    """A peer in another process that may take part."""
-
-    name: str
-    gives: str
-    rows: int | None = None
-    process: Worker | str
-    """Or why it could not be started."""
-    operation: str
-    write: Callable[[Path], Path]
-    """Writes the input into a folder, or says where it is."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    rival: str
-    unbounded: str | None = None
-
-    def ready(self, folder: Path) -> Contestant:
-        process = self.process
-        if isinstance(process, str):
-            raise WorkerError(process)
-        path, settings = str(self.write(folder)), dict(self.settings)
-        process.ask("load", operation=self.operation, path=path, settings=settings)
-
-        def digest() -> Digest:
-            found = Digest(**process.ask("digest"))
-            return found if self.rows is None else replace(found, rows=self.rows)
-
-        return Contestant(
-            version=process.hello["version"],
-            digest=digest,
-            seconds=lambda: float(process.ask("seconds")["seconds"]),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """A case to be run."""
-
-    name: str
-    text: str
-    rows: int | None = None
-    """``None`` where the first pass tells."""
-    unit: str = "rows"
-    num_bytes: int | None = None
-    ours: Entry
-    """The one that all others are compared with."""
-    others: Sequence[Entry | Remote]
-    first: Callable[[int], Any] | None = None
-    """Our answer for the first rows alone, where a peer is timed on fewer."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-
-
 class Session:
-    """What the cases of one race share: a folder, the peers' processes, how often, whom to tell."""
+    """What the cases of one benchmark share."""
 
-    def __init__(
-        self, folder: Path, repeats: int, stack: ExitStack, tell: Tell, peer_python: str | None
-    ) -> None:
-        self.folder = folder
-        self.repeats = repeats
-        self.tell = tell
-        self._stack = stack
-        self._axolotl: Worker | str | None = None
-        self.earlier: Worker | str = "no interpreter of its environment was given"
-        if peer_python is not None:
-            self.earlier = self._start(EARLIER, peer_python)
+    folder: Path
+    repeats: int
+    tell: Tell
+    peer: Worker | str
+    """The process of the earlier package, or why there is none."""
 
     @property
     def versions(self) -> dict[str, str]:
         """Of the peer in another environment."""
-        return {} if isinstance(self.earlier, str) else {EARLIER: self.earlier.hello["version"]}
+        return {} if isinstance(self.peer, str) else {EARLIER: self.peer.hello["version"]}
 
-    def axolotl(self) -> Worker | str:
-        """Axolotl, started when it is first asked for: its import takes ten seconds and more."""
-        if self._axolotl is None and find_spec("axolotl") is None:
-            self._axolotl = "not installed: axolotl"
-        elif self._axolotl is None:
-            self.tell("starting Axolotl")
-            self._axolotl = self._start(AXOLOTL, sys.executable)
-        return self._axolotl
+    def earlier(self, operation: str, gives: str, against: str = OURS, **settings: Any) -> Entry:
+        """The earlier package as one who may take part."""
+        build = partial(self._build, operation, settings)
+        return Entry(build, EARLIER, EARLIER, gives, against)
 
-    def _start(self, name: str, python: str) -> Worker | str:
-        # In isolated mode it sees neither our source folder nor PYTHONPATH.
-        command = [python, "-I", str(_PEER), name, product.__file__]
-        try:
-            return self._stack.enter_context(Worker(command, self.folder / f"{name}.txt"))
-        except WorkerError as error:
-            return str(error)
-
-
-def peer_module(name: str) -> Any:
-    """A package that need not be there; what is missing is named by the error."""
-    return importlib.import_module(name)
-
-
-def run_contest(contest: Contest, session: Session) -> Case:
-    """Checks and times everybody who can take part."""
-
-    def tell(text: str) -> None:
-        session.tell(f"{contest.name}: {text}")
-
-    tell("making the input")
-    ours, left_out = contest.ours, dict(contest.left_out)
-    ready = {ours.name: ours.ready(session.folder)}
-    for entry in contest.others:
-        try:
-            ready[entry.name] = entry.ready(session.folder)
-        except Exception as error:  # noqa: BLE001 - a peer may fail in any way; it is reported
-            left_out[entry.name] = one_line(error)
-    expected = ready[ours.name].digest()
-    reasons: dict[str, str | None] = {ours.name: None}
-    rows = {ours.name: expected.rows}
-    for entry in contest.others:
-        if entry.name not in ready:
-            continue
-        tell(f"checking {entry.name}")
-        try:
-            found = ready[entry.name].digest()
-        except FastAxolotlError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a peer may fail in any way; it is reported
-            left_out[entry.name] = one_line(error)
-            continue
-        wanted = expected
-        if entry.rows is not None and entry.rows < expected.rows:
-            answer = contest.first(entry.rows) if contest.first else ours.prepare()()
-            wanted = ours.digest(answer, entry.rows)
-        reasons[entry.name] = difference(wanted, found)
-        rows[entry.name] = found.rows
-    timed = {name: ready[name].seconds for name in reasons}
-    gc.collect()
-    gc.freeze()
-    try:
-        tell("warm-up")
-        for run in timed.values():
-            run()
-        seconds = interleave(timed, session.repeats, tell)
-    finally:
-        gc.unfreeze()
-        for entry in contest.others:
-            if isinstance(entry, Remote) and isinstance(entry.process, Worker):
-                with suppress(WorkerError):
-                    entry.process.ask("forget")
-
-    def clean(text: str) -> str:
-        """Messages of peers name the input; the folder it was in means nothing to a reader."""
-        return text.replace(f"{session.folder}/", "")
-
-    def timing(entry: Entry | Remote) -> Timing:
-        reason = reasons[entry.name]
-        return Timing(
-            name=entry.name,
-            version=ready[entry.name].version,
-            output=entry.gives,
-            rows=rows[entry.name],
-            seconds=tuple(seconds[entry.name]),
-            reason=None if reason is None else clean(reason),
-            unbounded=entry.unbounded,
+    def _build(
+        self, operation: str, settings: Mapping[str, Any], request: Mapping[str, Any]
+    ) -> Contender:
+        """It takes lists: the first column is written as a JSON value per line."""
+        peer = self.peer
+        if isinstance(peer, str):
+            raise NotImplementedError(peer)
+        path = request["paths"][0]
+        if operation != "streaming_dataset_reader":
+            column = pq.read_table(path, columns=request["columns"]).column(0)
+            values = column.slice(0, request["rows"]).to_pylist()
+            path = str(self.folder / "earlier.jsonl")
+            Path(path).write_text("\n".join(map(json.dumps, values)), encoding="utf-8")
+        peer.ask("load", operation=operation, path=path, settings=dict(settings))
+        return Contender(
+            run=lambda: peer.ask("run"),
+            digest=lambda _: Digest(**peer.ask("digest")),
+            version=peer.hello["version"],
         )
 
-    return Case(
-        name=contest.name,
-        text=contest.text,
-        rows=contest.rows or expected.rows,
-        unit=contest.unit,
-        num_bytes=contest.num_bytes,
-        timings=[timing(entry) for entry in (ours, *contest.others) if entry.name in reasons],
-        rivals={entry.name: entry.rival for entry in contest.others if entry.rival is not None},
-        left_out={name: clean(reason) for name, reason in left_out.items()},
+
+def add_race_options(parser: argparse.ArgumentParser) -> None:
+    """Those that every race on generated files has."""
+    parser.add_argument("--repeats", type=int, default=5, help="timed repeats of every peer")
+    parser.add_argument("--peer-python", help="python of an environment with fast-axolotl 0.2.0")
+
+
+@contextmanager
+def open_session(options: argparse.Namespace, folder: Path, tell: Tell) -> Iterator[Session]:
+    """Starts the earlier package where there is an interpreter for it."""
+    if options.repeats < 1:
+        raise UsageError(f"repeats must be at least 1, not {options.repeats}")
+    with ExitStack() as stack:
+        peer: Worker | str = "no interpreter of its environment was given"
+        if options.peer_python is not None:
+            # In isolated mode it sees neither our source folder nor PYTHONPATH.
+            command = [options.peer_python, "-I", str(_PEER), product.__file__]
+            try:
+                peer = stack.enter_context(Worker(command, folder / "earlier.txt"))
+            except WorkerError as error:
+                peer = str(error)
+        yield Session(folder=folder, repeats=options.repeats, tell=tell, peer=peer)
+
+
+def run_case(
+    session: Session,
+    name: str,
+    text: str,
+    entries: Sequence[Entry],
+    request: Mapping[str, Any],
+    *,
+    num_bytes: int | None = None,
+) -> Case:
+    """Compares the answers of everybody who can take part, then times those that are equal."""
+    timings, left_out = run_race(
+        entries,
+        request,
+        repeats=session.repeats,
+        progress=lambda text: session.tell(f"{name}: {text}"),
     )
+    wrong = {item.name: f"another answer: {item.reason}" for item in timings if item.reason}
+    equal = [item for item in timings if not item.reason]
+    case = Case(
+        name=name,
+        text=text,
+        rows=request["rows"],
+        num_bytes=num_bytes,
+        timings=[
+            Timing(
+                name=item.name,
+                version=item.version,
+                output=item.gives,
+                rows=request["rows"],
+                seconds=item.seconds,
+                first_call_seconds=item.first_call_seconds,
+            )
+            for item in equal
+        ],
+        rivals={item.name: item.against for item in equal if item.against is not None},
+    )
+    # Messages name the input; the folder it was in means nothing to a reader.
+    absent = {who: why.replace(f"{session.folder}/", "") for who, why in (left_out | wrong).items()}
+    return replace(case, left_out=absent)

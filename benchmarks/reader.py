@@ -1,7 +1,8 @@
 """Our reader and its peers on the same files: ``make bench-reader``.
 
-Three kinds of cases. In a timed one everybody reads the same file, and gives the same rows first.
-In a memory case each pass over a large file is a fresh process, which imports, notes its memory,
+Three kinds of cases. In a timed one everybody reads the same file, and gives the same rows first:
+the contenders of ``fast-axolotl bench reader``, Polars, DuckDB and the earlier package. In a memory
+case each pass over a large file is a fresh process, which imports, notes its memory,
 reads once and reports; "cold" means the process, since the file has just been written and is in the
 page cache: ``python -m benchmarks.reader --child READER FORMAT FILE``. The case ``start`` takes the
 time from the first call in a fresh process to the first batch of a small file, imports included.
@@ -15,12 +16,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.children import RunError, module_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
@@ -33,25 +33,79 @@ from benchmarks.corpus import (
     write_large_parquet,
     write_sample,
 )
-from benchmarks.race import EARLIER, Contest, Entry, Remote, Session, run_contest
-from benchmarks.readers import OURS, OURS_ARROW, OURS_PYTHON, PEERS
+from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result
+from fast_axolotl.cli.contenders import BATCH_ROWS, CONTENDERS, OURS, OURS_PYTHON
+from fast_axolotl.cli.race import Contender, Entry, digest_items
 from fast_axolotl.cli.resident_peak import ResidentPeak
 from fast_axolotl.errors import UsageError
+from fast_axolotl.reading import open_dataset
 
 NOTES = (
     "rows are compared with ours before anything is timed: their number, and a digest of each "
     "column over canonical JSON in reading order",
-    "one warm-up pass each, then interleaved repeats, each the median of as many passes as take "
+    "one warm-up pass each, then alternating repeats, each the median of as many passes as take "
     "0.2 s; ratios are of medians, in rows per second",
     "the page cache is warm: files have just been written and read",
-    "batches of 1000 rows; pyarrow's JSON, CSV and text blocks are sliced to that without a copy",
-    "the earlier package runs in a process of its own, started beforehand, timed inside it",
-    "HF load + rows includes load_dataset with a prepared cache, as in the earlier package's "
-    "benchmark; HF streaming includes opening and stops after 20,000 rows, which in a check put "
-    "its rows per second up to a sixth too low",
-    "types of CSV are those of a scan before the timed passes, kept in the cache folder",
+    "batches of 1000 rows; opening the file is timed",
     "a memory case is a fresh process: RssAnon sampled every 2 ms, above its value after imports",
+)
+
+_POLARS_SCANS = {
+    "parquet": "scan_parquet",
+    "jsonl": "scan_ndjson",
+    "csv": "scan_csv",
+    "arrow": "scan_ipc",
+    "text": "scan_lines",
+}
+_DUCKDB_READS = {
+    "parquet": "read_parquet",
+    "jsonl": "read_json",
+    "csv": "read_csv",
+    "text": "read_csv",
+}
+_DUCKDB_LINES = {
+    "sep": "\x01",
+    "quotechar": "",
+    "escapechar": "",
+    "header": False,
+    "names": ["text"],
+    "dtype": ["VARCHAR"],
+}
+
+
+def read(request: Mapping[str, Any]) -> Contender:
+    """Polars and DuckDB, for speed and in bounded memory as their documentation says."""
+    who, form, path = request["who"], request["format"], request["paths"][0]
+    package = importlib.import_module(who)
+    known = _POLARS_SCANS if who == "polars" else _DUCKDB_READS
+    if form not in known:
+        raise NotImplementedError(f"it does not stream {form} files")
+
+    def polars() -> Iterator[Any]:
+        settings = {"name": "text"} if form == "text" else {}
+        for frame in getattr(package, known[form])(path, **settings).collect_batches(
+            chunk_size=BATCH_ROWS
+        ):
+            yield from frame.to_arrow(compat_level=package.CompatLevel.oldest()).to_batches()
+
+    def duckdb() -> Iterator[Any]:
+        settings = _DUCKDB_LINES if form == "text" else {}
+        found = getattr(package.connect(), known[form])(path, **settings)
+        return iter(found.to_arrow_reader(BATCH_ROWS))
+
+    return Contender(
+        run=polars if who == "polars" else duckdb,
+        digest=lambda items: digest_items(items, "arrow"),
+        is_stream=True,
+        version=metadata.version(who),
+    )
+
+
+ENTRIES = (
+    *CONTENDERS["reader"],
+    Entry(read, "polars", "Polars", "Arrow batches", OURS, "polars"),
+    Entry(read, "duckdb", "DuckDB", "Arrow batches", OURS, "duckdb"),
 )
 
 _RARE = ("lz4", "bz2", "xz")
@@ -104,44 +158,28 @@ _MOST_START_SECONDS = 0.25
 _CHILD_MODULES = ("pyarrow.csv", "pyarrow.json", "pyarrow.parquet", "fast_axolotl.reading")
 """Every reader starts with the same modules at hand."""
 
-_RIVALS = ("pyarrow", "pyarrow pages", "pyarrow mapped", "Polars", "Polars views", "DuckDB")
-_LEAST_OF_FASTEST = 0.9
 _MOST_FIRST_BATCH_SECONDS = 0.5
 _MOST_GROWTH_PERCENT = 15.0
 _MOST_MEMORY_MEGABYTES = (256 * 1024**2 + 100_000_000) / MEGABYTE
 """The default ``memory_budget`` and 100 MB."""
-_RATIOS: dict[str, tuple[tuple[str, str, float], ...]] = {
-    "sample-parquet": (
-        (OURS_PYTHON, EARLIER, 1.3),
-        (OURS_ARROW, EARLIER, 5),
-        (OURS_ARROW, "HF load + rows", 100),
-    ),
-    "messages-parquet": ((OURS_ARROW, EARLIER, 4), (OURS_ARROW, "HF streaming", 25)),
-    "messages-jsonl": ((OURS_ARROW, EARLIER, 1.8), (OURS_ARROW, "HF streaming", 10)),
-    "messages-csv": ((OURS_ARROW, EARLIER, 1.5),),
-    "messages-arrow": ((OURS_ARROW, EARLIER, 20),),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = race_parser("reader", __doc__)
     parser.add_argument("--cases", type=names, default=[], help=f"of {', '.join(CASES)}")
-    parser.add_argument("--repeats", type=int, default=5, help="timed repeats of every peer")
     parser.add_argument("--scale", type=float, default=1.0, help="0.1 is a tenth of the rows")
-    parser.add_argument("--peer-python", help="python of an environment with fast-axolotl 0.2.0")
+    add_race_options(parser)
     execute(parser, run, arguments)
 
 
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """Every input is written before anything is timed, so that the objects behind it are gone."""
     chosen = check_names("case", options.cases, CASES)
-    if options.repeats < 1 or not 0 < options.scale <= 1:
-        raise UsageError("repeats must be at least 1 and scale in (0, 1]")
+    if not 0 < options.scale <= 1:
+        raise UsageError("scale must be in (0, 1]")
     timed = [name for name in chosen if name in TIMED]
     cases = []
-    with ExitStack() as stack:
-        python = options.peer_python if timed else None
-        session = Session(folder, options.repeats, stack, tell, python)
+    with open_session(options, folder, tell) as session:
         tell(f"writing {len(timed)} inputs")
         files = [TIMED[name][0] for name in timed if name != "sample-parquet"]
         paths = write_inputs(folder, files, max(100, round(MESSAGE_ROWS * options.scale)))
@@ -149,64 +187,33 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
             rows = max(100, round(SAMPLE_ROWS * options.scale))
             paths["sample.parquet"] = write_sample(folder / "sample.parquet", rows)
         for name in timed:
-            path = paths[TIMED[name][0]]
-            case = run_contest(_contest(name, path, session), session)
-            goals = [case.ratio_goal(*target) for target in _RATIOS.get(name, ())]
-            if name.startswith("messages-"):
-                text = "the fastest in bounded memory"
-                goals.append(case.fastest_goal(OURS_ARROW, _RIVALS, _LEAST_OF_FASTEST, text))
-            cases.append(replace(case, goals=goals))
-            path.unlink()
+            file, file_format = TIMED[name]
+            cases.append(_timed_case(name, paths[file], file_format, session))
+            paths[file].unlink()
         cases += [_memory_case(name, session, options.scale) for name in chosen if name in MEMORY]
         cases += [_start_case(session) for name in chosen if name == START]
         return Result(cases=cases, notes=NOTES, versions=session.versions)
 
 
-def _contest(case: str, path: Path, session: Session) -> Contest:
-    file, file_format = TIMED[case]
-    entries: list[Entry] = []
-    left_out = {}
-    for peer in (*OURS, *PEERS):
-        if peer.only not in (None, case):
-            continue
-        if file_format not in peer.formats:
-            if not peer.is_variant:
-                left_out[peer.name] = f"does not stream {file_format} files"
-            continue
-        rival = OURS_ARROW if peer.output == "arrow" else OURS_PYTHON
-        entries.append(
-            Entry(
-                name=peer.name,
-                gives=peer.output,
-                rows=peer.most_rows,
-                prepare=partial(peer.prepare, file_format, path),
-                kind=peer.output,
-                package=peer.package,
-                rival=None if peer in OURS else rival,
-                unbounded=peer.unbounded.get(case),
-            )
-        )
+def _timed_case(name: str, path: Path, file_format: str, session: Session) -> Case:
+    with open_dataset(path) as reader:
+        rows = sum(map(len, reader))
+        types = {field.name: str(field.type) for field in reader.schema}
     # Compression it detects only by itself.
-    own = "" if Path(file).suffix in COMPRESSIONS else file_format.removesuffix("-stream")
-    earlier = Remote(
-        name=EARLIER,
-        gives="python",
-        process=session.earlier,
-        operation="read",
-        write=lambda _: path,
-        settings={"format": own},
-        rival=OURS_PYTHON,
-        unbounded="its stream is a finished list",
+    own = "" if path.suffix in COMPRESSIONS else file_format.removesuffix("-stream")
+    earlier = session.earlier(
+        "streaming_dataset_reader", "dicts of lists", OURS_PYTHON, dataset_type=own
     )
     size = path.stat().st_size
-    return Contest(
-        name=case,
-        text=f"{file}, {size / MEGABYTE:,.1f} MB",
-        num_bytes=size,
-        ours=entries[0],
-        others=(*entries[1:], earlier),
-        left_out=left_out,
-    )
+    text = f"{path.name}, {size / MEGABYTE:,.1f} MB"
+    request = _request(path, file_format, rows, types)
+    return run_case(session, name, text, (*ENTRIES, earlier), request, num_bytes=size)
+
+
+def _request(path: Path, file_format: str, rows: int, types: Mapping[str, str]) -> dict[str, Any]:
+    file_format = file_format.removesuffix("-stream")
+    files = [str(path)]
+    return {"paths": files, "files": files, "format": file_format, "rows": rows, "types": types}
 
 
 def _memory_case(name: str, session: Session, scale: float) -> Case:
@@ -224,10 +231,8 @@ def _memory_case(name: str, session: Session, scale: float) -> Case:
         else:
             rows = write_large_parquet(path, scaled, one_group="one-group" in name)
         num_bytes = path.stat().st_size
-        readers = [OURS_ARROW] * min(session.repeats, _MOST_MEMORY_REPEATS)
-        readers += [
-            peer.name for peer in PEERS if peer.output == "arrow" and file_format in peer.formats
-        ]
+        readers = [OURS] * min(session.repeats, _MOST_MEMORY_REPEATS)
+        readers += [entry.name for entry in ENTRIES if entry.against == OURS]
         ours: list[dict[str, float]] = []
         for reader in readers:
             session.tell(f"{name}: {reader} reads {label}")
@@ -241,7 +246,7 @@ def _memory_case(name: str, session: Session, scale: float) -> Case:
             seconds = (figures.pop("seconds"),)
             text = f"{reader}: {label}, {num_bytes / MEGABYTE:,.0f} MB"
             measurements.append(Measurement(name=text, seconds=seconds, values=figures))
-            if reader == OURS_ARROW:
+            if reader == OURS:
                 ours.append(figures)
         path.unlink()
         if ours:
@@ -286,7 +291,7 @@ def _start_case(session: Session) -> Case:
         num_bytes=path.stat().st_size,
         measurements=[
             Measurement(
-                name=OURS_ARROW,
+                name=OURS,
                 seconds=tuple(seconds[1:]),
                 values={"least_seconds": min(seconds[1:])},
             )
@@ -300,12 +305,14 @@ def child(reader: str, file_format: str, path: str) -> None:
     start = time.perf_counter()
     for name in _CHILD_MODULES:
         importlib.import_module(name)
-    peer = next(peer for peer in (*OURS, *PEERS) if peer.name == reader)
-    read = peer.prepare(file_format, Path(path))
+    entry = next(entry for entry in ENTRIES if entry.name == reader)
+    contender = entry.build(
+        {**_request(Path(path), file_format, sys.maxsize, {}), "who": entry.who}
+    )
     imported = time.perf_counter() - start
     with ResidentPeak() as memory:
         called = time.perf_counter()
-        batches = read()
+        batches = contender.run()
         rows = next(batches).num_rows
         first = time.perf_counter() - called
         rows += sum(batch.num_rows for batch in batches)

@@ -38,8 +38,8 @@ class Timing:
     """Every repeat, in the order run."""
     reason: str | None = None
     """How its answer differs from ours; ``None`` where it is equal."""
-    unbounded: str | None = None
-    """Why its memory grows with the file; ``None`` where it does not."""
+    first_call_seconds: float | None = None
+    """Imports, compiling or loading kernels, and a pass over a few rows: before all of it."""
 
     @property
     def equal(self) -> bool:
@@ -131,18 +131,6 @@ class Case:
         if measured is not None and wrong:
             measured, detail = None, f"differs: {wrong[0]}"
         return Goal(f"{ours} over {peer}", least, "×", measured, detail, at_least=True)
-
-    def fastest_goal(self, ours: str, rivals: Sequence[str], least: float, name: str) -> Goal:
-        """Against the fastest of some rivals that gives equal rows and is bounded in memory."""
-        fair = [
-            item
-            for item in self.timings
-            if item.name in rivals and item.equal and not item.unbounded
-        ]
-        fastest = max(fair, key=lambda timing: timing.rows_per_second, default=None)
-        goal = self.ratio_goal(ours, fastest.name if fastest else name, least)
-        detail = fastest.name if fastest else "none took part"
-        return replace(goal, text=f"{ours} over {name}", detail=detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,10 +238,9 @@ def case_tables(title: str, case: Case) -> list[Table]:
 
 def _timing_table(title: str, case: Case) -> Table:
     ours = [timing.name for timing in case.timings if timing.name not in case.rivals]
-    short = [name.removeprefix("fast-axolotl").replace(" ", ", ") for name in ours]
+    short = [name.removeprefix("fast-axolotl").replace(",", "") for name in ours]
     rows = []
     notes = []
-    shares: dict[int, list[str]] = {}
     for timing in case.timings:
         cells = [timing.name, timing.output, format_seconds(timing.median_seconds), timing.spread]
         cells.append(f"{timing.rows_per_second:,.0f}")
@@ -264,14 +251,6 @@ def _timing_table(title: str, case: Case) -> Table:
         rows.append((*cells, "yes" if timing.equal else "no"))
         if not timing.equal:
             notes.append(f"{timing.name}: another answer: {timing.reason}")
-        elif timing.rows != case.rows:
-            shares.setdefault(timing.rows, []).append(timing.name)
-        if timing.unbounded:
-            notes.append(f"{timing.name}: unbounded memory: {timing.unbounded}")
-    notes += [
-        f"timed on the first {rows:,} {case.unit}, compared by {case.unit}/s: {', '.join(names)}"
-        for rows, names in shares.items()
-    ]
     header = ["", "takes → gives", "median", "min – max", f"{case.unit}/s"]
     header += ["MB/s"] if case.num_bytes is not None else []
     header += [*(f"ours{name}" for name in short), "equal"]

@@ -15,13 +15,13 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import fast_axolotl
 from benchmarks.axolotl_inputs import random_text, write_model
 from benchmarks.command import Tell, check_names, execute, names, race_parser
-from benchmarks.race import peer_module
 from benchmarks.result import Case, Measurement, Result, Timing
 
 STOCK, OURS = "TRL", "fast-axolotl"
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """Every case, or those that are named."""
     logging.disable(logging.WARNING)
-    datasets, transformers = peer_module("datasets"), peer_module("transformers")
+    datasets, transformers = import_module("datasets"), import_module("transformers")
     datasets.disable_caching()
     datasets.disable_progress_bars()
     write_model(folder / "model")
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
 
 
 def _race(name: str, tokenizer: Any, folder: Path, rows: int, repeats: int) -> Case:
-    datasets, trl = peer_module("datasets"), peer_module("trl")
+    datasets, trl = import_module("datasets"), import_module("trl")
     trainer, row, options = CASES[name]
     rng = random.Random(0)
     dataset = datasets.Dataset.from_list([row(rng) for _ in range(rows)])

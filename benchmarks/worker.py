@@ -44,18 +44,23 @@ def serve(
     answers: TextIO,
     hello: Mapping[str, Any],
     tasks: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]],
+    forget: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers requests, a JSON line each, until there are no more; failures are answers, too."""
+    """Answers requests, a JSON line each, until there are no more; failures are answers, too.
+
+    Garbage is collected after an answer, when nobody's clock runs, and ``forget`` is called.
+    """
     gc.freeze()
     print(json.dumps(hello), file=answers, flush=True)
     for line in sys.stdin:
-        gc.collect()
         request = json.loads(line)
         try:
             reply = tasks[request["task"]](request)
         except BaseException as error:  # noqa: BLE001 - panics are BaseExceptions; all are reported
             reply = {"error": one_line(error)}
         print(json.dumps(reply), file=answers, flush=True)
+        forget()
+        gc.collect()
 
 
 class Worker:

@@ -1,5 +1,4 @@
-"""The races of ``benchmarks``: results, goals, equality before timing, and small runs of the cheap
-ones. No figure is asserted."""
+"""The benchmarks: results, goals, and small runs of the cheap ones. No figure is asserted."""
 
 from __future__ import annotations
 
@@ -11,13 +10,11 @@ import sys
 import textwrap
 import venv
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks import axolotl, axolotl_runs, meter, reader
@@ -27,10 +24,8 @@ from benchmarks.axolotl_inputs import DATASETS, documents, write_rows
 from benchmarks.axolotl_runs import OURS, STOCK, Run, TreeSample, sample_tree
 from benchmarks.children import RunError, last_error
 from benchmarks.corpus import write_inputs
-from benchmarks.operations import parse_sizes, size_name
-from benchmarks.race import Contest, Entry, Session, run_contest
+from benchmarks.operations import OPERATIONS, parse_sizes, size_name
 from benchmarks.result import Case, Goal, Measurement, Result, Timing, result_tables
-from benchmarks.tokens import output_bytes, token_contest
 from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.errors import UsageError
 from support.files import read_rows
@@ -44,8 +39,8 @@ EARLIER_PACKAGE = """
 
     __version__ = "0.0.test"
 
-    def streaming_dataset_reader(path, format, batch_size, num_threads):
-        assert format == "jsonl"
+    def streaming_dataset_reader(path, dataset_type, batch_size, num_threads):
+        assert dataset_type == "jsonl"
         import json
         with open(path, encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
@@ -64,9 +59,9 @@ EARLIER_PACKAGE = """
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass a repeat, and no Axolotl, whose import takes longer than all tests here."""
+    """One pass a repeat, and of the peers none that takes seconds to import."""
     monkeypatch.setattr("fast_axolotl.cli.race.LEAST_SECONDS", 0.0)
-    monkeypatch.setattr("benchmarks.race.find_spec", lambda _: None)
+    monkeypatch.setattr("fast_axolotl.cli.race.find_spec", lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +72,6 @@ def earlier_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = next((folder / "lib").glob("python*/site-packages"))
     (packages / "fast_axolotl.py").write_text(textwrap.dedent(EARLIER_PACKAGE))
     return folder / "bin" / "python"
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Any:
-    with ExitStack() as stack:
-        yield Session(tmp_path, 2, stack, lambda _: None, None)
 
 
 def timing(name: str, *seconds: float, **changes: Any) -> Timing:
@@ -107,16 +96,6 @@ def test_a_goal_is_against_somebody_who_gives_the_same() -> None:
         goal = case_of(ours, other).ratio_goal("ours", "peer", 2.0)
         assert (goal.measured, goal.met, goal.detail) == (None, None, detail)
     assert [Goal("x", 5, "MB", value).met for value in (4, 6, None)] == [True, False, None]
-    case = case_of(
-        timing("ours", 1.0),
-        timing("wrong", 0.1, reason="2 rows"),
-        timing("hungry", 0.2, unbounded="holds all"),
-        timing("fair", 0.5),
-        timing("slow", 3.0),
-    )
-    goal = case.fastest_goal("ours", ["wrong", "hungry", "fair", "slow"], 0.8, "the fastest")
-    assert (goal.measured, goal.met, goal.detail) == (0.5, False, "fair")
-    assert case.fastest_goal("ours", ["absent"], 0.8, "x").detail == "none took part"
 
 
 def test_a_result_is_tables_and_plain_json_that_is_not_overwritten(tmp_path: Path) -> None:
@@ -141,7 +120,6 @@ def test_a_result_is_tables_and_plain_json_that_is_not_overwritten(tmp_path: Pat
     assert race.rows[0] == (*cells, "1.00×", "yes")
     assert race.rows[1][-3:] == ("1,000", "1.00×", "yes")
     assert race.notes[0] == "other: another answer: 999 of 1,000 rows"
-    assert race.notes[1] == "timed on the first 500 rows, compared by rows/s: hashlib"
     assert memory.rows == [["fast-axolotl lists", "3.0 MB", "yes"], ["hashlib", "–", "–"]]
     assert goals.rows == [("case: memory", "≤ 2.00×", "1.50×", "yes", "lists")]
     assert goals.notes[:2] == ("1 of 1 goals met", "earlier package: left out of case: not here")
@@ -156,57 +134,6 @@ def test_a_result_is_tables_and_plain_json_that_is_not_overwritten(tmp_path: Pat
 
 
 # The race.
-
-
-def test_answers_are_compared_before_anything_is_timed(session: Session) -> None:
-    calls: list[str] = []
-
-    def entry(name: str, answer: Any) -> Entry:
-        def run() -> Any:
-            calls.append(name)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        given = {"name": name, "gives": "", "rows": 3, "prepare": lambda: run}
-        return Entry(**given, columns=lambda found: {"x": found}, rival="ours")
-
-    def missing() -> Any:
-        raise ModuleNotFoundError("no", name="polars")
-
-    contest = Contest(
-        name="case",
-        text="",
-        rows=3,
-        ours=entry("ours", [1, 2, 3]),
-        others=(
-            entry("equal", np.array([1, 2, 3])),
-            entry("wrong", [1, 2, 4]),
-            entry("failing", ValueError("bad\nluck")),
-            replace(entry("absent", []), prepare=missing),
-        ),
-    )
-    case = run_contest(contest, session)
-    assert calls[:4] == ["ours", "equal", "wrong", "failing"]
-    # Checked, warmed up, and two repeats by turns; whoever failed is not asked again.
-    assert calls[4:] == ["ours", "equal", "wrong"] * 3
-    assert [(item.name, item.equal, len(item.seconds)) for item in case.timings] == [
-        ("ours", True, 2),
-        ("equal", True, 2),
-        ("wrong", False, 2),
-    ]
-    assert case.left_out == {"absent": "not installed: polars", "failing": "ValueError: bad luck"}
-    assert case.ratio("ours", "absent") is None
-
-
-def test_a_peer_on_the_first_rows_is_compared_with_ours_on_them(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.tokens.MOST_LISTS", 50)
-    monkeypatch.setattr("benchmarks.tokens.FEW_LISTS", 20)
-    case = run_contest(token_contest("pack", 60, session), session)
-    assert all(item.equal for item in case.timings)
-    assert {item.rows for item in case.timings} == {20, 60}
 
 
 def test_a_process_that_says_nothing_is_an_error_with_its_last_words(tmp_path: Path) -> None:
@@ -229,34 +156,41 @@ def run_race(race: str, *arguments: str, folder: Path) -> dict[str, Any]:
 
 
 def test_the_reader_runs_small_with_equal_rows(tmp_path: Path, earlier_python: Path) -> None:
-    cases = "sample-parquet,messages-jsonl,messages-arrow-stream,memory-jsonl"
+    cases = "sample-parquet,messages-jsonl,memory-jsonl"
     arguments = ("--cases", cases, "--scale", "0.0005", "--repeats", "1")
     data = run_race("reader", *arguments, "--peer-python", str(earlier_python), folder=tmp_path)
     assert [case["name"] for case in data["cases"]] == cases.split(",")
-    for case in data["cases"][:3]:
-        assert all(item["equal"] for item in case["timings"]), case["timings"]
-    jsonl, memory = data["cases"][1], data["cases"][3]
-    assert "earlier package" in [item["name"] for item in jsonl["timings"]]
-    assert "earlier package" in [item["name"] for item in data["cases"][0]["left_out"]]
+    parquet, jsonl, memory = data["cases"]
+    assert {"fast-axolotl", "pyarrow", "earlier package"} <= {
+        item["name"] for item in jsonl["timings"]
+    }
+    assert "earlier package" in [item["name"] for item in parquet["left_out"]]
     assert memory["measurements"][0]["values"]["rows"] > 0
     assert data["command"].endswith("--peer-python PYTHON")
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("race", ["hash", "dedupe", "pack", "pad"])
-def test_an_operation_runs_small_with_equal_answers(
-    race: str, tmp_path: Path, earlier_python: Path
+def test_operations_run_small_and_another_answer_is_not_timed(
+    tmp_path: Path, earlier_python: Path
 ) -> None:
     arguments = ("--sizes", "300", "--repeats", "1", "--peer-python", str(earlier_python))
-    data = run_race(race, *arguments, folder=tmp_path)
-    timings = [item for case in data["cases"] for item in case["timings"]]
-    others = [item for item in timings if not item["equal"]]
-    assert [item["name"] for item in others] == (["earlier package"] if race == "pad" else [])
-    left_out = {item["reason"] for case in data["cases"] for item in case["left_out"]}
-    assert ("RuntimeError: cannot dedupe" in left_out) == (race == "dedupe")
-    measured = [item for case in data["cases"] for item in case["measurements"]]
-    assert not [item["reason"] for item in measured if item["reason"]]
-    assert data["machine"]["versions"]["earlier package"] == "0.0.test"
+    left_out = {}
+    for operation in OPERATIONS:
+        folder = tmp_path / operation
+        folder.mkdir()
+        data = run_race("operations", operation, *arguments, folder=folder)
+        timings = {item["name"] for case in data["cases"] for item in case["timings"]}
+        assert len(timings) >= 2, operation
+        assert ("earlier package" in timings) == (operation == "hash")
+        measured = [item for case in data["cases"] for item in case["measurements"]]
+        assert not [item["reason"] for item in measured if item["reason"]]
+        assert data["machine"]["versions"]["earlier package"] == "0.0.test"
+        absent = {
+            item["name"]: item["reason"] for case in data["cases"] for item in case["left_out"]
+        }
+        left_out[operation] = absent.get("earlier package", "")
+    assert "cannot dedupe" in left_out["dedupe"]
+    assert left_out["pad"].startswith("another answer: column rows")
 
 
 def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_named(
@@ -280,8 +214,8 @@ def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_nam
     [
         ("sharding", ("--shards", "0"), "shards must be numbers of at least 1"),
         ("reader", ("--cases", "nonsense"), "no case is called 'nonsense'"),
-        ("reader", ("--scale", "2"), "scale in"),
-        ("hash", ("--sizes", "much"), "cannot read 'much' as a size"),
+        ("reader", ("--scale", "2"), "scale must be in"),
+        ("operations", ("hash", "--sizes", "much"), "cannot read 'much' as a size"),
         ("meter", ("--hosts", "lop"), "no host is called 'lop'; choose from loop, loader, trainer"),
         ("meter_gpu", (), "needs a GPU"),
     ],
@@ -301,9 +235,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert message in capsys.readouterr().err
 
 
-def test_sizes_are_read_as_people_write_them_and_lists_count_without_their_integers() -> None:
-    assert output_bytes({"a": np.zeros(10, np.int64), "b": np.zeros(2, np.int32)}) == 88
-    assert output_bytes([[10**6] * 5]) == sys.getsizeof([[0]]) + sys.getsizeof([0] * 5)
+def test_sizes_are_read_as_people_write_them() -> None:
     assert parse_sizes("1M, 10k,2500,10000") == (2500, 10_000, 1_000_000)
     assert [size_name(size) for size in (10_000, 1_000_000, 2500)] == ["10k", "1M", "2500"]
 

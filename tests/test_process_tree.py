@@ -1,4 +1,4 @@
-"""The tree's members and sums, with real processes that fork, read and end as they are told."""
+"""Processes: the figures of one, and the members and sums of a tree that forks, reads and ends."""
 
 from __future__ import annotations
 
@@ -99,40 +99,6 @@ def chars(tree: ProcessTree) -> int:
     return tree.sample().read_chars or 0
 
 
-def test_children_and_grandchildren_belong_to_the_tree(root: Puppet, tree: ProcessTree) -> None:
-    assert tree.sample().processes == 1
-    child = int(root.tell("fork a"))
-    grandchild = int(root.tell("tell a fork b"))
-    assert tree.sample().processes == 3
-    assert tree.pids == (root.pid, child, grandchild)
-    assert os.getpid() not in tree.pids
-
-
-def test_what_a_waited_for_child_read_is_counted_once(root: Puppet, tree: ProcessTree) -> None:
-    root.tell("fork a")
-    before = chars(tree)
-    root.tell("tell a read 8")
-    during = chars(tree)
-    root.tell("tell a exit", "wait a")
-    after = chars(tree)
-    assert during - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-    assert after - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-
-
-def test_of_a_child_that_nobody_waits_for_what_was_seen_stays_counted(
-    root: Puppet, tree: ProcessTree
-) -> None:
-    root.tell("ignore", "fork a")
-    before = chars(tree)
-    root.tell("tell a read 8")
-    during = chars(tree)
-    # Read after the last sample, by a child whose counters go nowhere: the blind spot.
-    root.tell("tell a read 4", "tell a exit", "wait a")
-    after = chars(tree)
-    assert during - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-    assert after - before == pytest.approx(8 * MEGABYTE, abs=SLACK)
-
-
 def test_an_orphan_stays_in_the_tree_and_stays_counted_after_its_end(
     root: Puppet, tree: ProcessTree
 ) -> None:
@@ -169,21 +135,6 @@ def test_many_short_children_are_counted_to_the_last_byte(root: Puppet, tree: Pr
     counts.append(chars(tree))
     assert counts == sorted(counts)
     assert counts[-1] - before == pytest.approx(24 * MEGABYTE, abs=SLACK)
-
-
-def test_a_zombie_counts_for_its_reads_and_not_as_a_process(
-    root: Puppet, tree: ProcessTree
-) -> None:
-    root.tell("fork a")
-    before = chars(tree)
-    root.tell("tell a read 4", "tell a exit")
-    pid = tree.pids[1]
-    while (stat := procfs.read_stat(pid)) is None or stat.is_alive:
-        pass
-    sample = tree.sample()
-    assert sample.processes == 1
-    assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
-    assert tree.read_pss().pss_bytes > 0
 
 
 def test_the_zombie_of_the_root_shows_its_counters_and_no_memory(
@@ -236,50 +187,6 @@ for _ in range(4):
     assert (64 << 20) < sample.largest_anon_bytes < sample.anon_bytes
 
 
-def test_pages_of_a_mapped_file_are_told_apart_from_what_cannot_give_way(tmp_path: Path) -> None:
-    (tmp_path / "rows.arrow").write_bytes(bytes(48 << 20))
-    code = """
-import mmap, sys
-with open(sys.argv[1], "rb") as file:
-    rows = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-shared = mmap.mmap(-1, 16 << 20)
-shared.write(bytes(16 << 20))
-private = bytearray(b"x") * (32 << 20)
-print(sum(rows[::4096]), flush=True)
-sys.stdin.read()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", code, str(tmp_path / "rows.arrow")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        process.stdout.readline()
-        tree = ProcessTree(process.pid)
-        tree.sample()
-        pss = tree.read_pss()
-        process.kill()
-    assert pss.pss_file_bytes == pytest.approx(48 << 20, rel=0.2)
-    assert pss.pss_shared_bytes == pytest.approx(16 << 20, rel=0.05)
-    assert pss.pss_anon_bytes == pytest.approx(32 << 20, rel=0.5)
-
-
-def test_an_excluded_process_is_not_counted_though_it_is_below_the_root(root: Puppet) -> None:
-    everybody = ProcessTree(os.getpid())
-    others = ProcessTree(os.getpid(), exclude_pids=(root.pid,))
-    everybody.sample()
-    others.sample()
-    assert root.pid in everybody.pids
-    assert root.pid not in others.pids
-
-
-def test_processor_time_of_ended_children_stays(root: Puppet, tree: ProcessTree) -> None:
-    root.tell("fork a", "tell a read 2000")
-    during = tree.sample().cpu_seconds
-    root.tell("tell a exit", "wait a")
-    after = tree.sample().cpu_seconds
-    assert during <= after < 1.5 * during + 0.1
-
-
 def test_a_pid_given_out_again_is_another_process(tmp_path: Path) -> None:
     lay_out(tmp_path, 10, parent=1, ticks=100, chars=1000)
     tree = ProcessTree(10, proc=tmp_path)
@@ -328,11 +235,6 @@ def test_other_processes_are_read_once_and_not_at_every_sample(
     assert read == [10]
 
 
-def test_without_procfs_there_is_nobody_in_the_tree(tmp_path: Path) -> None:
-    tree = ProcessTree(os.getpid(), proc=tmp_path / "none")
-    assert (tree.sample().processes, tree.sample().rss_bytes, tree.is_alive) == (0, None, False)
-
-
 def lay_out(proc: Path, pid: int, *, parent: int, ticks: int, chars: int | None) -> None:
     """A process of one MiB, in a folder laid out like procfs."""
     folder = proc / str(pid)
@@ -355,3 +257,105 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+# Single processes
+
+STATUS = b"""Name:\tpython
+SigIgn:\t0000000001001000
+VmHWM:\t    3000 kB
+VmRSS:\t    2000 kB
+RssAnon:\t    1500 kB
+RssFile:\t     400 kB
+RssShmem:\t     100 kB
+VmSwap:\t      50 kB
+"""
+
+
+def lay_out_files(proc: Path, pid: int, **files: bytes) -> None:
+    folder = proc / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_bytes(text)
+
+
+def test_memory_is_split_as_status_tells(tmp_path: Path) -> None:
+    lay_out_files(tmp_path, 7, status=STATUS)
+    assert procfs.read_memory(7, proc=tmp_path) == procfs.ProcessMemory(
+        rss_bytes=2000 * 1024,
+        anon_bytes=1500 * 1024,
+        file_bytes=400 * 1024,
+        shared_bytes=100 * 1024,
+        hwm_bytes=3000 * 1024,
+        swap_bytes=50 * 1024,
+    )
+
+
+def test_a_process_that_is_gone_has_no_figures() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert procfs.read_memory(gone.pid) is None
+    assert procfs.read_stat(gone.pid) is None
+    assert procfs.read_io(gone.pid) is None
+    assert procfs.read_pss(gone.pid) is None
+    assert procfs.read_run_delay(gone.pid) is None
+    assert procfs.read_command(gone.pid) == ()
+    assert not procfs.reset_high_water(gone.pid)
+
+
+def test_our_own_process_is_described() -> None:
+    stat = procfs.read_stat("self")
+    assert (stat.pid, stat.parent_pid) == (os.getpid(), os.getppid())
+    assert stat.is_alive
+    assert stat.cpu_seconds > 0
+    assert procfs.read_pss("self").pss_bytes > 1_000_000
+    assert procfs.read_processors("self") == frozenset(os.sched_getaffinity(0))
+    assert procfs.read_command("self")[1:] != ()
+
+
+def test_a_name_with_blanks_and_parentheses_does_not_shift_the_fields(tmp_path: Path) -> None:
+    tail = b"S 3 1 1 0 -1 0 0 0 0 0 100 50 30 20 20 0 4 0 999 0 0"
+    lay_out_files(tmp_path, 7, stat=b"7 (a) Z 1 (b) " + tail)
+    stat = procfs.read_stat(7, proc=tmp_path)
+    assert (stat.parent_pid, stat.state, stat.num_threads, stat.start_ticks) == (3, "S", 4, 999)
+    assert stat.cpu_seconds == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
+
+
+@pytest.mark.parametrize(("num_threads", "is_alive"), [(b"1", False), (b"3", True)])
+def test_a_main_thread_that_ended_before_its_siblings_is_no_dead_process(
+    tmp_path: Path, num_threads: bytes, is_alive: bool
+) -> None:
+    tail = b"Z 3 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 " + num_threads + b" 0 999 0 0"
+    lay_out_files(tmp_path, 7, stat=b"7 (main) " + tail)
+    assert procfs.read_stat(7, proc=tmp_path).is_alive is is_alive
+
+
+@pytest.mark.parametrize("text", [b"", b"7 (x", b"7 (x) S 1", b"nonsense"])
+def test_a_stat_that_is_cut_off_is_no_stat(tmp_path: Path, text: bytes) -> None:
+    lay_out_files(tmp_path, 7, stat=text)
+    assert procfs.read_stat(7, proc=tmp_path) is None
+
+
+def test_swap_counters_are_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\npswpin 3\npswpout 5\noom_kill 2\n")
+    page = os.sysconf("SC_PAGE_SIZE")
+    expected = {b"pswpin": 3 * page, b"pswpout": 5 * page, b"oom_kill": 2}
+    assert procfs.read_vmstat(proc=tmp_path) == expected
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\n")
+    assert procfs.read_vmstat(proc=tmp_path) == {}
+
+
+def test_a_kernel_that_does_not_count_waiting_for_processors_gives_none(tmp_path: Path) -> None:
+    lay_out_files(tmp_path, 7, schedstat=b"900 2500000000 3\n")
+    lay_out_files(tmp_path, 8, schedstat=b"0 0 0\n")
+    assert [procfs.read_run_delay(pid, proc=tmp_path) for pid in (7, 8, 9)] == [2.5, None, None]
+
+
+def test_pressure_is_the_total_of_the_full_line_in_seconds(tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    file.write_text("some avg10=1.00 total=9\nfull avg10=0.00 avg60=0.00 total=2500000\n")
+    assert procfs.read_pressure_seconds(file) == 2.5
+    assert procfs.read_pressure_seconds(file, "some") == 9e-6
+    file.write_text("some avg10=1.00 total=9\n")
+    assert procfs.read_pressure_seconds(file) is None
+    assert procfs.read_pressure_seconds(tmp_path / "none") is None

@@ -159,24 +159,6 @@ def test_figures_that_may_not_be_read_are_none_with_the_cure(tmp_path: Path) -> 
     assert sample.working_set_bytes is None
 
 
-def test_an_old_kernel_that_does_not_divide_pss_counts_files_and_says_so(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    (tmp_path / "10" / "smaps_rollup").write_text("x\nPss: 512 kB\n")
-    sampler = make(tmp_path, Clock())
-    assert "cannot separate mapped files" in sampler.begin().reasons["pss_file_bytes"]
-    sample = sampler.sample()
-    assert (sample.working_set_bytes, sample.pss_file_bytes) == (512 * 1024, None)
-
-
-def test_processors_are_those_that_the_process_may_use(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    with (tmp_path / "10" / "status").open("a") as file:
-        file.write("Cpus_allowed_list:\t1,3-4\n")
-    sampler = make(tmp_path, Clock())
-    assert (sampler.begin().processors, sampler.begin().cores) == (1, 1)
-    assert sampler.sample().machine_cpu_seconds == 300 / os.sysconf("SC_CLK_TCK")
-
-
 def test_memory_events_and_throttling_are_those_of_the_cgroup(tmp_path: Path) -> None:
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc)
@@ -228,16 +210,16 @@ def slow_pss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
     return make_slow
 
 
-@pytest.mark.parametrize(("seconds", "pause"), [(0.02, 4), (0.04, 8), (2.0, 10)])
+@pytest.mark.parametrize(("seconds", "pause"), [(0.02, 4), (2.0, 10)])
 def test_pss_is_taken_so_seldom_that_it_costs_little_but_not_too_seldom(
     seconds: float, pause: float, slow_pss: Callable[..., Any]
 ) -> None:
     sampler, clock = slow_pss(seconds)
     taken = 0
-    for _ in range(400):
+    for _ in range(100):
         clock.sleep(1.0)
         taken += sampler.sample().pss_bytes is not None
-    assert taken == pytest.approx(400 / pause, rel=0.1)
+    assert taken == pytest.approx(100 / pause, abs=3)
 
 
 def test_pss_is_taken_anew_when_the_tree_has_grown_by_a_quarter(
@@ -279,15 +261,6 @@ def test_a_day_of_samples_stays_small(tmp_path: Path) -> None:
 def gaps_between(times: list[float], least: float, most: float) -> set[int]:
     inside = [t for t in times if least <= t < most]
     return {round(b - a) for a, b in pairwise(inside)}
-
-
-def test_a_slow_machine_is_sampled_less_often(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    sampler = make(tmp_path, Clock())
-    sampler.begin()
-    assert sampler._pause() == 1.0
-    sampler._last_cost = 0.05
-    assert sampler._pause() == pytest.approx(10.0)
 
 
 def test_a_thread_samples_a_real_process_until_it_ends(
@@ -347,22 +320,6 @@ def test_the_last_sample_before_the_root_is_waited_for_holds_all_it_read(tmp_pat
     assert (last.read_chars or 0) >= 9_000_000
 
 
-def test_the_datas_device_is_probed_before_the_first_sample(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
-    (tmp_path / "data.bin").write_bytes(os.urandom(9 << 20))
-    sampler = SystemSampler(
-        sleeper.pid, LineWriter(tmp_path / "system.jsonl"), data_path=tmp_path, gpu=NO_GPU
-    )
-    start = sampler.begin()
-    assert start.data_path == str(tmp_path)
-    sampler.stop()
-    assert [line["kind"] for line in lines_of(tmp_path)][:3] == ["system_start", "disk", "system"]
-    found = system_of(tmp_path).disk
-    assert found == sampler.disk
-    assert bool(found.bytes_per_second) or found.reason
-
-
 def test_the_path_of_the_data_is_found_in_the_ranks_records(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
@@ -371,7 +328,8 @@ def test_the_path_of_the_data_is_found_in_the_ranks_records(
     stale = tmp_path / "rank-1.jsonl"
     stale.write_text('{"kind":"settings","t":0,"values":{"data_paths":["/of/an/earlier/run"]}}\n')
     os.utime(stale, (1, 1))
-    sampler = SystemSampler(sleeper.pid, LineWriter(tmp_path / "system.jsonl"), gpu=NO_GPU)
+    writer = LineWriter(tmp_path / "system.jsonl")
+    sampler = SystemSampler(sleeper.pid, writer, rank_folder=tmp_path, gpu=NO_GPU)
     sampler.begin()
     sampler._look_for_data()
     assert sampler.disk is None
@@ -402,35 +360,6 @@ def test_inside_the_run_the_reads_of_the_probe_are_not_the_runs(tmp_path: Path) 
     sampler._probe(str(data))
     assert sampler.sample().read_bytes - before < 4 << 20
     sampler.stop()
-
-
-def test_a_run_that_names_no_data_is_looked_at_for_some_minutes_only(tmp_path: Path) -> None:
-    lay_out(tmp_path / "proc")
-    clock = Clock()
-    folder = tmp_path / "run"
-    sampler = make(tmp_path / "proc", clock, writer=LineWriter(folder / "system.jsonl"))
-    clock.sleep(10_000)
-    sampler._look_for_data()
-    rank = folder / "rank-0.jsonl"
-    rank.write_text('{"kind":"start"}\n')
-    sampler._look_for_data()
-    clock.sleep(1000)
-    rank.write_text('{"kind":"settings","t":0,"values":{"data_paths":["/"]}}\n')
-    sampler._look_for_data()
-    assert sampler.disk is None
-    sampler.stop()
-
-
-def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    gone.wait()
-    sampler = SystemSampler(gone.pid, LineWriter(tmp_path / "system.jsonl"), gpu=NO_GPU)
-    sampler.run()
-    sampler.stop()
-    record = system_of(tmp_path)
-    assert record.samples == []
-    assert record.end is not None
-    assert "the process ended" in record.start.reasons["pss_bytes"]
 
 
 def test_a_full_disk_ends_the_record_and_not_the_sampling(

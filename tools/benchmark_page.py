@@ -33,7 +33,7 @@ checked to be equal before anything is timed.
 
 READER_PEERS = {
     "earlier package": ("earlier package",),
-    "HF streaming": ("HF streaming",),
+    "HF streaming": ("HF streaming", "HF datasets, streaming"),
     "pyarrow": ("pyarrow", "pyarrow pages"),
     "pyarrow, no checks": ("pyarrow mapped",),
     "Polars": ("Polars", "Polars views"),
@@ -96,7 +96,7 @@ def ratio(ours: Json | None, theirs: Json | None) -> str:
         single = [scale * second / first for first, second in pairs]
         text += f" ({figure(min(single))}–{figure(max(single))})"
     text = f"**{text}**" if value < 1 else text
-    marks = ["¹"] * (not theirs["equal"]) + ["²"] * bool(theirs["unbounded"])
+    marks = ["¹"] * (not theirs["equal"]) + ["²"] * bool(theirs.get("unbounded"))
     return " ".join([text, *marks])
 
 
@@ -118,10 +118,10 @@ def reader(name: str, title: str) -> list[str]:
     file, result = found
     rows, notes = [], []
     for case in result["cases"]:
-        arrow = timing(case, "fast-axolotl arrow")
-        if arrow is None:
+        arrow = fastest(case, ("fast-axolotl", "fast-axolotl arrow"))
+        if not arrow:
             continue
-        lists = timing(case, "fast-axolotl python")
+        lists = fastest(case, ("fast-axolotl, Python", "fast-axolotl python"))
         cells = [ratio(arrow, fastest(case, names)) for names in READER_PEERS.values()]
         lists_ratio = ratio(lists, timing(case, "earlier package"))
         size = case["num_bytes"] / 1e6

@@ -160,6 +160,14 @@ def _answers(
     )
 
 
+def _axolotl(name: str) -> Any:
+    """A module of Axolotl, stock: importing our package has installed the replacements."""
+    import fast_axolotl
+
+    fast_axolotl.uninstall()
+    return import_module(name)
+
+
 def hash_texts(request: Request) -> Contender:
     """SHA-256 of every text."""
     from fast_axolotl.dedupe import parallel_hash_rows
@@ -195,7 +203,7 @@ def dedupe(request: Request) -> Contender:
         return indices(lambda: frame.drop_duplicates().index.to_numpy(), package="pandas")
     if who == "Axolotl":
         dataset = import_module("datasets").Dataset(table)
-        deduplicate = import_module("axolotl.utils.data.utils")._deduplicate_dataset
+        deduplicate = _axolotl("axolotl.utils.data.utils")._deduplicate_dataset
 
         def kept(found: Any) -> Mapping[str, Any]:
             chosen = found._indices
@@ -249,7 +257,7 @@ def plan(request: Request) -> Contender:
         if len(lengths) > _MOST_PLAIN_ROWS:
             raise NotImplementedError(f"it is quadratic: up to {_MOST_PLAIN_ROWS:,} rows only")
         return answers(plain)
-    pack = import_module("axolotl.utils.samplers.multipack").pack_parallel
+    pack = _axolotl("axolotl.utils.samplers.multipack").pack_parallel
     options = {"bin_capacity": capacity, "group_size": _GROUP_SIZE, "bin_size": _MOST_ROWS}
     return answers(lambda: pack(lengths, **options), package="axolotl")
 

@@ -30,7 +30,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fast_axolotl.measure.procfs import read_io, read_run_delay
+import psutil
+
+from fast_axolotl.measure.procfs import read_io
 from fast_axolotl.record import DiskProbe
 from fast_axolotl.system import PROC, read_bytes_of
 
@@ -48,9 +50,8 @@ _MOST_ENTRIES = 20_000
 """Of a folder, so many files are looked at for the largest."""
 _COUNTED_SHARE = 0.5
 """The kernel must have counted at least this part of what was read."""
-_MOST_BUSY, _MOST_CPU = 0.8, 0.25
-"""Of one core, with waiting for it and without. Readers that take more of both wait for the
-interpreter, not for the device."""
+_MOST_CPU = 0.25
+"""Of one core. Readers that take more wait for the interpreter, not for the device."""
 _GRACE_SECONDS = 1.0
 """For reads under way when the time is up; a network share that hangs is left behind."""
 _SECTOR_BYTES = 512
@@ -72,7 +73,7 @@ def probe_capacity(
     files, reason = choose_files(path, _SPAN_BYTES)
     if not files:
         return replace(found, reason=reason)
-    device = find_device(files[0], proc=proc)
+    device = find_device(files[0])
     where = f"{path} on {device}" if device else str(path)
     found = replace(found, device=device)
     sizes = {file: file.stat().st_size for file in files}
@@ -98,9 +99,7 @@ def probe_capacity(
             return replace(found, reason=reason)
         if not reads.num_bytes or reads.seconds <= 0:
             return replace(found, reason=f"no read of {where} returned within {seconds:g} s")
-        is_busy = reads.cpu_seconds + reads.delay_seconds > _MOST_BUSY * reads.seconds
-        is_computing = reads.cpu_seconds > _MOST_CPU * reads.seconds
-        if block_bytes == _MEBIBYTE or not (is_busy and is_computing):
+        if block_bytes == _MEBIBYTE or reads.cpu_seconds <= _MOST_CPU * reads.seconds:
             rates[block_bytes] = reads.num_bytes / reads.seconds
     counted_after = read_io("self", proc=proc)
     if counted is not None and counted_after is not None:
@@ -111,15 +110,15 @@ def probe_capacity(
                 "to compare with"
             )
             return replace(found, reason=reason)
-    is_whole = len(rates) == len(patterns)
+    reason = ""
+    if len(rates) < len(patterns):
+        reason = "the test cannot issue small requests fast enough to saturate the disk"
     return replace(
         found,
         bytes_per_second=rates[_MEBIBYTE],
         random_4k_bytes_per_second=rates.get(4 * _KIBIBYTE),
         random_64k_bytes_per_second=rates.get(64 * _KIBIBYTE),
-        reason=""
-        if is_whole
-        else "the test cannot issue small requests fast enough to saturate the disk",
+        reason=reason,
     )
 
 
@@ -131,8 +130,6 @@ class _Reads:
     seconds: float = 0.0
     """From the start to the end of the last read."""
     cpu_seconds: float = 0.0
-    delay_seconds: float = 0.0
-    """In which a thread waited for a processor."""
     refusal: str = ""
 
 
@@ -164,7 +161,6 @@ def _read_blocks(
                 found.num_bytes += num_bytes
                 found.seconds = max(found.seconds, end - start)
                 found.cpu_seconds += time.thread_time()
-                found.delay_seconds += read_run_delay("thread-self") or 0.0
 
     threads = [threading.Thread(target=read, daemon=True) for _ in range(_NUM_THREADS)]
     for thread in threads:
@@ -233,36 +229,28 @@ def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
     return chosen, ""
 
 
-def find_device(path: str | Path, *, proc: Path = PROC) -> str:
+def find_device(path: str | Path) -> str:
     """Source and filesystem of the mount that holds a path; empty where it is not known."""
-    text = (read_bytes_of(proc / "self" / "mountinfo") or b"").decode(errors="replace")
-    whole = os.path.realpath(path)
-    best, found = -1, ""
-    for line in text.splitlines():
-        head, _, tail = line.partition(" - ")
-        mount = head.split()[4].replace("\\040", " ") if len(head.split()) > 4 else ""
-        words = tail.split()
-        is_above = whole == mount or whole.startswith(mount.rstrip("/") + "/")
-        # Of two mounts on one folder the later one hides the earlier.
-        if len(words) > 1 and is_above and len(mount) >= best:
-            best, found = len(mount), f"{words[1]} ({words[0]})"
-    return found
+    whole = Path(path).resolve()
+    mounts = [
+        mount
+        for mount in psutil.disk_partitions(all=True)
+        if whole.is_relative_to(mount.mountpoint)
+    ]
+    # Of two mounts on one folder the later one hides the earlier.
+    mounts.sort(key=lambda mount: len(mount.mountpoint))
+    return f"{mounts[-1].device} ({mounts[-1].fstype})" if mounts else ""
 
 
 def find_numbers(path: str | Path, *, proc: Path = PROC) -> tuple[int, int] | None:
     """Major and minor number of the block device that holds a path; ``None`` where that is no
-    block device: overlays, network shares, memory."""
-    numbers = []
-    with suppress(OSError):
+    block device (overlays, network shares, memory) or several (btrfs)."""
+    try:
         device = Path(path).stat().st_dev
-        numbers.append((os.major(device), os.minor(device)))
-    with suppress(OSError):
-        # Filesystems of several devices (btrfs) have a number of their own.
-        source = Path(find_device(path, proc=proc).rpartition(" (")[0])
-        if stat.S_ISBLK(source.stat().st_mode):
-            numbers.append((os.major(source.stat().st_rdev), os.minor(source.stat().st_rdev)))
-    known = (pair for pair in numbers if read_requests(pair, proc=proc) is not None)
-    return next(known, None)
+    except OSError:
+        return None
+    numbers = os.major(device), os.minor(device)
+    return None if read_requests(numbers, proc=proc) is None else numbers
 
 
 def read_requests(numbers: tuple[int, int], *, proc: Path = PROC) -> tuple[int, int] | None:

@@ -348,7 +348,7 @@ class Evidence:
 
 def below(value: float, origin: str = "our choice") -> str:
     """The line that a share is held against, and where it comes from."""
-    return f"threshold {100 * value:.0f} %" + (f", {origin}" if origin else "")
+    return f"threshold {100 * value:.0f} %" + (f": {origin}" if origin else "")
 
 
 def _whole(value: object) -> int | None:

@@ -23,12 +23,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-
-import psutil
 
 from fast_axolotl import system
 from fast_axolotl.errors import UsageError
@@ -38,7 +35,6 @@ from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.measure.writers import LocalRanks
 from fast_axolotl.record import DiskProbe, End, LineWriter, Settings, SystemSample, SystemStart
-from fast_axolotl.record.folder import UNREADABLE, parse_line
 
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
@@ -62,10 +58,6 @@ _SWAP = ("swap_in_bytes", "swap_out_bytes")
 _PROCESSORS = ("machine_cpu_seconds", "steal_seconds")
 
 _NO_DATA = "neither the configuration nor the dataset names a file on this machine"
-_LOOK_SECONDS = 300.0
-"""So long after the first rank has begun its record it is looked at for the path of the data."""
-_LOOK_BYTES, _LOOK_FILES = 1 << 16, 4
-"""Of a rank's record, the part that is looked at; and of how many ranks."""
 
 
 class SystemSampler:
@@ -114,7 +106,6 @@ class SystemSampler:
         self._processors = procfs.read_processors(root_pid, proc=proc)
         self._device: tuple[int, int] | None = None
         self._probed_bytes = 0
-        self._look_until = float("inf")
         self._start = clock()
         self._time = time.time()
         self._pss_due = 0.0
@@ -141,15 +132,14 @@ class SystemSampler:
     def start(self) -> None:
         """Probe the data's device, write the first lines, and go on in a daemon thread."""
         self.begin()
-
-        def run() -> None:
-            try:
-                self.run()
-            except Exception as error:  # noqa: BLE001 - the run that is watched must go on
-                self.failure = f"sampling stopped: {type(error).__name__}: {error}"
-
-        self._thread = threading.Thread(target=run, name="system-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="system-sampler", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except Exception as error:  # noqa: BLE001 - the run that is watched must go on
+            self.failure = f"sampling stopped: {type(error).__name__}: {error}"
 
     def begin(self) -> SystemStart:
         """The first sample and the record's first line; the probe takes up to two seconds."""
@@ -317,24 +307,10 @@ class SystemSampler:
 
     def _look_for_data(self) -> None:
         """Probe the data's device once a rank has noted where its data lies."""
-        if self.disk is not None or self._writer is None or self._clock() > self._look_until:
-            return
-        paths: list[str] = []
-        for file in sorted(self._writer.path.parent.glob("rank-*.jsonl"))[:_LOOK_FILES]:
-            # A line that is still being written, and whatever else is none, is left for later.
-            with suppress(OSError, *UNREADABLE):
-                if file.stat().st_mtime < self._time:
-                    continue  # of an earlier run
-                self._look_until = min(self._look_until, self._clock() + _LOOK_SECONDS)
-                with file.open("rb") as opened:
-                    head = opened.read(_LOOK_BYTES)
-                for text in head.splitlines():
-                    line = parse_line(text.decode()) if b'"data_paths"' in text else None
-                    if isinstance(line, Settings):
-                        paths += map(str, line.values["data_paths"])
-        here = next((path for path in paths if Path(path).exists()), None)
-        if here is not None:
-            self._probe(here)
+        if self.disk is None and self._ranks is not None:
+            here = next(filter(os.path.exists, self._ranks.find_data(self._time)), None)
+            if here is not None:
+                self._probe(here)
 
     def _probe(self, path: str) -> None:
         t, before = round(self._clock() - self._start, 3), procfs.read_io("self", proc=self._proc)
@@ -371,16 +347,7 @@ def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     stat = procfs.read_stat(pid, proc=proc) if pid > 0 else None
     status = procfs.read_status(pid, proc=proc) if stat is not None else None
     if stat is None or status is None:
-        # The largest processes of this machine, so that the right one can be picked.
-        found = [
-            (process.info["memory_info"].rss, process.pid, " ".join(process.info["cmdline"])[:60])
-            for process in psutil.process_iter(["memory_info", "cmdline"])
-            if process.info["memory_info"] and process.info["cmdline"]
-        ]
-        largest = sorted((item for item in found if item[1] != os.getpid()), reverse=True)[:3]
-        named = "; ".join(f"{number} ({command})" for _, number, command in largest)
-        hint = f"; the largest processes are {named}" if named else ""
-        raise UsageError(f"there is no process {pid}{hint}")
+        raise UsageError(f"there is no process {pid}")
     leader = int(status.get(b"Tgid", b"%d" % pid))
     if leader != pid:
         raise UsageError(f"{pid} is a thread of process {leader}: watch {leader}")

@@ -17,11 +17,12 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from fast_axolotl.record import LineWriter, Start, SystemStart
+from fast_axolotl.record import LineWriter, Settings, Start, SystemStart
 from fast_axolotl.record.folder import SYSTEM_FILES, UNREADABLE, parse_line, system_file
 from fast_axolotl.system import node_name, pid_namespace
 
@@ -31,6 +32,8 @@ most five seconds apart, and clients of a file server see them up to some second
 _CLOCK_SECONDS = 2.0
 """A process that began this long after the record is another one with the same number."""
 _LAST_LINE_BYTES = 4096
+_LOOK_BYTES, _LOOK_FILES = 1 << 16, 4
+"""Of a rank's record, the part that is searched for the path of the data; and of how many ranks."""
 _RANK_FILE = re.compile(r"rank-\d+\.jsonl")
 
 
@@ -60,15 +63,13 @@ def find_owner(path: Path) -> Start | SystemStart | None:
 
 def find_writer(path: Path) -> Start | SystemStart | None:
     """The first line of a file that some process, this one included, is writing."""
-    try:
-        with path.open("rb") as opened:
-            start = parse_line(opened.readline().decode())
-            opened.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
-            last = opened.read().splitlines()[-1:]
-    except (OSError, *UNREADABLE):
+    start = _read_start(path)
+    if start is None:
         return None
-    if not isinstance(start, Start | SystemStart) or last[0].startswith(b'{"kind":"end"'):
-        return None
+    with path.open("rb") as opened:
+        opened.seek(max(0, path.stat().st_size - _LAST_LINE_BYTES))
+        if opened.read().splitlines()[-1].startswith(b'{"kind":"end"'):
+            return None
     boot, here = start.pid_namespace.split()[:1], pid_namespace().split()[:1]
     if start.host == node_name() and boot in ([], here):
         return start if _is_alive(start) else None
@@ -77,33 +78,36 @@ def find_writer(path: Path) -> Start | SystemStart | None:
 
 def find_running_nodes(folder: Path) -> list[str]:
     """The nodes whose samplers are writing into a folder now."""
-    nodes = []
-    for path in sorted(folder.glob(SYSTEM_FILES)):
-        writer = find_writer(path)
-        if writer is not None:
-            nodes.append(writer.host)
-        elif _is_fresh(path, only_empty=True):
-            # One that begins this very moment has a file and no line yet.
-            nodes.append(path.stem.removeprefix("system-"))
-    return nodes
+    return [
+        path.stem.removeprefix("system-")
+        for path in sorted(folder.glob(SYSTEM_FILES))
+        if _is_written(path)
+    ]
 
 
 def has_sampler(folder: str | Path) -> bool:
-    """Whether somebody samples this node into a folder, or begins to: the file has no line yet."""
-    path = system_file(folder, node_name())
-    try:
-        with path.open("rb") as opened:
-            start = parse_line(opened.readline().decode())
-    except OSError:
-        return False
-    except UNREADABLE:
-        return _is_fresh(path)
-    return not isinstance(start, SystemStart) or find_writer(path) is not None
+    """Whether somebody samples this node into a folder, or begins to."""
+    return _is_written(system_file(folder, node_name()))
+
+
+def _is_written(path: Path) -> bool:
+    # One that begins this very moment has a file and no line yet.
+    return find_writer(path) is not None or _is_fresh(path, only_empty=True)
 
 
 def open_system_file(folder: str | Path) -> LineWriter | None:
     """The file for the samples of this node; ``None`` where somebody writes it already."""
     return None if has_sampler(folder) else LineWriter(system_file(folder, node_name()))
+
+
+def _read_start(path: Path) -> Start | SystemStart | None:
+    """A record's first line; ``None`` where it is still to come, or the file is another."""
+    try:
+        with path.open("rb") as opened:
+            start = parse_line(opened.readline().decode())
+    except (OSError, *UNREADABLE):
+        return None
+    return start if isinstance(start, Start | SystemStart) else None
 
 
 class LocalRanks:
@@ -140,10 +144,8 @@ class LocalRanks:
             key = entry.name, entry.inode()
             if key in self._known:
                 continue
-            try:
-                with Path(entry.path).open("rb") as opened:
-                    start = parse_line(opened.readline().decode())
-            except (OSError, *UNREADABLE):
+            start = _read_start(Path(entry.path))
+            if start is None:
                 continue  # its first line is still to come
             self._known.add(key)
             if not isinstance(start, Start) or start.host != node_name():
@@ -153,6 +155,22 @@ class LocalRanks:
             elif _is_alive(start):
                 pids.append(start.pid)
         return pids
+
+    def find_data(self, since: float) -> list[str]:
+        """Where the data of a run that began since then lies, by the heads of its records."""
+        for path in sorted(self._folder.glob("rank-*.jsonl"))[:_LOOK_FILES]:
+            with suppress(OSError):
+                if path.stat().st_mtime < since:
+                    continue  # of an earlier run
+                with path.open("rb") as opened:
+                    lines = opened.read(_LOOK_BYTES).splitlines()
+                for text in lines:
+                    # A line that is still being written is left for later.
+                    with suppress(*UNREADABLE):
+                        line = parse_line(text.decode()) if b'"data_paths"' in text else None
+                        if isinstance(line, Settings):
+                            return [str(one) for one in line.values["data_paths"]]
+        return []
 
 
 def _is_visible(start: Start | SystemStart) -> bool:
