@@ -243,7 +243,7 @@ def test_accumulation_is_no_advice_where_every_micro_batch_communicates(
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        ({}, "it may not fit, because GPU memory was not recorded"),
+        ({}, "it may not fit, because memory use was not recorded"),
         (
             {"gpu_memory_bytes": 76 * GIGABYTE, "gpu_free_bytes": 4 * GIGABYTE},
             "Do not raise micro_batch_size: 4 GB of GPU memory are free; one more sample may "
@@ -251,7 +251,7 @@ def test_accumulation_is_no_advice_where_every_micro_batch_communicates(
         ),
         (
             {"gpu_memory_bytes": 40 * GIGABYTE, "gpu_free_bytes": 40 * GIGABYTE},
-            "Raise micro_batch_size from 4 to 8: 40 GB of free GPU memory are enough for that; "
+            "Raise micro_batch_size from 4 to 8: 40 GB of GPU memory are free; "
             "the global batch grows, so check the learning rate.",
         ),
         (

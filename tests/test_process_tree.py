@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import subprocess
@@ -100,15 +99,6 @@ def chars(tree: ProcessTree) -> int:
     return tree.sample().read_chars or 0
 
 
-def test_children_and_grandchildren_belong_to_the_tree(root: Puppet, tree: ProcessTree) -> None:
-    assert tree.sample().processes == 1
-    child = int(root.tell("fork a"))
-    grandchild = int(root.tell("tell a fork b"))
-    assert tree.sample().processes == 3
-    assert tree.pids == (root.pid, child, grandchild)
-    assert os.getpid() not in tree.pids
-
-
 def test_an_orphan_stays_in_the_tree_and_stays_counted_after_its_end(
     root: Puppet, tree: ProcessTree
 ) -> None:
@@ -145,21 +135,6 @@ def test_many_short_children_are_counted_to_the_last_byte(root: Puppet, tree: Pr
     counts.append(chars(tree))
     assert counts == sorted(counts)
     assert counts[-1] - before == pytest.approx(24 * MEGABYTE, abs=SLACK)
-
-
-def test_a_zombie_counts_for_its_reads_and_not_as_a_process(
-    root: Puppet, tree: ProcessTree
-) -> None:
-    root.tell("fork a")
-    before = chars(tree)
-    root.tell("tell a read 4", "tell a exit")
-    pid = tree.pids[1]
-    while (stat := procfs.read_stat(pid)) is None or stat.is_alive:
-        pass
-    sample = tree.sample()
-    assert sample.processes == 1
-    assert (sample.read_chars or 0) - before == pytest.approx(4 * MEGABYTE, abs=SLACK)
-    assert tree.read_pss().pss_bytes > 0
 
 
 def test_the_zombie_of_the_root_shows_its_counters_and_no_memory(
@@ -210,33 +185,6 @@ for _ in range(4):
     assert sample.rss_bytes > 5 * (64 << 20)
     assert (64 << 20) < pss.pss_anon_bytes <= pss.pss_bytes < 2 * (64 << 20)
     assert (64 << 20) < sample.largest_anon_bytes < sample.anon_bytes
-
-
-def test_pages_of_a_mapped_file_are_told_apart_from_what_cannot_give_way(tmp_path: Path) -> None:
-    (tmp_path / "rows.arrow").write_bytes(bytes(48 << 20))
-    code = """
-import mmap, sys
-with open(sys.argv[1], "rb") as file:
-    rows = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-shared = mmap.mmap(-1, 16 << 20)
-shared.write(bytes(16 << 20))
-private = bytearray(b"x") * (32 << 20)
-print(sum(rows[::4096]), flush=True)
-sys.stdin.read()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", code, str(tmp_path / "rows.arrow")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        process.stdout.readline()
-        tree = ProcessTree(process.pid)
-        tree.sample()
-        pss = tree.read_pss()
-        process.kill()
-    assert pss.pss_file_bytes == pytest.approx(48 << 20, rel=0.2)
-    assert pss.pss_shared_bytes == pytest.approx(16 << 20, rel=0.05)
-    assert pss.pss_anon_bytes == pytest.approx(32 << 20, rel=0.5)
 
 
 def test_a_pid_given_out_again_is_another_process(tmp_path: Path) -> None:
@@ -353,19 +301,6 @@ def test_a_process_that_is_gone_has_no_figures() -> None:
     assert procfs.read_run_delay(gone.pid) is None
     assert procfs.read_command(gone.pid) == ()
     assert not procfs.reset_high_water(gone.pid)
-
-
-def test_the_high_water_mark_begins_anew_after_a_reset() -> None:
-    num_bytes = 64 << 20
-    before = procfs.read_memory()
-    with mmap.mmap(-1, num_bytes) as block:
-        for offset in range(0, num_bytes, mmap.PAGESIZE):
-            block[offset] = 1
-    spike = procfs.read_memory()
-    assert procfs.reset_high_water()
-    after = procfs.read_memory()
-    assert (spike.hwm_bytes or 0) >= before.rss_bytes + num_bytes * 0.9
-    assert (after.hwm_bytes or 0) < (spike.hwm_bytes or 0) - num_bytes * 0.5
 
 
 def test_our_own_process_is_described() -> None:

@@ -159,15 +159,6 @@ def test_figures_that_may_not_be_read_are_none_with_the_cure(tmp_path: Path) -> 
     assert sample.working_set_bytes is None
 
 
-def test_processors_are_those_that_the_process_may_use(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    with (tmp_path / "10" / "status").open("a") as file:
-        file.write("Cpus_allowed_list:\t1,3-4\n")
-    sampler = make(tmp_path, Clock())
-    assert (sampler.begin().processors, sampler.begin().cores) == (1, 1)
-    assert sampler.sample().machine_cpu_seconds == 300 / os.sysconf("SC_CLK_TCK")
-
-
 def test_memory_events_and_throttling_are_those_of_the_cgroup(tmp_path: Path) -> None:
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc)
@@ -369,18 +360,6 @@ def test_inside_the_run_the_reads_of_the_probe_are_not_the_runs(tmp_path: Path) 
     sampler._probe(str(data))
     assert sampler.sample().read_bytes - before < 4 << 20
     sampler.stop()
-
-
-def test_a_process_that_is_gone_already_gives_a_record_without_samples(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    gone.wait()
-    sampler = SystemSampler(gone.pid, LineWriter(tmp_path / "system.jsonl"), gpu=NO_GPU)
-    sampler.run()
-    sampler.stop()
-    record = system_of(tmp_path)
-    assert record.samples == []
-    assert record.end is not None
-    assert "the process ended" in record.start.reasons["pss_bytes"]
 
 
 def test_a_full_disk_ends_the_record_and_not_the_sampling(

@@ -25,12 +25,7 @@ def waits_of(slow: int, seconds: float, others: int, short: float) -> Histogram:
     return found
 
 
-def test_no_slow_fetches_are_a_steady_pattern() -> None:
-    found = find_pattern([], 1000)
-    assert (found.kind, found.period_fetches, found.period_of) == ("steady", None, "")
-
-
-@pytest.mark.parametrize("period", [3, 8, 16, 63, 64])
+@pytest.mark.parametrize("period", [3, 16, 64])
 def test_a_period_that_a_queue_can_hide_is_a_burst(period: int) -> None:
     found = find_pattern(slow_at(list(range(5, 3000, period))), 3000, 8)
     assert (found.kind, found.period_fetches) == ("burst", period)
@@ -38,7 +33,7 @@ def test_a_period_that_a_queue_can_hide_is_a_burst(period: int) -> None:
     assert found.period_of == "rows"
 
 
-@pytest.mark.parametrize("period", [DEEPEST_QUEUE + 1, 125, 700])
+@pytest.mark.parametrize("period", [DEEPEST_QUEUE + 1, 700])
 def test_a_longer_period_is_periodic(period: int) -> None:
     found = find_pattern(slow_at(list(range(0, 6 * period, period))), 6 * period, 8)
     assert (found.kind, found.period_fetches) == ("periodic", period)
@@ -97,11 +92,6 @@ def test_waits_that_come_with_marks_are_named_after_them(name: str) -> None:
 def test_a_period_of_one_step_is_named_after_the_step() -> None:
     found = find_pattern(slow_at(list(range(7, 1600, 8))), 1600, 4, accumulation=8)
     assert (found.period_fetches, found.period_of) == (8, "step")
-
-
-def test_without_samples_there_is_no_period_in_rows() -> None:
-    found = find_pattern(slow_at(list(range(0, 800, 16))), 800)
-    assert (found.period_fetches, found.period_rows, found.period_of) == (16, None, "")
 
 
 @settings(max_examples=60, deadline=None)

@@ -81,19 +81,14 @@ BUSY: dict[str, Any] = {
 
 RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
     "nothing at all": ("inconclusive/unseen", make_run),
-    "watched from outside": ("inconclusive/unseen", lambda: make_run(system=make_system())),
     "199 quick fetches": ("inconclusive/short", lambda: run(wait=HALF, fetches=199)),
     "swapping, from outside": ("swap", lambda: make_run(system=make_system(**SWAPPING))),
     "swapping and waiting": ("swap", lambda: run(wait=HALF, system=SWAPPING)),
     "swapping under pressure": (
         "swap", lambda: run(system={"swap_in_bytes": 5e6, "psi_memory_full_seconds": 0.02}),
     ),
-    "4 KB/s of swap somewhere": (
-        "compute", lambda: run(system={**SWAPPING, "swap_in_bytes": 4096}),
-    ),
     "another program that swaps": ("compute", lambda: run(system={"swap_in_bytes": 5e7})),
     "a full disk": ("io", lambda: run(wait=HALF, system={"read_bytes": 0.95e9})),
-    "a busy disk that nobody waits for": ("compute", lambda: run(system={"read_bytes": 0.95e9})),
     "random reads at 12 % of what the disk gives in order": (
         "io/random", lambda: run(wait=HALF, system={**RANDOM, "psi_io_full_seconds": 0.4}),
     ),
@@ -105,10 +100,6 @@ RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
     ),
     "random reads that the disk serves well": ("data/rate", lambda: run(wait=HALF, system=RANDOM)),
     "a busy machine": ("cpu/others", lambda: run(system=BUSY)),
-    "a busy machine whose kernel counts no waiting of processes": (
-        "cpu/others", lambda: run(system={**BUSY, "cpu_wait_seconds": None}),
-    ),
-    "workers that a busy machine starves": ("cpu/others", lambda: run(wait=HALF, system=BUSY)),
     "programs that are in each other's way, not in the run's": (
         "compute", lambda: run(system={**BUSY, "cpu_wait_seconds": 0.03}),
     ),
@@ -121,15 +112,11 @@ RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
     "a quota that is used up": (
         "cpu/quota", lambda: run(system={"cpu_seconds": 4.0, "throttled_seconds": 1.0}),
     ),
-    "a quota that is hardly used up": (
-        "compute", lambda: run(system={"cpu_seconds": 4.0, "throttled_seconds": 0.1}),
-    ),
     "a stolen processor": (
         "cpu/steal", lambda: run(system={"machine_cpu_seconds": 4.0, "steal_seconds": 1.0}),
     ),
     "a slow loader, reading from the cache": ("data/rate", lambda: run(wait=SLOW, system={})),
     "one rank of two that waits": ("data/rate", lambda: two_ranks({}, {"wait": steady(0.4)})),
-    "two busy ranks": ("compute", lambda: make_profiled_run((0.02,), (0.02,))),
     "some communication": ("mixed", lambda: make_profiled_run((0.15,), (0.15,))),
 }  # fmt: skip
 """Beside the golden runs, of which each kind of verdict has one."""
@@ -188,9 +175,7 @@ def test_what_grew_is_told_with_the_largest_part_first() -> None:
     ("expected", "record"),
     [
         ("memory", lambda: killed("exit code 137")),
-        ("memory", lambda: killed("exit code 1")),
         ("data", lambda: killed(pss_bytes=8 * GIGABYTE)),
-        ("data", lambda: killed("exit code -15")),
         ("memory", lambda: killed(pss_bytes=8 * GIGABYTE, counter="oom_kills")),
         ("memory", lambda: killed(pss_bytes=8 * GIGABYTE, counter="machine_oom_kills")),
         ("data", lambda: count_one(run(wait=HALF, system={}), "machine_oom_kills")),
@@ -236,15 +221,6 @@ def test_a_kill_in_the_runs_own_cgroup_is_not_blamed_on_other_programs() -> None
     assert "num_workers=4" in verdict_of(record).action
 
 
-def test_of_several_nodes_the_one_that_is_busy_is_judged() -> None:
-    record = two_ranks({}, {"start": {"host": "second"}})
-    record.system = make_system()
-    start = {**BUSY["start"], "host": "second"}
-    record.systems["second"] = make_system(**{**BUSY, "pss_bytes": GIGABYTE, "start": start})
-    summary = summarise(record)
-    assert (summary.node, summary.verdict.kind) == ("second", "cpu")
-
-
 def test_a_busy_gpu_has_lost_nothing_to_a_busy_machine() -> None:
     record = run(system=BUSY)
     gpu = DeviceSample(index=0, utilization=0.97)
@@ -277,14 +253,10 @@ def test_the_verdict_is_right_and_has_evidence_and_one_action(name: str) -> None
 
 @pytest.mark.parametrize(
     ("share", "expected"),
-    [(0.0, "compute"), (0.049, "compute"), (0.051, "mixed"), (0.099, "mixed"), (0.101, "data")],
+    [(0.049, "compute"), (0.051, "mixed"), (0.099, "mixed"), (0.101, "data")],
 )
 def test_the_thresholds_are_5_and_10_percent(share: float, expected: str) -> None:
     assert stalled(share).kind == expected
-
-
-def test_a_minute_is_long_enough_whatever_the_number_of_fetches() -> None:
-    assert stalled(0.0, own_seconds=2.0, fetches=40).kind == "compute"
 
 
 @pytest.mark.parametrize(("own_seconds", "fetches", "needed"), [(0.01, 100, 1.0), (2.0, 10, 40.0)])
@@ -294,21 +266,6 @@ def test_a_short_run_is_told_how_much_longer_it_must_be(
     verdict = stalled(0.0, own_seconds=own_seconds, fetches=fetches)
     assert verdict.seconds_needed == pytest.approx(needed)
     assert "longer" in verdict.action
-
-
-def test_a_run_still_warming_up_is_told_how_much_longer_it_must_be() -> None:
-    settings = {"num_workers": 2, "prefetch_factor": 256}
-    verdict = stalled(0.0, fetches=0, warmup_steps=3, settings=settings)
-    # 2 more steps of warm-up, and 200 fetches after it, at 10 ms each, whatever the queue holds.
-    assert verdict.seconds_needed == pytest.approx(2.02, rel=0.1)
-
-
-def test_a_draining_queue_is_told_when_it_is_empty() -> None:
-    rank = make_rank(queue=lambda step: 500 - step / 2, fetches=600)
-    verdict = verdict_of(make_run(rank))
-    # 605 steps have taken half a batch each: 200 are left, 400 steps more.
-    assert verdict.seconds_needed == pytest.approx(4 + 2, rel=0.15)
-    assert "shrinks by" in verdict.evidence[0]
 
 
 def draining(
@@ -398,11 +355,6 @@ def test_a_large_queue_that_falls_slowly_is_told_when_it_is_empty(steps: int) ->
     assert run_with_queue(lambda step: 2047 - 0.01 * step, steps).verdict.kind == "compute"
 
 
-def test_a_hidden_wait_does_not_decide() -> None:
-    rank = make_rank(wait=lambda fetch: 0.006, device_wait=steady(0.01))
-    assert verdict_of(make_run(rank)).kind == "compute"
-
-
 def test_the_rank_that_waits_alone_is_named() -> None:
     verdict = verdict_of(two_ranks({}, {"wait": steady(0.4)}))
     assert "on at least one of 2 ranks" in verdict.evidence[0]
@@ -456,23 +408,6 @@ def test_an_error_that_ended_a_run_is_named_and_to_be_mended(name: str) -> None:
     assert verdict.seconds_needed is None
 
 
-def test_an_error_that_ended_a_run_long_enough_to_be_judged_is_evidence() -> None:
-    rank = make_rank(wait=steady(0.3))
-    rank.add(End(t=1.0, reason="exception", error="ValueError: no"))
-    verdict = verdict_of(make_run(rank))
-    assert told(verdict) == "data/rate"
-    assert verdict.evidence[-1] == "the run ended with an error: ValueError: no"
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"), [("run", "Wrap the loader"), ("watch", "fast-axolotl measure")]
-)
-def test_what_ran_under_run_measure_is_not_told_to_do_so(source: str, expected: str) -> None:
-    action = verdict_of(make_run(system=make_system(start={"source": source}))).action
-    assert expected in action
-    assert ("fast-axolotl measure" in action) == (source == "watch")
-
-
 @pytest.mark.parametrize(
     ("stall", "exposed", "expected"),
     [(0.06, 0.19, "gradient_accumulation"), (0.09, 0.05, "num_workers"), (0.02, 0.15, "gradient")],
@@ -492,14 +427,6 @@ def test_a_rank_that_is_too_short_does_not_decide() -> None:
     assert told(summary.verdict) == "data/rate"
     assert summary.stall_fraction == pytest.approx(0.3)
     assert "rank 1 is too short to judge: its steady phase has 20 fetches" in summary.notes
-
-
-def test_many_fetches_in_no_time_are_not_judged() -> None:
-    rank = make_rank(wait=steady(0.5, 1e-4), own_seconds=1e-4, fetches=250)
-    verdict = verdict_of(make_run(rank))
-    assert told(verdict) == "inconclusive/short"
-    assert verdict.seconds_needed == pytest.approx(2.0, abs=0.1)
-    assert "200 fetches over 2 s" in verdict.evidence[0]
 
 
 STREAM = {"config": {"streaming": True}}
@@ -563,8 +490,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "swap by another program": ("loop", {"system": SWAPPING}, {}, "other programs"),
     "a quota that is used up": (
         "axolotl", {"system": {"cpu_seconds": 4.0, "throttled_seconds": 1.0}}, {"num_workers": 8},
-        "cpu.max of the control group, docker run --cpus, or resources.limits.cpu in Kubernetes. "
-        "If that is not possible, set dataloader_num_workers: 4 (now 8)",
+        "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu)",
     ),
     "a busy machine": ("loop", {"system": BUSY}, {}, "renice -n 19 -p PID"),
     "random reads": (

@@ -64,21 +64,21 @@ _SAVE_LESS = {
     "transformers": "save less: TrainingArguments(save_only_model=True) drops the optimizer state",
     "": "save in the background: torch.distributed.checkpoint.async_save",
 }
-_SEE = {
-    "loop": "Wrap the loader: for batch in meter.watch(loader). Fetches are then timed.",
-    "": "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your code: "
-    "for batch in meter.watch(loader).",
-}
 _OUR_READER = (
     "set dataset_use_rust_streaming: true, fast_axolotl_streaming_force: true and "
     "dataloader_num_workers: 1 or more, and start Axolotl with fast-axolotl run --"
 )
+_COMPILE = {
+    "axolotl": "set torch_compile: true",
+    "transformers": "set TrainingArguments(torch_compile=True)",
+    "": "call torch.compile(model)",
+}
 _CPU = {
     "steal": "Move the run to a machine with dedicated CPU cores: this one shares them.",
-    "quota": "Raise the CPU quota: cpu.max of the control group, docker run --cpus, or "
-    "resources.limits.cpu in Kubernetes. If that is not possible, set {fewer}.",
+    "quota": "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu), or use fewer "
+    "workers and threads (OMP_NUM_THREADS).",
     "others": "Stop the other programs, or lower their priority with renice -n 19 -p PID; top "
-    "lists them. If that is not possible, set {fewer}.",
+    "lists them.",
 }
 
 
@@ -117,12 +117,15 @@ def _name(source: str, **values: object) -> str:
 
 def see_fetches(evidence: Evidence) -> str:
     """Make the meter see fetches."""
-    if evidence.source not in ("", "watch", "loop"):
+    if evidence.source in ("", "watch"):
         return (
-            "Wrap the loader in your code, because the training did not use a torch DataLoader: "
-            "with measure(RUN) as meter, then for batch in meter.watch(loader)."
+            "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your "
+            "code: for batch in meter.watch(loader)."
         )
-    return _of(_SEE, evidence.source)
+    return (
+        "Wrap the loader in your code, because no torch DataLoader was seen: with measure(RUN) as "
+        "meter, then for batch in meter.watch(loader)."
+    )
 
 
 def profile(evidence: Evidence) -> str:
@@ -154,13 +157,9 @@ def lower_working_set(evidence: Evidence) -> str:
     return f"Stream the data instead of loading it all: {_of(_STREAM, source)}."
 
 
-def free_processors(evidence: Evidence, subtype: str) -> str:
+def free_processors(subtype: str) -> str:
     """Get the processors back that a quota, the hypervisor or other programs take."""
-    workers = evidence.number("num_workers")
-    fewer = "OMP_NUM_THREADS=1"
-    if workers and workers > 1:
-        fewer = f"{_name(evidence.source, num_workers=workers // 2)} (now {workers})"
-    return _CPU[subtype].format(fewer=fewer)
+    return _CPU[subtype]
 
 
 def read_less(evidence: Evidence) -> str:
@@ -186,13 +185,16 @@ def resolve_contradiction(evidence: Evidence, apart: float) -> str:
     workers = evidence.number("num_workers")
     if apart <= 0:
         return "Replay more batches, of typical length: meter.watch(loader, replay=200)."
-    if workers == 0:
-        setting = _name(evidence.source, num_workers=1)
-        return f"Set {setting}; the loader then no longer shares Python's GIL with the model."
-    fewer = "OMP_NUM_THREADS to one less than the number of CPU cores"
-    if workers and workers > 1:
-        fewer = f"{_name(evidence.source, num_workers=workers // 2)} (now {workers})"
-    return f"Let the loader and the model use different CPU cores: set {fewer}, and compare."
+    if workers is None or workers == 1:
+        return (
+            "Let the loader and the model use different CPU cores: set OMP_NUM_THREADS to one less "
+            "than the number of CPU cores, and compare."
+        )
+    setting = _name(evidence.source, num_workers=max(1, workers // 2))
+    return (
+        f"Let the loader and the model use different CPU cores: set {setting} (now {workers}), and "
+        "compare."
+    )
 
 
 def talk_less(evidence: Evidence) -> Action:
@@ -263,27 +265,21 @@ def compute_better(evidence: Evidence) -> Action:
             "large. Keep the learning rate, keep the warm-up the same in samples, and compare "
             "losses after equal numbers of samples."
         )
-    change, is_known_to_fit = _raise_batch(evidence)
-    gain = None
+    larger, is_known_to_fit = _raise_batch(evidence)
     if padding is not None and evidence.is_padded:
-        gain = possible_gain(padding)
         pad_less = _of(_PAD_LESS, source)
         change = f"{format_share(padding)} of all positions are padding: {pad_less}."
+        gain = possible_gain(padding)
     elif idle is not None and idle >= thresholds.MUCH_IDLE:
-        gain = possible_gain(idle)
+        change = f"The GPU is idle between kernels {format_share(idle)} of the time. {larger}"
         if not evidence.setting("torch_compile") and not is_known_to_fit:
-            compiled = "Call torch.compile(model)"
-            if source in ("axolotl", "transformers"):
-                compiled = f"Set {_name(source, torch_compile=True)}"
-            change = f"{compiled}. {change}"
-        change = f"The GPU is idle between kernels {format_share(idle)} of the time. {change}"
+            change += f" Or {_of(_COMPILE, source)}."
+        gain = possible_gain(idle)
     elif mfu is not None and mfu < thresholds.LOW_MFU:
+        change, gain = f"MFU is low. {larger}", None
         if evidence.setting("attn_implementation") == "eager":
             # sdpa has flash kernels, too; eager attention is slow whatever the batch.
-            setting = 'attn_implementation="sdpa"'
-            setting = "attn_implementation: sdpa" if source == "axolotl" else setting
-            change = f"Set {setting}: eager attention stores the whole attention matrix. {change}"
-        change = f"MFU is low. {change}"
+            change += " Use attn_implementation sdpa: eager stores the whole attention matrix."
     else:
         return Action("Leave the data path as it is: a faster loader would change nothing.")
     return Action(f"Leave the data path as it is. {change}", gain)
@@ -299,17 +295,16 @@ def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
     size = evidence.number("micro_batch_size") or evidence.number("batch_size")
     used, free = evidence.gpu_memory
     if not size or not used or free is None:
-        what = "GPU memory" if not used or free is None else "its current size"
-        return f"Try a larger {name}; it may not fit, because {what} was not recorded.", False
+        return f"Try a larger {name}; it may not fit, because memory use was not recorded.", False
     more = min(size, math.floor(free / (used / size)))
+    room = f"{format_bytes(free)} of GPU memory are free"
     if more < 1:
         need = f"one more sample may take {format_bytes(used / size)}"
-        return f"Do not raise {name}: {format_bytes(free)} of GPU memory are free; {need}.", False
+        return f"Do not raise {name}: {room}; {need}.", False
     accumulation = evidence.number("gradient_accumulation") or 1
     caveat = "the global batch grows, so check the learning rate"
     if more == size and accumulation % 2 == 0:
         caveat = f"halve gradient_accumulation_steps (now {accumulation}) to keep the global batch"
-    room = f"{format_bytes(free)} of free GPU memory are enough for that"
     return f"Raise {name} from {size} to {size + more}: {room}; {caveat}.", True
 
 

@@ -115,10 +115,11 @@ def _choose(named: list[tuple[str, _Item]], split: str | None, path: str) -> lis
 def _saved_files(folder: Path, split: str | None) -> list[Source]:
     """The files of a ``save_to_disk`` folder in the order that its own index gives."""
     index = folder / "dataset_dict.json"
+    inside = os.path.realpath(folder)
     if index.is_file():
         splits = _names_in(index, lambda content: content["splits"])
         for name in splits:
-            if name == ".." or Path(name).name != name or (folder / name).is_symlink():
+            if "/" in name or os.path.realpath(folder / name) != f"{inside}/{name}":
                 raise DataError(
                     f"the index names the split {name!r}, which is not a sub-folder of this "
                     "folder; save the dataset again",
@@ -136,7 +137,7 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
             )
         return [item["filename"] for item in content["_data_files"]]
 
-    state, inside = folder / "state.json", os.path.realpath(folder)
+    state = folder / "state.json"
     sources = []
     for name in _names_in(state, data_files):
         # A name with dots or of a link leads elsewhere than it says.

@@ -494,6 +494,7 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
     """Refuses states of another version, of other files, or of different runs."""
     if not states:
         raise ResumeError("this is not a state of a reader; pass the return value of state_dict()")
+    first = states[0]
     if old := next((s for s in states if s[_STATE_MARK] != _STATE_VERSION), None):
         raise ResumeError(
             f"the state has format {old[_STATE_MARK]!r}, but this version of fast-axolotl reads "
@@ -502,46 +503,38 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
         )
     if not all(state.keys() >= _STATE_KEYS for state in states):
         raise ResumeError("the state is incomplete; use an older state")
+    for key in ("fingerprint", "columns", "seed", "epoch", "even", "generations", "plan"):
+        if any(state[key] != first[key] for state in states):
+            raise ResumeError(
+                f"the states are not of the same run and step: their {key} differs; pass states "
+                "that were saved together"
+            )
+    if first["fingerprint"] != dataset.fingerprint:
+        raise ResumeError(
+            "the state belongs to other files; pass files with the same names, sizes, formats and "
+            "order as when it was saved"
+        )
     columns = None if dataset.options.columns is None else list(dataset.options.columns)
+    if first["columns"] != columns:
+        raise ResumeError(
+            f"the state was saved with columns={first['columns']} and the reader has {columns=}; "
+            "pass the same columns"
+        )
     shards = [tuple(state["shard"]) for state in states]
-    for state in states:
-        if state["fingerprint"] != dataset.fingerprint:
-            raise ResumeError(
-                "the state belongs to other files; pass files with the same names, sizes, formats "
-                "and order as when it was saved"
-            )
-        if state["columns"] != columns:
-            raise ResumeError(
-                f"the state was saved with columns={state['columns']} and the reader has "
-                f"columns={columns}; pass the same columns"
-            )
-        shard = tuple(state["shard"])
-        if shards.count(shard) > 1:
-            raise ResumeError(f"the state of shard {shard[0]} of {shard[1]} is there twice")
-        for key in ("seed", "epoch", "even", "generations", "plan"):
-            if state[key] != states[0][key]:
-                raise ResumeError(
-                    f"the states are not of the same run and step: their {key} differs; pass "
-                    "states that were saved together"
-                )
+    if twice := [shard for shard in shards if shards.count(shard) > 1]:
+        raise ResumeError(f"the state of shard {twice[0][0]} of {twice[0][1]} is there twice")
 
 
 def _all_positions(states: Sequence[Mapping[str, Any]]) -> tuple[Position, ...]:
     """The position of every shard of one generation; all of them must be there."""
     count = int(states[0]["shard"][1])
-    positions: dict[int, Position] = {}
-    for state in states:
-        index, other = state["shard"]
-        if other != count:
-            raise ResumeError(
-                f"some states are of {count} shards and some of {other}; pass states that were "
-                "saved together"
-            )
-        positions[index] = Position(*state["position"])
-    missing = sorted(set(range(count)) - set(positions))
-    if missing:
+    positions = {tuple(state["shard"]): Position(*state["position"]) for state in states}
+    missing = [index for index in range(count) if (index, count) not in positions]
+    if missing or len(positions) > count:
+        index = missing[0] if missing else count
         raise ResumeError(
-            f"the state of shard {missing[0]} of {count} is missing; to continue on another number "
-            "of ranks or workers, pass the states of all of them"
+            f"the state of shard {index} of {count} is missing, or some states are of another "
+            "number of shards; to continue on another number of ranks or workers, pass the states "
+            "of all of them"
         )
-    return tuple(positions[index] for index in range(count))
+    return tuple(positions[index, count] for index in range(count))

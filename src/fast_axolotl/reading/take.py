@@ -8,10 +8,7 @@ compressed file that of all before it. Does not keep what was decoded for the ne
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -19,16 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.reading.blocks import Block, Dataset
+from fast_axolotl.reading.blocks import Dataset
 from fast_axolotl.reading.columnar import MappedFile
 from fast_axolotl.reading.index import unit_rows
-from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known
-from fast_axolotl.system import usable_cores
-
-_AHEAD_BLOCKS = 8
 
 
 class Taker:
@@ -73,38 +66,33 @@ class Taker:
         return pa.Table.from_batches(pieces, self._schema)
 
     def _read(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        dataset, options, known = self._dataset, self._dataset.options, Known(self._schema)
+        """The rows of these numbers, which ascend."""
+        dataset, known = self._dataset, Known(self._schema)
         unit_of_row = self._starts.searchsorted(rows, side="right") - 1
-        numbers, taken, num_taken = deque[int](), list[pa.Table](), 0
-
-        def blocks() -> Iterator[Block]:
-            for number in np.unique(unit_of_row).tolist():
-                last = int(unit_of_row.searchsorted(number, side="right"))
-                for block in dataset.blocks(self._units[number]):
-                    if num_taken == last:
-                        break
-                    numbers.append(number)
-                    yield block
-
-        number, position = -1, 0
-        decode, num_threads = partial(known.decode, options=options), min(8, usable_cores())
-        budget = _AHEAD_BLOCKS * options.block_bytes
-        with closing(Prefetcher(blocks(), decode, num_threads=num_threads, budget=budget)) as ahead:
-            for block, decoded in ahead:
-                if (following := numbers.popleft()) != number:
-                    number, position = following, int(self._starts[following])
-                for part in known.widen_all(decoded, block, options):
-                    stop = min(position + part.table.num_rows, int(self._starts[number + 1]))
-                    left, right = rows.searchsorted((position, stop))
-                    if right > left:
-                        taken.append(take(part.table, rows[left:right] - position))
-                        num_taken += int(right - left)
-                    position = stop
-        if num_taken < len(rows):
-            raise DataError(
-                f"{len(rows) - num_taken:,} of the requested rows are missing: the file changed "
-                "after its rows were counted; open it again",
-                path=dataset.inputs[self._units[number].file].source.path,
-            )
+        taken, num_taken = list[pa.Table](), 0
+        for number in np.unique(unit_of_row).tolist():
+            last = int(unit_of_row.searchsorted(number, side="right"))
+            position = int(self._starts[number])
+            for part in self._parts(number, known):
+                stop = min(position + part.num_rows, int(self._starts[number + 1]))
+                left, right = rows.searchsorted((position, stop))
+                if right > left:
+                    taken.append(take(part, rows[left:right] - position))
+                    num_taken += int(right - left)
+                position = stop
+                if num_taken == last:
+                    break
+            if num_taken < last:
+                raise DataError(
+                    f"{last - num_taken:,} of the requested rows are missing: the file changed "
+                    "after its rows were counted; open it again",
+                    path=dataset.inputs[self._units[number].file].source.path,
+                )
         tables = [conform(table, known.schema) for table in taken] or [known.schema.empty_table()]
         return pa.concat_tables(tables).combine_chunks()
+
+    def _parts(self, number: int, known: Known) -> Iterator[pa.Table]:
+        dataset, options = self._dataset, self._dataset.options
+        for block in dataset.blocks(self._units[number]):
+            decoded, _ = known.decode(block, options)
+            yield from (part.table for part in known.widen_all(decoded, block, options))
