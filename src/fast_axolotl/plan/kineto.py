@@ -1,12 +1,11 @@
 """Profiler traces (Kineto JSON, plain or gzip).
 
-A trace is decoded as a whole, which takes about 2.6 times the size of its JSON in memory; arguments are
-decoded only where they are needed. Kept are 40 bytes for each event of the device, 24 for each
-launch, and an object for each collective. Times are whole nanoseconds, so that
-sums are exact.
+A trace is decoded as a whole, which takes about 2.6 times the size of its JSON in memory; arguments
+are decoded only where they are needed. Kept are 40 bytes for each event of the device, 24 for each
+launch, and an object for each collective. Times are whole nanoseconds, so that sums are exact.
 
-Communication is recognised by name: see ``is_collective``. A trace without
-kernels, as of gloo on the CPU, is refused.
+Communication is recognised by name: see ``is_collective``. A trace without kernels, as of gloo on
+the CPU, is refused.
 """
 
 from __future__ import annotations
