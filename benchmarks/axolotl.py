@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from benchmarks.axolotl_driver import COMPILING, IMPORTS, WATCHING
+from benchmarks.axolotl_driver import WATCHING
 from benchmarks.axolotl_inputs import (
     DATASETS,
     TRAIN_STEPS,
@@ -34,8 +34,6 @@ from benchmarks.axolotl_inputs import (
     write_rows,
 )
 from benchmarks.axolotl_runs import (
-    ANSWERED,
-    COLD,
     OURS,
     STOCK,
     AxolotlSession,
@@ -48,18 +46,8 @@ from benchmarks.axolotl_runs import (
 )
 from benchmarks.children import RunError, offline_environment, run_child
 from benchmarks.command import Tell, check_names, execute, names, race_parser
-from benchmarks.result import (
-    MEGABYTE,
-    Case,
-    Goal,
-    Measurement,
-    Result,
-    Table,
-    case_tables,
-    format_ratio,
-)
+from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result
 from fast_axolotl.errors import MissingExtraError, UsageError
-from fast_axolotl.record.units import format_seconds
 
 PREPROCESS = tuple(f"preprocess-{kind}" for kind in DATASETS)
 _LEAST: Mapping[str, Sequence[float]] = {
@@ -79,34 +67,12 @@ TRAIN = {"train": 1, "train-2-ranks": 2}
 """Case to its number of ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stream:
-    document_bytes: int
-    steps: int
-    buffer_rows: int
-    """``streaming_multipack_buffer_size`` of both."""
-    share: float
-    """Of the asked-for size of the file."""
-    budget_bytes: int | None = None
-    """What ours may take for the first batch, beyond what it held before."""
-    buffer_bytes: int | None = None
-    """At which ours ends a buffer; ``None`` leaves that to the rows, as stock does."""
+STREAM = "streaming"
+_DOCUMENT_BYTES, _STREAM_STEPS = 2000, 60
+_BUFFER_ROWS = 100
+"""Smaller than Axolotl's default of 10,000 rows, so that a short run meets some buffers."""
 
-
-STREAMING: Mapping[str, _Stream] = {
-    "streaming": _Stream(document_bytes=2000, steps=60, buffer_rows=100, share=1.0),
-    "streaming-1mb": _Stream(
-        document_bytes=MEGABYTE,
-        steps=20,
-        buffer_rows=64,
-        share=0.25,
-        budget_bytes=256 * 1024**2,
-        buffer_bytes=8 * 1024**2,
-    ),
-}
-"""The buffers are smaller than Axolotl's default of 10,000 rows, so that a short run meets some."""
-
-CASES = (*PREPROCESS, *TRAIN, *STREAMING)
+CASES = (*PREPROCESS, *TRAIN, STREAM)
 """The names of all cases, in the order they run."""
 
 NOTES = (
@@ -121,9 +87,6 @@ NOTES = (
     "every run has fresh Hugging Face caches; the page cache is warm",
     "PSS is sampled every 0.1 s over the process tree",
 )
-
-_FIRST_PHASES = ("whole process", IMPORTS, COMPILING)
-_LEAST_SHOWN_SECONDS = 0.005
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -165,12 +128,11 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
             elif name in TRAIN:
                 cases.append(train_case(name, session))
             else:
-                cases.append(streaming_case(name, session, options.stream_mb))
+                cases.append(streaming_case(session, options.stream_mb))
         except RunError as error:
             tell(f"{name}: {error}")
             cases.append(_failed(name, str(error).replace(f"{folder}/", "")))
-    tables = list(axolotl_tables(cases))
-    return Result(cases=cases, facts={"warm_up": warm_up}, notes=NOTES, tables=tables)
+    return Result(cases=cases, facts={"warm_up": warm_up}, notes=NOTES)
 
 
 def _failed(name: str, reason: str) -> Case:
@@ -274,39 +236,31 @@ def _as_case(
     return _with_goals(case, *goals)
 
 
-# A pretraining run over a stream. Two inputs: documents of 2 kB, where everything is compared; and
-# documents of 1 MB, where Axolotl's buffer, which counts rows, holds whatever they weigh, and ours
-# is bounded by bytes. There the batches may differ, since the buffers end elsewhere: memory counts,
-# and no speed. A stall is the time that the loop waits for its next batch, over that time and the
-# steps'. The first batch stands apart: it fills the first buffer.
+# A pretraining run over a stream. A stall is the time that the loop waits for its next batch, over
+# that time and the steps'. The first batch stands apart: it fills the first buffer.
 
-_BEGIN, _FIRST, _END = "first batch asked for", "first step", "trained"
+_BEGIN, _END = "first batch asked for", "trained"
 
 
-def streaming_case(name: str, session: AxolotlSession, megabytes: int) -> Case:
+def streaming_case(session: AxolotlSession, megabytes: int) -> Case:
     """``axolotl train`` on a stream, stock and with our reader."""
-    stream = STREAMING[name]
-    data = session.folder / f"{name}.jsonl"
-    session.tell(f"{name}: writing the documents")
-    count = max(1, round(megabytes * MEGABYTE * stream.share) // stream.document_bytes)
+    data = session.folder / f"{STREAM}.jsonl"
+    session.tell(f"{STREAM}: writing the documents")
     with data.open("w", encoding="utf-8") as file:
-        for text in documents(count, stream.document_bytes):
+        for text in documents(max(1, megabytes * MEGABYTE // _DOCUMENT_BYTES), _DOCUMENT_BYTES):
             file.write(f'{{"text": "{text}"}}\n')
 
     def configure(arm: str, folder: Path) -> Config:
-        output, options = folder / "output", {"buffer_rows": stream.buffer_rows}
-        config = stream_config(session.model, output, steps=stream.steps, **options)
-        config |= text_stream(data, ours=arm == OURS)
-        if arm == OURS and stream.budget_bytes is not None:
-            config["fast_axolotl_memory_budget"] = stream.budget_bytes // 2
-            config["fast_axolotl_buffer_bytes"] = stream.buffer_bytes
-        return config
+        config = stream_config(
+            session.model, folder / "output", steps=_STREAM_STEPS, buffer_rows=_BUFFER_ROWS
+        )
+        return config | text_stream(data, ours=arm == OURS)
 
     race = Race(
-        name=name,
+        name=STREAM,
         command=_TRAIN_COMMAND,
         configure=configure,
-        difference=batches_difference if stream.buffer_bytes is None else lambda *_: None,
+        difference=batches_difference,
         session=session,
         watch_memory=True,
     )
@@ -314,39 +268,25 @@ def streaming_case(name: str, session: AxolotlSession, megabytes: int) -> Case:
     measurements = []
     for arm, runs in race.runs.items():
         for number, run in enumerate(runs, start=1):
-            peak = peak_bytes(run)
             values = {
-                "peak_pss_bytes": peak,
-                "for_the_first_batch_bytes": peak_above_bytes(run),
+                "peak_pss_bytes": peak_bytes(run),
                 "first_batch_seconds": run.ledgers[0]["waits"][0],
                 "stall_share": stall_share(run),
             }
-            text = f"{arm}, run {number}"
-            reason = None if peak is not None else "this system tells no PSS"
-            measurements.append(Measurement(name=text, values=values, reason=reason))
+            measurements.append(Measurement(name=f"{arm}, run {number}", values=values))
     stock, ours = (_median(map(peak_bytes, race.runs[arm])) for arm in (STOCK, OURS))
     share = None if stock is None or ours is None else ours / stock
-    goals = [Goal("peak PSS of the process tree, ours over stock's", 1.0, "×", share)]
-    if stream.budget_bytes is not None:
-        above = _median(map(peak_above_bytes, race.runs[OURS]))
-        text = "memory that ours takes for its first batch"
-        taken = None if above is None else above / MEGABYTE
-        goals.append(Goal(text, stream.budget_bytes / MEGABYTE, "MB", taken))
     size = data.stat().st_size
     data.unlink()
-    kilobytes = stream.document_bytes // 1000
-    has_speed = stream.buffer_bytes is None
     return Case(
-        name=name,
-        text=f"{size / MEGABYTE:,.0f} MB, documents of {kilobytes:,} kB, {stream.steps} steps",
-        rows=stream.steps,
+        name=STREAM,
+        text=f"{size / MEGABYTE:,.0f} MB, documents of 2 kB, {_STREAM_STEPS} steps",
+        rows=_STREAM_STEPS,
         unit="steps",
-        timings=race.timings(stream.steps, "stream → steps", _training_seconds)
-        if has_speed
-        else (),
+        timings=race.timings(_STREAM_STEPS, "stream → steps", _training_seconds),
         rivals={STOCK: OURS},
         measurements=(*measurements, race.answered()),
-        goals=goals,
+        goals=[Goal("peak PSS of the process tree, ours over stock's", 1.0, "×", share)],
     )
 
 
@@ -365,70 +305,9 @@ def peak_bytes(run: Run) -> int | None:
     return max((sample.pss_bytes for sample in run.memory), default=None)
 
 
-def peak_above_bytes(run: Run) -> int | None:
-    """The most anonymous PSS until the first batch is there, above that when it was asked for.
-
-    Afterwards the memory of the steps is in it, too, which is none of the data's.
-    """
-    begin, end = run.at(_BEGIN), run.at(_FIRST)
-    before = [sample.anonymous_bytes for sample in run.memory if sample.at <= begin]
-    during = [sample.anonymous_bytes for sample in run.memory if begin < sample.at <= end]
-    return max(during) - before[-1] if before and during else None
-
-
 def _median(values: Iterable[int | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def axolotl_tables(cases: Sequence[Case]) -> Iterator[Table]:
-    """What is wrong, and the runs with their phases."""
-    wrong = [(case.name, item.reason) for case in cases for item in case.timings if item.reason]
-    if wrong:
-        yield Table(
-            title="axolotl: INVALID, results differ from stock's",
-            header=("case", "difference"),
-            rows=wrong,
-            notes=("a case whose results differ has no speed: its goals are not met",),
-        )
-    for case in cases:
-        yield from _run_tables(case)
-
-
-def _run_tables(case: Case) -> list[Table]:
-    """Who was faster, what each run measured, and where the time goes, stock beside ours."""
-    seconds: dict[str, dict[str, float]] = {}
-    rest, notes = [], []
-    for item in case.measurements:
-        arm, _, phase = item.name.partition(": ")
-        if item.name == COLD:
-            compiling = format_seconds(item.values["compiling_seconds"] or 0.0)
-            whole = format_seconds(median(item.seconds))
-            notes.append(f"{COLD}: {whole}, {compiling} of compiling, all threads")
-        elif item.name == ANSWERED:
-            calls = ", ".join(f"{name} ×{count}" for name, count in item.values.items() if count)
-            notes.append(f"{ANSWERED}, forked workers apart: {calls or 'none'}")
-            notes += [item.reason] if item.reason else []
-        elif item.seconds and arm in (STOCK, OURS):
-            seconds.setdefault(phase, {})[arm] = median(item.seconds)
-        else:
-            rest.append(item)
-    tables = case_tables("axolotl", replace(case, measurements=()))
-    name = f"{case.name}, run by run"
-    tables += case_tables("axolotl", replace(case, name=name, timings=(), measurements=rest))
-    order = [name for name in _FIRST_PHASES if name in seconds]
-    rows = []
-    for phase in (*order, *(name for name in seconds if name not in order)):
-        stock, ours = seconds[phase].get(STOCK), seconds[phase].get(OURS)
-        if max(stock or 0.0, ours or 0.0) >= _LEAST_SHOWN_SECONDS:
-            times = map(format_seconds, (stock, ours))
-            rows.append((phase, *times, format_ratio(stock / ours if stock and ours else None)))
-    if rows:
-        title = f"axolotl: {case.name}: where the time goes, medians"
-        tables.append(Table(title=title, header=("", STOCK, OURS, "ratio"), rows=rows))
-    if tables:
-        tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *notes))
-    return tables
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks.worker import child_environment
 
@@ -68,18 +66,3 @@ def last_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines or [""])[-1][-200:]
-
-
-def warm_up(kernels: Sequence[str]) -> dict[str, Any]:
-    """Compiles, or loads, the kernels whose names begin so, and tells what that took."""
-    start = time.perf_counter()
-    from fast_axolotl.kernels.jit import all_kernels
-
-    found = [kernel for kernel in all_kernels() if kernel.name.startswith(tuple(kernels))]
-    imported = time.perf_counter() - start
-    seconds = {}
-    for kernel in found:
-        start = time.perf_counter()
-        kernel.compile()
-        seconds[kernel.name] = time.perf_counter() - start
-    return {"import_seconds": imported, "compile_seconds": seconds}

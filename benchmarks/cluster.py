@@ -2,8 +2,8 @@
 
 ``exact`` deduplicates the same rows with ours, with datatrove's exact dedupe and with a ``groupby``
 of Ray Data, and counts who lost, repeated or changed a row. ``scaling`` prepares chat rows with
-several workers and nodes and compares every output with the first. The last two run both jobs
-with 1 GiB per worker.
+several workers and nodes and compares every output with the first. ``dedupe-memory``
+deduplicates skewed rows with 1 GiB per worker.
 
 Every job is a process of its own (``cluster_arm``) with the Ray cluster that it needs. Memory is
 PSS, sampled every 0.1 s: the sum over the process tree, and the largest process.
@@ -39,13 +39,12 @@ MIB = 1024 * 1024
 ONE, TWO = "fast-axolotl local-1", "fast-axolotl local-2"
 """Engine and workers; on ray, nodes of one core each, but for exact, where one node has two."""
 _PEERS = ("datatrove", "Ray Data")
-_ROW_BYTES = {"exact": 390, "scaling": 830, "dedupe-memory": 390, "prepare-memory": 830}
+_ROW_BYTES = {"exact": 390, "scaling": 830, "dedupe-memory": 390}
 """Of JSON lines, about."""
 _SMOKE_ROWS = {
     "exact": 40_000,
     "scaling": 4_000,
     "dedupe-memory": 40_000,
-    "prepare-memory": 4_000,
 }
 _LITTLE = 1024 * MIB
 _HUGE_BYTES = 100_000_000
@@ -348,40 +347,26 @@ def _dedupe_memory(session: _Session) -> list[Case]:
     given = {"inputs": texts.files, "output": str(session.output), "columns": ["text"]}
     found = session.run("dedupe-memory", "dedupe", _ours(_DEDUPE, 2, _LITTLE, **given))
     facts, reason = texts.difference(session.output)
-    text = "a 100 MB row, half of all rows alike"
-    return [_memory_case("dedupe", text, count, found, facts, reason)]
-
-
-def _prepare_memory(session: _Session) -> list[Case]:
-    count = session.num_rows("prepare-memory")
-    data = _write_chat(session.folder / "chat.jsonl", count)
-    found = session.run("prepare-memory", "prepare", _prepare(session, data, 2))
-    facts = {"rows_kept": found["summary"]["rows_out"]}
-    return [_memory_case("prepare", "chat rows", count, found, facts, None)]
-
-
-def _memory_case(
-    job: str, text: str, count: int, found: Task, facts: Task, reason: str | None
-) -> Case:
     num_bytes = found["summary"]["bytes_in"]
     values = {"input_bytes": num_bytes, "allowed_bytes": _LITTLE, **found["values"], **facts}
     resident = found["values"]["resident_bytes"] / 1e6
-    return Case(
-        name=f"memory, {job}",
-        text=f"{num_bytes / 1e6:,.0f} MB, {text}, 2 workers of {_LITTLE // MIB:,} MiB",
+    limit = f"2 workers of {_LITTLE // MIB:,} MiB"
+    case = Case(
+        name="memory, dedupe",
+        text=f"{num_bytes / 1e6:,.0f} MB, a 100 MB row, half of all rows alike, {limit}",
         rows=count,
         measurements=[
-            Measurement(name=job, seconds=(found["wall"],), values=values, reason=reason)
+            Measurement(name="dedupe", seconds=(found["wall"],), values=values, reason=reason)
         ],
         goals=[Goal("resident memory of a worker", _LITTLE / 1e6, "MB", resident)],
     )
+    return [case]
 
 
 CASES = {
     "exact": _exact,
     "scaling": _scaling,
     "dedupe-memory": _dedupe_memory,
-    "prepare-memory": _prepare_memory,
 }
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -34,6 +34,10 @@ _WAITS = (0.020, 0.060, 0.100, 0.200)
 _WARMUP, _STEPS = 5, 60
 """The meter leaves out the first five steps, and so does the profiler."""
 _TOLERANCE = 0.02
+_RIGHT_NOTE = (
+    f"right: device stall within {100 * _TOLERANCE:.0f} points of the profiler's idle time, or the "
+    "verdict that was made"
+)
 _EPOCHS, _EPOCH_STEPS, _PLAN_SECONDS = 4, 25, 0.5
 _TRAINER_STEPS = 230
 _TRAINER_WAITS = {"fast": 0.0, "half hidden": 0.5, "slow": 2.0}
@@ -77,7 +81,8 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         for name, waits in _TRAINER_WAITS.items():
             tell(f"trainer: {name} loader")
             found = _run_trainer(waits * step, folder / name)
-            trainers.append({"loader": name, "expected": _RIGHT[name], **found})
+            is_right = found["verdict"].partition("/")[0] == _RIGHT[name]
+            trainers.append({"loader": name, **found, "right": is_right})
     gpu = torch.cuda.get_device_name(0)
     facts = {
         "gpu": gpu,
@@ -95,51 +100,34 @@ def _tables(
     epochs: list[dict[str, Any]],
     trainers: list[dict[str, Any]],
 ) -> list[Table]:
-    loop_table = record_table(
-        f"bench meter-gpu: {gpu}, steps of {1000 * _STEP_SECONDS:.0f} ms",
-        loops,
-        {
-            "wait": lambda item: f"{1000 * item['wait_seconds']:.0f} ms",
-            "sync": lambda item: "yes" if item["is_synchronised"] else "no",
-            "naive host": lambda item: format_share(item["naive_host_fraction"]),
-            "host stall": lambda item: format_share(item["host_stall_fraction"]),
-            "device stall": lambda item: format_share(item["device_stall_fraction"]),
-            "profiler": lambda item: format_share(item["profiler_idle_fraction"]),
-            "right": lambda item: "yes" if item["right"] else "NO",
-        },
-        [f"right: device stall within {100 * _TOLERANCE:.0f} points of the profiler's idle time"],
+    """A table of each part, with the fractions that are compared."""
+    stalls = {
+        "naive host": "naive_host_fraction",
+        "host stall": "host_stall_fraction",
+        "device stall": "device_stall_fraction",
+        "profiler": "profiler_idle_fraction",
+        "MFU": "mfu",
+    }
+    shown = (
+        (f"{gpu}, steps of {1000 * _STEP_SECONDS:.0f} ms", loops),
+        (f"{_EPOCHS} epochs of {_EPOCH_STEPS} steps, {_PLAN_SECONDS} s of planning", epochs),
+        ("a small Llama by HF Trainer", trainers),
     )
-    epoch_table = record_table(
-        f"bench meter-gpu: {_EPOCHS} epochs of {_EPOCH_STEPS} steps, {_PLAN_SECONDS} s of planning",
-        epochs,
-        {
-            "by": lambda item: item["way"],
-            "sync": lambda item: "yes" if item["is_synchronised"] else "no",
-            "host stall": lambda item: format_share(item["host_stall_fraction"]),
-            "device stall": lambda item: format_share(item["device_stall_fraction"]),
-            "profiler": lambda item: format_share(item["profiler_idle_fraction"]),
-            "at epoch starts": lambda item: format_share(item["waits_by_cause"].get("epoch")),
-            "right": lambda item: "yes" if item["right"] else "NO",
-        },
-    )
-    trainer_table = record_table(
-        "bench meter-gpu: a small Llama by HF Trainer",
-        trainers,
-        {
-            "loader": lambda item: item["loader"],
-            "wait": lambda item: f"{1000 * item['wait_seconds']:.0f} ms",
-            "step p50": lambda item: f"{1000 * item['step_p50_seconds']:.0f} ms",
-            "host stall": lambda item: format_share(item["host_stall_fraction"]),
-            "device stall": lambda item: format_share(item["device_stall_fraction"]),
-            "MFU": lambda item: format_share(item["mfu"]),
-            "verdict": lambda item: item["verdict"],
-            "right": lambda item: (
-                "yes" if item["verdict"].partition("/")[0] == item["expected"] else "NO"
-            ),
-        },
-    )
-    shown = ((loops, loop_table), (epochs, epoch_table), (trainers, trainer_table))
-    return [table for records, table in shown if records]
+    tables = []
+    for title, records in shown:
+        columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+            key.replace("_", " "): lambda item, key=key: str(item[key])  # type: ignore[misc]
+            for key in ("loader", "way", "wait_seconds", "is_synchronised", "verdict", "right")
+            if records and key in records[0]
+        }
+        for heading, key in stalls.items():
+            if records and key in records[0]:
+                columns[heading] = lambda item, key=key: format_share(item[key])  # type: ignore[misc]
+        if records:
+            tables.append(
+                record_table(f"bench meter-gpu: {title}", records, columns, [_RIGHT_NOTE])
+            )
+    return tables
 
 
 def _calibrate(torch: Any) -> Callable[[], None]:

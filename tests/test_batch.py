@@ -175,8 +175,6 @@ def test_a_sweep_is_interrupted_and_goes_on(
     advice = found["advice"]
     assert (advice["knee"], advice["largest_ran"], advice["smallest_out_of_memory"]) == (2, 2, 4)
     assert (folder / "runs" / "01-micro-1x4" / "rank-0.jsonl").stat().st_mtime_ns == before
-    first, second = (one["step_seconds"] for one in found["trials"][:2])
-    assert 1.4 < first / second < 2.6
     assert compare_folders(folder / "runs/01-micro-1x4", folder / "runs/02-micro-2x2").matrix.rows
     # Everything is known by now, and nothing is run.
     batch(command=command, global_batch=4, steps=12, output=folder)

@@ -340,7 +340,6 @@ def test_memory_is_that_of_the_whole_tree_above_what_it_was(tmp_path: Path) -> N
     run = Run(folder=tmp_path, wall_seconds=20.0, ledgers=ledgers, memory=samples)
     assert axolotl.stall_share(run) == 2 / (6 + 6 - 4)
     assert axolotl.peak_bytes(run) == 990
-    assert axolotl.peak_above_bytes(run) == 4
 
 
 def write_prepared(folder: Path, rows: list[int], shards: int = 1, **state: Any) -> Path:
@@ -398,12 +397,6 @@ def test_inputs_are_the_same_every_time_and_a_fifth_repeats(tmp_path: Path) -> N
         assert len(first.splitlines()) == 500
         assert 350 < len(set(first.splitlines())) < 450
     assert 150_000 < sum(map(len, documents(100, 2000))) < 250_000
-
-
-def test_tables_of_axolotl_say_first_what_is_wrong() -> None:
-    wrong = (timing(OURS, 0.01, reason="1 row in place of 2"), timing(STOCK, 1.0))
-    first, *_ = axolotl.axolotl_tables([case_of(*wrong, name="train")])
-    assert first.rows == [("train", "1 row in place of 2")]
 
 
 # The meter, the protocol, the advice.

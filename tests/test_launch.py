@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from fast_axolotl.axolotl import use_line
 from fast_axolotl.axolotl.patching import Patch
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.launch import (
@@ -150,26 +149,13 @@ def test_axolotl_runs_where_this_package_is_broken(run: Run) -> None:
     assert "nothing is accelerated" in done.stderr
 
 
-def test_a_program_that_only_looks_for_axolotl_gets_no_line_at_its_end(run: Run) -> None:
-    look = "import importlib.util; assert importlib.util.find_spec('axolotl')"
-    stand_in = (
-        "import fast_axolotl.axolotl as host; from fast_axolotl.axolotl.patching import Patch; "
-        "host._STATE.patchwork.patches = lambda: (Patch('a', 'active', '', 'm:a', 2),)"
-    )
-    done = run("--", sys.executable, "-c", f"{look}; {stand_in}")
-    assert (done.returncode, "used" in done.stderr) == (0, False), done.stderr
-    done = run("--", sys.executable, "-c", f"import axolotl; {stand_in}")
-    assert done.stderr.splitlines()[-1] == "fast-axolotl: accelerated calls: a ×2"
-
-
 def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("true\n")
     for name, text in {
         "no-such": "no command 'no-such'",
         str(script): r"train\.sh' is not executable; run chmod \+x on it",
-        f"{tmp_path}/": "is a folder",
-        "FOO=1": "is not a command; to set a variable, write env FOO=1 COMMAND",
+        "FOO=1": "to set a variable, write env",
     }.items():
         with pytest.raises(UsageError, match=text):
             find_program(name, {"PATH": "/nowhere"})
@@ -204,28 +190,7 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
     assert status_line({}, patches) == (
         "WARNING: 2 of 3 replacements are active on Axolotl 9.9, 1 of them after a comparison on "
         "your data; inactive because the source code is unknown: 1; see `fast-axolotl status`; "
-        "accelerated: a; compared with stock first: e; switched off: b; not replaced: c (d has "
-        "unknown source code)"
+        "accelerated: a; compared with stock first: e; switched off: b; not replaced: c"
     )
     assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"
     assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")
-
-
-def test_the_last_line_tells_what_was_used() -> None:
-    patches = [
-        Patch("a", "active", "", "m:a", 2),
-        Patch("a", "active", "", "m:b", 1),
-        Patch("b", "active", "", "m:c", 0, (("a processor", 4),)),
-        Patch("c", "waiting", "", "m:d"),
-    ]
-    assert use_line(patches) == "accelerated calls: a ×3; stock Axolotl calls: b ×4 (a processor)"
-    assert use_line(patches[3:]) == ""
-    reasons = tuple((f"reason {number}", number) for number in range(6))
-    rows = (("tools", 7),)
-    tried = Patch("d", "active", "", "m:e", 1, reasons, rows)
-    # Both functions of a name have the rows of the name.
-    also = Patch("d", "active", "", "m:f", 1, (), rows)
-    assert use_line([tried, also]) == (
-        "accelerated calls: d ×2; stock Axolotl calls: d ×5 (reason 5), d ×4 (reason 4), d ×3 "
-        "(reason 3), d ×7 rows (tools)"
-    )

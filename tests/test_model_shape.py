@@ -18,7 +18,6 @@ import pytest
 from fast_axolotl.integrations.model_shape import (
     measure_matmul_tflops,
     read_shape,
-    walk_weights,
 )
 from fast_axolotl.measure.flops import flops_per_token
 from fast_axolotl.record import ModelShape
@@ -140,31 +139,6 @@ def test_lora_costs_four_for_a_frozen_and_six_for_an_adapter_weight() -> None:
     check(model, shape)
 
 
-def test_only_active_adapters_and_of_an_embedding_only_the_second_half_are_counted() -> None:
-    peft = pytest.importorskip("peft")
-    model = add_lora(make("Llama"))
-    one = matrices(read_shape(model))
-    model.add_adapter("reference", peft.LoraConfig(r=16, target_modules=["q_proj"]))
-    assert matrices(read_shape(model)) == one
-    model.set_adapter("reference")
-    assert read_shape(model).num_adapter == 2 * 16 * (64 + 64)
-    embedding = add_lora(make("Llama"), target_modules=["embed_tokens"])
-    assert read_shape(embedding).num_adapter == 8 * 64
-
-
-def test_checkpointed_activations_cost_at_most_another_forward_pass() -> None:
-    model = make("Llama", num_hidden_layers=4)
-    assert not read_shape(model).is_checkpointed
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    shape = read_shape(model)
-    assert shape.is_checkpointed
-    flops = flops_per_token(shape, LENGTH)
-    counted = count_flops(model) / (LENGTH * BATCH)
-    # The output layer is not recomputed, nor what comes after the last saved activation.
-    assert counted <= flops.hardware * (1 + ROTARY)
-    assert counted - flops.model > 0.75 * (flops.hardware - flops.model)
-
-
 def test_weights_of_four_bits_count_at_their_logical_size() -> None:
     bnb = pytest.importorskip("bitsandbytes")
     model = make("Llama")
@@ -188,20 +162,6 @@ def test_weights_of_four_bits_count_at_their_logical_size() -> None:
     assert (shape.num_parameters, shape.num_total) == (plain.num_parameters, plain.num_total)
     assert shape.num_frozen == plain.num_parameters - 160 * 64
     assert shape.dtype in ("bfloat16", "float32")
-
-
-def test_parameters_that_are_packed_or_sharded_tell_their_logical_shape() -> None:
-    class Experts(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = torch.nn.Parameter(torch.zeros(256, 1), requires_grad=False)
-            self.up.quant_state = SimpleNamespace(shape=(4, 8, 16))
-            self.down = torch.nn.Parameter(torch.zeros(0))
-            self.down.ds_shape = (4, 16, 8)
-            self.up_bias = torch.nn.Parameter(torch.zeros(4, 8))
-
-    found = {one.path: one.shape for one in walk_weights(Experts())}
-    assert found == {"up": (4, 8, 16), "down": (4, 16, 8)}
 
 
 def test_wrappers_change_nothing(tmp_path: Path) -> None:
@@ -263,25 +223,6 @@ def test_windows_and_layers_without_attention_are_read_from_the_config() -> None
     assert "2 of 3 layers have no softmax attention" in shape.reasons["layers"]
 
 
-def test_layers_may_have_heads_of_different_sizes() -> None:
-    make_config = getattr(transformers, "Gemma4TextConfig", None)
-    if make_config is None:
-        pytest.skip("this release of transformers has no such model")
-    config = make_config(
-        **{**SIZES, "num_hidden_layers": 3, "num_key_value_heads": 2},
-        head_dim=16,
-        global_head_dim=32,
-        sliding_window=64,
-        hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=160,
-    )
-    model = transformers.Gemma4ForCausalLM(config)
-    shape = read_shape(model)
-    assert (shape.layers, shape.attention_width) == (3, 4 * 32)
-    assert (shape.window_layers, shape.window_width, shape.attention_window) == (2, 4 * 16, 64)
-    check(model, shape)
-
-
 def test_a_tower_for_images_is_left_out_and_said_so() -> None:
     text = transformers.LlamaConfig(**SIZES)
     vision = transformers.CLIPVisionConfig(
@@ -336,18 +277,6 @@ def test_the_data_type_is_that_of_the_arithmetic(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", {"cuda": torch.float16}.__getitem__)
     assert read_shape(model).dtype == "float16"
-
-
-def test_mixed_precision_of_accelerate_tells_the_data_type(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    # States of its own: a reset would empty those that Axolotl's modules hold for good.
-    for name in ("PartialState", "AcceleratorState", "GradientState"):
-        monkeypatch.setattr(getattr(accelerate.state, name), "_shared_state", {})
-    assert read_shape(make("Llama")).dtype == "float32"
-    accelerate.Accelerator(mixed_precision="bf16", cpu=True)
-    assert read_shape(make("Llama")).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])

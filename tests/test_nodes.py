@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +16,10 @@ import pytest
 
 from fast_axolotl.integrations.training_meter import open_meter
 from fast_axolotl.measure import measure
-from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import LocalRanks, find_owner, find_running_nodes
 from fast_axolotl.record import RunRecord, Start, read_run
 from fast_axolotl.record.folder import dump_line
-from fast_axolotl.report.live import lay_out, take_moment
-from fast_axolotl.report.page import render_page
 from fast_axolotl.system import node_name, pid_namespace
 from support.children import FAST_AXOLOTL, clean_environment, run_child
 from support.records import (
@@ -33,7 +30,6 @@ from support.records import (
     make_system,
     write_run,
 )
-from support.reports import as_report, shown
 
 MEGABYTE = 1_000_000
 HELD = 150 * MEGABYTE
@@ -103,28 +99,6 @@ def test_one_sampler_covers_every_rank_of_its_node(inside: Path) -> None:
     assert max(sample.processes for sample in system.samples) == 3
 
 
-def test_sampling_from_inside_agrees_with_sampling_from_outside(
-    inside: Path, tmp_path: Path
-) -> None:
-    launch(tmp_path, 3, *MEASURED)
-    outside = read_run(tmp_path / "run")
-    assert outside.system is not None
-    assert outside.system.start.source == "run"
-    # The launcher and its memory are seen from outside only.
-    assert most_memory(read_run(inside)) == pytest.approx(most_memory(outside), rel=0.05)
-
-
-def test_a_rank_outside_the_command_s_tree_is_sampled_by_its_file(tmp_path: Path) -> None:
-    """As under srun, whose tasks belong to a daemon of the node."""
-    (tmp_path / "rank.py").write_text(RANK)
-    script = "setsid -f $0 rank.py; until grep -q end run/rank-0.jsonl; do sleep 0.1; done"
-    done = run_child(*MEASURED, "sh", "-c", script, sys.executable, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    record = read_run(tmp_path / "run")
-    assert most_memory(record) > HELD
-    assert [system.start.source for system in record.systems.values()] == ["run"]
-
-
 def test_a_node_without_a_watcher_samples_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,37 +118,6 @@ def test_a_node_without_a_watcher_samples_itself(
     assert names == [f"system-node-{letter}.jsonl" for letter in "abc"]
     assert not list(tmp_path.with_name(f"{tmp_path.name}-2").glob("system*"))
     assert read_run(tmp_path).systems["node-c"].start.source == "meter"
-
-
-def test_a_root_that_joins_counts_from_then_on_and_once(tmp_path: Path) -> None:
-    busy = "import time; open('/dev/zero', 'rb').read(40_000_000); print(); input()"
-    with ExitStack() as stack:
-        first, second = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-                )
-            )
-            for _ in range(2)
-        ]
-        assert first.stdout is not None
-        assert second.stdout is not None
-        first.stdout.readline()
-        second.stdout.readline()
-        tree = ProcessTree(first.pid)
-        alone = tree.sample()
-        tree.add_root(second.pid)
-        tree.add_root(first.pid)
-        both = tree.sample()
-        assert (alone.processes, both.processes, len(set(tree.pids))) == (1, 2, 2)
-        assert alone.read_chars is not None
-        # What it read before it joined would look like one second of very fast reads.
-        assert both.read_chars == pytest.approx(alone.read_chars, abs=100_000)
-        assert (both.rss_bytes or 0) > 1.8 * (alone.rss_bytes or 0) > 0
-        second.communicate(b"\n")
-        assert tree.sample().processes == 1
-        first.communicate(b"\n")
-    assert not tree.sample().processes
 
 
 def first_line(folder: Path, **changed: object) -> Path:
@@ -211,16 +154,6 @@ def test_ranks_are_found_by_their_files_unless_they_are_in_another_container(
     ranks = LocalRanks(tmp_path)
     assert ranks.find_new() == []
     assert "do not include rank 3: not visible from here" in ranks.reason
-
-
-def test_ranks_that_cannot_be_sampled_are_noted(tmp_path: Path) -> None:
-    first_line(tmp_path, pid_namespace="another")
-    with measure(tmp_path, rank=0):
-        pass
-    record = read_run(tmp_path)
-    assert record.system is not None
-    reason = record.system.start.reasons["processes"]
-    assert f"{node_name()}: {reason}" in summarise(record).notes
 
 
 @pytest.mark.parametrize(
@@ -356,23 +289,3 @@ def test_nodes_of_an_earlier_run_in_the_same_folder_are_left_out(tmp_path: Path)
     kept = read_run(tmp_path)
     assert list(kept.systems) == ["node-a", "node-b"]
     assert kept.notes == ["the samples of node-z belong to an earlier run and were skipped"]
-
-
-def test_nodes_are_shown_reported_and_watched(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", two_nodes(8, 8))
-    assert len(list((tmp_path / "run").iterdir())) == 72
-    begin = time.process_time()
-    record = read_run(tmp_path / "run")
-    summary = summarise(record)
-    assert time.process_time() - begin < 10
-    assert (len(summary.nodes), summary.nodes[7].ranks) == (8, tuple(range(56, 64)))
-    lines = shown(record, width=140).splitlines()
-    [line] = [line for line in lines if "node-h" in line and "56–63" in line]
-    assert "53 GB" in line
-    page = render_page(as_report(record))
-    assert "Nodes and ranks" in page
-    assert "56–63" in page
-    moment = take_moment("run", record, summarise, clock=0.0)
-    line = "\n".join(map(str, lay_out(moment, width=120)))
-    assert "64 of 64 ranks on 8 nodes" in line
-    assert "node-b: 59 GB of 64 GB" in line

@@ -133,23 +133,6 @@ def test_the_interval_grows_with_what_differs() -> None:
     assert widths[-1] < interval_width(None, SHAPE, A100, LAYOUT)
 
 
-def test_measured_communication_is_told_apart_from_compute() -> None:
-    layout = replace(LAYOUT, gpus=16)
-    predicted = predict_step(SHAPE, H100, layout)
-    compute = predicted.total - predicted.communication
-    seconds = compute + 3 * predicted.communication
-    reference = measured(
-        layout=layout,
-        tokens_per_second=layout.step_tokens / seconds,
-        communication_share=3 * predicted.communication / seconds,
-    )
-    found = plan([16], reference=reference)
-    assert found.level == pytest.approx(1.0)
-    assert found.candidates[0].communication_share == pytest.approx(
-        3 * predicted.communication / seconds
-    )
-
-
 def test_the_global_batch_stays_until_accumulation_is_one() -> None:
     found = plan([8, 16, 32, 128], reference=measured())
     assert [one.layout.accumulation for one in found.candidates] == [4, 2, 1, 1]

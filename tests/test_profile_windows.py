@@ -45,14 +45,6 @@ def test_windows_come_about_as_often_as_asked_a_power_of_two_apart(seconds: floa
     assert list(opened(lambda step: seconds, every=0.0)) == [20]
 
 
-def test_ranks_that_see_other_times_share_most_of_their_windows() -> None:
-    # Just where the distance doubles, each rank with a noise of its own.
-    noises = map(random.Random, range(4))
-    ranks = [set(opened(lambda _, n=one: 42 / 64 * n.uniform(0.99, 1.01))) for one in noises]
-    assert len(set(map(frozenset, ranks))) > 1
-    assert len(set.intersection(*ranks)) >= 0.8 * max(map(len, ranks)) > 20
-
-
 @pytest.mark.parametrize("paces", [(4.0, 0.05), (0.05, 4.0)])
 def test_a_pace_that_changes_is_followed(paces: tuple[float, float]) -> None:
     times = list(opened(lambda step: paces[step >= 5000], steps=10_000).values())

@@ -275,12 +275,12 @@ def test_a_trainer_gets_a_callback_unless_it_has_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "first_line", "code", "text"),
     [
-        ((), "echo hello", 126, "is not a program and has no #! line"),
+        ((), "echo hello", 126, "needs a first line that names an interpreter"),
         (
             ("--measure", "--output", "run"),
             "#!/no/such/interpreter",
             127,
-            "names an interpreter in its #! line that does not exist",
+            "needs a first line that names an interpreter",
         ),
     ],
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from support.children import run_python
 from support.files import SMALL_BUDGET, make_rows, read_rows, write_jsonl, write_parquet
 
 torch = pytest.importorskip("torch")
@@ -66,18 +63,6 @@ def test_forked_workers_may_follow_a_read_in_the_parent(path: Path) -> None:
     assert len(ids_of(batches)) == NUM_ROWS - 50
 
 
-def test_persistent_workers_read_everything_again_in_the_next_epoch(path: Path) -> None:
-    data = dataset(path, shuffle=1)
-    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
-
-    first = ids_of(loader)
-    data.set_epoch(1)
-    second = ids_of(loader)
-
-    assert first != second
-    assert sorted(first) == sorted(second) == ALL
-
-
 def test_ranks_come_from_the_environment_and_workers_divide_them(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,14 +95,6 @@ def test_a_process_group_and_an_explicit_shard_win_over_the_variables(
         assert ids_of(loader) == ALL
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_a_dataset_can_be_pickled_and_copied_while_it_is_read(path: Path) -> None:
-    data = dataset(path)
-    next(iter(data))
-
-    for twin in (pickle.loads(pickle.dumps(data)), copy.deepcopy(data)):
-        assert ids_of(twin) == ALL
 
 
 def test_outputs(tmp_path: Path) -> None:
@@ -236,25 +213,6 @@ def test_single_rows_resume_inside_of_a_batch(path: Path, num_workers: int) -> N
         assert first + ids(resumed) == first + ids(again) == whole
 
 
-def test_another_number_of_ranks_and_workers_continues_twice(path: Path) -> None:
-    def run(ranks: int, workers: int, states: Any, stops: Iterator[int]) -> tuple[list[int], Any]:
-        found, taken = [], []
-        for rank in range(ranks):
-            data = dataset(path, shuffle=9, shard=(rank, ranks))
-            if states:
-                data.load_state_dict(states)
-            rows, state = stop_after(stateful_loader(data, workers), next(stops))
-            found += rows
-            taken.append(state)
-        return found, taken
-
-    first, states = run(2, 2, None, iter([3, 6]))
-    second, states = run(1, 3, states, iter([4]))
-    rest, _ = run(2, 0, states, iter([99, 99]))
-
-    assert sorted(first + second + rest) == ALL
-
-
 def test_a_loaded_state_belongs_to_its_epoch(path: Path) -> None:
     data = dataset(path, shuffle=3, epoch=2)
     batches = iter(data)
@@ -326,16 +284,6 @@ def test_workers_mix_their_shares_of_each_source(sources: Any, rows: bool) -> No
     assert row_ids(loader, 5) != row_ids(found, 5)
 
 
-def test_the_sources_of_a_mix_share_threads_and_memory(sources: Any) -> None:
-    pairs = [*sources.values(), *sources.values()]
-    data: Any = mixed(pairs, num_threads=8, memory_budget=40 << 20, shard=(1, 2))
-    iter(data)
-
-    readers = [source.reader for source in data._reader._sources]
-    found = [(one._num_threads, one._memory_budget, one.shard) for one in readers]
-    assert found == [(2, 16 << 20, (1, 2))] * 4
-
-
 @pytest.mark.parametrize(("rows", "workers"), [(False, 2), (True, 0)])
 def test_a_mix_resumes_with_the_identical_tail(sources: Any, rows: bool, workers: int) -> None:
     def make() -> Any:
@@ -348,15 +296,3 @@ def test_a_mix_resumes_with_the_identical_tail(sources: Any, rows: bool, workers
         state, resumed = pickle.loads(pickle.dumps(loader.state_dict())), make()
         resumed.load_state_dict(state)
         assert first + row_ids(resumed) == whole
-
-
-def test_without_torch_the_import_says_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "try:\n    import fast_axolotl.integrations.torch\n"
-        "except ImportError as error:\n    print(type(error).__name__, error)"
-    )
-    said = run_python(program).stdout
-
-    assert "MissingExtraError" in said
-    assert "pip install torch" in said

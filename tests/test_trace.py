@@ -176,7 +176,9 @@ def test_a_job_without_communication_that_we_know_is_refused(tmp_path: Path, nam
     trace = Gpu()
     trace.kernel(name, 0, 10)
     trace.kernel("gemm", 20, 5)
-    with pytest.raises(DataError, match=r"of 2 ranks holds no communication.*longest") as error:
+    with pytest.raises(
+        DataError, match=r"of 2 ranks holds no communication.*longest kernel"
+    ) as error:
         summarise_traces([trace.save(tmp_path)])
     assert name[:60] in str(error.value)
     trace.info["world_size"] = 1
@@ -270,17 +272,6 @@ def test_missing_ranks_are_named_and_waiting_is_a_lower_bound(tmp_path: Path) ->
     assert summary.missing_ranks == (2, 3)
     assert summary.ranks[0].waiting_seconds == pytest.approx(300e-6)
     assert "2 of 4 ranks have no trace here: waiting for peers is at least" in summary.notes[-1]
-
-
-def test_groups_of_the_same_name_and_other_ranks_are_not_mixed(tmp_path: Path) -> None:
-    for rank, length in enumerate((500, 200, 900, 100)):
-        trace = Gpu(rank, 4)
-        pair = str([rank // 2 * 2, rank // 2 * 2 + 1])
-        trace.all_reduce(0, length, **{"Process Group Ranks": pair, "Group size": 2})
-        trace.save(tmp_path)
-    summary = summarise_traces(sorted(tmp_path.iterdir()))
-    waits = [mean.waiting_seconds for mean in summary.ranks]
-    assert waits == pytest.approx([300e-6, 0, 800e-6, 0])
 
 
 def test_waiting_under_compute_is_not_exposed(tmp_path: Path) -> None:

@@ -226,20 +226,6 @@ def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_
     assert not any("fast_axolotl" in name for logs in reporter.logs for name in logs)
 
 
-def test_epochs_are_marked_and_the_end_of_one_can_evaluate(train: Train) -> None:
-    rank = train(
-        rows=Rows(8),
-        evaluate=Rows(4, WAIT),
-        max_steps=-1,
-        num_train_epochs=3,
-        eval_strategy="epoch",
-        logging_strategy="epoch",
-    )
-    assert (total(rank, "steps"), total(rank, "fetches")) == (12, 12)
-    assert len([mark for mark in rank.marks if mark.name == "epoch"]) == 2
-    assert spans_of(rank)["evaluate"] >= 2 * 4 * WAIT
-
-
 def test_planning_an_epoch_is_waited_for_and_logged_in_its_interval(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,12 +309,6 @@ def test_batches_that_a_resumed_stream_skips_are_no_steps(make: Make, tmp_path: 
     assert total(rank, "real_tokens") == 9 * 2 * 12
     assert spans_of(rank)["resume"] > 0
     assert [mark.fetch for mark in rank.marks if mark.name == "resume"] == [21]
-
-
-def test_a_streamed_dataset_is_read_by_the_dispatcher(train: Train) -> None:
-    rank = train(rows=Stream(), accelerator_config={"dispatch_batches": True})
-    assert rank.values["dispatcher"] is True
-    assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
 
 
 @pytest.mark.parametrize("is_training_data", [False, True])

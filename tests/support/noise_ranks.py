@@ -20,7 +20,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from fast_axolotl.integrations import noise_scale
 from fast_axolotl.integrations.torch_meter import TorchWatch
 from fast_axolotl.measure import measure
 
@@ -104,7 +103,6 @@ def train(
 
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
-    noise_scale.MOST_COST = 1e9
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     weights = {}

@@ -106,26 +106,12 @@ ROWS = {"file": "ragged", "rows": True, "batch_size": 7, "collate_fn": identity}
 SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn"}
 
 
-@layout("no workers")
 @layout("two workers", num_workers=2)
-@layout("eight workers", num_workers=8)
 @layout("spawn", **SPAWN)
-@layout("forkserver", num_workers=1, multiprocessing_context="forkserver")
 @layout("a mix of workers", 30, file="mix", num_workers=2)
 @layout("rows", **ROWS)
-@layout("rows of workers", num_workers=2, **ROWS)
 def load(file: str = "flat", rows: bool = False, batch_size: Any = None, **options: Any) -> Ids:
     return ids_of(DataLoader(data(file, rows=rows), batch_size=batch_size, **options))
-
-
-@layout("persistent workers")
-def read_twice() -> list[Ids]:
-    dataset, passes = data(shuffle=3), []
-    batches = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        passes.append(ids_of(batches))
-    return passes
 
 
 @layout("plain loop, with a warning")
@@ -142,7 +128,6 @@ def mesh(*names: str, shape: tuple[int, ...] = (2,)) -> Any:
     return dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
-@layout("mesh dp", names=("dp",))
 @layout("mesh dp and tp", names=("dp_shard", "tp"), shape=(2, 1))
 @layout("mesh of an unknown name", "'expert', and it is unknown .* pass shard=", names=("expert",))
 def read_in_mesh(names: tuple[str, ...], **options: Any) -> Ids:
@@ -166,10 +151,9 @@ def shard_fully(model: Any) -> Any:
 
 @layout("DDP", wrapper=torch.nn.parallel.DistributedDataParallel, num_workers=1)
 @layout("FSDP", wrapper=shard_fully)
-@layout("FSDP on a mix", 8, wrapper=shard_fully, file="mix")
-def train_in_torch(wrapper: Any, file: str = "flat", **options: Any) -> Ids:
+def train_in_torch(wrapper: Any, **options: Any) -> Ids:
     model = Model()
-    train(wrapper(model), DataLoader(data(file, even="pad"), batch_size=None, **options))
+    train(wrapper(model), DataLoader(data(even="pad"), batch_size=None, **options))
     return model.seen
 
 
@@ -178,7 +162,6 @@ def train_in_torch(wrapper: Any, file: str = "flat", **options: Any) -> Ids:
 OWN = {"dispatch_batches": False}
 ONE = {"batch_size": 1, "collate_fn": identity}
 FOUR = {"batch_size": 4, "dataset": {"rows": True}}
-SPLIT = {"split_batches": True}
 STATEFUL = {"use_stateful_dataloader": True}
 
 
@@ -192,11 +175,7 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 
 @layout("dispatched", 1)
 @layout("dispatched from workers", 1, num_workers=2)
-@layout("dispatched from spawn", 1, **SPAWN)
-@layout("dispatched mix of workers", 4, dataset={"file": "mix"}, num_workers=2)
 @layout("dispatched rows", 1, **FOUR)
-@layout("dispatched rows that are split", 1, config=SPLIT, **FOUR)
-@layout("dispatched with shard=(0, 1)", 1, dataset={"shard": (0, 1)})
 @layout("dispatched ragged, collated", 1, dataset={"file": "ragged"}, collate_fn=only_id)
 @layout(
     "dispatched ragged", "'tokens' of list.* collate_fn .* or do not", dataset={"file": "ragged"}
@@ -206,11 +185,8 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 )
 @layout("dispatched and stateful", "dispatch_batches=False", config=STATEFUL)
 @layout("own batches", 10, config=OWN, **ONE)
-@layout("own batches of workers", 10, config=OWN, num_workers=2, **ONE)
 @layout("own batches of spawn", 10, config=OWN, **ONE, **SPAWN)
-@layout("own batches, not evened", 10, config={**OWN, "even_batches": False}, **ONE)
 @layout("own rows", 7, config=OWN, **FOUR)
-@layout("own rows that are split", 7, config={**OWN, **SPLIT}, **FOUR)
 @layout("own batches without a size", "a loader with a batch_size; set it, or do not", config=OWN)
 def accelerate(dataset: Any = None, **options: Any) -> Ids:
     return ids_of(prepare(data(**dataset or {}), **options))
@@ -223,39 +199,20 @@ def accelerate_wrapper(wrapper: Any) -> Ids:
 
 
 @layout("own rows, resumed", 7)
-@layout("own rows of a mix, resumed", 10, file="mix")
-def accelerate_resumed(file: str = "flat") -> Ids:
+def accelerate_resumed() -> Ids:
     config = {**OWN, **STATEFUL}
-    loaders = [prepare(data(file, rows=True), config, 4, num_workers=1) for _ in range(2)]
+    loaders = [prepare(data(rows=True), config, 4, num_workers=1) for _ in range(2)]
     first = ids_of(islice(iter(loaders[0]), 5))
     loaders[1].load_state_dict(loaders[0].state_dict())
     return first + ids_of(loaders[1])
 
 
-@layout("dispatched, two epochs", 1)
 @layout("dispatched, two epochs of workers", 1, num_workers=1, persistent_workers=True)
 def accelerate_twice(**options: Any) -> list[Ids]:
     dataset = data(shuffle=3)
     dataset.load_state_dict(data(shuffle=3, shard=(0, 1)).state_dict())
     batches = prepare(dataset, **options)
     return [ids_of(batches) for _ in range(2)]
-
-
-@layout("beside a prepared loader")
-def read_beside() -> list[Ids]:
-    batches = iter(prepare(data()))
-    next(batches)
-    return [ids_of(data()), ids_of(DataLoader(data("ragged"), batch_size=None, num_workers=1))]
-
-
-@layout("after a broken pass", "reads only on rank 0")
-def read_after() -> Ids:
-    dataset = data()
-    batches = prepare(dataset)
-    next(iter(batches))
-    if RANK == 0:
-        raise FastAxolotlError("only the other rank reads only on rank 0")
-    return ids_of(dataset)
 
 
 @layout("a state under accelerate", "would lose batches; .*use_stateful_dataloader=True")
@@ -265,36 +222,17 @@ def accelerate_state() -> None:
         dataset.state_dict()
 
 
-@layout("a state of another epoch", r"set_epoch\(2\), or do not")
-def accelerate_other_epoch() -> None:
-    dataset = data(epoch=2, shuffle=3)
-    dataset.load_state_dict(data(shard=(0, 1), epoch=2, shuffle=3).state_dict())
-    next(iter(prepare(dataset)))
-
-
-@layout("accelerate and DDP", 1)
-def accelerate_training() -> Ids:
-    from accelerate import Accelerator
-
-    accelerator, model = Accelerator(cpu=True), Model()
-    batches = DataLoader(data(), batch_size=None)
-    train(*accelerator.prepare(model, batches), accelerator.backward)
-    return model.seen
-
-
-@layout("tensor parallel, not prepared", "same", is_prepared=False)
 @layout("tensor parallel, dispatched", "same")
 @layout("tensor parallel, own batches", "same", config=OWN, **ONE)
-@layout("context parallel, own batches", "same", name="cp", config=OWN, **ONE)
 @layout("context parallel, dispatched", "dispatch_batches=False", name="cp")
-def accelerate_mesh(name: str = "tp", is_prepared: bool = True, **options: Any) -> Ids:
+def accelerate_mesh(name: str = "tp", **options: Any) -> Ids:
     """accelerate makes such a mesh itself only where it finds devices."""
     from accelerate import Accelerator
 
     state = Accelerator(cpu=True).state
     state.device_mesh = mesh(name)
     try:
-        return ids_of(prepare(data(), **options) if is_prepared else data())
+        return ids_of(prepare(data(), **options))
     finally:
         state.device_mesh = None
 
@@ -302,7 +240,6 @@ def accelerate_mesh(name: str = "tp", is_prepared: bool = True, **options: Any) 
 # Trainers.
 
 
-@layout("Trainer", 1)
 @layout("Trainer with workers", 1, dataloader_num_workers=2)
 @layout("Trainer without dispatching", 9, accelerator_config=OWN)
 @layout("Trainer with a loader of its own", dataset={"even": "pad"})

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -49,9 +48,6 @@ PROFILE_EVERY = "FAST_AXOLOTL_PROFILE_EVERY"
 MATMUL = "FAST_AXOLOTL_MATMUL"
 GRADIENT_NOISE = "FAST_AXOLOTL_GRADIENT_NOISE"
 DATA_PATHS = "FAST_AXOLOTL_DATA_PATHS"
-
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-"""How a shell is told to set a variable for one command."""
 
 _BOOT = Path(__file__).parents[1] / "boot"
 
@@ -132,16 +128,12 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
         return program
     if name.startswith("-"):
         text = f"there is no option {name}; see --help, and put the command after --"
-    elif _ASSIGNMENT.match(name):
-        text = f"{name!r} is not a command; to set a variable, write env {name} COMMAND"
-    elif "/" in name and Path(name).is_dir():
-        text = f"{name!r} is a folder, not a command; pass a program"
     elif "/" in name and Path(name).is_file():
         text = f"{name!r} is not executable; run chmod +x on it, or put its interpreter before it"
     else:
         text = (
-            f"there is no command {name!r} on PATH or in {beside}; "
-            "activate the environment that has it, or pass its full path"
+            f"there is no command {name!r} on PATH or in {beside}; activate the environment that "
+            "has it, or pass its full path; to set a variable, write env NAME=VALUE COMMAND"
         )
     raise UsageError(text)
 
@@ -158,15 +150,15 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
     parts = [f"WARNING: {loud}" if loud else host]
     fit = _names(found, "active", "waiting", "ready")
     parts.append(f"accelerated: {', '.join(fit)}" if fit else "nothing accelerated")
-    for state, text in (("check", "compared with stock first"), ("off", "switched off")):
-        names = _names(found, state)
+    # The reasons are in ``fast-axolotl status``.
+    for states, text in (
+        (("check",), "compared with stock first"),
+        (("off",), "switched off"),
+        (("skipped", "lost", "failed"), "not replaced"),
+    ):
+        names = _names(found, *states)
         if names:
             parts.append(f"{text}: {', '.join(names)}")
-    left = [patch for patch in found if patch.state in ("skipped", "lost", "failed")]
-    if left:
-        # Without the module, which ``fast-axolotl status`` shows.
-        reasons = [f"{item.name} ({item.reason.rpartition(':')[2].strip()})" for item in left]
-        parts.append(f"not replaced: {', '.join(dict.fromkeys(reasons))}")
     return "; ".join(parts)
 
 
@@ -249,12 +241,9 @@ def end_as(code: int) -> NoReturn:
 
 def cannot_start(program: str, error: OSError) -> UsageError:
     """What to say of a file that can be executed by its mode, and yet not by the system."""
-    if error.errno == errno.ENOEXEC:
-        text = "is not a program and has no #! line; add one that names its interpreter"
-    elif error.errno == errno.ENOENT:
-        text = "names an interpreter in its #! line that does not exist; correct that line"
-    else:
-        text = f"cannot be started: {error.strerror or error}"
+    text = f"cannot be started: {error.strerror or error}"
+    if error.errno in (errno.ENOEXEC, errno.ENOENT):
+        text = "needs a first line that names an interpreter which exists, such as #!/bin/sh"
     return UsageError(f"{program} {text}")
 
 

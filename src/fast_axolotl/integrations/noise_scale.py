@@ -14,15 +14,13 @@ scaler multiplies both alike.
 
 Nothing is copied but two numbers of a step, no collective runs, and the host never waits: numbers
 of a GPU come by an asynchronous copy, read once its event has passed. Fewer steps are looked at
-late in a run, and where norms take over 1 % of the time: the same on all ranks, by powers of 2.
+late in a run, the same on all ranks, by powers of 2.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import statistics
-import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -35,8 +33,6 @@ from fast_axolotl.measure.events import find_events
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
-MOST_COST = 0.008
-"""Share of the time that the norms may take; with what is not timed, 1 %."""
 _EVERY_STEP_BITS = 10
 """Every step is looked at up to step 1,024, then every second one up to 2,048, and so on."""
 
@@ -60,14 +56,13 @@ class NoiseScale:
         self.is_over = self._is_due = False
         self._meter, self._torch = meter, torch
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._ranks, self._owner, self._since, self._spent = 1, 0, 0.0, 0.0
+        self._ranks, self._owner = 1, 0
         self._events: Any = None
         self._step = self._passes = self._expected = 0
         """Steps so far, backward passes since the last one, and those of the step before."""
         self._line: dict[str, Any] = {}
         self._heard: dict[int, Any] = {}
         self._handles: list[Any] = [hook(self._before_step)]
-        self._costs: deque[float] = deque([0.0] * 4, maxlen=9)
         self._waiting: deque[tuple[dict[str, Any], Any, Any]] = deque()
         """Lines, their norms, and the events behind the copies of these."""
 
@@ -103,11 +98,9 @@ class NoiseScale:
     @_guarded
     def _hear(self, key: int, gradient: Any) -> None:
         """The gradient of one parameter, on its way there; in parts it has no norm of its own."""
-        begin = time.perf_counter()
         kind = self._torch.float32 if gradient.dtype.itemsize < 4 else None
         norm = self._torch.linalg.vector_norm(gradient.detach(), dtype=kind)
         self._heard[key] = norm * math.nan if key in self._heard else norm
-        self._spent += time.perf_counter() - begin
 
     @_guarded
     def backward_end(self) -> None:
@@ -115,7 +108,7 @@ class NoiseScale:
         self._passes += 1
         if self.is_over or not self._is_due or self._passes not in (1, self._expected):
             return
-        begin, events, self._events = time.perf_counter(), None, self._events or find_events()
+        self._events = self._events or find_events()
         gradients = [one.grad for one in self._parameters() if one.grad is not None]
         is_sharded = any(hasattr(item, "device_mesh") for item in gradients)
         if (
@@ -127,11 +120,7 @@ class NoiseScale:
                 "DeepSpeed, FSDP1 and steps inside backward hide the gradients; FSDP2 hides those "
                 "of a rank, so it needs gradient accumulation that reduces each pass"
             )
-        if self._passes == self._expected and self._events and gradients[0].device.type != "cpu":
-            events = self._events.record()
         squared = self._square(gradients)
-        if events is not None:
-            events = (events, self._events.record())
         if self._passes == 1:
             heard, self._heard = list(self._heard.values()), {}
             self._line = {"is_reduced": is_sharded and not heard}
@@ -139,8 +128,7 @@ class NoiseScale:
             while self._handles[1:]:
                 self._handles.pop().remove()
         if self._passes == self._expected:
-            spent, self._spent = time.perf_counter() - begin + self._spent, 0.0
-            self._line |= {"whole": squared, "cost": (spent, events)}
+            self._line["whole"] = squared
 
     @_guarded
     def _before_step(self, optimizer: Any, *_: Any) -> None:
@@ -161,18 +149,14 @@ class NoiseScale:
         if self._step and self._owner != id(optimizer):
             raise UsageError("several optimizers have separate backward passes")
         if not self._step:
-            self._owner, self._since = id(optimizer), time.perf_counter() - 1e-6
+            self._owner = id(optimizer)
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 self._ranks = torch.distributed.get_world_size()
         self._expected, self._passes, self._step = self._passes, 0, self._step + 1
         if self._step > 1 and self._expected == self._ranks == 1:
             raise UsageError("a step has only one micro-batch on one rank; accumulate two or more")
         self._read()
-        # A step that is looked at has two norms.
-        share = (
-            2 * statistics.median(self._costs) * self._step / (time.perf_counter() - self._since)
-        )
-        bits = max(int(share / MOST_COST).bit_length(), self._step.bit_length() - _EVERY_STEP_BITS)
+        bits = max(0, self._step.bit_length() - _EVERY_STEP_BITS)
         self._is_due = not self._step % (1 << bits)
 
     def _parameters(self) -> Iterator[Any]:
@@ -205,11 +189,8 @@ class NoiseScale:
             if event is not None and not self._events.has_passed(event):
                 return
             self._waiting.popleft()
-            seconds, events = line.pop("cost")
-            on_device = events and self._events.seconds(events)
             if event is not None:
                 self._events.seconds((event, event))  # back to the pool
-            self._costs.append(max(seconds, on_device or 0.0))
             first, whole = both.tolist()
             if math.isfinite(first) and math.isfinite(whole):
                 self._meter.gradients(**line, first=first, whole=whole)

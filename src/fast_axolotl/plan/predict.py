@@ -354,7 +354,5 @@ def _assume(gpu: Gpu, reference: Reference | None, network: float | None) -> Ite
         "congestion."
     )
     if reference is not None and reference.loader_tokens_per_second is not None:
-        if reference.loader_scales:
-            yield "Assumption: every rank brings its own loader workers and CPU cores."
-        else:
-            yield "One rank reads for all, so the loader does not get faster with more GPUs."
+        grows = "every rank brings its own loader workers and CPU cores"
+        yield f"Assumption: {grows if reference.loader_scales else 'one rank reads for all'}."
