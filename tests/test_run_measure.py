@@ -102,6 +102,9 @@ def test_an_order_travels_through_the_environment(
     assert order({"PATH": "p"}) is None
     bare = Order(run_dir=str(tmp_path))
     assert order(bare.variables()) == bare
+    # Users set this one for a whole command.
+    asked = launch_environment({"FAST_AXOLOTL_MATMUL": "1"}, order=bare)
+    assert (order(asked) or bare).matmul
     # A relative folder means the same one everywhere.
     monkeypatch.chdir(tmp_path)
     assert Order(run_dir="run").variables()["FAST_AXOLOTL_MEASURE"] == str(tmp_path / "run")
