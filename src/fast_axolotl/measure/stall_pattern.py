@@ -13,10 +13,10 @@ looked at, whatever the length of the run.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from fast_axolotl.record import Histogram, Mark, SlowFetch
@@ -56,13 +56,6 @@ class _Event:
     fetches: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Rhythm:
-    period_fetches: float
-    period_rows: float
-    explained: float
-
-
 def find_pattern(
     slow: Sequence[SlowFetch],
     fetches: int,
@@ -80,29 +73,28 @@ def find_pattern(
     events = _heavy_events(slow)
     if len(events) < 2 or fetches < 1:
         return Pattern()
-    follows = _follows_marks(events, marks)
+    period_of = _follows_marks(events, marks)
     rhythm = _find_rhythm(events)
-    if rhythm is None and follows:
+    if rhythm is None and period_of:
         first, last, count = events[0], events[-1], len(events) - 1
-        rhythm = _Rhythm((last.fetch - first.fetch) / count, (last.row - first.row) / count, 1.0)
+        rhythm = (last.fetch - first.fetch) / count, (last.row - first.row) / count
     if rhythm is None:
         # Few fetches may hold nearly all waiting, but at no regular distance.
         worst = waits.worst_share(_IRREGULAR_TOP) if waits is not None else None
         is_irregular = len(events) >= _LEAST_EVENTS and (worst or 0.0) >= _IRREGULAR_SHARE
         return Pattern(kind="burst" if is_irregular else "steady")
-    period = rhythm.period_fetches
+    period, rows = rhythm
     width = sum(event.fetches for event in events) / len(events)
     if waits is not None and (waits.worst_share(min(1.0, width / period)) or 0.0) < LEAST_SHARE:
         return Pattern()
-    period_of: Literal["rows", "shard", "epoch", "step", ""] = follows
-    if not follows and accumulation > 1 and abs(period - accumulation) < 0.5:
+    if not period_of and accumulation > 1 and abs(period - accumulation) < 0.5:
         period_of = "step"
-    elif not follows and samples_per_fetch:
+    elif not period_of and samples_per_fetch:
         period_of = "rows"
     return Pattern(
         kind="burst" if period <= DEEPEST_QUEUE else "periodic",
         period_fetches=period,
-        period_rows=rhythm.period_rows if samples_per_fetch else None,
+        period_rows=rows if samples_per_fetch else None,
         period_of=period_of,
     )
 
@@ -146,65 +138,63 @@ def _heavy_events(slow: Sequence[SlowFetch]) -> list[_Event]:
     return [event for event in events if event.seconds >= least][-_MOST_EVENTS:]
 
 
-def _find_rhythm(events: Sequence[_Event]) -> _Rhythm | None:
-    if len(events) < _LEAST_EVENTS:
-        return None
+def _find_rhythm(events: Sequence[_Event]) -> tuple[float, float] | None:
+    """The largest period whose multiples explain most of the waiting, in fetches and in rows."""
+    whole = sum(event.seconds for event in events)
     starts = [event.fetch for event in events]
-    steps = [b - a for a, b in pairwise(starts)]
     # A stray event splits one distance in two, so that over two neighbours counts as well.
-    steps += [b - a for a, b in zip(starts, starts[2:], strict=False)]
-    common = [step for step, _ in Counter(steps).most_common(_MOST_CANDIDATES)]
-    walks = [_walk(events, step, skip) for step in common for skip in range(3)]
-    good = [walk for walk in walks if walk is not None and walk.explained >= _LEAST_EXPLAINED]
-    return max(good, key=lambda rhythm: rhythm.period_fetches, default=None)
+    gaps = [
+        after - before
+        for ahead in (1, 2)
+        for before, after in zip(starts, starts[ahead:], strict=False)
+    ]
+    common = [gap for gap, _ in Counter(gaps).most_common(_MOST_CANDIDATES)]
+    periods = []
+    for gap, skip in itertools.product(common, range(min(3, len(events)))):
+        beats, count = _walk(events[skip:], gap)
+        first, last = beats[0], beats[-1]
+        if len(beats) < _LEAST_EVENTS:
+            continue
+        # Half of the beats are there; or many are, and few would be by chance.
+        chance = (2 * _play(gap) + 1) / gap
+        is_regular = len(beats) > count / 2 or (len(beats) > 8 and chance <= 0.25)
+        if is_regular and sum(beat.seconds for beat in beats) >= _LEAST_EXPLAINED * whole:
+            # The first and the last may each be felt a fetch late: within that, a whole number.
+            mean = (last.fetch - first.fetch) / count
+            fetches = float(round(mean)) if abs(mean - round(mean)) <= 1.5 / count else mean
+            periods.append((fetches, (last.row - first.row) / count))
+    return max(periods, default=None)
 
 
-def _walk(events: Sequence[_Event], period: float, skip: int) -> _Rhythm | None:
-    """Follow a period from event to event; those out of step with it explain nothing."""
-    if len(events) - skip < _LEAST_EVENTS:
-        return None
-    # Batches do not divide a period of rows: one fetch of play, but not where that fits anything.
-    play = max(1.0, period / 20) if period >= 8 else 0.0
-    first = last = events[skip]
-    periods, explained, taken = 0, first.seconds, 1
-    for event in events[skip + 1 :]:
-        distance = event.fetch - last.fetch
+def _walk(events: Sequence[_Event], period: float) -> tuple[list[_Event], int]:
+    """The events in step with the first, and how many periods lie between the first and last."""
+    beats, count = [events[0]], 0
+    for event in events[1:]:
+        distance = event.fetch - beats[-1].fetch
         times = round(distance / period)
-        if times >= 1 and abs(distance - times * period) <= play:
-            periods += times
-            explained += event.seconds
-            taken += 1
-            last = event
-    # Half of the beats are there; or many are, and few would be by chance.
-    chance = (2 * play + 1) / period
-    is_regular = taken - 1 >= 0.5 * periods or (taken - 1 >= 8 and chance <= 0.25)
-    if taken < _LEAST_EVENTS or not is_regular:
-        return None
-    # The first and the last event may each be felt a fetch late: within that, a whole number.
-    mean = (last.fetch - first.fetch) / periods
-    return _Rhythm(
-        float(round(mean)) if abs(mean - round(mean)) <= 1.5 / periods else mean,
-        (last.row - first.row) / periods,
-        explained / sum(event.seconds for event in events),
-    )
+        if times >= 1 and abs(distance - times * period) <= _play(period):
+            beats.append(event)
+            count += times
+    return beats, count
+
+
+def _play(period: float) -> float:
+    """Batches do not divide a period of rows: one fetch, but not where that fits anything."""
+    return max(1.0, period / 20) if period >= 8 else 0.0
 
 
 def _follows_marks(
     events: Sequence[_Event], marks: Sequence[Mark]
-) -> Literal["shard", "epoch", ""]:
-    """Whether nearly every event comes with a mark: a new shard, a new epoch."""
+) -> Literal["rows", "shard", "epoch", "step", ""]:
+    """Whether nearly every event comes with a mark: a new epoch, a new shard."""
     names: tuple[Literal["shard", "epoch"], ...] = ("epoch", "shard")
     for name in names:
-        places = sorted(
-            mark.fetch for mark in marks if mark.name == name and mark.fetch is not None
-        )
-        if len(places) < 2:
-            continue
+        places = [mark.fetch for mark in marks if mark.name == name and mark.fetch is not None]
         near = sum(
             event.seconds
             for event in events
             if any(abs(event.fetch - place) <= _CLOSE_FETCHES for place in places)
         )
-        if near >= _LEAST_EXPLAINED * sum(event.seconds for event in events):
+        if len(places) > 1 and near >= _LEAST_EXPLAINED * sum(event.seconds for event in events):
             return name
     return ""

@@ -13,7 +13,6 @@ loses nothing.
 
 from __future__ import annotations
 
-import codecs
 import json
 import warnings
 from collections.abc import Sequence
@@ -205,21 +204,14 @@ def _open(
 def _sniff_format(head: bytes, promised: str | None) -> str:
     """The format of decompressed content, given what the name or the caller promised.
 
-    Binary magic decides alone. A text format that was promised stands unless the content is
-    provably another: JSON lines called ``.json`` and the reverse are told apart here.
+    Binary magic decides alone. Any other format that was promised stands, but JSON lines called
+    ``.json`` and the reverse are told apart here.
     """
     binary = next((name for magic, name in _FORMAT_MAGIC if head.startswith(magic)), None)
     if binary:
         return "feather" if binary == "arrow" and promised == "feather" else binary
-    if promised in ("parquet", "arrow", "feather"):
-        if b"\x00" in head or any(magic.startswith(head) for magic, _ in _FORMAT_MAGIC):
-            return promised
-        try:
-            codecs.getincrementaldecoder("utf-8")().decode(head)  # whose last character may be cut
-        except UnicodeDecodeError:
-            return promised
-        return _sniff_text(head)
-    return promised if promised in ("csv", "text") else _sniff_text(head, fallback=promised)
+    is_json = promised in (None, "json", "jsonl")
+    return _sniff_text(head, fallback=promised) if is_json else str(promised)
 
 
 def _sniff_text(head: bytes, fallback: str | None = None) -> str:

@@ -212,7 +212,7 @@ class Remote:
 
     async def _request_http(self, filesystem: Any, offset: int, length: int) -> bytes:
         """fsspec's own request hides the headers of the answer, which tell what was sent."""
-        import asyncio
+        import aiohttp
 
         headers = {
             **filesystem.kwargs.get("headers", {}),
@@ -221,8 +221,9 @@ class Remote:
         }
         session = await filesystem.set_session()
         url = filesystem.encode_url(self.inner_path)
-        sent = session.get(url, **{**filesystem.kwargs, "headers": headers})
-        async with await asyncio.wait_for(sent, STALL_SECONDS) as response:
+        limit = aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)
+        options = {**filesystem.kwargs, "headers": headers, "timeout": limit}
+        async with session.get(url, **options) as response:
             response.raise_for_status()
             total = response.headers.get("Content-Range", "").rpartition("/")[2]
             name = "ETag" if self.version.startswith(('"', "W/")) else "Last-Modified"
@@ -239,12 +240,7 @@ class Remote:
                     "the server does not support range requests; download the file first",
                     path=self.path,
                 )
-            data, body = bytearray(), response.content
-            while piece := await asyncio.wait_for(body.read(BLOCK_BYTES), STALL_SECONDS):
-                data += piece
-                if len(data) > length:
-                    break
-            return bytes(data)
+            return bytes(await response.read())
 
 
 _unseen_bytes: dict[str, float] = {}
