@@ -186,22 +186,6 @@ def test_a_sweep_is_interrupted_and_goes_on(
         batch(command=f"{command} 1", global_batch=4, steps=12, output=folder)
 
 
-def test_the_first_run_that_fails_ends_the_sweep_with_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(fast_axolotl.__file__).parents[1]))
-    (tmp_path / "bad.py").write_text("raise ValueError('no such data')")
-    words = shlex.join([sys.executable, str(tmp_path / "bad.py")])
-    with pytest.raises(DataError, match="the first run failed"):
-        batch(command=f"{words} {{micro_batch}}", output=tmp_path / "s")
-    told = capsys.readouterr().err
-    assert "ValueError: no such data" in told
-    assert "has no {steps}" in told
-    (tmp_path / "bad.py").write_text("print('nothing to do')")
-    with pytest.raises(DataError, match="the first run gave no throughput"):
-        batch(command=f"{words} {{micro_batch}}", output=tmp_path / "t")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import subprocess
-import sys
 import textwrap
 import venv
 from collections.abc import Mapping, Sequence
@@ -17,18 +13,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import axolotl, axolotl_runs, meter, reader
+from benchmarks import axolotl_runs, meter
 from benchmarks.advice import find_settings
-from benchmarks.axolotl_driver import COMPILING, IMPORTS, Ledger
-from benchmarks.axolotl_inputs import DATASETS, documents, write_rows
-from benchmarks.axolotl_runs import OURS, STOCK, Run, TreeSample, sample_tree
-from benchmarks.children import RunError, last_error
-from benchmarks.corpus import write_inputs
-from benchmarks.operations import OPERATIONS, parse_sizes, size_name
+from benchmarks.axolotl_driver import IMPORTS
+from benchmarks.axolotl_runs import OURS, STOCK, Run
+from benchmarks.children import RunError
+from benchmarks.operations import OPERATIONS
 from benchmarks.result import Case, Goal, Measurement, Result, Timing, result_tables
-from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.errors import UsageError
-from support.files import read_rows
 from tools.benchmark_page import PAGE, make_page
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -136,13 +128,6 @@ def test_a_result_is_tables_and_plain_json_that_is_not_overwritten(tmp_path: Pat
 # The race.
 
 
-def test_a_process_that_says_nothing_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match="ended without an answer: ValueError: x"):
-        Worker([sys.executable, "-c", "raise ValueError('x')"], tmp_path / "log.txt")
-    with pytest.raises(WorkerError, match="cannot be started"):
-        Worker([str(tmp_path / "nothing")], tmp_path / "log.txt")
-
-
 def run_race(race: str, *arguments: str, folder: Path) -> dict[str, Any]:
     """The result that a race writes."""
     path = folder / "result.json"
@@ -156,7 +141,7 @@ def run_race(race: str, *arguments: str, folder: Path) -> dict[str, Any]:
 
 
 def test_the_reader_runs_small_with_equal_rows(tmp_path: Path, earlier_python: Path) -> None:
-    cases = "sample-parquet,messages-jsonl,memory-jsonl"
+    cases = "sample-parquet,messages-jsonl,memory-parquet"
     arguments = ("--cases", cases, "--scale", "0.0005", "--repeats", "1")
     data = run_race("reader", *arguments, "--peer-python", str(earlier_python), folder=tmp_path)
     assert [case["name"] for case in data["cases"]] == cases.split(",")
@@ -212,11 +197,8 @@ def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_nam
 @pytest.mark.parametrize(
     ("race", "arguments", "message"),
     [
-        ("sharding", ("--shards", "0"), "shards must be numbers of at least 1"),
         ("reader", ("--cases", "nonsense"), "no case is called 'nonsense'"),
-        ("reader", ("--scale", "2"), "scale must be in"),
         ("operations", ("hash", "--sizes", "much"), "cannot read 'much' as a size"),
-        ("meter", ("--hosts", "lop"), "no host is called 'lop'; choose from loop, loader, trainer"),
         ("meter_gpu", (), "needs a GPU"),
     ],
 )
@@ -235,24 +217,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert message in capsys.readouterr().err
 
 
-def test_sizes_are_read_as_people_write_them() -> None:
-    assert parse_sizes("1M, 10k,2500,10000") == (2500, 10_000, 1_000_000)
-    assert [size_name(size) for size in (10_000, 1_000_000, 2500)] == ["10k", "1M", "2500"]
-
-
-def test_every_input_of_the_reader_holds_the_same_conversations(tmp_path: Path) -> None:
-    names = [file for file, _ in reader.TIMED.values() if file != "sample.parquet"]
-    rows = {name: read_rows(path) for name, path in write_inputs(tmp_path, names, 120).items()}
-    expected = rows.pop("messages.jsonl")
-    assert len(expected) == 120
-    assert [len(found) for found in rows.values()] == [120] * len(rows)
-    others = {name: found for name, found in rows.items() if found != expected}
-    for kind in ("csv", "txt"):
-        plain = others.pop(f"messages.{kind}")
-        assert [others.pop(f"messages.{kind}.{end}") for end in ("gz", "zst")] == [plain, plain]
-    assert not others
-
-
 # Axolotl.
 
 
@@ -260,30 +224,8 @@ def ledger(marks: Mapping[str, Mapping[str, float]], **changes: Any) -> dict[str
     return {"started": 100.0, "marks": marks, "waits": [], "batches": [], **changes}
 
 
-def test_every_moment_is_charged_to_one_name_and_work_is_what_is_left(tmp_path: Path) -> None:
-    now = itertools.count()
-    found = Ledger(clock=lambda: float(next(now)))
-    with found.under("save"):
-        with found.under(IMPORTS):
-            pass
-        found.mark("halfway")
-    found.mark("end")
-    found.mark("end")
-    assert found.marks["halfway"] == {"rest": 1.0, "save": 2.0, IMPORTS: 1.0}
-    assert found.marks["end"] == {"rest": 2.0, "save": 3.0, IMPORTS: 1.0}
-    loaded = {IMPORTS: 4.0, "rest": 1.0}
-    end = {IMPORTS: 5.0, COMPILING: 2.0, "rest": 9.0}
-    ranks = [ledger({"loaded": loaded, "end": {**end, "rest": rest}}) for rest in (9.0, 11.0)]
-    run = Run(folder=tmp_path, wall_seconds=20.0, ledgers=ranks)
-    assert (run.work_seconds(), run.work_seconds(since="loaded")) == (11.0, 10.0)
-    assert run.at("loaded") == 105.0
-    turns = [arm for arm, _ in axolotl_runs.by_turns(3)]
-    assert turns == [STOCK, OURS, OURS, STOCK, STOCK, OURS]
-
-
-@pytest.mark.parametrize("arm", [STOCK, OURS])
 def test_a_run_is_watched_from_outside_and_says_why_it_failed(
-    arm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in {
         "__init__": "",
@@ -308,38 +250,15 @@ def test_a_run_is_watched_from_outside_and_says_why_it_failed(
         difference=lambda *_: None,
         session=axolotl_runs.AxolotlSession(folder=tmp_path, tell=print, **given),
     )
-    run = race.run(arm)
-    assert 0.05 <= run.phases["save"] < 1
-    assert run.phases[IMPORTS] >= 0.03
-    assert run.wall_seconds > run.work_seconds()
-    assert bool(run.ledgers[0]["patches"]) == (arm == OURS)
-    if arm == STOCK:
-        race.configure = lambda *_: {}
-        with pytest.raises(RunError, match="exit code 1: KeyError: 'key'"):
-            race.run(arm)
-    text = "a\n[rank1]: RuntimeError: no device\n=====\n"
-    assert last_error(text) == "[rank1]: RuntimeError: no device"
-
-
-def test_memory_is_that_of_the_whole_tree_above_what_it_was(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-        tree, alone = map(sample_tree, (os.getpid(), child.pid))
-    assert tree
-    assert alone
-    assert tree.pss_bytes > alone.pss_bytes > alone.anonymous_bytes > 0
-    assert sample_tree(2**22 + 1) is None
-    marks = {
-        "first batch asked for": {"rest": 10.0},
-        "first step": {"rest": 10.0, "waiting for a batch": 4.0},
-        "trained": {"rest": 16.0, "waiting for a batch": 6.0, "watching": 50.0},
-    }
-    sizes = ((9, 5), (11, 7), (12, 9), (190, 99))
-    samples = [TreeSample(100 + at, 10 * size, size) for at, size in sizes]
-    ledgers = [ledger(marks, waits=[4.0, 1.0, 1.0])]
-    run = Run(folder=tmp_path, wall_seconds=20.0, ledgers=ledgers, memory=samples)
-    assert axolotl.stall_share(run) == 2 / (6 + 6 - 4)
-    assert axolotl.peak_bytes(run) == 990
+    for arm in (STOCK, OURS):
+        run = race.run(arm)
+        assert 0.05 <= run.phases["save"] < 1
+        assert run.phases[IMPORTS] >= 0.03
+        assert run.wall_seconds > run.work_seconds()
+        assert bool(run.ledgers[0]["patches"]) == (arm == OURS)
+    race.configure = lambda *_: {}
+    with pytest.raises(RunError, match="exit code 1: KeyError: 'key'"):
+        race.run(STOCK)
 
 
 def write_prepared(folder: Path, rows: list[int], shards: int = 1, **state: Any) -> Path:
@@ -389,28 +308,7 @@ def test_losses_and_batches_are_compared_to_the_last_digit(tmp_path: Path) -> No
     assert axolotl_runs.losses_difference(stock, mixed) == "batch 2 differs, and 0 more of 2"
 
 
-def test_inputs_are_the_same_every_time_and_a_fifth_repeats(tmp_path: Path) -> None:
-    for name in DATASETS:
-        paths = [tmp_path / f"{name}-{number}.jsonl" for number in (1, 2)]
-        first, second = (write_rows(path, 500, name).read_text() for path in paths)
-        assert first == second
-        assert len(first.splitlines()) == 500
-        assert 350 < len(set(first.splitlines())) < 450
-    assert 150_000 < sum(map(len, documents(100, 2000))) < 250_000
-
-
 # The meter, the protocol, the advice.
-
-
-def test_the_waits_of_a_cell_add_up_to_its_share() -> None:
-    none, *cells = meter.cells_of("loop", 0, 1)
-    assert not any(map(none.wait_before, range(300)))
-    for cell in cells:
-        fetches = 4 * meter.PERIOD_ROWS // meter.BATCH_ROWS
-        fetches -= fetches % meter.BURST_FETCHES if cell.pattern == "burst" else 0
-        waited = sum(map(cell.wait_before, range(fetches)))
-        share = waited / (waited + fetches * cell.step_seconds)
-        assert share == pytest.approx(cell.planned_share, abs=1e-9)
 
 
 def test_what_is_wrong_with_a_cell_is_said() -> None:
@@ -426,27 +324,19 @@ def test_what_is_wrong_with_a_cell_is_said() -> None:
     assert meter.judge_cell("burst", 0.30, found) == []
 
 
-@pytest.mark.parametrize(
-    ("host", "accumulation", "pattern", "fetches"),
-    [("loop", 1, "burst", 400), ("loader", 8, "steady", 280)],
-)
-def test_a_cell_is_near_the_truth(
-    host: str, accumulation: int, pattern: str, fetches: int, tmp_path: Path
-) -> None:
-    if host == "loader":
-        pytest.importorskip("torch")
-    cell = replace(meter.cells_of(host, 0, accumulation)[0], pattern=pattern, planned_share=0.5)
-    found = meter.run_cell(cell, tmp_path, fetches)
+def test_a_cell_is_near_the_truth(tmp_path: Path) -> None:
+    cell = replace(meter.cells_of("loop", 0, 1)[0], pattern="burst", planned_share=0.5)
+    found = meter.run_cell(cell, tmp_path, 300)
     # How near it comes is the race's affair: machines that run tests are busy.
     assert found["stall_fraction"] == pytest.approx(found["true_stall"], abs=0.1)
     assert found["verdict"] == "data"
 
 
-def test_a_loop_is_run_against_itself_and_against_a_slower_one(tmp_path: Path) -> None:
-    trials = ["--same", "1", "--different", "1", "--pairs", "2", "--steps", "60", "--slower", "2"]
+def test_a_loop_is_run_against_a_slower_one(tmp_path: Path) -> None:
+    trials = ["--same", "0", "--different", "1", "--pairs", "2", "--steps", "40", "--slower", "2"]
     data = run_race("protocol", *trials, folder=tmp_path)
-    same, slow = data["trials"]
-    assert (same["kind"], slow["kind"]) == ("A/A", "A/B")
+    (slow,) = data["trials"]
+    assert slow["kind"] == "A/B"
     # Three times as slow: seen in each single pair, whatever else the machine does.
     pairs = zip(slow["baseline"], slow["candidate"], strict=True)
     assert all(after < before for before, after in pairs)

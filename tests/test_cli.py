@@ -73,11 +73,11 @@ def test_rejected_rows_are_counted_and_listed(broken_file: Path) -> None:
 
 
 def test_a_misnamed_file_is_read_with_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
+    path = tmp_path / "rows.json"
     path.write_text('{"a": 1}\n{"a": 2}\n')
     done = run("read", path, "--json")
     assert json.loads(done.stdout)["rows"] == 2
-    assert "the file name says parquet, but the content is jsonl" in done.stderr
+    assert "the file name says json, but the content is jsonl" in done.stderr
 
 
 def test_a_closed_pipe_is_no_traceback(rows_file: Path) -> None:

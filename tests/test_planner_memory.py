@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.plan.memory import Layout, adapter_parameters, predict_memory
-from fast_axolotl.plan.shape import Shape, guess_shape, parse_config, read_config, shape_of_record
+from fast_axolotl.plan.shape import Shape, parse_config, read_config, shape_of_record
 from fast_axolotl.record import ModelShape
 
 LLAMA_8B: dict[str, Any] = {
@@ -140,14 +140,6 @@ def test_windows_limit_how_far_a_token_attends() -> None:
     assert parse_config(LLAMA_8B).attended(4096) == 32 * 4096
 
 
-@pytest.mark.parametrize("size", [0.4e9, 8e9, 70e9, 400e9])
-def test_a_guessed_shape_has_the_parameters_it_was_guessed_from(size: float) -> None:
-    assert guess_shape(size).parameters == pytest.approx(size, rel=0.1)
-    sparse = guess_shape(size, size / 10)
-    assert sparse.active_parameters == pytest.approx(size / 10, rel=0.25)
-    assert sparse.parameters == pytest.approx(size, rel=0.25)
-
-
 def test_the_shape_of_a_record_has_its_parameters() -> None:
     model = ModelShape(
         num_parameters=7_504_924_672, num_total=8_030_261_248, layers=32, attention_width=4096
@@ -174,10 +166,3 @@ def test_bad_configs_name_the_file_and_the_cure(tmp_path: Path) -> None:
         assert str(file) in str(caught.value)
     file.write_text(json.dumps({"text_config": LLAMA_8B}))
     assert read_config(file).layers == 32
-
-
-def test_impossible_layouts_are_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be divided"):
-        Layout(gpus=8, tp=3)
-    with pytest.raises(UsageError, match="at least 1"):
-        Layout(gpus=0)

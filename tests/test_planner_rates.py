@@ -13,7 +13,7 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.plan import hardware
 from fast_axolotl.plan.hardware import Price, find_price
 from fast_axolotl.plan.memory import Layout
-from fast_axolotl.plan.predict import Plan, Reference, interval_width, make_plan
+from fast_axolotl.plan.predict import Plan, Reference, make_plan
 from fast_axolotl.plan.shape import parse_config
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.devices import find_gpu
@@ -116,21 +116,6 @@ def test_a_run_sets_the_level_and_narrows_the_interval() -> None:
     assert own.tokens_per_second.high / own.tokens_per_second.low < 1.3
     assert wide.high / wide.low > 2
     assert "No run of yours calibrates this plan" in plan([8]).assumptions[0]
-
-
-def test_the_interval_grows_with_what_differs() -> None:
-    known = measured()
-    widths = [
-        interval_width(known, SHAPE, gpu, layout)
-        for gpu, layout in [
-            (H100, replace(LAYOUT, gpus=64)),
-            (H100, replace(LAYOUT, recompute="full")),
-            (A100, LAYOUT),
-            (A100, replace(LAYOUT, recompute="full", precision="fp8")),
-        ]
-    ]
-    assert widths == sorted(widths)
-    assert widths[-1] < interval_width(None, SHAPE, A100, LAYOUT)
 
 
 def test_the_global_batch_stays_until_accumulation_is_one() -> None:

@@ -114,18 +114,6 @@ def test_the_files_of_a_stream_are_counted_through_adapters(meter: FakeMeter) ->
         assert (meter.known["streaming"], meter.known["num_shards"]) == (True, 3)
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-def test_a_stateful_loader_is_told_and_resumed(meter: FakeMeter) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
-    loader = stateful.StatefulDataLoader(Numbers(10), batch_size=4)
-    with watch_torch(meter):
-        next(iter(loader))
-        again = stateful.StatefulDataLoader(Numbers(10), batch_size=4)
-        again.load_state_dict(loader.state_dict())
-        train(again)
-    assert meter.told == ["begin", 4, "begin", 4, "begin", 2, "begin", "exhausted"]
-
-
 def test_hooks_are_gone_after_the_last_watch(meter: FakeMeter) -> None:
     hooks = ("__next__", "__init__", "_reset")
     before = [*(getattr(ITERATOR, name) for name in hooks), torch.autograd.backward]
@@ -173,19 +161,6 @@ def test_a_file_saved_in_a_plain_loop_is_a_checkpoint(meter: FakeMeter, tmp_path
     assert torch.save is original
     assert meter.told[-4:] == ["evaluate", "end evaluate", "checkpoint", "end checkpoint"]
     assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
-
-
-def test_a_loader_inside_a_loader_is_part_of_its_fetch(meter: FakeMeter) -> None:
-    class Nested(Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> Any:
-            return next(iter(DataLoader(Numbers(4), batch_size=4)))
-
-    with watch_torch(meter):
-        train(DataLoader(Nested(), batch_size=1))
-    assert meter.told == ["begin", 1, "begin", 1, "begin", "exhausted"]
 
 
 def test_an_error_of_the_loader_is_told_and_raised(meter: FakeMeter) -> None:

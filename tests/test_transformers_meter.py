@@ -226,38 +226,6 @@ def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_
     assert not any("fast_axolotl" in name for logs in reporter.logs for name in logs)
 
 
-def test_planning_an_epoch_is_waited_for_and_logged_in_its_interval(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Planned(torch.utils.data.Sampler):  # type: ignore[name-defined,misc]
-        def __len__(self) -> int:
-            return 24
-
-        def __iter__(self) -> Iterator[int]:
-            time.sleep(50 * WAIT)
-            return iter(range(24))
-
-    monkeypatch.setattr(transformers.Trainer, "_get_train_sampler", lambda *_: Planned())
-    reporter = Reporter()
-    options = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch"}
-    every = {"logging_strategy": "steps", "logging_steps": 1}
-    make(reporter, rows=Rows(24), evaluate=Rows(4, WAIT), **options, **every).train()
-    rank = read_run(tmp_path / "run").ranks[0]
-    starts = sum(block.waits_by_cause.get("epoch", 0) for block in rank.blocks)
-    assert starts >= 2 * 50 * WAIT
-    assert spans_of(rank)["evaluate"] >= 2 * 4 * WAIT
-    assert "epoch" not in spans_of(rank)
-    waited = sum(block.host_wait_seconds for block in rank.blocks if block.phase == "steady")
-    assert waited >= 2 * 50 * WAIT
-    # A step ends where the next begins, so that its figures may be logged one step later.
-    logged = {
-        round(logs["epoch"] * 12): logs["fast_axolotl/stall_fraction"]
-        for logs in reporter.logs
-        if "fast_axolotl/stall_fraction" in logs
-    }
-    assert max(logged[13], logged[14]) > 2 * sorted(logged.values())[len(logged) // 2]
-
-
 def test_the_parts_of_the_wall_clock_are_what_the_trainer_s_own_clock_says(
     make: Make, tmp_path: Path
 ) -> None:
@@ -375,21 +343,6 @@ def test_an_error_that_is_swallowed_ends_the_record_all_the_same(
     assert end_of(tmp_path / "run") == ("exception", "OSError: the disk is gone")
     marks = [mark.name for mark in read_run(tmp_path / "run").ranks[0].marks]
     assert marks.count("error") == is_loader_s
-
-
-def test_a_training_tried_again_gets_a_folder_and_the_first_is_given_up(
-    make: Make, tmp_path: Path
-) -> None:
-    tries: list[int] = []
-
-    def fail_once(state: Any, control: Any) -> None:
-        tries.append(state.global_step)
-        if len(tries) == 2:
-            raise RuntimeError("CUDA out of memory.")
-
-    make(AtStepEnd(fail_once), auto_find_batch_size=True).train()
-    assert end_of(tmp_path / "run") == ("exception", "the training was aborted")
-    assert total(read_run(tmp_path / "run-2").ranks[0], "steps") == 6
 
 
 def test_the_trainer_s_own_count_of_tokens_agrees_with_ours(make: Make, tmp_path: Path) -> None:

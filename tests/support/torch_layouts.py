@@ -106,7 +106,6 @@ ROWS = {"file": "ragged", "rows": True, "batch_size": 7, "collate_fn": identity}
 SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn"}
 
 
-@layout("two workers", num_workers=2)
 @layout("spawn", **SPAWN)
 @layout("a mix of workers", 30, file="mix", num_workers=2)
 @layout("rows", **ROWS)
@@ -173,7 +172,6 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
     return Accelerator(cpu=True, dataloader_config=config).prepare(batches)
 
 
-@layout("dispatched", 1)
 @layout("dispatched from workers", 1, num_workers=2)
 @layout("dispatched rows", 1, **FOUR)
 @layout("dispatched ragged, collated", 1, dataset={"file": "ragged"}, collate_fn=only_id)
@@ -185,7 +183,6 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 )
 @layout("dispatched and stateful", "dispatch_batches=False", config=STATEFUL)
 @layout("own batches", 10, config=OWN, **ONE)
-@layout("own batches of spawn", 10, config=OWN, **ONE, **SPAWN)
 @layout("own rows", 7, config=OWN, **FOUR)
 @layout("own batches without a size", "a loader with a batch_size; set it, or do not", config=OWN)
 def accelerate(dataset: Any = None, **options: Any) -> Ids:
@@ -242,24 +239,14 @@ def accelerate_mesh(name: str = "tp", **options: Any) -> Ids:
 
 @layout("Trainer with workers", 1, dataloader_num_workers=2)
 @layout("Trainer without dispatching", 9, accelerator_config=OWN)
-@layout("Trainer with a loader of its own", dataset={"even": "pad"})
-def train_in_transformers(dataset: Any = None, **options: Any) -> Ids:
+def train_in_transformers(**options: Any) -> Ids:
     from transformers import Trainer, TrainingArguments
 
-    class WithOwnLoader(Trainer):  # type: ignore[misc]
-        def get_train_dataloader(self) -> Any:
-            return DataLoader(self.train_dataset, batch_size=None)
-
-    settings = {
-        "max_steps": 21 if dataset else 41,
-        "per_device_train_batch_size": 5,
-        "disable_tqdm": True,
-    }
+    settings = {"max_steps": 41, "per_device_train_batch_size": 5, "disable_tqdm": True}
     settings |= {"use_cpu": True, "save_strategy": "no", "logging_strategy": "no", "report_to": []}
     model = Model()
     arguments = TrainingArguments(f"trainer-{RANK}", **settings, **options)
-    trainer = WithOwnLoader if dataset else Trainer
-    trainer(model, arguments, train_dataset=data(**dataset or {"rows": True})).train()
+    Trainer(model, arguments, train_dataset=data(rows=True)).train()
     return model.seen
 
 

@@ -17,13 +17,14 @@ command. Not passed on: SIGKILL and SIGSTOP, which cannot be. Kill the command i
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -42,12 +43,8 @@ from fast_axolotl.system import MEASURE
 if TYPE_CHECKING:
     from fast_axolotl.axolotl.patching import Patch
 
-PEAK_TFLOPS = "FAST_AXOLOTL_PEAK_TFLOPS"
-PROFILE_STEPS = "FAST_AXOLOTL_PROFILE_STEPS"
-PROFILE_EVERY = "FAST_AXOLOTL_PROFILE_EVERY"
-MATMUL = "FAST_AXOLOTL_MATMUL"
-GRADIENT_NOISE = "FAST_AXOLOTL_GRADIENT_NOISE"
-DATA_PATHS = "FAST_AXOLOTL_DATA_PATHS"
+_PREFIX = "FAST_AXOLOTL_"
+"""Before the name of each option of an ``Order``; its value is JSON."""
 
 _BOOT = Path(__file__).parents[1] / "boot"
 
@@ -69,15 +66,12 @@ class Order:
 
     def variables(self) -> dict[str, str]:
         """The variables that ``order`` reads this from, in a child wherever it runs."""
-        return {
-            MEASURE: str(Path(self.run_dir).absolute()),
-            PEAK_TFLOPS: "" if self.peak_tflops is None else repr(self.peak_tflops),
-            PROFILE_STEPS: str(self.profile_steps),
-            PROFILE_EVERY: repr(self.profile_every),
-            MATMUL: "1" if self.matmul else "",
-            GRADIENT_NOISE: "1" if self.gradient_noise else "",
-            DATA_PATHS: os.pathsep.join(str(Path(path).absolute()) for path in self.data_paths),
-        }
+        options = {**asdict(self), "data_paths": [str(Path(p).absolute()) for p in self.data_paths]}
+        options.pop("run_dir")
+        if not self.matmul:
+            options.pop("matmul")  # it has no option of a command: users set the variable
+        found = {_PREFIX + name.upper(): json.dumps(value) for name, value in options.items()}
+        return {MEASURE: str(Path(self.run_dir).absolute()), **found}
 
 
 def order(environment: Mapping[str, str] | None = None) -> Order | None:
@@ -86,18 +80,10 @@ def order(environment: Mapping[str, str] | None = None) -> Order | None:
     folder = variables.get(MEASURE)
     if not folder:
         return None
-    peak, steps, every, paths = (
-        variables.get(key, "") for key in (PEAK_TFLOPS, PROFILE_STEPS, PROFILE_EVERY, DATA_PATHS)
-    )
-    return Order(
-        run_dir=folder,
-        peak_tflops=float(peak) if peak else None,
-        profile_steps=int(steps) if steps else 0,
-        profile_every=float(every) if every else 0.0,
-        matmul=variables.get(MATMUL) == "1",
-        gradient_noise=variables.get(GRADIENT_NOISE) == "1",
-        data_paths=tuple(filter(None, paths.split(os.pathsep))),
-    )
+    texts = {item.name: variables.get(_PREFIX + item.name.upper()) for item in fields(Order)}
+    options = {name: json.loads(text) for name, text in texts.items() if text}
+    options |= {"run_dir": folder, "data_paths": tuple(options.get("data_paths", ()))}
+    return Order(**options)
 
 
 def launch_environment(

@@ -73,13 +73,14 @@ _COMPILE = {
     "transformers": "set TrainingArguments(torch_compile=True)",
     "": "call torch.compile(model)",
 }
-_CPU = {
+FREE_PROCESSORS = {
     "steal": "Move the run to a machine with dedicated CPU cores: this one shares them.",
     "quota": "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu), or use fewer "
     "workers and threads (OMP_NUM_THREADS).",
     "others": "Stop the other programs, or lower their priority with renice -n 19 -p PID; top "
     "lists them.",
 }
+"""By who takes them: what gives a run its processors back."""
 
 
 class Action(NamedTuple):
@@ -155,11 +156,6 @@ def lower_working_set(evidence: Evidence) -> str:
     if evidence.is_stream:
         return f"Use a smaller {_of(_BATCH_SIZE, source)}, or a larger machine."
     return f"Stream the data instead of loading it all: {_of(_STREAM, source)}."
-
-
-def free_processors(subtype: str) -> str:
-    """Get the processors back that a quota, the hypervisor or other programs take."""
-    return _CPU[subtype]
 
 
 def read_less(evidence: Evidence) -> str:

@@ -316,7 +316,7 @@ def _cpu(evidence: Evidence) -> Verdict | None:
         subtype=subtype,
         headline=headlines[subtype],
         evidence=tuple(lines),
-        action=advice.free_processors(subtype),
+        action=advice.FREE_PROCESSORS[subtype],
     )
 
 

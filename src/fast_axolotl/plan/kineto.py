@@ -1,11 +1,11 @@
 """Profiler traces (Kineto JSON, plain or gzip).
 
-A trace is decoded as a whole, which takes about twice the size of its JSON in memory; arguments are
-decoded only where they are needed. Kept are 40 bytes for each event of the device, 24 for each
-launch, 16 for each CPU op, and an object for each collective. Times are whole nanoseconds, so that
-sums are exact.
+A trace is decoded as a whole, which takes about 2.6 times the size of its JSON in memory; arguments
+are decoded only where they are needed. Kept are 40 bytes for each event of the device, 24 for each
+launch, and an object for each collective. Times are whole nanoseconds, so that sums are exact.
 
-Communication is recognised by name: see ``is_collective``, and gloo's ranges on the CPU.
+Communication is recognised by name: see ``is_collective``. A trace without kernels, as of gloo on
+the CPU, is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
+from fast_axolotl.record.schema import is_collective
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 """What an event of the device does."""
@@ -32,7 +32,7 @@ _DEVICE = {"kernel": COMPUTE}
 _DEVICE |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), COPY)
 _HOST = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = ("runtime", "driver")
-_CALLS = (*CPU_COLLECTIVES, "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+_CALLS = ("nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
 _MOST_RANKS = 1 << 20
@@ -91,13 +91,8 @@ class Trace:
     launches: array[int] = field(default_factory=lambda: array("q"))
     """Correlation, start and thread of each call on the CPU that started something."""
     threads: dict[object, int] = field(default_factory=dict)
-    ops: dict[int, array[int]] = field(default_factory=dict)
-    """Start and end of each CPU op by thread, nested ones included."""
-    autograd_threads: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)
     """Kernels of the device, in the order of the file."""
-    ranges: list[Collective] = field(default_factory=list)
-    """Ranges on the CPU that carry out communication: gloo's."""
     calls: list[Collective] = field(default_factory=list)
     """Ranges on the CPU that only ask for it: c10d's, NCCL's, ``record_param_comms``."""
 
@@ -151,8 +146,9 @@ def read_trace(path: Path) -> Trace:
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             text = f"cannot read {event.name!r:.60}: {error!r}"
             raise DataError(text, path=trace.path, place=f"event {number:,}") from None
-    if not (trace.device or trace.ops or trace.ranges):
-        raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
+    if not trace.device:
+        message = "no kernels of a GPU; profile at least one step with ProfilerActivity.CUDA"
+        raise DataError(message, path=trace.path)
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
         trace.rank = int(in_name[1])
     trace.steps.sort(key=lambda step: step[1])
@@ -164,8 +160,8 @@ def _take(trace: Trace, event: _Event) -> None:
     category, name = event.cat.lower(), event.name
     if category not in _DEVICE and category not in _HOST and not category.endswith(_LAUNCHES):
         return
-    is_plain_op = category in _HOST and not name.startswith(_CALLS)
-    args = {} if is_plain_op else msgspec.json.decode(event.args) or {}
+    is_read = category not in _HOST or name.startswith(_CALLS)
+    args = (msgspec.json.decode(event.args) or {}) if is_read else {}
     start = round(event.ts * 1000)
     end = start + max(round(event.dur * 1000), 0)
     if category in _DEVICE:
@@ -188,11 +184,7 @@ def _take(trace: Trace, event: _Event) -> None:
     elif name.startswith(_CALLS):
         item = _collective(name, start, end, args)
         item.thread = thread
-        (trace.ranges if name.startswith(CPU_COLLECTIVES) else trace.calls).append(item)
-    elif category != "user_annotation":
-        trace.ops.setdefault(thread, array("q")).extend((start, end))
-        if name.startswith("autograd::engine"):
-            trace.autograd_threads.add(thread)
+        trace.calls.append(item)
 
 
 def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collective:
@@ -209,7 +201,7 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     width = _width_of(args.get("dtype"))
     if known and width:
         item.num_bytes = max(known) * width
-    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")):
+    elif "Input Dims" in args and name.startswith("nccl:"):
         types = args.get("Input type") or []
         sizes = [
             _elements(dims) * (_width_of(kind) or 0)

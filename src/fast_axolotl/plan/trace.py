@@ -152,14 +152,18 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
     device = np.asarray(trace.device, np.int64).reshape(-1, 5)
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
-    items = trace.collectives or trace.ranges
+    items = trace.collectives
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
-        _refuse(trace, spans[:, 1] - spans[:, 0], names)
+        # A job of several ranks communicates: none found means none recognised.
+        longest = int(np.bincount(names, weights=spans[:, 1] - spans[:, 0]).argmax())
+        size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
+        raise DataError(
+            f"this trace {size} holds no communication recognised by name; profile whole steps, "
+            f"optimizer included. The longest kernel: {list(trace.labels)[longest][:70]}",
+            path=trace.path,
+        )
     compute, copies = (merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
     communication = _union(items)
-    if not len(device):
-        compute = _host_compute(trace)
-        communication = _union([*items, *trace.calls])
     either = merge(np.concatenate((compute, communication)))
     busy = merge(np.concatenate((either, copies)))
     # When and on which thread each event was launched; -1 where that is not known.
@@ -177,7 +181,7 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
         bounds = np.array([[busy[0, 0], busy[-1, 1]]])
     if not numbers:
         raise DataError("none of the profiler's steps has kernels", path=trace.path)
-    _complete(trace, items, launches[classes == COMMUNICATION] if trace.collectives else None)
+    _complete(trace, items, launches[classes == COMMUNICATION])
     c, m, e, b = (inside(part, bounds) for part in (compute, communication, either, busy))
     whole = bounds[:, 1] - bounds[:, 0]
     parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
@@ -188,51 +192,25 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
     return _Rank(trace.path, trace.world_size, steps, bounds, overlap, chosen)
 
 
-def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
-    """A job of several ranks communicates: none found means none recognised."""
-    message = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
-    if len(durations):
-        longest = list(trace.labels)[int(np.bincount(names, weights=durations).argmax())]
-        message = "holds no communication recognised by name; profile whole steps, optimizer "
-        message += f"included. The longest kernel: {longest[:70]}"
-    size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
-    raise DataError(f"this trace {size} {message}", path=trace.path)
-
-
-def _host_compute(trace: Trace) -> Spans:
-    """Ops on the threads that train, without what runs inside collectives."""
-    training = {step[3] for step in trace.steps} | trace.autograd_threads
-    if not trace.steps and trace.ops:
-        training.add(max(trace.ops, key=lambda thread: len(trace.ops[thread])))
-    parts = [_union(())]
-    for thread in sorted(training & trace.ops.keys()):
-        ops = merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
-        own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
-        parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
-    return merge(np.concatenate(parts))
-
-
 def _windows(
     trace: Trace, spans: Spans, launches: Numbers, *, is_kernel: NDArray[np.bool_]
 ) -> tuple[list[int], Spans]:
-    """Which steps there are in the device's time, or the CPU's without kernels, and where."""
+    """Which steps there are in the device's time, and where."""
     begins = np.array([step[1] for step in trace.steps], np.int64)
-    places, end = np.arange(len(begins)), trace.steps[-1][2]
-    firsts = np.append(begins, end)
-    if len(spans):
-        launches = spans[:, 0] if (launches < 0).all() else launches
-        # One place more, for what was launched after the last step.
-        step_of = np.searchsorted(begins, launches, "right") - 1 + (launches > end)
-        firsts = np.full(len(begins) + 1, _NEVER)
-        np.minimum.at(firsts, step_of, np.where(is_kernel & (step_of >= 0), spans[:, 0], _NEVER))
-        places = np.flatnonzero(firsts[:-1] < _NEVER)
-        of_last = spans[step_of == places.max(initial=-1), 1]
-        firsts[-1] = min(firsts[-1], of_last.max(initial=end))
+    end = trace.steps[-1][2]
+    launches = spans[:, 0] if (launches < 0).all() else launches
+    # One place more, for what was launched after the last step.
+    step_of = np.searchsorted(begins, launches, "right") - 1 + (launches > end)
+    firsts = np.full(len(begins) + 1, _NEVER)
+    np.minimum.at(firsts, step_of, np.where(is_kernel & (step_of >= 0), spans[:, 0], _NEVER))
+    places = np.flatnonzero(firsts[:-1] < _NEVER)
+    of_last = spans[step_of == places.max(initial=-1), 1]
+    firsts[-1] = min(firsts[-1], of_last.max(initial=end))
     bounds = np.maximum.accumulate(firsts[[*places, -1]])
     return places.tolist(), np.stack((bounds[:-1], bounds[1:]), axis=1)
 
 
-def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | None) -> None:
+def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers) -> None:
     """Add step and group; and what kernels do not tell, from the CPU ranges that launched them."""
     calls: dict[int | None, list[Collective]] = defaultdict(list)
     for call in sorted(trace.calls, key=lambda call: call.start):
@@ -243,7 +221,7 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | Non
     members = {str(ranks): len(ranks) for ranks in groups if isinstance(ranks, list)}
     for index, item in enumerate(items):
         launch, thread = item.start, -1
-        if launches is not None and launches[index, 0] >= 0:
+        if launches[index, 0] >= 0:
             launch, thread = launches[index].tolist()
         end = bisect_right(begins.get(thread, []), launch)
         # Innermost first; ranges nest three deep.
