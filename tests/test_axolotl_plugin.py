@@ -286,7 +286,7 @@ class TestMeter:
         done = trainings.train("stock", *command, plugins=[PLUGIN])
         self.check(read_run(folder))
         assert read_run(folder).ranks[0].values["replacements"] == []
-        assert "replacements active: none" in done.stderr
+        assert "replaced    none" in done.stderr
         assert "accelerated calls" not in done.stderr
         assert "Inconclusive" in done.stderr
         assert "fast_axolotl/stall_fraction" in trainings.last_log("stock")
