@@ -1,4 +1,4 @@
-"""Profiler traces: synthetic ones with known answers, a real one, and bad files."""
+"""Profiler traces: synthetic ones with known answers, real ones of gloo ranks, and bad files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fast_axolotl.errors import DataError
+from fast_axolotl.plan import kineto
 from fast_axolotl.plan.kineto import read_trace
 from fast_axolotl.plan.trace import StepParts, TraceSummary, summarise_traces
 
@@ -101,6 +103,36 @@ def test_the_parts_of_a_step_are_those_on_the_device_and_add_up(tmp_path: Path) 
     assert (steps[2]["seconds"], steps[2]["compute_seconds"]) == (30, 30)
 
 
+def test_a_kernel_that_runs_in_the_next_step_is_cut_at_the_window(tmp_path: Path) -> None:
+    trace = Gpu(world_size=1)
+    trace.step(1, 0, 100)
+    trace.step(2, 100, 100)
+    trace.kernel("a", 10, 20)
+    trace.kernel("slow", 20, 100, launch=40, stream=8)
+    trace.kernel("b", 110, 10)
+    first, second = parts_of(trace.save(tmp_path))
+    assert (first["seconds"], first["compute_seconds"], first["idle_seconds"]) == (100, 100, 0)
+    assert (second["seconds"], second["compute_seconds"]) == (90, 10)
+
+
+def test_without_steps_all_is_one_and_what_follows_the_last_is_not(tmp_path: Path) -> None:
+    trace = Gpu(world_size=1)
+    trace.kernel("a", 10, 20)
+    trace.kernel("b", 150, 10)
+    assert list(parts_of(trace.save(tmp_path))[0].values()) == [150, 30, 0, 0, 0, 120]
+    trace.step(1, 0, 100)
+    assert list(parts_of(trace.save(tmp_path))[0].values()) == [90, 20, 0, 0, 0, 70]
+
+
+def test_steps_are_chosen_by_the_numbers_of_the_profiler(tmp_path: Path) -> None:
+    path = two_steps().save(tmp_path)
+    summary = summarise_traces([path], steps=range(4, 5))
+    assert [step.step for step in summary.steps] == [4]
+    assert sum(row.count for row in summary.collectives) == 1
+    with pytest.raises(DataError, match=r"the trace holds steps 3 to 5"):
+        summarise_traces([path], steps=range(7, 9))
+
+
 kernels = st.tuples(
     st.sampled_from(["gemm", NCCL, "Memcpy HtoD"]), st.integers(0, 400), st.integers(0, 60)
 )
@@ -175,9 +207,7 @@ def test_a_job_without_communication_that_we_know_is_refused(tmp_path: Path, nam
     trace = Gpu()
     trace.kernel(name, 0, 10)
     trace.kernel("gemm", 20, 5)
-    with pytest.raises(
-        DataError, match=r"of 2 ranks holds no communication.*longest kernel"
-    ) as error:
+    with pytest.raises(DataError, match=r"of 2 ranks holds no communication.*longest") as error:
         summarise_traces([trace.save(tmp_path)])
     assert name[:60] in str(error.value)
     trace.info["world_size"] = 1
@@ -273,6 +303,39 @@ def test_missing_ranks_are_named_and_waiting_is_a_lower_bound(tmp_path: Path) ->
     assert "2 of 4 ranks have no trace here: waiting for peers is at least" in summary.notes[-1]
 
 
+def test_no_straggler_of_one_rank_or_where_nobody_is_late(tmp_path: Path) -> None:
+    summary = skewed(tmp_path, (2,))
+    assert (summary.ranks[0].waiting_seconds, summary.straggler) == (None, None)
+    assert any("only one rank of their group" in note for note in summary.notes)
+    summary = skewed(tmp_path, range(4), late=9)
+    assert summary.straggler is None
+    assert summary.straggler_reason.startswith("No rank clearly makes")
+
+
+def test_groups_of_the_same_name_and_other_ranks_are_not_mixed(tmp_path: Path) -> None:
+    for rank, length in enumerate((500, 200, 900, 100)):
+        trace = Gpu(rank, 4)
+        pair = str([rank // 2 * 2, rank // 2 * 2 + 1])
+        trace.all_reduce(0, length, **{"Process Group Ranks": pair, "Group size": 2})
+        trace.save(tmp_path)
+    summary = summarise_traces(sorted(tmp_path.iterdir()))
+    waits = [mean.waiting_seconds for mean in summary.ranks]
+    assert waits == pytest.approx([300e-6, 0, 800e-6, 0])
+
+
+def test_collectives_that_differ_between_ranks_are_not_matched(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        trace = Gpu(rank)
+        for index in range(3 - rank):
+            trace.all_reduce(1000 * index, 500)
+        trace.all_reduce(5000, 100, **{"Collective name": "send"})
+        trace.save(tmp_path)
+    summary = summarise_traces(sorted(tmp_path.iterdir()))
+    assert [mean.waiting_seconds for mean in summary.ranks] == [None, None]
+    assert any("5 collectives: ranks have different" in n for n in summary.notes)
+    assert any("2 collectives: sends" in note for note in summary.notes)
+
+
 def test_waiting_under_compute_is_not_exposed(tmp_path: Path) -> None:
     for rank, length in enumerate((500, 100)):
         trace = Gpu(rank)
@@ -283,6 +346,92 @@ def test_waiting_under_compute_is_not_exposed(tmp_path: Path) -> None:
     assert microseconds(first)["overlapped_seconds"] == 150
     # 400 µs of waiting from 100 on, 150 of them under the kernel.
     assert first.waiting_seconds == pytest.approx(250e-6)
+
+
+def test_kernels_are_compared_with_and_without_communication_beside_them(tmp_path: Path) -> None:
+    trace = Gpu()
+    for index in range(4):
+        at = 1000 * index
+        trace.kernel("gemm", at, 100, grid=[8, 1, 1])
+        trace.kernel("gemm", at + 200, 150, grid=[8, 1, 1])
+        trace.all_reduce(at + 180, 200)
+        trace.kernel("gemm", at + 500, 300, grid=[64, 1, 1])
+    summary = summarise_traces([trace.save(tmp_path)])
+    (row,) = summary.slowdowns
+    assert (row.alone, row.beside, row.ratio) == (4, 4, pytest.approx(1.5))
+    assert row.name == "gemm [8, 1, 1]"
+    assert summary.slowdown == pytest.approx(1.5)
+
+
+# Traces of the CPU: gloo.
+
+
+def gloo(rank: int, folder: Path, **info: Any) -> Path:
+    """Ops of 40 µs, an all-reduce on another thread beside the last 10 of them and 30 more."""
+    trace = Gpu(rank, 2, backend="gloo", **info)
+    shape = {"Input Dims": [[1000]], "Input type": ["float"]}
+    trace.step(1, 0, 100)
+    trace.events += [
+        event("cpu_op", "aten::linear", 0, 40),
+        event("cpu_op", "aten::addmm", 5, 30),
+        event("cpu_op", "c10d::allreduce_", 30, 2),
+        event("cpu_op", "aten::view", 31, 1),
+        event("user_annotation", "gloo:all_reduce", 30, 40 + 10 * rank, 99, **shape),
+        event("cpu_op", "aten::view", 31, 60, 99),
+    ]
+    return trace.save(folder)
+
+
+def test_on_the_cpu_compute_is_the_ops_of_the_training_threads(tmp_path: Path) -> None:
+    groups = [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}]
+    paths = [gloo(rank, tmp_path, pg_config=groups) for rank in (0, 1)]
+    summary = summarise_traces(paths)
+    assert list(microseconds(summary.steps[0]).values()) == [100, 30, 8, 32, 0, 30]
+    assert [step.waiting_seconds for step in summary.steps] == pytest.approx([0, 2e-6])
+    (row,) = summary.collectives
+    assert (row.kind, row.group_size, row.num_bytes) == ("all_reduce", 2, 4000)
+
+
+def test_gloo_ranges_of_several_groups_are_not_matched(tmp_path: Path) -> None:
+    groups = [{"pg_size": 2, "ranks": [0, 1]}, {"pg_size": 1, "ranks": [0]}]
+    paths = [gloo(rank, tmp_path, pg_config=groups) for rank in (0, 1)]
+    summary = summarise_traces(paths)
+    assert "does not name their process group" in summary.notes[0]
+
+
+REAL = """
+    import sys, time, torch, torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    grads, a = torch.ones(100_000), torch.ones(256, 256)
+    plan = schedule(wait=0, warmup=1, active=3, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True) as found:
+        for _ in range(4):
+            a @ a
+            time.sleep(0.3 * rank)
+            dist.all_reduce(grads)
+            found.step()
+    found.export_chrome_trace(f"{folder}/rank{rank}.json.gz")
+    dist.destroy_process_group()
+"""
+
+
+def test_a_delay_of_one_real_gloo_rank_is_found_within_5_percent(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = [sys.executable, "-c", textwrap.dedent(REAL)]
+    children = [subprocess.Popen([*words, str(rank), str(tmp_path)]) for rank in (0, 1)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    summary = summarise_traces(sorted(tmp_path.glob("*.json.gz")))
+    assert (summary.world_size, len(summary.steps), summary.straggler) == (2, 6, 1)
+    # Of the first step, rank 0's begins before the profiler of rank 1 is ready.
+    waits = [step.waiting_seconds for step in summary.steps if step.rank == 0]
+    assert sorted(waits)[1] == pytest.approx(0.3, rel=0.05)
+    for step in summary.steps:
+        whole, *parts = microseconds(step).values()
+        assert sum(parts) == pytest.approx(whole, abs=0.01)
 
 
 # Files.
@@ -308,17 +457,35 @@ def test_plain_gzip_and_bare_lists_are_read_alike(tmp_path: Path) -> None:
     assert summarise_traces([bare]).world_size is None
 
 
+def test_chunks_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = two_steps(note="ü " * 9).save(tmp_path)
+    expected = parts_of(path)
+    for size in (1, 7, 64):
+        monkeypatch.setattr(kineto, "_CHUNK_BYTES", size)
+        assert parts_of(path) == expected
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a whole trace"),
-        (b"<html>", "malformed"),
-        (b'{"a": 1}', "missing required field `traceEvents`"),
-        (b'{"traceEvents": []}', "no kernels of a GPU"),
-        (b'{"traceEvents": [{"ph": "M"}, 7]}', r"traceEvents\[1\]"),
-        (b'{"traceEvents": [{"ph": "M"}, {"ph": "X", "na', "truncated"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "args": 3}]}', "event 1: cannot read"),
-        (gzip.compress(b'{"traceEvents": [' + b"{}," * 99, mtime=0)[:-20], "cannot be read"),
+        (b"", "the header, character 1: the file is empty"),
+        (b"<html>", "begins with '<'"),
+        (b'{"a": 1}', "no list of traceEvents"),
+        (b'{"traceEvents": 3}', "no list of traceEvents"),
+        (b'{"traceEvents": []}', "no kernels and no CPU ops"),
+        (b'{"traceEvents": [{"ph": "M"}, 7]}', "event 2.*not an object"),
+        (
+            b'{"traceEvents": [{"ph": "M"}, {"ph": "X", "na',
+            "event 2, character 31: the file is truncated",
+        ),
+        (b'{"traceEvents": [{"ph": "M"}', "the file is truncated"),
+        (
+            b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}',
+            "event 1.*KeyError\\('ts'",
+        ),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": "b"}]}', "event 1"),
+        (b'{"traceEvents"', "a key without a value"),
+        (gzip.compress(b'{"traceEvents": [' + b"{}," * 99, mtime=0)[:-20], "the file"),
     ],
 )
 def test_files_that_are_no_traces_are_errors_with_a_place(
@@ -329,6 +496,17 @@ def test_files_that_are_no_traces_are_errors_with_a_place(
     with pytest.raises(DataError, match=message) as error:
         read_trace(path)
     assert error.value.path == str(path)
+
+
+def test_garbage_in_the_middle_is_found_without_reading_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto, "_LONGEST_VALUE", 1000)
+    monkeypatch.setattr(kineto, "_CHUNK_BYTES", 100)
+    path = tmp_path / "rank0.json"
+    path.write_text('{"traceEvents": [{"ph": "M"}, {"ph" "X"}' + ', {"ph": "M"}' * 10_000)
+    with pytest.raises(DataError, match="event 2, character 31: this is not JSON"):
+        read_trace(path)
 
 
 def test_ranks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
@@ -351,10 +529,25 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_shows_ranks_steps_and_collectives(tmp_path: Path) -> None:
     skewed(tmp_path, range(4))
-    done = run(str(tmp_path), "--link", "100")
+    done = run(str(tmp_path), "--link", "100", "--steps", "1:3")
     assert done.returncode == 0, done.stderr
     assert "Straggler: rank 1." in done.stdout
     assert "30 GB/s" in done.stdout
     assert "30.0 %" in done.stdout
     found = json.loads(run(str(tmp_path / "rank[01].json"), "--json").stdout)
     assert [mean["rank"] for mean in found["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nowhere.json"], 1, "no trace (.json"),
+        (["{folder}", "--steps", "3"], 2, "cannot read '3' as steps"),
+        (["{folder}", "--link", "-1"], 2, "--link is -1"),
+    ],
+)
+def test_bad_calls_are_one_line(tmp_path: Path, words: list[str], code: int, message: str) -> None:
+    two_steps().save(tmp_path)
+    done = run(*(word.replace("{folder}", str(tmp_path)) for word in words))
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert message in done.stderr

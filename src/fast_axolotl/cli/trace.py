@@ -14,10 +14,13 @@ from fast_axolotl.errors import MissingFileError, UsageError
 if TYPE_CHECKING:
     from fast_axolotl.plan.trace import CollectiveRow, StepParts, TraceSummary
 
-TRACE_EXAMPLES = examples("trace traces/", "trace rank0.json.gz rank1.json.gz --link 50")
+TRACE_EXAMPLES = examples(
+    "trace traces/", "trace rank0.json.gz rank1.json.gz --link 50", "trace traces/ --steps 3:8"
+)
 
 _MOST_STEPS = 24
 _MOST_COLLECTIVES = 12
+_MOST_KERNELS = 5
 _PARTS = ("step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle")
 
 
@@ -30,6 +33,9 @@ def trace(
     link: Annotated[
         float | None,
         typer.Option(help="Bandwidth of the link between GPUs in GB/s, to compare with."),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Only these steps of the profiler: 3:8 means 3 to 7.")
     ] = None,
 ) -> None:
     """Split step time into compute, communication and idle time, from torch.profiler traces.
@@ -45,9 +51,21 @@ def trace(
         raise UsageError(f"--link is {link:g}; pass the bandwidth of the link in GB/s")
     summary = summarise_traces(
         _find_traces(traces),
+        steps=None if steps is None else _parse_steps(steps),
         link_bytes_per_second=None if link is None else link * 1e9,
     )
     print(to_json(summary)) if as_json else _print_summary(summary)
+
+
+def _parse_steps(text: str) -> range:
+    first, colon, end = text.partition(":")
+    try:
+        found = range(int(first or 0), int(end or 2**62))
+    except ValueError:
+        found = range(0)
+    if not (colon and found):
+        raise UsageError(f"cannot read {text!r} as steps; write 3:8 for 3 to 7, or 3: for the rest")
+    return found
 
 
 def _find_traces(inputs: Sequence[str]) -> list[Path]:
@@ -66,6 +84,7 @@ def _find_traces(inputs: Sequence[str]) -> list[Path]:
 
 
 def _print_summary(summary: TraceSummary) -> None:
+    from fast_axolotl.record.units import format_seconds
     from fast_axolotl.report.terminal import show_matrix
 
     counts = [sum(step.rank == mean.rank for step in summary.steps) for mean in summary.ranks]
@@ -89,6 +108,22 @@ def _print_summary(summary: TraceSummary) -> None:
             [*header, "bus bandwidth", "of the link"],
             [_collective_cells(row) for row in summary.collectives[:_MOST_COLLECTIVES]],
             [f"{left_out} more with less time: see --json."] if left_out > 0 else [],
+        )
+    if summary.slowdown is not None:
+        show_matrix(
+            f"Kernels take {summary.slowdown:.2f} times as long while communication runs",
+            ("kernel", "alone", "median", "with communication", "median", "ratio"),
+            [
+                (
+                    row.name[:60],
+                    f"{row.alone:,}",
+                    format_seconds(row.alone_seconds),
+                    f"{row.beside:,}",
+                    format_seconds(row.beside_seconds),
+                    f"{row.ratio:.2f}",
+                )
+                for row in summary.slowdowns[:_MOST_KERNELS]
+            ],
         )
 
 

@@ -1,16 +1,17 @@
-"""Profiler traces (Kineto JSON, plain or gzip).
+"""Profiler traces (Kineto JSON, plain or gzip), read in bounded memory.
 
-A trace is decoded as a whole, which takes about 2.6 times the size of its JSON in memory; arguments
-are decoded only where they are needed. Kept are 40 bytes for each event of the device, 24 for each
-launch, and an object for each collective. Times are whole nanoseconds, so that sums are exact.
+A trace is decoded object by object over a sliding buffer, so a file of any size costs what is kept
+of it: 40 bytes for each event of the device, 24 for each launch, 16 for each CPU op, and an object
+for each collective. Times are whole nanoseconds, so that sums are exact.
 
-Communication is recognised by name: see ``is_collective``. A trace without kernels, as of gloo on
-the CPU, is refused.
+Communication is recognised by name: see ``is_collective``, and gloo's ranges on the CPU.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import json
 import math
 import re
 import zlib
@@ -18,12 +19,10 @@ from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import IO, Any
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.record.schema import is_collective
+from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 """What an event of the device does."""
@@ -32,10 +31,14 @@ _DEVICE = {"kernel": COMPUTE}
 _DEVICE |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), COPY)
 _HOST = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = ("runtime", "driver")
-_CALLS = ("nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+_CALLS = (*CPU_COLLECTIVES, "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
-_MOST_RANKS = 1 << 20
+_CHUNK_BYTES = _MOST_RANKS = 1 << 20
+_LONGEST_VALUE = 1 << 24
+"""Characters after which something that does not end is not JSON, rather than not yet read."""
+
+_GAP = re.compile(r"[\s,]*")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _KINDS = (
@@ -91,79 +94,148 @@ class Trace:
     launches: array[int] = field(default_factory=lambda: array("q"))
     """Correlation, start and thread of each call on the CPU that started something."""
     threads: dict[object, int] = field(default_factory=dict)
+    ops: dict[int, array[int]] = field(default_factory=dict)
+    """Start and end of each CPU op by thread, nested ones included."""
+    autograd_threads: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)
     """Kernels of the device, in the order of the file."""
+    ranges: list[Collective] = field(default_factory=list)
+    """Ranges on the CPU that carry out communication: gloo's."""
     calls: list[Collective] = field(default_factory=list)
     """Ranges on the CPU that only ask for it: c10d's, NCCL's, ``record_param_comms``."""
-
-
-class _Event(msgspec.Struct, gc=False):
-    """The fields of an event that are read."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    tid: int | str | None = None
-    ts: float = 0.0
-    dur: float = 0.0
-    args: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _File(msgspec.Struct):
-    """The file's one object."""
-
-    traceEvents: list[_Event]
-    distributedInfo: dict[str, Any] = {}
 
 
 def read_trace(path: Path) -> Trace:
     """Read one file; ``DataError`` with the place where it is cut, foreign or empty."""
     trace = Trace(path=str(path))
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-        file: _File | list[_Event] = msgspec.json.decode(data, type=_File | list[_Event])
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            _read(trace, _Text(gzip.GzipFile(fileobj=file) if packed else file, trace.path))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"the file cannot be read: {error}", path=trace.path) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{error}; this is not a whole trace of torch.profiler, which is a JSON object with "
-            "traceEvents",
-            path=trace.path,
-        ) from None
-    events = file if isinstance(file, list) else file.traceEvents
-    if isinstance(file, _File):
-        info = file.distributedInfo
-        known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < _MOST_RANKS}
-        trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
-        groups = info.get("pg_config")
-        trace.groups = groups if isinstance(groups, list) else []
-    for number, event in enumerate(events, 1):
-        if event.ph != "X":
-            continue
-        try:
-            _take(trace, event)
-        except (TypeError, ValueError, OverflowError, AttributeError) as error:
-            text = f"cannot read {event.name!r:.60}: {error!r}"
-            raise DataError(text, path=trace.path, place=f"event {number:,}") from None
-    if not trace.device:
-        message = "no kernels of a GPU; profile at least one step with ProfilerActivity.CUDA"
-        raise DataError(message, path=trace.path)
+    if not (trace.device or trace.ops or trace.ranges):
+        raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
         trace.rank = int(in_name[1])
     trace.steps.sort(key=lambda step: step[1])
     return trace
 
 
-def _take(trace: Trace, event: _Event) -> None:
+class _Text:
+    """A sliding window over a file, from which JSON values are taken one by one."""
+
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: str) -> None:
+        self._stream = stream
+        self._path = path
+        self._decode = json.JSONDecoder(strict=False).raw_decode
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text = ""
+        self.at = 0
+        self._passed = 0
+        self._is_over = False
+        self.events = 0
+
+    def peek(self) -> str:
+        """The next character that is no gap; empty at the end of the file."""
+        while True:
+            match = _GAP.match(self._text, self.at)
+            self.at = match.end() if match else self.at
+            if self.at < len(self._text):
+                return self._text[self.at]
+            if not self._fill():
+                return ""
+
+    def value(self) -> Any:
+        """The next JSON value, whole."""
+        if not self.peek():
+            raise self.error("the file is truncated here; copy it again")
+        while True:
+            try:
+                value, end = self._decode(self._text, self.at)
+            except (json.JSONDecodeError, RecursionError) as error:
+                if len(self._text) - self.at > _LONGEST_VALUE:
+                    raise self.error(f"this is not JSON: {error}") from None
+                if not self._fill():
+                    raise self.error(
+                        f"the file is truncated here, inside a value ({error})"
+                    ) from None
+                continue
+            if end < len(self._text) or not self._fill():
+                self.at = end
+                return value
+
+    def error(self, message: str) -> DataError:
+        place = f"event {self.events:,}" if self.events else "the header"
+        place += f", character {self._passed + self.at + 1:,}"
+        return DataError(message, path=self._path, place=place)
+
+    def _fill(self) -> bool:
+        """Read on. Twice as much as is left, so that a long value is not tried too often."""
+        if self._is_over:
+            return False
+        self._passed += self.at
+        self._text, self.at = self._text[self.at :], 0
+        data = self._stream.read(max(_CHUNK_BYTES, len(self._text)))
+        self._is_over = not data
+        self._text += self._bytes.decode(data, final=self._is_over)
+        return not self._is_over
+
+
+def _read(trace: Trace, text: _Text) -> None:
+    """The file's one object, or its bare list of events."""
+    first = text.peek()
+    if first not in ("{", "["):
+        what = f"begins with {first!r}" if first else "is empty"
+        raise text.error(f"the file {what}; a profiler trace is a JSON object with traceEvents")
+    if first == "[":
+        _read_events(trace, text)
+        return
+    text.at += 1
+    has_events = False
+    while text.peek() != "}":
+        key = text.value()
+        if text.peek() != ":":
+            raise text.error("this is not JSON: a key without a value")
+        text.at += 1
+        if key == "traceEvents" and text.peek() == "[":
+            has_events = True
+            _read_events(trace, text)
+            continue
+        value = text.value()
+        if key == "distributedInfo" and isinstance(value, dict):
+            known = {k: v for k, v in value.items() if type(v) is int and 0 <= v < _MOST_RANKS}
+            trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
+            groups = value.get("pg_config")
+            trace.groups = groups if isinstance(groups, list) else []
+    if not has_events:
+        raise text.error("this JSON has no list of traceEvents; is it a trace of torch.profiler?")
+
+
+def _read_events(trace: Trace, text: _Text) -> None:
+    text.at += 1
+    while text.peek() != "]":
+        text.events += 1
+        event = text.value()
+        if not isinstance(event, dict):
+            raise text.error(f"an event is {event!r:.40}, not an object")
+        try:
+            if event.get("ph") == "X":
+                _take(trace, event)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise text.error(f"cannot read {event.get('name')!r:.60}: {error!r}") from None
+    text.at += 1
+
+
+def _take(trace: Trace, event: dict[str, Any]) -> None:
     """Keep what the sums need of one event."""
-    category, name = event.cat.lower(), event.name
+    category = event.get("cat", "").lower()
     if category not in _DEVICE and category not in _HOST and not category.endswith(_LAUNCHES):
         return
-    is_read = category not in _HOST or name.startswith(_CALLS)
-    args = (msgspec.json.decode(event.args) or {}) if is_read else {}
-    start = round(event.ts * 1000)
-    end = start + max(round(event.dur * 1000), 0)
+    name, args = event["name"], event.get("args") or {}
+    start = round(event["ts"] * 1000)
+    end = start + max(round(event.get("dur", 0) * 1000), 0)
     if category in _DEVICE:
         kind = COMMUNICATION if is_collective(name) else _DEVICE[category]
         correlation = args.get("correlation", -1)
@@ -173,7 +245,7 @@ def _take(trace: Trace, event: _Event) -> None:
         if kind == COMMUNICATION:
             trace.collectives.append(_collective(name, start, end, args))
         return
-    thread = trace.threads.setdefault(event.tid, len(trace.threads))
+    thread = trace.threads.setdefault(event.get("tid"), len(trace.threads))
     if category.endswith(_LAUNCHES):
         if "correlation" in args:
             trace.launches.extend((args["correlation"], start, thread))
@@ -184,7 +256,11 @@ def _take(trace: Trace, event: _Event) -> None:
     elif name.startswith(_CALLS):
         item = _collective(name, start, end, args)
         item.thread = thread
-        trace.calls.append(item)
+        (trace.ranges if name.startswith(CPU_COLLECTIVES) else trace.calls).append(item)
+    elif category != "user_annotation":
+        trace.ops.setdefault(thread, array("q")).extend((start, end))
+        if name.startswith("autograd::engine"):
+            trace.autograd_threads.add(thread)
 
 
 def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collective:
@@ -201,7 +277,7 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     width = _width_of(args.get("dtype"))
     if known and width:
         item.num_bytes = max(known) * width
-    elif "Input Dims" in args and name.startswith("nccl:"):
+    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")):
         types = args.get("Input type") or []
         sizes = [
             _elements(dims) * (_width_of(kind) or 0)

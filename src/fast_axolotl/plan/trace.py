@@ -33,6 +33,8 @@ Spans = Numbers
 """Starts and ends in two columns; merged ones are in order and do not touch."""
 
 _NEVER = np.iinfo(np.int64).max
+_LEAST_REPEATS = 3
+"""Runs of a kernel alone, and beside communication, that a slow-down needs."""
 _STRAGGLER_LEAD = 0.01
 """Share of a step by which every other rank waits longer than a straggler, at least."""
 _BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
@@ -83,6 +85,18 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelSlowdown:
+    """One kernel on one grid, with and without communication beside it: medians."""
+
+    name: str
+    alone: int
+    beside: int
+    alone_seconds: float
+    beside_seconds: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class TraceSummary:
     """What the traces of a job's ranks say."""
 
@@ -93,6 +107,9 @@ class TraceSummary:
     steps: tuple[StepParts, ...]
     collectives: tuple[CollectiveRow, ...]
     """By time, the most first."""
+    slowdown: float | None
+    """Time of all kernels beside communication over what they take alone."""
+    slowdowns: tuple[KernelSlowdown, ...]
     straggler: int | None
     straggler_reason: str
     notes: tuple[str, ...]
@@ -112,12 +129,17 @@ class _Rank:
     collectives: list[Collective]
 
 
+Durations = dict[str, tuple[list[int], list[int]]]
+"""Of each kernel: alone and beside communication."""
+
+
 def summarise_traces(
-    paths: Sequence[Path], *, link_bytes_per_second: float | None = None
+    paths: Sequence[Path], *, steps: range | None = None, link_bytes_per_second: float | None = None
 ) -> TraceSummary:
-    """Divide the steps of some ranks' traces."""
+    """Divide the steps of some ranks' traces: all of them, or those of some numbers."""
     found: dict[int, _Rank] = {}
     notes: list[str] = []
+    kernels: Durations = defaultdict(lambda: ([], []))
     for path in paths:
         trace = read_trace(path)
         if trace.rank is None and len(paths) > 1:
@@ -130,7 +152,7 @@ def summarise_traces(
             raise DataError(
                 f"{found[rank].path} is also of rank {rank}; pass only one", path=trace.path
             )
-        found[rank] = _measure(trace, notes)
+        found[rank] = _measure(trace, steps, kernels, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
     if len(sizes) > 1:
@@ -145,25 +167,22 @@ def summarise_traces(
     means = tuple(_mean(item.steps) for item in ranks)
     divided = tuple(step for item in ranks for step in item.steps)
     rows = _collective_rows(ranks, link_bytes_per_second)
-    return TraceSummary(size, missing, means, divided, rows, *_find_straggler(means), tuple(notes))
+    judged = (*_slowdowns(kernels), *_find_straggler(means))
+    return TraceSummary(size, missing, means, divided, rows, *judged, tuple(notes))
 
 
-def _measure(trace: Trace, notes: list[str]) -> _Rank:
+def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
     device = np.asarray(trace.device, np.int64).reshape(-1, 5)
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
-    items = trace.collectives
+    items = trace.collectives or trace.ranges
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
-        # A job of several ranks communicates: none found means none recognised.
-        longest = int(np.bincount(names, weights=spans[:, 1] - spans[:, 0]).argmax())
-        size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
-        raise DataError(
-            f"this trace {size} holds no communication recognised by name; profile whole steps, "
-            f"optimizer included. The longest kernel: {list(trace.labels)[longest][:70]}",
-            path=trace.path,
-        )
+        _refuse(trace, spans[:, 1] - spans[:, 0], names)
     compute, copies = (merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
     communication = _union(items)
+    if not len(device):
+        compute = _host_compute(trace)
+        communication = _union([*items, *trace.calls])
     either = merge(np.concatenate((compute, communication)))
     busy = merge(np.concatenate((either, copies)))
     # When and on which thread each event was launched; -1 where that is not known.
@@ -179,38 +198,79 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
             notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels skipped.")
     else:
         bounds = np.array([[busy[0, 0], busy[-1, 1]]])
+    if wanted is not None:
+        bounds = bounds[[number in wanted for number in numbers]]
+        numbers = [number for number in numbers if number in wanted]
     if not numbers:
-        raise DataError("none of the profiler's steps has kernels", path=trace.path)
-    _complete(trace, items, launches[classes == COMMUNICATION])
+        held = f"steps {trace.steps[0][0]} to {trace.steps[-1][0]}" if trace.steps else "no steps"
+        raise DataError(f"none of the requested steps: the trace holds {held}", path=trace.path)
+    _complete(trace, items, launches[classes == COMMUNICATION] if trace.collectives else None)
     c, m, e, b = (inside(part, bounds) for part in (compute, communication, either, busy))
     whole = bounds[:, 1] - bounds[:, 0]
     parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
     columns = zip(numbers, parts.tolist(), strict=True)
     steps = [StepParts(trace.rank or 0, number, *row) for number, row in columns]
+    # Kernels of the same work, alone and with communication beside them for half their time.
+    is_inside = ((spans >= bounds[0, 0]) & (spans <= bounds[-1, 1])).all(1) & (classes == COMPUTE)
+    spans, names = spans[is_inside], names[is_inside]
+    durations = spans[:, 1] - spans[:, 0]
+    shared = inside(communication, spans)
+    is_beside = 2 * shared >= np.maximum(durations, 1)
+    labels = list(trace.labels)
+    for name in np.intersect1d(names[shared == 0], names[is_beside]).tolist():
+        for column, is_kind in zip(kernels[labels[name]], (shared == 0, is_beside), strict=True):
+            column += durations[is_kind & (names == name)].tolist()
     overlap = _combine(compute, communication, np.logical_and)
     chosen = [item for item in items if not trace.steps or item.step in numbers]
     return _Rank(trace.path, trace.world_size, steps, bounds, overlap, chosen)
 
 
+def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
+    """A job of several ranks communicates: none found means none recognised."""
+    message = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
+    if len(durations):
+        labels, longest = list(trace.labels), np.argsort(-np.bincount(names, weights=durations))
+        message = "holds no communication recognised by name; profile whole steps, optimizer "
+        message += "included. The longest kernels: "
+        message += "; ".join(labels[index][:70] for index in longest[:5].tolist())
+    size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
+    raise DataError(f"this trace {size} {message}", path=trace.path)
+
+
+def _host_compute(trace: Trace) -> Spans:
+    """Ops on the threads that train, without what runs inside collectives."""
+    training = {step[3] for step in trace.steps} | trace.autograd_threads
+    if not trace.steps and trace.ops:
+        training.add(max(trace.ops, key=lambda thread: len(trace.ops[thread])))
+    parts = [_union(())]
+    for thread in sorted(training & trace.ops.keys()):
+        ops = merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
+        own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
+        parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
+    return merge(np.concatenate(parts))
+
+
 def _windows(
     trace: Trace, spans: Spans, launches: Numbers, *, is_kernel: NDArray[np.bool_]
 ) -> tuple[list[int], Spans]:
-    """Which steps there are in the device's time, and where."""
+    """Which steps there are in the device's time, or the CPU's without kernels, and where."""
     begins = np.array([step[1] for step in trace.steps], np.int64)
-    end = trace.steps[-1][2]
-    launches = spans[:, 0] if (launches < 0).all() else launches
-    # One place more, for what was launched after the last step.
-    step_of = np.searchsorted(begins, launches, "right") - 1 + (launches > end)
-    firsts = np.full(len(begins) + 1, _NEVER)
-    np.minimum.at(firsts, step_of, np.where(is_kernel & (step_of >= 0), spans[:, 0], _NEVER))
-    places = np.flatnonzero(firsts[:-1] < _NEVER)
-    of_last = spans[step_of == places.max(initial=-1), 1]
-    firsts[-1] = min(firsts[-1], of_last.max(initial=end))
+    places, end = np.arange(len(begins)), trace.steps[-1][2]
+    firsts = np.append(begins, end)
+    if len(spans):
+        launches = spans[:, 0] if (launches < 0).all() else launches
+        # One place more, for what was launched after the last step.
+        step_of = np.searchsorted(begins, launches, "right") - 1 + (launches > end)
+        firsts = np.full(len(begins) + 1, _NEVER)
+        np.minimum.at(firsts, step_of, np.where(is_kernel & (step_of >= 0), spans[:, 0], _NEVER))
+        places = np.flatnonzero(firsts[:-1] < _NEVER)
+        of_last = spans[step_of == places.max(initial=-1), 1]
+        firsts[-1] = min(firsts[-1], of_last.max(initial=end))
     bounds = np.maximum.accumulate(firsts[[*places, -1]])
     return places.tolist(), np.stack((bounds[:-1], bounds[1:]), axis=1)
 
 
-def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers) -> None:
+def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | None) -> None:
     """Add step and group; and what kernels do not tell, from the CPU ranges that launched them."""
     calls: dict[int | None, list[Collective]] = defaultdict(list)
     for call in sorted(trace.calls, key=lambda call: call.start):
@@ -221,7 +281,7 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers) -> N
     members = {str(ranks): len(ranks) for ranks in groups if isinstance(ranks, list)}
     for index, item in enumerate(items):
         launch, thread = item.start, -1
-        if launches[index, 0] >= 0:
+        if launches is not None and launches[index, 0] >= 0:
             launch, thread = launches[index].tolist()
         end = bisect_right(begins.get(thread, []), launch)
         # Innermost first; ranges nest three deep.
@@ -358,3 +418,17 @@ def _collective_rows(ranks: Sequence[_Rank], link: float | None) -> tuple[Collec
         counts = (len(items), seconds, len(matched), waited)
         found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed, share))
     return tuple(sorted(found, key=lambda row: -row.seconds))
+
+
+def _slowdowns(kernels: Durations) -> tuple[float | None, tuple[KernelSlowdown, ...]]:
+    """By kernel, the one with the most time beside communication first, and of all together."""
+    rows = []
+    spent = expected = 0.0
+    for name, (alone, beside) in kernels.items():
+        usual, shared = float(np.median(alone)), float(np.median(beside))
+        if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
+            spent, expected = spent + sum(beside), expected + usual * len(beside)
+            medians = (usual / 1e9, shared / 1e9, shared / usual)
+            rows.append(KernelSlowdown(name, len(alone), len(beside), *medians))
+    rows.sort(key=lambda row: -row.beside_seconds * row.beside)
+    return spent / expected if rows else None, tuple(rows)
