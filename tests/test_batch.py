@@ -19,6 +19,7 @@ from fast_axolotl.cli.batch import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
 from fast_axolotl.protocol import compare_folders
+from fast_axolotl.protocol.sweep import find_out_of_memory
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.protocol_result import Trial
 from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR
@@ -122,6 +123,8 @@ def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None
 
 
 def test_pitfalls_are_told_with_their_figures() -> None:
+    [latency] = advise([trial(1), trial(16)]).warnings
+    assert "40.0 ms, but its throughput is 30 % of the best: low latency" in latency
     [stall] = advise([trial(1, stall=0.4)]).warnings
     assert "waits for data 40.0 %" in stall
     noisy = trial(8, share=64, noise_scale=20.0, ranks=4)
@@ -133,6 +136,7 @@ def test_pitfalls_are_told_with_their_figures() -> None:
     # The run that accumulates most tells of the noise, also where the knee is another.
     more = trial(4, share=64, noise_scale=30.0, ranks=4)
     assert advise([more, replace(noisy, noise_scale=None)]).noise_scale == 30.0
+    assert "--steps 60" in advise([replace(noisy, noise_scale=None)]).sentences[-1]
 
 
 def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
@@ -142,7 +146,22 @@ def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
     full = replace(peak, outcome="out of memory")
     assert "lower micro_batch_size to 2, or sequence_len" in describe_longest(full, 8, [1, 2, 4])
     assert "lower sequence_len" in describe_longest(replace(full, micro_batch=1), 8, [1, 2])
+    assert "GPU memory was not recorded" in describe_longest(replace(peak, peak_bytes=None), 8, [])
     assert "could not be tried" in describe_longest(replace(peak, outcome="failed"), 8, [])
+
+
+def test_memory_that_ran_out_is_told_from_other_failures(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    for line in (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "RuntimeError: HIP out of memory. Tried to allocate",
+        "  exitcode  : -9 (pid: 12)",
+    ):
+        log.write_text(f"a line\n{line}\n" + "another rank\n" * 10_000)
+        assert find_out_of_memory(1, log) == line.strip()
+    log.write_text("ValueError: out of memory of what happened\n")
+    assert not find_out_of_memory(1, log)
+    assert "signal 9" in find_out_of_memory(-9, log)
 
 
 @pytest.fixture

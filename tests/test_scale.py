@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fast_axolotl.cli.scale import scale
@@ -67,17 +68,41 @@ def test_curves_give_back_what_made_the_counts(smallest: int, sigma: float, kapp
         assert added == pytest.approx(0.5 * curve.rate(smallest) / smallest, rel=1e-2)
 
 
+def test_noise_of_a_percent_moves_the_unknowns_by_little() -> None:
+    noise, gpus = np.random.default_rng(1), [1, 2, 4, 8, 16, 32]
+    found = []
+    for _ in range(60):
+        rates = [throughput(one, 0.05, 1e-3) * np.exp(0.01 * noise.normal()) for one in gpus]
+        curve = fit_curve(gpus, rates, 3)
+        found.append((curve.sigma, curve.kappa))
+    assert np.abs(np.mean(found, axis=0) - (0.05, 1e-3)) == pytest.approx(0, abs=1e-3)
+    assert (np.std(found, axis=0) < (0.005, 2e-4)).all()
+
+
+def test_bounds_hold_where_the_counts_ask_for_more() -> None:
+    better = fit_curve([1, 2, 4], [100.0, 210.0, 450.0], 3)
+    assert (better.sigma, better.kappa, better.worth_gpus) == (0.0, 0.0, None)
+    worse = fit_curve([1, 2], [100.0, 40.0], 2)
+    assert (worse.sigma, worse.worth_gpus) == (1.0, 1.0)
+    falling = fit_curve([8, 16, 32], [100.0, 40.0, 10.0], 3)
+    assert falling.kappa > 0
+    assert falling.rate(32) < falling.rate(8)
+
+
 def test_two_counts_give_no_usl_and_a_fit_tells_its_error() -> None:
     rates = {one: throughput(one, 0.03, 5e-4) for one in (1, 2, 4, 8, 16)}
     two = scaled(*(made(one, rates[one]) for one in (1, 2)))
     assert two.usl is None
     assert two.amdahl.error is None
+    assert any("No fit of the Universal Scalability Law" in note for note in two.notes)
     five = scaled(*(made(one, rate * (1.02 if one == 4 else 1)) for one, rate in rates.items()))
     assert five.usl is not None
     assert five.usl.error == pytest.approx(0.015, abs=0.006)
+    assert five.usl.left_out_error == pytest.approx(0.01, abs=0.01)
+    assert 0 < (five.usl.largest_error or 0) < 0.15
     three = scaled(*(made(one, rates[one]) for one in (1, 2, 4)))
     assert three.usl is not None
-    assert three.usl.error is None
+    assert (three.usl.error, three.usl.left_out_error) == (None, None)
 
 
 def test_parts_add_up_to_the_loss_and_what_is_left_is_shown() -> None:
@@ -105,6 +130,12 @@ def test_parts_add_up_to_the_loss_and_what_is_left_is_shown() -> None:
     assert any("--profile-steps" in note for note in blind.notes)
 
 
+def test_batches_tell_weak_from_strong_and_from_neither() -> None:
+    assert scaled(made(1, 10.0, 8), made(2, 19.0, 16)).kind == "weak"
+    assert scaled(made(1, 10.0, 8), made(2, 19.0, 8)).kind == "strong"
+    assert scaled(made(1, 10.0, 8), made(2, 19.0, 11)).kind == "neither"
+
+
 def test_intervals_come_from_repeats_or_pairs_or_steps() -> None:
     repeats = scaled(
         *(made(1, rate) for rate in (98.0, 100.0, 103.0)), made(2, 180.0), made(2, 184.0)
@@ -130,7 +161,9 @@ def test_pitfalls_are_named() -> None:
     many = made(8, 4000.0, 64.0, step_seconds=0.016, figures={"data": 0.2}, is_dispatched=True)
     found = scaled(few, many, price=3.6)
     text = " ".join(found.warnings)
+    assert "Low latency is not high throughput: a step takes 16.0 ms on 8 GPUs" in text
     assert "1.0 % → 20.0 % of the time): rank 0 reads for all" in text
+    assert "tokens on 8 GPUs cost 2.00 times as much as on 1 GPU" in text
     assert [one.dollars_per_million for one in found.counts] == pytest.approx([1.0, 2.0])
     assert found.counts[1].added == pytest.approx(3 / 7)
     assert not scaled(made(1, 1000.0), made(8, 7900.0)).warnings
@@ -205,6 +238,13 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> N
         scale([folder, record(tmp_path / "one", 1)])
     done = run_child(*FAST_AXOLOTL, "scale")
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_64_counts_make_64_rows() -> None:
+    found = scaled(*(made(one, throughput(one, 0.01, 1e-5)) for one in range(1, 65)))
+    assert len(found.counts) == 64
+    assert found.usl is not None
+    assert found.usl.sigma == pytest.approx(0.01, abs=1e-6)
 
 
 def test_arms_of_a_protocol_are_world_sizes() -> None:

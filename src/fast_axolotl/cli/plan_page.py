@@ -94,6 +94,9 @@ def _notes(plan: Plan) -> list[str]:
             text = one.reason or f"fits if it {', '.join(one.changes)}"
             changes.setdefault(text, []).append(one)
     notes += [f"{_names(ones)}: {text}." for text, ones in changes.items()]
+    best = [one for one in plan.candidates if one.is_pareto]
+    if len(best) > 1:
+        notes.append(f"Best trade-offs (no other is both faster and cheaper): {_names(best)}.")
     notes += plan.assumptions
     if plan.tokens is None:
         notes.append("Pass --tokens or --epochs to get time and cost.")
@@ -150,24 +153,26 @@ def _money_chart(plan: Plan) -> Chart | None:
             }
             for key, ranges, scale in (("error_x", lasts, by), ("error_y", costs, 1.0))
         }
+        symbols = ["diamond" if one.is_pareto else "circle" for one in ones]
         more: Figure = {
             "text": [str(one.gpus) for one in ones],
             "textposition": "top right",
-            "marker": {"color": colour(role), "size": 10},
+            "marker": {"color": colour(role), "size": 10, "symbol": symbols},
             "hovertemplate": f"%{{text}} × {name}: %{{x:,.4~g}} {unit}, $%{{y:,.4~g}}",
         }
         x, y = [one.value * by for one in lasts], [one.value for one in costs]
         traces.append(points(x, y, role, name, "markers+text", **more, **bars))
         legend.append(Legend(role=role, label=name, shape="mark"))
+    best = "; ".join(f"{_names([one])}: {_describe(one)}" for one in shown if one.is_pareto)
     layout = {"xaxis": axis("time", unit, type="log"), "yaxis": axis("cost", "dollars", type="log")}
     figure = {"traces": traces, "layout": layout, "height": 380}
     return Chart(
         name="money",
         title="Time and cost",
-        text="One mark per number of GPUs; the lines show the 90 % interval. "
-        "Errors of time and cost go together: a faster run is also cheaper.",
+        text="One mark per number of GPUs; the lines show the 90 % interval. Diamonds mark the "
+        "best trade-offs. Errors of time and cost go together: a faster run is also cheaper.",
         legend=legend,
-        panels=[Panel(text="", figure=figure)],
+        panels=[Panel(text=f"Best: {best}.", figure=figure)],
     )
 
 

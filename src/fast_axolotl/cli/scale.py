@@ -84,10 +84,11 @@ def _print(found: Scaling) -> None:
     rows = []
     for law, curve in (("Amdahl", found.amdahl), ("USL", found.usl)):
         if curve is not None:
-            row = [law, f"{curve.sigma:.3g}", f"{curve.kappa:.3g}", format_share(curve.error)]
+            errors = (curve.error, curve.left_out_error, curve.largest_error)
+            row = [law, f"{curve.sigma:.3g}", f"{curve.kappa:.3g}", *map(format_share, errors)]
             for gpus in (curve.peak_gpus, curve.worth_gpus):
                 row.append(format_count(gpus) + " (far)" * ((gpus or 0) > FAR * counts[-1].gpus))
             rows.append(row)
-    header = ["", "σ", "κ", "error", "peak at", "worth it up to"]
+    header = ["", "σ", "κ", "error", "left-out error", "largest", "peak at", "worth it up to"]
     notes = [f"! {warning}" for warning in found.warnings] + list(found.notes)
     show_matrix("Fitted curves", header, rows, notes)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
-from fast_axolotl.record.units import format_bytes, format_count, format_share
+from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
 
 NEAR = 0.03
 """Share of the best rate that is given up for a smaller micro-batch. Ours: twice what runs of one
@@ -30,6 +30,8 @@ _CLOSE = 9 / 8
 _FAR_ABOVE = 4.0
 """Times the gradient noise scale from which on a batch is too large: training then takes 5 times
 the fewest samples for 1.25 times the fewest steps (McCandlish et al., arXiv 1812.06162)."""
+SLOW = 0.7
+"""Share of the best rate below which a short pass is a pitfall. Ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,11 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     noise = max(found, key=lambda one: one.accumulation).noise_scale if found else None
     if full is not None:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
+    if noise is None:
+        sentences.append(
+            "It is not known whether the global batch is larger than necessary: measuring the "
+            "gradient noise scale needs --steps 60 or more, and accumulation or several ranks."
+        )
     return Advice(
         knee=knee.micro_batch,
         best=best.micro_batch,
@@ -140,11 +147,18 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
         smallest_out_of_memory=full,
         sentences=tuple(sentences),
         noise_scale=noise,
-        warnings=tuple(_warn(knee, noise)),
+        warnings=tuple(_warn(first, knee, slowest / top, noise)),
     )
 
 
-def _warn(knee: Trial, noise: float | None) -> Iterator[str]:
+def _warn(first: Trial, knee: Trial, share: float, noise: float | None) -> Iterator[str]:
+    if share < SLOW and first.step_seconds:
+        pass_seconds = format_seconds(first.step_seconds / first.accumulation)
+        yield (
+            f"A pass with micro-batch {first.micro_batch} takes only {pass_seconds}, but its "
+            f"throughput is {format_share(share, decimals=0)} of the best: low latency is not "
+            f"high throughput. Compare {first.unit}."
+        )
     if knee.stall is not None and knee.stall >= DATA_STALL:
         yield (
             f"At {knee.micro_batch}, training waits for data {format_share(knee.stall)} of the "
@@ -156,7 +170,8 @@ def _warn(knee: Trial, noise: float | None) -> Iterator[str]:
             f"The global batch of {samples:,} samples is {format_count(samples / noise)} times "
             f"the gradient noise scale ({format_count(noise)}): most samples of a step add "
             "little. If you make the batch smaller by a factor k, divide the learning rate by k "
-            "(SGD) or √k (Adam). The noise scale is a proxy (arXiv 2505.23971)."
+            "(SGD) or √k (Adam), and keep the warm-up the same in samples. The noise scale is a "
+            "proxy (arXiv 2505.23971), and it grows during training."
         )
 
 
@@ -169,5 +184,7 @@ def describe_longest(trial: Trial, tokens: int, sizes: Sequence[int]) -> str:
         return f"The longest batch, {rows}, runs out of memory: lower {lower}sequence_len."
     if trial.outcome == "failed":
         return f"The longest batch could not be tried: see {trial.folder}/log.txt."
+    if trial.peak_bytes is None or trial.total_bytes is None:
+        return f"The longest batch, {rows}, runs; GPU memory was not recorded."
     peak, whole = format_bytes(trial.peak_bytes), format_bytes(trial.total_bytes)
     return f"The longest batch, {rows}, fits: peak {peak} of {whole}."

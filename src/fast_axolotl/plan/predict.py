@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.plan.batch import SLOW
 from fast_axolotl.plan.hardware import Price
 from fast_axolotl.plan.memory import Layout, Memory, predict_memory
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.devices import Gpu
-from fast_axolotl.record.units import format_bytes, format_count, format_share
+from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
 
 _SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
 """Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
@@ -35,10 +36,14 @@ _COMMUNICATION = 0.5
 _FROM_ONE = 0.15
 """The same of a plan for several GPUs from a run on one, whose stack was not seen to communicate.
 Ours: no published row has both."""
+_HUGE_BATCH = 16e6
+"""Tokens per step: what Llama 3.1 405B ended with."""
 _COMMUNICATION_BINDS = 0.20
 """Share of a step; the verdict's line, too."""
 _USABLE_MEMORY = 0.92
 """Of a GPU: the rest is CUDA's own, and fragments."""
+_DEARER = 1.10
+"""How many times the money a run must cost to be worth a warning."""
 _ODD_LEVEL = (0.2, 1.8)
 """Levels outside of which a record is doubted: published stacks have 0.5 to 1.4."""
 _LARGE_BATCH = 4.0
@@ -105,6 +110,8 @@ class Candidate:
     seconds: Range | None = None
     dollars: Range | None = None
     energy_kwh: float | None = None
+    is_pareto: bool = False
+    """Whether no other candidate is both sooner and cheaper; never without time and money."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +237,7 @@ def make_plan(
         tokens=tokens,
         level=None if reference is None else level,
         prices=() if price is None else (f"{gpu.key}: ${price.dollars:g}, {price.source}",),
-        candidates=tuple(candidates),
+        candidates=tuple(_mark_pareto(candidates)),
         notes=tuple(_note(candidates, reference, level)),
         assumptions=tuple(_assume(gpu, reference, network)),
     )
@@ -247,10 +254,29 @@ def join_plans(plans: Sequence[Plan]) -> Plan:
         first,
         gpu=", ".join(one.gpu for one in plans),
         prices=tuple(parts["prices"]),
-        candidates=tuple(parts["candidates"]),
+        candidates=tuple(_mark_pareto(parts["candidates"])),
         notes=tuple(f"{one.gpu}: {note}" for one in plans for note in one.notes),
         assumptions=tuple(dict.fromkeys(parts["assumptions"])),
     )
+
+
+def _mark_pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
+    costs = [
+        None
+        if one.seconds is None or one.dollars is None
+        else (one.seconds.value, one.dollars.value)
+        for one in candidates
+    ]
+    known = [cost for cost in costs if cost is not None]
+
+    def is_best(cost: tuple[float, float]) -> bool:
+        beaten = (other[0] <= cost[0] and other[1] <= cost[1] for other in known if other != cost)
+        return not any(beaten)
+
+    return [
+        replace(one, is_pareto=cost is not None and is_best(cost))
+        for one, cost in zip(candidates, costs, strict=True)
+    ]
 
 
 def _fit(
@@ -302,6 +328,33 @@ def _note(
 ) -> Iterator[str]:
     """What users get wrong, where these candidates are about to."""
     possible = [one for one in candidates if one.tokens_per_second is not None]
+    paid = [(one.gpus, one.dollars.value) for one in possible if one.dollars is not None]
+    cheapest, least = min(paid, key=lambda item: item[1], default=(0, 0.0))
+    dearer = [item for item in paid if item[0] > cheapest and item[1] >= _DEARER * least]
+    if dearer:
+        yield (
+            f"More GPUs cost more: a run on {dearer[0][0]} costs {dearer[0][1] / least:.2f} times "
+            f"as much as on {cheapest}."
+        )
+    if len(possible) > 1 and possible[-1].binds != "data":
+        one, other = possible[0], possible[-1]
+        steps = [end.step_seconds or 0.0 for end in (one, other)]
+        sizes = [end.global_batch_tokens / end.gpus for end in (one, other)]
+        share = sizes[1] * steps[0] / (sizes[0] * steps[1])
+        if steps[1] < steps[0] and sizes[1] < sizes[0] and share < SLOW:
+            yield (
+                f"Low latency is not high throughput: a step takes {format_seconds(steps[1])} on "
+                f"{other.gpus} GPUs and {format_seconds(steps[0])} on {one.gpus}, but a GPU does "
+                f"only {format_share(share, decimals=0)} of the tokens per second, with a batch of "
+                f"{format_count(sizes[1])} tokens per GPU instead of {format_count(sizes[0])}."
+            )
+    huge = next((one for one in possible if one.global_batch_tokens > _HUGE_BATCH), None)
+    if huge is not None:
+        yield (
+            f"From {huge.gpus} GPUs, a step has {format_count(huge.global_batch_tokens)} tokens "
+            "or more, which is larger than in any published training of a language model. Split "
+            "the model over GPUs (TP, PP), or use fewer GPUs."
+        )
     if reference is None:
         return
     if not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:

@@ -6,10 +6,10 @@ batch per GPU stays the same, strong scaling where the global batch does.
 *Losses.* A token takes N ÷ throughput GPU-seconds. Waiting for data, a share s of them at N and s₀
 at the smallest count, costs s − s₀ · efficiency. So for every part; their sum is 1 − efficiency.
 
-*Curves*: Amdahl's law X(N) = λN ÷ (1 + σ(N − 1)), and Gunther's universal scalability law, which
-adds κN(N − 1) to the divisor. N ÷ X is linear in unknowns that are not negative, (1 − σ, σ, κ) ÷ λ,
-so least squares of its relative errors try all sets of them. A curve knows no nodes, no other
-layouts and no memory. An added GPU brings dX/dN.
+*Curves*, least squares of log throughput: Amdahl's law X(N) = λN ÷ (1 + σ(N − 1)), and Gunther's
+universal scalability law, which adds κN(N − 1) to the divisor. N ÷ X is linear in unknowns that are
+not negative, (1 − σ, σ, κ) ÷ λ, so a Gauss-Newton step tries all sets of them. A curve knows no
+nodes, no other layouts and no memory. An added GPU brings dX/dN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import middle, ratio
 from fast_axolotl.record.thresholds import FREE_STALL
-from fast_axolotl.record.units import count_words, format_share
+from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
 
 FAR = 4
 """Times the largest measured count beyond which a curve is not to be relied on."""
@@ -162,6 +162,10 @@ class Curve:
     kappa: float
     error: float | None = None
     """Largest |fitted ÷ measured − 1|; ``None``: it goes through as many counts as unknowns."""
+    left_out_error: float | None = None
+    """Median of the same for counts left out of the fit; ``None`` below four counts."""
+    largest_error: float | None = None
+    """The same for the largest count, predicted from the smaller ones."""
     peak_gpus: float | None = None
     """Where throughput is highest; ``None``: it never falls."""
     worth_gpus: float | None = None
@@ -191,17 +195,30 @@ def fit_curve(gpus: Sequence[float], rates: Sequence[float], unknowns: int) -> C
     n = np.asarray(gpus, float)
     cost = n / np.asarray(rates, float)
     terms = np.stack([np.ones_like(n), n, n * (n - 1)], axis=1)[:, :unknowns]
-    terms /= cost[:, None]
-    best = math.inf
-    for some in (list(some) for size in (1, 2, 3) for some in combinations(range(unknowns), size)):
-        scale = terms[:, some].max(axis=0)
-        whole = np.zeros(unknowns)
-        whole[some] = np.linalg.lstsq(terms[:, some] / scale, np.ones_like(n), rcond=None)[0]
-        whole[some] /= scale
-        missed = float(((terms @ whole - 1) ** 2).sum())
-        # κ alone is no curve: it says that one GPU is infinitely fast.
-        if (whole >= 0).all() and whole[:2].any() and missed < best:
-            best, weights = missed, whole
+    sets = [list(some) for size in (1, 2, 3) for some in combinations(range(unknowns), size)]
+
+    def solve(at: Any, target: Any) -> Any:
+        found = []
+        for some in sets:
+            scale = at[:, some].max(axis=0)
+            whole = np.zeros(unknowns)
+            whole[some] = np.linalg.lstsq(at[:, some] / scale, target, rcond=None)[0] / scale
+            # κ alone is no curve: it says that one GPU is infinitely fast.
+            if (whole >= 0).all() and whole[:2].any():
+                found.append((float(((at @ whole - target) ** 2).sum()), whole))
+        return min(found, key=lambda one: one[0])[1]
+
+    def miss(weights: Any) -> float:
+        return float((np.log(cost / (terms @ weights)) ** 2).sum())
+
+    weights = solve(terms / cost[:, None], np.ones_like(n))
+    for _ in range(50):
+        fitted = terms @ weights
+        step = solve(terms / fitted[:, None], 1 + np.log(cost / fitted)) - weights
+        best = min((weights + step / 2**halving for halving in range(8)), key=miss)
+        if miss(best) >= miss(weights) * (1 - 1e-9):
+            break
+        weights = best
     constant, linear, crossed = (*map(float, weights), 0.0)[:3]
     curve = Curve(
         rate_of_one=1 / (constant + linear),
@@ -279,16 +296,25 @@ def make_scaling(
     gpus, rates = [one.gpus for one in counts], [one.rate for one in counts]
     curves = []
     for unknowns in range(2, min(3, len(gpus)) + 1):
-        curve = fit_curve(gpus, rates, unknowns)
+        curve, left_out = fit_curve(gpus, rates, unknowns), []
+        for at in range(len(gpus) if len(gpus) > 3 else 0):
+            rest = fit_curve(gpus[:at] + gpus[at + 1 :], rates[:at] + rates[at + 1 :], unknowns)
+            left_out.append(abs(rest.rate(gpus[at]) / rates[at] - 1))
         error = max(abs(curve.rate(n) / x - 1) for n, x in zip(gpus, rates, strict=True))
+        if left_out:
+            curve = replace(curve, left_out_error=middle(left_out), largest_error=left_out[-1])
         curves.append(replace(curve, error=error if len(gpus) > unknowns or error > 1e-6 else None))
     is_unseen = any(math.isnan(_mean(own, "communication")) for own in by_count.values())
     notes = {
         "Worth it up to: the last count at which an added GPU brings at least half of what a GPU "
-        f"brings on {count_words(smallest, 'GPU')}. (far): more than {FAR} times the largest "
-        "measured count.": True,
-        "The interval of a single run covers only the variation of its steps, not between runs. "
-        "Repeat the run.": any(one.interval_from != "runs" for one in counts),
+        f"brings on {count_words(smallest, 'GPU')}; beyond it, the {unit} of an added GPU cost "
+        f"more than twice as much. (far): more than {FAR} times the largest measured count.": True,
+        "No fit of the Universal Scalability Law: two counts cannot determine its three "
+        "parameters.": len(gpus) < 3,
+        "The interval of a single run covers only the variation of its steps, not between runs; a "
+        "short run has no interval. Repeat the run.": any(
+            one.interval_from != "runs" for one in counts
+        ),
         "The unexplained part includes communication: measure with --profile-steps 5.": is_unseen,
     }
     batches = [one.batch_per_gpu for one in counts]
@@ -300,7 +326,7 @@ def make_scaling(
         counts=tuple(counts),
         amdahl=curves[0],
         usl=curves[1] if len(curves) > 1 else None,
-        warnings=(*_compare_jobs(runs), *_warn(counts, by_count)),
+        warnings=(*_compare_jobs(runs), *_warn(counts, by_count, unit)),
         notes=tuple(text for text, holds in notes.items() if holds),
     )
 
@@ -348,12 +374,25 @@ def _compare_jobs(runs: Sequence[Run]) -> list[str]:
     return warnings
 
 
-def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]]) -> list[str]:
+def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: str) -> list[str]:
     one, *_, other = counts
+    few, many = (count_words(end.gpus, "GPU") for end in (one, other))
+    found, less = [], 1 - _SAME
+    is_lower, is_small = other.efficiency < less, other.batch_per_gpu < less * one.batch_per_gpu
+    if is_lower and is_small and (other.step_seconds or 0) < (one.step_seconds or 0):
+        found.append(
+            f"Low latency is not high throughput: a step takes {format_seconds(other.step_seconds)}"
+            f" on {many} and {format_seconds(one.step_seconds)} on {few}, but a GPU does only "
+            f"{format_share(other.efficiency, decimals=0)} of the work per second, with a batch of "
+            f"{format_count(other.batch_per_gpu)} instead of {format_count(one.batch_per_gpu)}."
+        )
     stalls = [_mean(by_count[end.gpus], "data") for end in (one, other)]
-    if not stalls[1] - stalls[0] >= FREE_STALL:
-        return []
-    one_reads = any(run.is_dispatched for run in by_count[other.gpus])
-    why = "rank 0 reads for all ranks" if one_reads else "the ranks share a disk or CPU cores"
-    shares = (format_share(stall) for stall in stalls)
-    return [f"Waiting for data grows ({' → '.join(shares)} of the time): {why}."]
+    if stalls[1] - stalls[0] >= FREE_STALL:
+        one_reads = any(run.is_dispatched for run in by_count[other.gpus])
+        why = "rank 0 reads for all ranks" if one_reads else "the ranks share a disk or CPU cores"
+        shares = (format_share(stall) for stall in stalls)
+        found.append(f"Waiting for data grows ({' → '.join(shares)} of the time): {why}.")
+    if is_lower:
+        dearer = f"{1 / other.efficiency:.2f} times as much as on {few}"
+        found.append(f"More GPUs cost more: {unit} on {many} cost {dearer}.")
+    return found
