@@ -33,7 +33,7 @@ MOST_LINES = {
     "_version": 18,
     "axolotl": 6_755,
     "boot": 86,
-    "cli": 4_385,
+    "cli": 4_426,
     "cluster": 2_450,
     "dedupe": 1_573,
     "errors": 130,
@@ -41,7 +41,7 @@ MOST_LINES = {
     "kernels": 1_128,
     "measure": 7_821,
     "packing": 1_138,
-    "plan": 2_231,
+    "plan": 2_490,
     "protocol": 2_593,
     "reading": 6_274,
     "record": 2_535,
@@ -50,11 +50,11 @@ MOST_LINES = {
     "system": 301,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 46_086
+MOST_LINES_IN_ALL = 46_386
 MOST_FILES = 203
 MOST_USED_ONCE = 0.115
 """Share of functions that are private and used at one place only."""
-MOST_TEST_LINES = 34_532
+MOST_TEST_LINES = 34_831
 
 ROWS = {"reading", "streaming", "dedupe", "packing"}
 """The layers through which rows flow."""
