@@ -39,7 +39,7 @@ MOST_LINES = {
     "errors": 130,
     "integrations": 3_281,
     "kernels": 1_128,
-    "measure": 7_821,
+    "measure": 7_818,
     "packing": 1_138,
     "plan": 2_490,
     "protocol": 2_593,
@@ -50,7 +50,7 @@ MOST_LINES = {
     "system": 301,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 46_386
+MOST_LINES_IN_ALL = 46_383
 MOST_FILES = 203
 MOST_USED_ONCE = 0.115
 """Share of functions that are private and used at one place only."""

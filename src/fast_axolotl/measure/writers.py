@@ -81,18 +81,15 @@ def find_running_nodes(folder: Path) -> list[str]:
     return [
         path.stem.removeprefix("system-")
         for path in sorted(folder.glob(SYSTEM_FILES))
-        if _is_written(path)
+        if find_writer(path) is not None or _is_fresh(path, only_empty=True)
     ]
 
 
 def has_sampler(folder: str | Path) -> bool:
     """Whether somebody samples this node into a folder, or begins to."""
-    return _is_written(system_file(folder, node_name()))
-
-
-def _is_written(path: Path) -> bool:
-    # One that begins this very moment has a file and no line yet.
-    return find_writer(path) is not None or _is_fresh(path, only_empty=True)
+    path = system_file(folder, node_name())
+    # A file of now that nobody can read belongs to somebody all the same.
+    return find_writer(path) is not None or (_read_start(path) is None and _is_fresh(path))
 
 
 def open_system_file(folder: str | Path) -> LineWriter | None:
