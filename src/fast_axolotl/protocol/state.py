@@ -132,25 +132,13 @@ def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Itera
         os.close(opened)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a protocol is at work in a folder; one on another machine may not be seen."""
-    try:
-        opened = os.open(folder / _LOCK_FILE, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not _try_lock(opened, is_shared=True)
-    finally:
-        os.close(opened)
-
-
-def _try_lock(opened: int, *, is_shared: bool = False) -> bool:
+def _try_lock(opened: int) -> bool:
     try:
         import fcntl
     except ImportError:
         raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
     try:
-        fcntl.flock(opened, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
