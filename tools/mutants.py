@@ -1,17 +1,16 @@
 """Do the tests notice a small mistake? A seeded sample of mistakes, and the tests on each of them.
 
-    python tools/mutants.py cover CHECKOUT…     which files of tests run which lines; writes a map
-    python tools/mutants.py run CHECKOUT…       the sample, against the tests of each line
-    python tools/mutants.py run CHECKOUT… --count 40 --seed 7
+    make test OPTIONS=--junitxml=build/tests.xml        how long each file of tests takes
+    python tools/mutants.py build/tests.xml CHECKOUT…   the sample, against the tests of each module
 
 A mistake turns a comparison, swaps ``and`` and ``or``, moves a number by one, or never takes a
 branch. Every package has the same number of them. A mistake is killed if a test fails or takes
-longer than the limit. The tests that run are the files that execute the line, the ones that name
-its module first, then the fastest, five of them at most.
+longer than the limit. The tests that run are the files that import the module, else those that
+name it, else those that import its package: the fastest first, as many as fit into 45 seconds.
 
-Each CHECKOUT is a working copy with an environment of its own in ``.venv`` (with ``coverage``
-installed) that nobody else uses: its source is changed and restored. Several share the work. The
-map and the result lie in the first one's ``build/``. Allow an hour for each.
+Each CHECKOUT is a working copy that nobody else uses: its source is changed and restored. Several
+share the work; all use the Python that runs this file. The result lies in the first one's
+``build/``. Allow 20 seconds for each mistake.
 """
 
 from __future__ import annotations
@@ -21,21 +20,25 @@ import ast
 import json
 import os
 import random
-import sqlite3
+import re
 import subprocess
 import sys
 import time
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from xml.etree import ElementTree
 
 PACKAGES = ("kernels", "reading", "dedupe", "packing", "record", "measure", "protocol", "axolotl")
 SOURCE = Path("src/fast_axolotl")
-MOST_FILES = 5
-LIMIT_SECONDS = 400
+MOST_SECONDS = 45
+LIMIT_SECONDS = 300
 TURNED: dict[type, type] = {
     ast.Lt: ast.GtE,
     ast.GtE: ast.Lt,
@@ -120,124 +123,78 @@ def choose(root: Path, count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def cover(checkouts: list[Path]) -> None:
-    """Runs every file of tests under coverage, in processes of its own, children included."""
-    first = checkouts[0]
-    build = first / "build"
-    build.mkdir(exist_ok=True)
-    free: Queue[Path] = Queue()
-    for checkout in checkouts:
-        free.put(checkout)
-    seconds: dict[str, float] = {}
-    lines: dict[str, dict[str, list[int]]] = {}
-
-    def run(name: str) -> None:
-        checkout = free.get()
-        try:
-            seconds[name], lines[name] = _cover_file(checkout, name)
-        finally:
-            free.put(checkout)
-        print(f"{len(seconds):4} {name} {seconds[name]:.0f} s", flush=True)
-
-    names = sorted(path.name for path in (first / "tests").glob("test_*.py"))
-    with ThreadPoolExecutor(len(checkouts)) as threads:
-        list(threads.map(run, names))
-    (build / "mutants-map.json").write_text(json.dumps({"seconds": seconds, "lines": lines}))
+def read_seconds(path: Path) -> dict[str, float]:
+    """The duration of each file of tests, from a JUnit report."""
+    seconds: dict[str, float] = defaultdict(float)
+    for case in ElementTree.parse(path).iter("testcase"):
+        seconds[case.get("classname", "").split(".")[1] + ".py"] += float(case.get("time", 0))
+    return seconds
 
 
-def _cover_file(checkout: Path, name: str) -> tuple[float, dict[str, list[int]]]:
-    folder = checkout / "build" / "coverage"
-    subprocess.run(["rm", "-rf", folder], check=True)
-    folder.mkdir(parents=True)
-    settings = folder / "settings"
-    settings.write_text(
-        f"[run]\nsource = {checkout / SOURCE}\nparallel = true\ndata_file = {folder / 'data'}\n"
-        "patch = subprocess\n"
+def tests_of(mutant: Mutant, seconds: dict[str, float], root: Path) -> list[str]:
+    """The files of tests to run."""
+    package, stem = Path(mutant.file).parts[-2], Path(mutant.file).stem
+    texts = {path.name: path.read_text() for path in (root / "tests").glob("test_*.py")}
+    patterns = (
+        rf"fast_axolotl\.{package}\.{stem}\b|fast_axolotl\.{package} import .*\b{stem}\b",
+        rf"\b{stem}\b",
+        rf"fast_axolotl\.{package}\b",
     )
-    python = checkout / ".venv/bin/python"
-    coverage = [python, "-m", "coverage", "run", f"--rcfile={settings}"]
-    begin = time.perf_counter()
-    _run(
-        [*coverage, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{name}"], checkout, 1800
-    )
-    took = time.perf_counter() - begin
-    _run([python, "-m", "coverage", "combine", f"--rcfile={settings}"], checkout, 300)
-    found: dict[str, list[int]] = {}
-    data = folder / "data"
-    if data.exists():
-        with sqlite3.connect(data) as base:
-            query = "select path, numbits from line_bits join file on file.id = line_bits.file_id"
-            for path, bits in base.execute(query):
-                numbers = [
-                    8 * at + bit
-                    for at, byte in enumerate(bits)
-                    for bit in range(8)
-                    if byte >> bit & 1
-                ]
-                found[Path(path).relative_to(checkout).as_posix()] = numbers
-    return took, found
-
-
-def _run(command: list[Any], checkout: Path, limit: float) -> int:
-    """The exit code; 124 where it took too long, with all that it started ended."""
-    variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        cwd=checkout,
-        env=variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return 124
-    finally:
-        subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
-        process.wait()
-
-
-def tests_of(mutant: Mutant, known: dict[str, Any], root: Path) -> list[str]:
-    """The files of tests to run. Compiled kernels show no lines: there, those that name them."""
-    stem = Path(mutant.file).stem
-    lines, seconds = known["lines"], known["seconds"]
-    naming = {name for name in lines if stem in (root / "tests" / name).read_text()}
-    files = {name for name in lines if mutant.line in lines[name].get(mutant.file, ())}
-    if "/kernels/" in mutant.file or not files:
-        files |= {name for name in naming if mutant.file in lines[name]}
-    ranked = sorted(files, key=lambda name: (name not in naming, seconds[name]))
-    return ranked[:MOST_FILES]
+    for pattern in patterns:
+        files = [name for name, text in texts.items() if re.search(pattern, text)]
+        if files:
+            break
+    files.sort(key=lambda name: seconds[name])
+    ends = list(accumulate(seconds[name] for name in files))
+    return files[: max(1, bisect_right(ends, MOST_SECONDS))]
 
 
 def try_out(mutant: Mutant, tests: list[str], checkout: Path) -> str:
     """``killed``, or ``survived``."""
     path = checkout / mutant.file
     source = path.read_bytes()
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += [f"tests/{name}" for name in tests]
+    search = os.pathsep.join(str(checkout / name) for name in ("src", "tests", ""))
+    variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": search}
     try:
         path.write_bytes(source[: mutant.begin] + mutant.text.encode() + source[mutant.end :])
-        python = checkout / ".venv/bin/python"
-        options = ["-q", "-x", "-p", "no:cacheprovider"]
-        for name in tests:
-            if _run([python, "-m", "pytest", *options, f"tests/{name}"], checkout, LIMIT_SECONDS):
-                return "killed"
+        process = subprocess.Popen(
+            command,
+            cwd=checkout,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return "killed" if process.wait(LIMIT_SECONDS) else "survived"
+        except subprocess.TimeoutExpired:
+            return "killed"
+        finally:
+            subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+            process.wait()
     finally:
         path.write_bytes(source)
-    return "survived"
 
 
-def run(checkouts: list[Path], count: int, seed: int) -> None:
-    """The sample against the tests; prints the survivors and a table."""
-    root = checkouts[0]
-    known = json.loads((root / "build/mutants-map.json").read_text())
+def main() -> None:
+    """Prints each mistake as it is tried out, and a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("durations", type=Path)
+    parser.add_argument("checkouts", nargs="+", type=lambda text: Path(text).resolve())
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=25)
+    options = parser.parse_args()
+    root = options.checkouts[0]
+    seconds = read_seconds(options.durations)
     free: Queue[Path] = Queue()
-    for checkout in checkouts:
+    for checkout in options.checkouts:
         free.put(checkout)
-    chosen = choose(root, count, seed)
     results: list[dict[str, Any]] = []
 
     def one(mutant: Mutant) -> None:
-        tests = tests_of(mutant, known, root)
+        tests = tests_of(mutant, seconds, root)
         checkout = free.get()
         begin = time.perf_counter()
         try:
@@ -252,8 +209,9 @@ def run(checkouts: list[Path], count: int, seed: int) -> None:
             flush=True,
         )
 
-    with ThreadPoolExecutor(len(checkouts)) as threads:
-        list(threads.map(one, chosen))
+    with ThreadPoolExecutor(len(options.checkouts)) as threads:
+        list(threads.map(one, choose(root, options.count, options.seed)))
+    (root / "build").mkdir(exist_ok=True)
     (root / "build/mutants.json").write_text(json.dumps(results, indent=1))
     for package in (*PACKAGES, ""):
         inside = [item for item in results if f"/{package}/" in item["file"] or not package]
@@ -261,18 +219,5 @@ def run(checkouts: list[Path], count: int, seed: int) -> None:
         print(f"{package or 'all':10} {killed:4} of {len(inside)} killed")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["cover", "run"])
-    parser.add_argument("checkouts", nargs="+", type=lambda text: Path(text).resolve())
-    parser.add_argument("--count", type=int, default=150)
-    parser.add_argument("--seed", type=int, default=25)
-    options = parser.parse_args()
-    if options.what == "cover":
-        cover(options.checkouts)
-    else:
-        run(options.checkouts, options.count, options.seed)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
