@@ -106,7 +106,7 @@ def batch(
     with (
         protocol_progress() as update,
         open_running(
-            Plan(title="batch sizes", arms=(arm,), warmup=0, gradient_noise=True),
+            Plan(title="batch sizes", arms=(arm,), warmup=0),
             folder,
             environment=os.environ,
             progress=lambda text, done, total, seconds, left: update(
