@@ -166,13 +166,6 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     assert ("fast-axolotl run --" in action) is is_prepared
 
 
-def test_the_garbage_collector_is_named_where_it_causes_the_waiting() -> None:
-    found = verdict(stall=0.4, waits_by_cause={"gc": 0.75, "epoch": 0.1}, num_workers=1)
-    assert "Python's garbage collector causes 75.0 % of the waiting" in found.action
-    assert found.gain == pytest.approx(0.3 / 0.7)
-    assert "gc.freeze()" not in verdict(stall=0.4, waits_by_cause={"gc": 0.2}).action
-
-
 def communicate(**settings: Any) -> Action:
     record = make_profiled_run((0.4,), (0.4,), settings=settings, source="axolotl")
     found = summarise(record).verdict

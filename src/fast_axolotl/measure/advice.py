@@ -29,10 +29,6 @@ MOST_READ_AHEAD = 16
 """Batches a worker reads ahead before that is the first thing to lower where memory is short."""
 MOST_UNSEEN_WORKERS = 4
 """Workers that are advised where the number of processors is not known. Ours."""
-MUCH_COLLECTED = 0.3
-"""Share of the waiting that the garbage collector has to cause to be acted on. Ours: no queue and
-no worker removes it."""
-
 _LOADER = ("num_workers", "prefetch_factor", "persistent_workers")
 _BATCH_SIZE = {
     "axolotl": "micro_batch_size",
@@ -326,14 +322,6 @@ def resume_faster(evidence: Evidence) -> str:
 def feed(evidence: Evidence) -> Action:
     """What to change for waits by rate, in bursts, or once in a while."""
     figures = evidence.figures
-    collected = figures.waits_by_cause.get("gc", 0.0)
-    if collected >= MUCH_COLLECTED:
-        return Action(
-            f"Python's garbage collector causes {format_share(collected)} of the waiting: let the "
-            "collate function return tensors or arrays instead of many Python objects; or call "
-            "gc.freeze() before training.",
-            possible_gain(evidence.stall * collected),
-        )
     is_packing = evidence.setting("sample_packing") and _needs_our_reader(evidence)
     follows_files = figures.stall_period_of in ("epoch", "shard")
     if is_packing and evidence.pattern in ("burst", "periodic") and not follows_files:
@@ -357,7 +345,7 @@ def _speed_up(evidence: Evidence) -> Action:
     source, world = evidence.source, evidence.figures.world_size
     workers, shards = evidence.number("num_workers"), evidence.number("num_shards")
     # What comes at the start of an epoch, or in the main process, no worker takes away.
-    stall = min(_stall_without(evidence, "epoch", "checkpoint", "gc"), 0.95)
+    stall = min(_stall_without(evidence, "epoch", "checkpoint"), 0.95)
     all_of_it = possible_gain(stall)
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:

@@ -24,7 +24,6 @@ _CAUSES = {
     "epoch": "at the start of an epoch",
     "shard": "at a new shard",
     "refill": "while the shuffle buffer was filling",
-    "gc": "during garbage collection",
     "checkpoint": "after a checkpoint",
 }
 _LEAST_CAUSE = 0.05
