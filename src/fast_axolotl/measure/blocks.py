@@ -19,7 +19,7 @@ a mean step: shorter ones cannot matter.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +73,7 @@ class _Block:
         self.counted: BatchCount | None = None
         self.spans: dict[str, float] = {}
         self.depth_sum = self.depth_count = 0
-        self.epoch_wait_seconds = 0.0
+        self.waits_by_cause: Counter[str] = Counter()
         self.produced = 0
         self.producing_seconds = 0.0
         self.host_waits, self.device_waits = Histogram(), Histogram()
@@ -97,7 +97,7 @@ class _Block:
         self.depth_count += step.depth_count
         for span in step.spans:
             self.spans[span.name] = self.spans.get(span.name, 0.0) + span.seconds
-        self.epoch_wait_seconds += step.epoch_wait_seconds
+        self.waits_by_cause.update(step.waits_by_cause)
         self.produced += step.produced
         self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
@@ -145,7 +145,7 @@ class _Block:
             queue_depth=_round(self.depth_sum / self.depth_count) if self.depth_count else None,
             produced=self.produced if self.producing_seconds else None,
             producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
-            waits_by_cause={"epoch": _round(epoch)} if (epoch := self.epoch_wait_seconds) else {},
+            waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
             forward_seconds=None if self.forward_seconds is None else _round(self.forward_seconds),
             step_waits="" if self.step_waits is None else encode_waits(self.step_waits),
             host_waits=self.host_waits.written(),

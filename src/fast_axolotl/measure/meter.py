@@ -426,9 +426,11 @@ class Meter:
     def mark(self, name: str, text: str = "") -> None:
         """Note that something happened now: ``shard``, ``note``, …
 
-        Waits that come with a new shard are recognised by its marks.
+        A shard explains the wait of the current fetch, or of the next one.
         """
         self._mark(name, self._clock(), text)
+        if name == "shard":
+            self._tracker.cause = self._tracker.cause or name
 
     @_guarded
     def log(self, step: int, values: Mapping[str, Any]) -> None:

@@ -77,8 +77,8 @@ class Step:
     counts: list[BatchCount] = field(default_factory=list)
     """Of every batch; complete once the step is folded."""
     told_tokens: tuple[int, int | None, int | None] | None = None
-    epoch_wait_seconds: float = 0.0
-    """Host waits for the first batch of an epoch."""
+    waits_by_cause: dict[str, float] = field(default_factory=dict)
+    """Host waits with which an epoch or a shard began."""
     produced: int = 0
     """Batches that the workers finished while their queue had room …"""
     producing_seconds: float = 0.0
@@ -112,6 +112,10 @@ class Step:
     def removed_seconds(self) -> float:
         """What is taken out of the step's time."""
         return sum(span.seconds for span in self.spans if span.is_inside)
+
+    def add_cause(self, cause: str, host_wait_seconds: float) -> None:
+        """Something began with a wait of this step."""
+        self.waits_by_cause[cause] = self.waits_by_cause.get(cause, 0.0) + host_wait_seconds
 
     def take_later_spans(self) -> tuple[Span, ...]:
         """Take out the spans that began after the step had ended."""
@@ -168,6 +172,8 @@ class StepTracker:
         """Whether the next fetch is the first of another epoch."""
         self.waits_since: float | None = None
         """When the loop over the loader ended, and waiting for the next one's first batch began."""
+        self.cause = ""
+        """What begins with the fetch under way, or with the next one: epoch, shard."""
         self.queue_room: int | None = None
         """Ready batches up to which all workers of the loader have work; ``None``: not known."""
         self._accumulation = accumulation
@@ -177,15 +183,14 @@ class StepTracker:
         self._warm_steps = 0
         self._open: Step | None = None
         self._loop_start = 0
-        self._is_epoch_start = False
-        """Whether the fetch under way is the first of another epoch."""
         self._early_spans: tuple[Span, ...] = ()
         self._early_waits: list[tuple[float, EventPair | None]] = []
         self._last_depth: tuple[int, float] | None = None
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
-        self._is_epoch_start |= self.is_new_epoch
+        if self.is_new_epoch:
+            self.cause = "epoch"
         self.has_begun, self.is_new_epoch = True, False
         since, self.waits_since = self.waits_since, None
         start = now if since is None else since
@@ -211,7 +216,7 @@ class StepTracker:
         waits, self._early_waits = self._early_waits, []
         for host_wait_seconds, pair in waits:
             self.fail_fetch(host_wait_seconds, pair)
-            step.epoch_wait_seconds += host_wait_seconds
+            step.add_cause("epoch", host_wait_seconds)
         return ended
 
     def end_fetch(
@@ -221,9 +226,9 @@ class StepTracker:
         step = self._open
         if step is None:
             return
-        if self._is_epoch_start:
-            self._is_epoch_start = False
-            step.epoch_wait_seconds += host_wait_seconds
+        if self.cause:
+            step.add_cause(self.cause, host_wait_seconds)
+            self.cause = ""
         step.fetches.append((self.num_samples, host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]
