@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 import fast_axolotl
-from fast_axolotl.measure import procfs
+from fast_axolotl.measure import processes
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
 from support.records import make_rank, make_run, make_system, steady, write_run
 from test_watch import run as watch
 
-pytestmark = pytest.mark.skipif(not procfs.has_procfs(), reason="there is no /proc here")
+pytestmark = pytest.mark.skipif(not processes.has_procfs(), reason="there is no /proc here")
 
 PATIENCE_SECONDS = 60.0
 OTHER_SCREEN, BACK = "\x1b[?1049h", "\x1b[?1049l"

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure import procfs
 from fast_axolotl.measure.gpu import GpuReader
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.record import DeviceSample, LineWriter, SystemRecord, SystemSample, read_run
 from support.meter import Clock
+
+PID = 2**22 + 7
+"""No process of this machine has this number."""
 
 NO_GPU = GpuReader("there is none in this test")
 
@@ -52,7 +54,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def lay_out(proc: Path, *, rss_kilobytes: int = 1024, pid: int = 10) -> None:
+def lay_out(proc: Path, *, rss_kilobytes: int = 1024, pid: int = PID) -> None:
     """A machine with one process, in a folder laid out like procfs."""
     folder = proc / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,7 @@ def lay_out(proc: Path, *, rss_kilobytes: int = 1024, pid: int = 10) -> None:
 
 
 def make(proc: Path, clock: Callable[[], float], **named: Any) -> SystemSampler:
-    return SystemSampler(10, clock=clock, proc=proc, cgroup_root=proc / "no", gpu=NO_GPU, **named)
+    return SystemSampler(PID, clock=clock, proc=proc, cgroup_root=proc / "no", gpu=NO_GPU, **named)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -103,7 +105,6 @@ def test_a_sample_holds_the_tree_and_the_machine(tmp_path: Path) -> None:
         rss_bytes=1024 * 1024,
         anon_bytes=1000 * 1024,
         largest_anon_bytes=1000 * 1024,
-        file_bytes=0,
         shared_bytes=0,
         hwm_bytes=0,
         swap_bytes=0,
@@ -127,10 +128,8 @@ def test_the_first_line_says_why_figures_are_missing(tmp_path: Path) -> None:
     assert start.command == ("python", "train.py")
     assert start.memory_bytes == 1000 * 1024
     assert set(start.reasons) == {
-        "cgroup_bytes",
         "limit_bytes",
         "psi_io_full_seconds",
-        "psi_cpu_some_seconds",
         "throttled_seconds",
         "oom_kills",
         "disk_bytes_per_second",
@@ -148,8 +147,8 @@ def test_the_first_line_says_why_figures_are_missing(tmp_path: Path) -> None:
 
 def test_figures_that_may_not_be_read_are_none_with_the_cure(tmp_path: Path) -> None:
     lay_out(tmp_path)
-    (tmp_path / "10" / "io").unlink()
-    (tmp_path / "10" / "smaps_rollup").unlink()
+    (tmp_path / str(PID) / "io").unlink()
+    (tmp_path / str(PID) / "smaps_rollup").unlink()
     sampler = make(tmp_path, Clock())
     reasons = sampler.begin().reasons
     assert "as root" in reasons["pss_bytes"]
@@ -162,21 +161,21 @@ def test_figures_that_may_not_be_read_are_none_with_the_cure(tmp_path: Path) -> 
 def test_memory_events_and_throttling_are_those_of_the_cgroup(tmp_path: Path) -> None:
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc)
-    (proc / "10" / "cgroup").write_text("0::/job\n")
+    (proc / str(PID) / "cgroup").write_text("0::/job\n")
     (root / "job").mkdir(parents=True)
     for name, text in {
         "cgroup.controllers": "cpu memory",
         "cpu.max": "max 100000",
         "job/cpu.max": "150000 100000",
         "job/cpu.stat": "usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n",
-        "job/cpu.pressure": "some avg10=1 total=4000000\nfull avg10=0 total=0\n",
+        "job/io.pressure": "some avg10=1 total=9\nfull avg10=0 total=4000000\n",
         "job/memory.events": "low 0\nhigh 0\nmax 40\noom 2\noom_kill 1\n",
     }.items():
         (root / name).write_text(text)
-    sampler = SystemSampler(10, clock=Clock(), proc=proc, cgroup_root=root, gpu=NO_GPU)
+    sampler = SystemSampler(PID, clock=Clock(), proc=proc, cgroup_root=root, gpu=NO_GPU)
     sample = sampler.sample()
-    assert (sample.throttled_seconds, sample.psi_cpu_some_seconds) == (2.5, 4.0)
-    assert (sample.oom_kills, sample.limit_hits) == (1, 40)
+    assert (sample.throttled_seconds, sample.psi_io_full_seconds) == (2.5, 4.0)
+    assert sample.oom_kills == 1
     assert (sampler.begin().processors, sampler.begin().cores) == (2, 1.5)
 
 
@@ -202,7 +201,7 @@ def slow_pss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
         lay_out(tmp_path)
         clock = Clock()
         sampler = make(tmp_path, clock)
-        size = procfs.ProcessPss(1)
+        size = {"pss_bytes": 1}
         monkeypatch.setattr(sampler._tree, "read_pss", lambda: clock.sleep(seconds) or size)
         sampler.begin()
         return sampler, clock
@@ -294,7 +293,7 @@ def test_a_thread_samples_a_real_process_until_it_ends(
     assert record.start.root_pid == sleeper.pid
     assert (record.start.gpu_names, record.start.gpu_uuids) == (gpus.names, gpus.uuids)
     assert record.end.reason == "finished"
-    assert record.end.overhead_fetches == sampler.num_samples
+    assert record.end.overhead_fetches >= len(record.samples)
     assert record.end.overhead_seconds > 0
     assert all(sample.processes == 1 for sample in record.samples)
     assert all(len(sample.gpus) == 2 for sample in record.samples)
@@ -343,7 +342,7 @@ def test_the_path_of_the_data_is_found_in_the_ranks_records(
     assert sampler.disk is None
     line["values"]["data_paths"].append(str(data))
     rank.write_text(json.dumps(line) + '\n{"kin')
-    sampler.run(0.01)
+    sampler._look_for_data()
     assert sampler.disk is not None
     assert sampler.disk.path == str(data)
     assert (sampler.sample().device_reads is None) is (sampler._device is None)
@@ -377,7 +376,7 @@ def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     def fail(sample: SystemSample) -> None:
-        if sampler.num_samples > 1:
+        if sample.t:
             raise RuntimeError("no such luck")
 
     sampler = SystemSampler(

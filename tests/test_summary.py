@@ -125,7 +125,6 @@ def full_run() -> RunRecord:
         cpu_seconds=4.0,
         cpu_wait_seconds=0.01,
         machine_cpu_seconds=4.5,
-        psi_cpu_some_seconds=0.02,
         steal_seconds=0.01,
         throttled_seconds=0.01,
         oom_kills=0,
@@ -413,8 +412,7 @@ def test_the_capacity_of_the_disk_is_that_of_the_runs_own_requests() -> None:
         t=1.0,
         path="data",
         bytes_per_second=2e9,
-        random_4k_bytes_per_second=20e6,
-        random_64k_bytes_per_second=300e6,
+        random_64k_bytes_per_second=320e6,
     )
     summary = summarise(make_run(system=system))
     assert summary.disk_request_bytes == pytest.approx(4096, rel=0.01)

@@ -74,7 +74,6 @@ BUSY: dict[str, Any] = {
     "start": {"processors": 8},
     "cpu_seconds": 4.0,
     "machine_cpu_seconds": 8.0,
-    "psi_cpu_some_seconds": 0.8,
     "cpu_wait_seconds": 0.5,
 }
 """Eight processors, of which the run gets four."""

@@ -150,33 +150,12 @@ class MemoryCgroup:
         limits = [_read_number(folder / name) for folder in self.folders for name in names]
         return min((n for n in limits if n is not None and n < _UNLIMITED_BYTES), default=None)
 
-    def used_bytes(self) -> int | None:
-        """What the cgroup holds, less the file pages nobody has touched lately.
+    def oom_kills(self) -> int | None:
+        """Counter: its processes that the kernel killed for want of memory."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        return _read_counters(self.folders[0] / name).get("oom_kill")
 
-        Those are dropped before anything is refused or killed; with them, every process that reads
-        a large file would seem to stand at the limit.
-        """
-        name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
-        used = _read_number(self.folders[0] / name)
-        if used is None:
-            return None
-        key = b"inactive_file" if self.version == 2 else b"total_inactive_file"
-        for line in (read_bytes_of(self.folders[0] / "memory.stat") or b"").splitlines():
-            name_of_line, _, value = line.partition(b" ")
-            if name_of_line == key and value.isdigit():
-                return max(0, used - int(value))
-        return used
-
-    def events(self) -> tuple[int | None, int | None]:
-        """Counters: its processes that the kernel killed for want of memory; allocations that ran
-        into its own limit, as page cache does that fills it."""
-        if self.version == 2:
-            counters = _read_counters(self.folders[0] / "memory.events")
-            return counters.get("oom_kill"), counters.get("max")
-        counters = _read_counters(self.folders[0] / "memory.oom_control")
-        return counters.get("oom_kill"), _read_number(self.folders[0] / "memory.failcnt")
-
-    def pressure_file(self, name: Literal["cpu", "memory", "io"]) -> Path | None:
+    def pressure_file(self, name: Literal["memory", "io"]) -> Path | None:
         """The PSI file of this cgroup; ``None`` where it has none of its own."""
         path = self.folders[0] / f"{name}.pressure"
         return path if self.version == 2 and path.exists() else None

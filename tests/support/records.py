@@ -34,8 +34,8 @@ GIGABYTE = 1_000_000_000
 
 _MORE_COUNTERS = (
     *("cpu_seconds", "cpu_wait_seconds", "machine_cpu_seconds", "steal_seconds"),
-    *("throttled_seconds", "psi_cpu_some_seconds", "device_reads", "device_read_bytes"),
-    *("oom_kills", "machine_oom_kills", "limit_hits"),
+    *("throttled_seconds", "device_reads", "device_read_bytes"),
+    *("oom_kills", "machine_oom_kills"),
 )
 """Of a watcher's samples, there only where a test gives them."""
 
@@ -229,7 +229,6 @@ def make_system(
         "pss_bytes": 4 * GIGABYTE,
         "rss_bytes": 5 * GIGABYTE,
         "anon_bytes": 3 * GIGABYTE,
-        "file_bytes": GIGABYTE,
         "shared_bytes": GIGABYTE,
         "hwm_bytes": 6 * GIGABYTE,
     }

@@ -114,7 +114,7 @@ def _requirements() -> Iterator[tuple[str, str, bool]]:
 
 def _gaps(proc: Path = PROC, cgroup_root: Path = CGROUP) -> Iterator[_Gap]:
     """What cannot be measured or used, why, and what to do about it."""
-    from fast_axolotl.measure.procfs import read_io, read_pss, read_run_delay
+    from fast_axolotl.measure.processes import read_io, read_pss, read_run_delay
 
     yield from _gpu_gaps(proc)
     if not (proc / "self").exists():

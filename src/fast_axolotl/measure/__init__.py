@@ -9,7 +9,7 @@ It has two halves that meet in the record, and nowhere else. Read either in this
 
 - Collecting, while the run goes on: a ``meter`` sorts fetches into ``steps``, timed by ``events``,
   described by ``batch_counts``, folded by ``blocks`` and written by ``journal``. From outside, a
-  ``sampler`` looks at a ``process_tree`` through ``procfs``, at the ``disk`` and at each ``gpu``.
+  ``sampler`` looks at a tree of ``processes``, at the ``disk`` and at each ``gpu``.
 - Concluding, from the lines alone: ``summary`` folds each rank (``rank_figures``) and the ``job``,
   and collects in a ``summary_builder`` the figures of the loop (``loop_figures``), of the model
   (``flops``) and of the machine (``system_figures``). ``verdict`` judges them by their

@@ -1,17 +1,17 @@
 """How fast the device that holds the data can be read: O_DIRECT reads of the data's own files.
 
 O_DIRECT goes past the page cache, so a file that is cached is read from its device all the same,
-and reading it evicts nothing. Three patterns are read one after the other: 4 KiB and 64 KiB at
-random places, as page faults of mapped files do, and 1 MiB in order. A device gives many times as
-much in order as at random: what a run takes is compared with what the device gives at the run's own
-mean request size, which ``/proc/diskstats`` tells. The whole takes at most ``max_seconds``.
+and reading it evicts nothing. Two patterns are read one after the other: 64 KiB at random places,
+and 1 MiB in order. A device gives many times as much in order as at random: what a run takes is
+compared with what the device gives at the run's own mean request size, which ``/proc/diskstats``
+tells. The whole takes at most ``max_seconds``.
 
 The kernel must count the reads as device reads of this process, because ``read_bytes`` of the run
 is what the capacity is compared with. Where it does not, there is no figure: tmpfs is memory, and
 FUSE reads belong to another process.
 
 Blind spots: a cache below the kernel (of the host of a virtual machine, of the drive) makes the
-device look faster; other readers at the same time make it look slower. A device that serves small
+device look faster; other readers at the same time make it look slower. A device that serves random
 requests faster than Python can ask for them has no figure for these.
 """
 
@@ -25,22 +25,20 @@ import random
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from fast_axolotl.measure.procfs import read_io
+from fast_axolotl.measure.processes import read_io
 from fast_axolotl.record import DiskProbe
 from fast_axolotl.system import PROC, read_bytes_of
 
-_KIBIBYTE = 1 << 10
+_RANDOM_BYTES = 64 << 10
 _MEBIBYTE = 1 << 20
 _NUM_THREADS = 16
 """Requests under way at a time, as from many workers whose page faults wait one by one."""
-_RANDOM_READS = 1 << 15
+_RANDOM_READS = 1 << 14
 _SPAN_BYTES = 16 << 30
 """Random reads are spread over so much of the data: a small part may lie in the drive's cache."""
 _LEAST_BYTES = 8 * _MEBIBYTE
@@ -73,53 +71,37 @@ def probe_capacity(
     files, reason = choose_files(path, _SPAN_BYTES)
     if not files:
         return replace(found, reason=reason)
-    device = find_device(files[0])
-    where = f"{path} on {device}" if device else str(path)
-    found = replace(found, device=device)
     sizes = {file: file.stat().st_size for file in files}
     dice = random.Random(0)
-
-    def scatter(num_bytes: int) -> Iterable[tuple[Path, int]]:
-        for file in dice.choices(files, list(sizes.values()), k=_RANDOM_READS):
-            yield file, num_bytes * dice.randrange(max(1, sizes[file] // num_bytes))
-
-    in_order = ((file, at) for file in files for at in range(0, sizes[file], _MEBIBYTE))
-    patterns = (
-        (4 * _KIBIBYTE, scatter(4 * _KIBIBYTE), max_seconds / 4),
-        (64 * _KIBIBYTE, scatter(64 * _KIBIBYTE), max_seconds / 4),
-        (_MEBIBYTE, itertools.islice(in_order, math.ceil(max_bytes / _MEBIBYTE)), max_seconds / 2),
-    )
-    rates: dict[int, float] = {}
-    num_bytes, counted = 0, read_io("self", proc=proc)
-    for block_bytes, blocks, seconds in patterns:
-        reads = _read_blocks(list(blocks), block_bytes, seconds, clock)
-        num_bytes += reads.num_bytes
+    scattered = [
+        (file, _RANDOM_BYTES * dice.randrange(max(1, sizes[file] // _RANDOM_BYTES)))
+        for file in dice.choices(files, list(sizes.values()), k=_RANDOM_READS)
+    ]
+    blocks = ((file, at) for file in files for at in range(0, sizes[file], _MEBIBYTE))
+    in_order = list(itertools.islice(blocks, math.ceil(max_bytes / _MEBIBYTE)))
+    before = read_io("self", proc=proc)
+    at_random = _read_blocks(scattered, _RANDOM_BYTES, max_seconds / 2, clock)
+    sequential = _read_blocks(in_order, _MEBIBYTE, max_seconds / 2, clock)
+    after = read_io("self", proc=proc)
+    for reads in (at_random, sequential):
         if reads.refusal:
-            reason = f"the system refused to read {where} with O_DIRECT: {reads.refusal}"
-            return replace(found, reason=reason)
-        if not reads.num_bytes or reads.seconds <= 0:
-            return replace(found, reason=f"no read of {where} returned within {seconds:g} s")
-        if block_bytes == _MEBIBYTE or reads.cpu_seconds <= _MOST_CPU * reads.seconds:
-            rates[block_bytes] = reads.num_bytes / reads.seconds
-    counted_after = read_io("self", proc=proc)
-    if counted is not None and counted_after is not None:
-        counted_bytes = counted_after.read_bytes - counted.read_bytes
-        if counted_bytes < _COUNTED_SHARE * num_bytes:
-            reason = (
-                f"reads of {where} do not count as disk reads of the process, so there is nothing "
-                "to compare with"
-            )
-            return replace(found, reason=reason)
-    reason = ""
-    if len(rates) < len(patterns):
+            reason = f"the system refused to read {path} with O_DIRECT: {reads.refusal}"
+        elif not reads.num_bytes or reads.seconds <= 0:
+            reason = f"no read of {path} returned within {max_seconds / 2:g} s"
+    read_bytes = at_random.num_bytes + sequential.num_bytes
+    if not reason and before and after and after[0] - before[0] < _COUNTED_SHARE * read_bytes:
+        reason = (
+            f"reads of {path} do not count as disk reads of the process, so there is nothing to "
+            "compare with"
+        )
+    if reason:
+        return replace(found, reason=reason)
+    found = replace(found, bytes_per_second=sequential.num_bytes / sequential.seconds)
+    if at_random.cpu_seconds > _MOST_CPU * at_random.seconds:
         reason = "the test cannot issue small requests fast enough to saturate the disk"
-    return replace(
-        found,
-        bytes_per_second=rates[_MEBIBYTE],
-        random_4k_bytes_per_second=rates.get(4 * _KIBIBYTE),
-        random_64k_bytes_per_second=rates.get(64 * _KIBIBYTE),
-        reason=reason,
-    )
+        return replace(found, reason=reason)
+    rate = at_random.num_bytes / at_random.seconds
+    return replace(found, random_64k_bytes_per_second=rate)
 
 
 @dataclass(slots=True)
@@ -174,28 +156,18 @@ def _read_blocks(
 def capacity_at(probe: DiskProbe, request_bytes: float | None) -> float | None:
     """What the device gives in requests of this size; of an unknown size, what it gives in order.
 
-    Between the sizes that were measured by a straight line of logarithms: a device that is bound by
-    requests a second lies on one, and so does one that is bound by bytes.
+    Below 64 KiB the requests per second stay the same; from there to 1 MiB the rate follows a
+    straight line of logarithms.
     """
-    if request_bytes is None:
-        return probe.bytes_per_second
-    measured = {
-        4 * _KIBIBYTE: probe.random_4k_bytes_per_second,
-        64 * _KIBIBYTE: probe.random_64k_bytes_per_second,
-        _MEBIBYTE: probe.bytes_per_second,
-    }
-    known = [(size, rate) for size, rate in measured.items() if rate]
-    at_most = [point for point in known if point[0] <= request_bytes]
-    at_least = [point for point in known if point[0] >= request_bytes]
-    if not at_most:
-        # Below 4 KiB the requests a second stay the same; below what was measured nothing is known.
-        size, rate = next(iter(known), (0, 0.0))
-        return rate * request_bytes / size if size == 4 * _KIBIBYTE else None
-    if not at_least or at_most[-1] == at_least[0]:
-        return at_most[-1][1]
-    (low, slow), (high, fast) = at_most[-1], at_least[0]
-    part = math.log(request_bytes / low) / math.log(high / low)
-    return math.exp(math.log(slow) + part * math.log(fast / slow))
+    slow, fast = probe.random_64k_bytes_per_second, probe.bytes_per_second
+    if request_bytes is None or request_bytes >= _MEBIBYTE or not fast:
+        return fast
+    if not slow:
+        return None
+    if request_bytes <= _RANDOM_BYTES:
+        return slow * request_bytes / _RANDOM_BYTES
+    part = math.log(request_bytes / _RANDOM_BYTES) / math.log(_MEBIBYTE / _RANDOM_BYTES)
+    return float(slow * (fast / slow) ** part)
 
 
 def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
@@ -227,19 +199,6 @@ def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
             "to measure the disk"
         )
     return chosen, ""
-
-
-def find_device(path: str | Path) -> str:
-    """Source and filesystem of the mount that holds a path; empty where it is not known."""
-    whole = Path(path).resolve()
-    mounts = [
-        mount
-        for mount in psutil.disk_partitions(all=True)
-        if whole.is_relative_to(mount.mountpoint)
-    ]
-    # Of two mounts on one folder the later one hides the earlier.
-    mounts.sort(key=lambda mount: len(mount.mountpoint))
-    return f"{mounts[-1].device} ({mounts[-1].fstype})" if mounts else ""
 
 
 def find_numbers(path: str | Path, *, proc: Path = PROC) -> tuple[int, int] | None:

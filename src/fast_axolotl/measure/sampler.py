@@ -29,12 +29,11 @@ from typing import Literal
 
 from fast_axolotl import system
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure import procfs
+from fast_axolotl.measure import processes
 from fast_axolotl.measure.disk import find_numbers, probe_capacity, read_requests
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
-from fast_axolotl.measure.process_tree import ProcessTree
 from fast_axolotl.measure.writers import LocalRanks
-from fast_axolotl.record import DiskProbe, End, LineWriter, Settings, SystemSample, SystemStart
+from fast_axolotl.record import DiskProbe, End, LineWriter, SystemSample, SystemStart
 
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
@@ -52,16 +51,11 @@ _SLACK = 0.9
 _PATIENCE_SECONDS = 5.0
 """Reading of a process that hangs inside the kernel can hang, too."""
 
-_MEMORY = tuple(f"{name}_bytes" for name in ("pss", "rss", "anon", "file", "shared", "hwm", "swap"))
-_PRESSURE = ("psi_memory_full_seconds", "psi_io_full_seconds", "psi_cpu_some_seconds")
-_SWAP = ("swap_in_bytes", "swap_out_bytes")
-_PROCESSORS = ("machine_cpu_seconds", "steal_seconds")
-
 _NO_DATA = "neither the configuration nor the dataset names a file on this machine"
 
 
 class SystemSampler:
-    """Watches one process tree from ``start`` to ``stop``, or for as long as ``run`` is let."""
+    """Watches one process tree from ``start`` to ``stop``."""
 
     def __init__(
         self,
@@ -84,9 +78,6 @@ class SystemSampler:
         """Who watches, as ``SystemStart`` has it."""
         self.failure = ""
         """What ended the sampling before its time; empty while all is well."""
-        self.overhead_seconds = 0.0
-        """Time spent in sampling."""
-        self.num_samples = 0
         self.begun: SystemStart | None = None
         """The record's first line, once there is one."""
         self.disk: DiskProbe | None = None
@@ -98,24 +89,21 @@ class SystemSampler:
         self._proc = proc
         self._gpu = gpu
         self._on_sample = on_sample
-        self._tree = ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
+        self._tree = processes.ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
         self._ranks = None if rank_folder is None else LocalRanks(rank_folder)
-        self._told_reason = ""
         self._cgroup = system.find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
         self._quota = system.find_cpu_quota(root_pid, proc=proc, root=cgroup_root)
-        self._processors = procfs.read_processors(root_pid, proc=proc)
+        self._processors = processes.read_processors(root_pid)
+        self._overhead_seconds, self._num_samples = 0.0, 0
         self._device: tuple[int, int] | None = None
         self._probed_bytes = 0
         self._start = clock()
         self._time = time.time()
-        self._pss_due = 0.0
+        self._pss_due = self._write_due = 0.0
         self._pss_rss_bytes = 0
-        self._write_due = 0.0
-        self._last_cost = 0.0
-        self._last_at = 0.0
+        self._last_cost = self._last_at = 0.0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
         self._is_closed = False
         self._owner_pid = os.getpid()
 
@@ -124,11 +112,6 @@ class SystemSampler:
         """Whether the root was alive at the last sample."""
         return self._tree.is_alive
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The processes of the last sample, the root first."""
-        return self._tree.pids
-
     def start(self) -> None:
         """Probe the data's device, write the first lines, and go on in a daemon thread."""
         self.begin()
@@ -136,8 +119,15 @@ class SystemSampler:
         self._thread.start()
 
     def _run(self) -> None:
+        """Sample until the root ends or ``stop`` is called."""
+        due = self._clock() + self._pause()
         try:
-            self.run()
+            while self._tree.is_alive:
+                if self._stopping.wait(max(0.0, due - self._clock())):
+                    return
+                self.sample()
+                self._look_for_data()
+                due = max(due + self._pause(), self._clock())
         except Exception as error:  # noqa: BLE001 - the run that is watched must go on
             self.failure = f"sampling stopped: {type(error).__name__}: {error}"
 
@@ -149,29 +139,29 @@ class SystemSampler:
             self._gpu = open_gpus()
         sample = self._measure()
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
-        reasons = explain_missing(sample, has_procfs=procfs.has_procfs(self._proc))
+        reasons = explain_missing(sample, has_procfs=processes.has_procfs(self._proc))
         if limit_bytes is None:
             reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
         if self._data_path is None:
             reasons["disk_bytes_per_second"] = _NO_DATA
         if self._gpu.reason:
             reasons["gpus"] = self._gpu.reason
-        usage = procfs.read_usage(self._processors, proc=self._proc)
-        processors = None if usage is None else usage[2]
+        usage = processes.read_usage(self._processors, proc=self._proc)
+        count = None if usage is None else usage[2]
         quota = None if self._quota is None else self._quota.cores
         self.begun = SystemStart(
             time=self._time,
             host=system.node_name(),
             root_pid=self.root_pid,
             pid_namespace=system.pid_namespace(self._proc),
-            command=procfs.read_command(self.root_pid, proc=self._proc),
+            command=processes.read_command(self.root_pid, proc=self._proc),
             memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
             data_path=self._data_path,
             gpu_names=self._gpu.names,
             gpu_uuids=self._gpu.uuids,
-            cores=min(filter(None, (processors, quota)), default=None),
-            processors=processors,
+            cores=min(filter(None, (count, quota)), default=None),
+            processors=count,
             source=self.source,
             reasons=reasons,
         )
@@ -183,26 +173,10 @@ class SystemSampler:
 
     def sample(self) -> SystemSample:
         """The tree and the machine of now, written and handed on."""
-        with self._lock:
-            self.begin()
-            sample = self._measure()
-            self._hand_on(sample)
-            return sample
-
-    def run(self, seconds: float | None = None) -> None:
-        """Sample until the root ends, ``stop`` is called, or the time is up."""
         self.begin()
-        end = None if seconds is None else self._clock() + seconds
-        due = self._clock() + self._pause()
-        while self._tree.is_alive:
-            until = due if end is None else min(due, end)
-            if self._stopping.wait(max(0.0, until - self._clock())):
-                return
-            self.sample()
-            self._look_for_data()
-            if end is not None and self._clock() >= end:
-                return
-            due = max(due + self._pause(), self._clock())
+        sample = self._measure()
+        self._hand_on(sample)
+        return sample
 
     def stop(
         self, reason: Literal["finished", "exception", "interrupted"] = "finished", error: str = ""
@@ -224,7 +198,7 @@ class SystemSampler:
             self.failure = "a file in /proc could not be read"
         elif self.begun is not None:
             # A last sample, unless there was one just now, or there is nobody left to look at.
-            stat = procfs.read_stat(self.root_pid, proc=self._proc)
+            stat = processes.read_stat(self.root_pid, proc=self._proc)
             is_recent = self._clock() - self._last_at < _SLACK * self._interval_seconds
             if stat is not None and not (stat.is_alive and is_recent):
                 self._write_due = 0.0
@@ -234,8 +208,8 @@ class SystemSampler:
                 t=round(self._clock() - self._start, 3),
                 reason=reason,
                 error=error or self.failure,
-                overhead_seconds=round(self.overhead_seconds, 6),
-                overhead_fetches=self.num_samples,
+                overhead_seconds=round(self._overhead_seconds, 6),
+                overhead_fetches=self._num_samples,
             )
         )
         if self._writer is not None:
@@ -253,12 +227,8 @@ class SystemSampler:
         for pid in self._ranks.find_new() if self._ranks is not None else ():
             self._tree.add_root(pid)
         tree = self._tree.sample()
-        counters = procfs.read_vmstat(proc=self._proc)
-        usage = procfs.read_usage(self._processors, proc=self._proc)
-        kills, hits = (None, None) if self._cgroup is None else self._cgroup.events()
-        requests = None
-        if self._device is not None:
-            requests = read_requests(self._device, proc=self._proc)
+        usage = processes.read_usage(self._processors, proc=self._proc)
+        requests = read_requests(self._device, proc=self._proc) if self._device else None
         read_bytes = tree.read_bytes
         if read_bytes is not None and os.getpid() in self._tree.pids:
             # Inside the run, reads of the probe are not the run's.
@@ -267,18 +237,13 @@ class SystemSampler:
             tree,
             t=round(begin - self._start, 3),
             read_bytes=read_bytes,
-            swap_in_bytes=counters.get(b"pswpin"),
-            swap_out_bytes=counters.get(b"pswpout"),
-            cgroup_bytes=None if self._cgroup is None else self._cgroup.used_bytes(),
+            **processes.read_vmstat(proc=self._proc),
             psi_memory_full_seconds=self._read_pressure("memory"),
             psi_io_full_seconds=self._read_pressure("io"),
-            psi_cpu_some_seconds=self._read_pressure("cpu"),
             machine_cpu_seconds=None if usage is None else round(usage[0], 2),
             steal_seconds=None if usage is None else round(usage[1], 2),
             throttled_seconds=None if self._quota is None else self._quota.throttled_seconds(),
-            oom_kills=kills,
-            machine_oom_kills=counters.get(b"oom_kill"),
-            limit_hits=hits,
+            oom_kills=None if self._cgroup is None else self._cgroup.oom_kills(),
             device_reads=None if requests is None else requests[0],
             device_read_bytes=None if requests is None else requests[1],
             gpus=() if self._gpu is None else self._gpu.read(self._tree.pids),
@@ -288,22 +253,19 @@ class SystemSampler:
         is_pss_due = has_grown or sample.t >= self._pss_due
         if sample.processes and sample.t >= self._write_due and is_pss_due:
             pss_begin = self._clock()
-            pss = self._tree.read_pss()
-            if pss is not None:
-                sample = replace(sample, **pss._asdict())
+            sample = replace(sample, **(self._tree.read_pss() or {}))
             pss_end = self._clock()
             pause = min((pss_end - pss_begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
             self._pss_due = pss_end - self._start + pause
             self._pss_rss_bytes = max(self._pss_rss_bytes, sample.rss_bytes or 0)
-        self.overhead_seconds += self._clock() - begin
-        self.num_samples += 1
+        self._overhead_seconds += self._clock() - begin
+        self._num_samples += 1
         return sample
 
-    def _read_pressure(self, name: Literal["cpu", "memory", "io"]) -> float | None:
+    def _read_pressure(self, name: Literal["memory", "io"]) -> float | None:
         """Of the processes' own cgroup, where there is one, else of the machine."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
-        file = own or self._proc / "pressure" / name
-        return procfs.read_pressure_seconds(file, "some" if name == "cpu" else "full")
+        return processes.read_pressure_seconds(own or self._proc / "pressure" / name)
 
     def _look_for_data(self) -> None:
         """Probe the data's device once a rank has noted where its data lies."""
@@ -313,21 +275,17 @@ class SystemSampler:
                 self._probe(here)
 
     def _probe(self, path: str) -> None:
-        t, before = round(self._clock() - self._start, 3), procfs.read_io("self", proc=self._proc)
-        self.disk = replace(probe_capacity(path, proc=self._proc), t=t)
-        after = procfs.read_io("self", proc=self._proc)
+        t, before = self._clock() - self._start, processes.read_io("self", proc=self._proc)
+        self.disk = replace(probe_capacity(path, proc=self._proc), t=round(t, 3))
+        after = processes.read_io("self", proc=self._proc)
         if before is not None and after is not None:
-            self._probed_bytes += after.read_bytes - before.read_bytes
+            self._probed_bytes += after[0] - before[0]
         self._device = find_numbers(path, proc=self._proc)
         self._write(self.disk)
 
     def _hand_on(self, sample: SystemSample) -> None:
         if not self._tree.pids:
             return
-        reason = "" if self._ranks is None else self._ranks.reason
-        if reason != self._told_reason:
-            self._told_reason = reason
-            self._write(Settings(t=sample.t, reasons={"processes": reason}))
         if sample.t >= self._write_due:
             self._write(sample)
             gap_seconds = next(gap for most, gap in _WRITE_EVERY if sample.t < most)
@@ -342,10 +300,10 @@ class SystemSampler:
 
 def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     """Refuse what cannot be sampled, and say what could be."""
-    if not procfs.has_procfs(proc):
+    if not processes.has_procfs(proc):
         raise UsageError("processes can only be watched on Linux: there is no /proc here")
-    stat = procfs.read_stat(pid, proc=proc) if pid > 0 else None
-    status = procfs.read_status(pid, proc=proc) if stat is not None else None
+    stat = processes.read_stat(pid, proc=proc) if pid > 0 else None
+    status = processes.read_status(pid, proc=proc) if stat is not None else None
     if stat is None or status is None:
         raise UsageError(f"there is no process {pid}")
     leader = int(status.get(b"Tgid", b"%d" % pid))
@@ -362,15 +320,17 @@ def explain_missing(sample: SystemSample, *, has_procfs: bool) -> dict[str, str]
         if sample.processes
         else "the process ended before it could be sampled"
     )
-    reasons = {
-        **dict.fromkeys((*_MEMORY, "read_bytes", "read_chars"), unread),
-        **dict.fromkeys(_PRESSURE, "this kernel does not report pressure (PSI)"),
-        **dict.fromkeys(_SWAP, "/proc/vmstat has no swap counters"),
-        **dict.fromkeys(_PROCESSORS, "/proc/stat has no CPU counters"),
+    texts = {
+        "pss_bytes rss_bytes anon_bytes shared_bytes hwm_bytes swap_bytes": unread,
+        "read_bytes read_chars": unread,
+        "psi_memory_full_seconds psi_io_full_seconds": "this kernel does not report pressure (PSI)",
+        "swap_in_bytes swap_out_bytes": "/proc/vmstat has no swap counters",
+        "machine_cpu_seconds steal_seconds": "/proc/stat has no CPU counters",
     }
+    reasons = {name: text for names, text in texts.items() for name in names.split()}
     if not has_procfs:
         return dict.fromkeys(reasons, "this is only available on Linux: there is no /proc here")
-    reasons["cgroup_bytes"] = reasons["oom_kills"] = "there is no memory cgroup here"
+    reasons["oom_kills"] = "there is no memory cgroup here"
     reasons["throttled_seconds"] = "no cgroup above the process sets a CPU quota"
     if sample.pss_bytes is not None:
         reasons["pss_file_bytes"] = "this kernel cannot separate mapped files from the working set"

@@ -114,18 +114,6 @@ class LocalRanks:
         self._folder = Path(folder).absolute()
         self._known: set[tuple[str, int]] = set()
         """Name and number of the files whose first line has been read."""
-        self._hidden: list[int] = []
-
-    @property
-    def reason(self) -> str:
-        """Why ranks of this node cannot be sampled; empty where all can be."""
-        if not self._hidden:
-            return ""
-        ranks = ", ".join(map(str, sorted(self._hidden)))
-        return (
-            f"memory and CPU figures do not include rank {ranks}: not visible from here, because "
-            "they run in other containers or on machines of the same name"
-        )
 
     def find_new(self) -> list[int]:
         """The processes of ranks that have begun since the last call.
@@ -145,11 +133,7 @@ class LocalRanks:
             if start is None:
                 continue  # its first line is still to come
             self._known.add(key)
-            if not isinstance(start, Start) or start.host != node_name():
-                continue
-            if not _is_visible(start):
-                self._hidden.append(start.rank)
-            elif _is_alive(start):
+            if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
                 pids.append(start.pid)
         return pids
 

@@ -237,7 +237,7 @@ _ALL = (
            "0 means cached, not idle; network file systems may not be counted", _UNWATCHED),
     Figure("disk_bytes_per_second", "capacity of the disk", "bytes/s", "",
            "what O_DIRECT reads of the data's own disk reached at `disk_request_bytes`: "
-           "interpolated (log-log) between random reads of 4 and 64 KiB and sequential reads; "
+           "interpolated (log-log) between random reads of 64 KiB and sequential reads; "
            "sequential if the request size is not known",
            "a test of two seconds, before or during the run",
            "at this request size, the disk is faster than the test can measure"),

@@ -329,7 +329,6 @@ class DiskProbe:
     device: str = ""
     bytes_per_second: float | None = None
     """Sequential reads of a MiB."""
-    random_4k_bytes_per_second: float | None = None
     random_64k_bytes_per_second: float | None = None
     reason: str = ""
     """Why something is missing."""
@@ -352,7 +351,6 @@ class SystemSample:
     anon_bytes: int | None = None
     largest_anon_bytes: int | None = None
     """Of the process that holds most."""
-    file_bytes: int | None = None
     shared_bytes: int | None = None
     hwm_bytes: int | None = None
     """Highest resident sizes of the living processes, summed."""
@@ -368,12 +366,9 @@ class SystemSample:
     swap_in_bytes: int | None = None
     """Counter of the machine."""
     swap_out_bytes: int | None = None
-    cgroup_bytes: int | None = None
     psi_memory_full_seconds: float | None = None
     """Counter: time in which every task waited for memory."""
     psi_io_full_seconds: float | None = None
-    psi_cpu_some_seconds: float | None = None
-    """Counter: time in which a task was ready to run and had no processor."""
     machine_cpu_seconds: float | None = None
     """Counter: time that all programs took of the processors that the run may use."""
     steal_seconds: float | None = None
@@ -384,8 +379,6 @@ class SystemSample:
     """Counter: processes of the cgroup that the kernel killed for memory."""
     machine_oom_kills: int | None = None
     """Counter: the same of the whole machine."""
-    limit_hits: int | None = None
-    """Counter: allocations that ran into the cgroup's memory limit."""
     device_reads: int | None = None
     """Counter: read requests that the data's device has served, of all programs."""
     device_read_bytes: int | None = None
