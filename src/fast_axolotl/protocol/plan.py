@@ -86,8 +86,6 @@ class Plan:
     """The data, whose device is probed in every run."""
     profile_steps: int = 0
     """Of every run, under torch's profiler."""
-    gradient_noise: bool = False
-    """Whether norms of gradients are taken in every run."""
     same_work: tuple[str, str] | None = None
     """The two arms whose losses have to be equal."""
     dedupe: Mapping[str, Any] | None = None

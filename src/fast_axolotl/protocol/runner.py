@@ -225,7 +225,6 @@ class Running:
         words += ["--data-path", self.plan.data_path] if self.plan.data_path else []
         if self.plan.profile_steps:
             words += ["--profile-steps", str(self.plan.profile_steps)]
-        words += ["--gradient-noise"] if self.plan.gradient_noise else []
         return [*words, "--output", str(folder), "--", *command], environment
 
     def _tell(self, arm: str, pair: int, run_seconds: float) -> None:

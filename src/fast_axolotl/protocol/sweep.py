@@ -115,5 +115,4 @@ def _read(trial: Trial, run: ArmRun, root: Path) -> Trial:
         peak_bytes=summary.gpu_peak_allocated_bytes,
         held_bytes=max(summary.gpu_memory_bytes or 0, held.get("reserved_peak") or 0) or None,
         total_bytes=held.get("total"),
-        noise_scale=summary.gradient_noise_scale,
     )
