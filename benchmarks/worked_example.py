@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = str(options.folder / "run")
     wanted = ["--gpus", "1,8,64,512", "--tokens", "10B", "--price", "2.5/h"]
     commands = [
-        ["measure", "--quiet", "--profile-steps", "5", "--gradient-noise", "--output", record],
+        ["measure", "--quiet", "--profile-steps", "5", "--output", record],
         ["show", record],
         ["plan", record, *wanted],
         ["plan", record, "--gpu", "H100-SXM,B200", "--gpus", "8,64", "--tokens", "10B"],
