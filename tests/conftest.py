@@ -21,7 +21,7 @@ import fast_axolotl
 LONGEST = (
     *("cluster_faults", "batch", "trl", "axolotl_resume", "tokenized_shards", "torch_layouts"),
     *("axolotl_cli", "benchmarks", "cluster_prepare", "cluster_engines", "axolotl_install"),
-    *("axolotl_plugin", "bench", "run_measure", "noise_scale", "cluster_tables"),
+    *("axolotl_plugin", "bench", "run_measure", "cluster_tables"),
 )
 """Files of tests that take the longest begin, so that all processes end at about one time."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure import advice, measure
+from fast_axolotl.measure import measure
 from fast_axolotl.measure.advice import Action, possible_gain
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
@@ -44,15 +44,6 @@ class Slow:
 
     def __len__(self) -> int:
         return self.rows
-
-
-class Splintered(Slow):
-    """Rows of many small tensors: cheap to make, and each is handed over by itself."""
-
-    def __getitem__(self, index: int) -> Any:
-        import torch
-
-        return [torch.tensor(number) for number in range(30)]
 
 
 @pytest.fixture
@@ -99,17 +90,6 @@ def test_as_many_workers_as_are_advised_give_about_what_is_promised(
     check_promise(before, train(Slow(rows=160), int(found[1])))
 
 
-def test_a_full_queue_is_a_matter_of_handing_over_and_not_of_workers(
-    train: Callable[..., RunSummary],
-) -> None:
-    before = train(Splintered(), 1)
-    assert (before.verdict.kind, before.verdict.subtype) == ("data", "handover")
-    assert "DataLoader(num_workers=0) if making a batch takes less than" in before.verdict.action
-    assert "More workers do not help" in before.verdict.action
-    assert any("of 2 batches are ready" in line for line in before.verdict.evidence)
-    check_promise(before, train(Splintered(rows=160), 0))
-
-
 def evidence(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Evidence:
     """Figures of a run with these settings; what is no setting is a figure."""
     names = {*RunSummary.__dataclass_fields__, *FIGURES}
@@ -129,7 +109,6 @@ def test_an_unknown_number_of_workers_is_not_none() -> None:
     assert "0 workers" not in action
     none = verdict(stall=0.3, num_workers=0).action
     assert "currently loaded in the main process (0 workers)" in none
-    assert "num_workers" not in advice.resolve_contradiction(evidence("loop"), 0.2)
 
 
 @pytest.mark.parametrize(
@@ -185,20 +164,6 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     # What this package makes cheaper comes first, where it is not in use.
     action = verdict(stall=0.4, replacements=(), **full).action
     assert ("fast-axolotl run --" in action) is is_prepared
-
-
-def test_the_size_of_batches_that_are_ready_is_given() -> None:
-    full = {"waits_by_cause": {"handover": 0.9}, "queue_depth": 4.0, "queue_capacity": 4}
-    found = verdict(stall=0.4, bytes_per_second=6e10, **full)
-    assert found.subtype == "handover"
-    assert "(a batch has 1 GB)" in found.action
-
-
-def test_the_garbage_collector_is_named_where_it_causes_the_waiting() -> None:
-    found = verdict(stall=0.4, waits_by_cause={"gc": 0.75, "epoch": 0.1}, num_workers=1)
-    assert "Python's garbage collector causes 75.0 % of the waiting" in found.action
-    assert found.gain == pytest.approx(0.3 / 0.7)
-    assert "gc.freeze()" not in verdict(stall=0.4, waits_by_cause={"gc": 0.2}).action
 
 
 def communicate(**settings: Any) -> Action:

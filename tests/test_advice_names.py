@@ -56,8 +56,6 @@ def figures() -> Iterator[RunSummary]:
             stall_period_rows=1000.0,
             limit_share=0.9,
         )
-    yield with_figures(plain, queue_depth=2.0, queue_capacity=2)
-    yield with_figures(plain, queue_depth=2.0, queue_capacity=2, bytes_per_second=1e12)
     yield with_figures(plain, cpu_throttled_share=0.3)
     yield with_figures(plain, padding_share=0.5)
     yield with_figures(plain, device_idle_fraction=0.5)
@@ -79,8 +77,6 @@ def all_actions(source: str) -> Iterator[str]:
             advice.start_faster,
         ):
             yield remedy(given)
-        yield advice.resolve_contradiction(given, 0.2)
-        yield advice.resolve_contradiction(given, -0.2)
 
 
 def named_in(call: str, texts: Iterator[str]) -> set[str]:

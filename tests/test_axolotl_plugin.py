@@ -207,9 +207,6 @@ class TestKeys:
             found = measure_order({**config, "fast_axolotl_measure": checked}, None)
             assert found == Order(run_dir=folder, data_paths=(rows,))
         asked = Order(run_dir="elsewhere", profile_steps=3)
-        noisy = measure_order({**config, "fast_axolotl_gradient_noise": True}, asked)
-        assert noisy is not None
-        assert noisy.gradient_noise
         assert measure_order(config, asked) == Order(
             run_dir="elsewhere", profile_steps=3, data_paths=(rows,)
         )

@@ -53,7 +53,7 @@ def test_all_verdicts_are_among_the_runs() -> None:
     kinds |= {"startup", "compute", "mixed"}
     kinds |= {f"data/{name}" for name in ("rate", "burst", "periodic")}
     kinds |= {f"communication/{name}" for name in ("network", "skew")}
-    subtypes = ("short", "warming", "draining", "unseen", "contradiction")
+    subtypes = ("short", "warming", "draining", "unseen")
     assert found == kinds | {f"inconclusive/{name}" for name in subtypes}
     assert {name.partition("/")[0] for name in found} == set(get_args(VerdictKind))
 
@@ -250,7 +250,6 @@ ADVISED = (
     "data-periodic with epochs",
     "data-periodic with shards",
     "data-rate",
-    "inconclusive-contradiction",
     "io",
     "swap",
 )
@@ -258,32 +257,30 @@ ADVISED = (
 
 @pytest.mark.parametrize("name", ADVISED)
 def test_what_is_advised_fits_the_trainer_and_its_settings(name: str, tmp_path: Path) -> None:
-    run, _, marks = name.partition(" with ")
+    run, _, causes = name.partition(" with ")
     advice: dict[str, list[str]] = {}
     for source in SOURCES:
         for label, settings in SETTINGS.items():
             folder = tmp_path / f"{source} {label}"
-            alter(GOLDEN / "runs" / run, folder, source, settings, marks.removesuffix("s"))
+            alter(GOLDEN / "runs" / run, folder, source, settings, causes.removesuffix("s"))
             action = read(folder)[1].verdict.action
             advice.setdefault(action, []).append(f"{source}, {label}")
     check(f"advice/{name.replace(' ', '-')}.json", advice)
 
 
-def alter(run: Path, target: Path, source: str, settings: dict[str, Any], mark: str) -> None:
-    """The same record of another trainer with other settings; marks where it waits."""
+def alter(run: Path, target: Path, source: str, settings: dict[str, Any], cause: str) -> None:
+    """The same record of another trainer with other settings, whose waits have a cause."""
     target.mkdir()
     for file in run.iterdir():
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for line in [*lines]:
+        for line in lines:
             if line["kind"] == "start":
                 line["source"] = source
             if line["kind"] == "settings":
                 kept = {"gradient_accumulation": line["values"].get("gradient_accumulation", 1)}
                 line["values"] = {**kept, **settings}
-            if mark:
-                slow = [one["fetch"] for one in line.get("slow", ()) if one["seconds"] > 0.1]
-                new = {"kind": "mark", "t": line.get("t"), "name": mark}
-                lines += [{**new, "fetch": fetch} for fetch in slow]
+            if cause and line["kind"] == "steps":
+                line["waits_by_cause"] = {cause: line["host_wait_seconds"]}
         (target / file.name).write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
 
 

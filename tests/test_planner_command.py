@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fast_axolotl.cli.plan import plan
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.plan.reference import read_reference
-from fast_axolotl.record import FreeRun, ModelShape, RunRecord
+from fast_axolotl.record import ModelShape, RunRecord
 from support.records import make_ranks, make_run, steady, write_run
 from test_planner_memory import LLAMA_8B
 
@@ -62,9 +63,9 @@ def test_adapters_groups_and_the_loader_are_read() -> None:
         num_parameters=7_546_867_712, num_total=8_072_204_288, num_adapter=41_943_040,
         num_frozen=7_504_924_672, layers=32, attention_width=4096, device_name="NVIDIA H200",
     )  # fmt: skip
-    record = recorded(model=model, config={"adapter": "qlora"}, tensor_parallel=2)
+    record = recorded(model=model, config={"adapter": "qlora"}, tensor_parallel=2, num_workers=1)
     for rank in record.ranks.values():
-        rank.add(FreeRun(t=1.0, seconds=10.0, batches=100, samples=200))
+        rank.blocks = [replace(one, produced=10, producing_seconds=1.0) for one in rank.blocks]
     _, reference = read_reference(record, summarise(record))
     layout = reference.layout
     assert (layout.method, layout.tp, layout.seq_len) == ("qlora", 2, 4096)

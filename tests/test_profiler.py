@@ -13,6 +13,7 @@ from fast_axolotl.integrations.profiler import (
     read_events,
     window_of,
 )
+from fast_axolotl.record.schema import is_collective
 from support.hosts import FakeMeter
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
@@ -89,6 +90,18 @@ def test_without_a_device_gloo_is_the_communication_and_operators_are_the_work()
     assert window.exposed_communication_seconds == pytest.approx(0.030)
     assert window.device_idle_seconds is None
     assert "no work on an accelerator" in window.reasons["device_idle_seconds"]
+
+
+def test_kernels_of_all_kinds_are_communication_and_what_is_not_known_is_no_zero() -> None:
+    names = ("ncclDevKernel_AllGather", "rcclGeneric", "nvshmemi_put", "multimem_all_reduce")
+    assert all(map(is_collective, names))
+    assert not any(map(is_collective, ("triton_poi_fused_all_reduce_0", "warp_all_reduce", "gemm")))
+    work = kernel("gemm", 0, 1)
+    window = window_of([work], t=1.0, steps=1, first_step=20, world_size=2)
+    assert window.communication_seconds is window.exposed_communication_seconds is None
+    assert "between the 2 ranks" in window.reasons["exposed_communication_seconds"]
+    window = window_of([work, host("gloo:all_reduce", 0, 2)], t=1.0, steps=1, world_size=2)
+    assert window.num_collectives == 1
 
 
 def test_events_are_read_from_the_profiler_s_raw_results() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
-import runpy
 import statistics
 import subprocess
 import sys
@@ -22,23 +21,16 @@ from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.measure.rank_figures import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
-    DeviceSample,
-    FreeRun,
-    Log,
     Mark,
     ModelShape,
     ProfileWindow,
     RunRecord,
-    Settings,
     StepBlock,
-    SystemRecord,
-    SystemSample,
-    SystemStart,
     read_run,
 )
 from fast_axolotl.record.waits import WAIT_ERROR, encode_waits, find_common_steps, fold_waits
 from support.children import clean_environment
-from support.records import START_TIME, make_ranks, make_run
+from support.records import make_ranks, make_run
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -212,7 +204,6 @@ def test_the_stall_of_a_job_is_that_of_the_latest_rank_in_every_step() -> None:
     summary = summarise(make_job(*late_in_turn()))
     lost = 0.2 * 0.27
     assert summary.stall_fraction == pytest.approx(lost / (OWN + lost), abs=1e-12)
-    assert summary.stall_error is None
     assert summary.stall_fraction == summary.host_stall_fraction
     assert [rank.stall_fraction for rank in summary.ranks] == pytest.approx([0.0876] * 4, abs=1e-4)
     assert summary.verdict.kind == "data"
@@ -228,8 +219,7 @@ def test_condensed_waits_give_the_stall_within_the_error_they_state() -> None:
     summary = summarise(make_job(*waits, form="condensed"))
     assert exact is not None
     assert summary.stall_fraction is not None
-    assert summary.stall_error == pytest.approx(WAIT_ERROR * summary.stall_fraction)
-    assert abs(summary.stall_fraction - exact) <= summary.stall_error
+    assert abs(summary.stall_fraction - exact) <= WAIT_ERROR * summary.stall_fraction
     assert not any("at least" in note for note in summary.notes)
 
 
@@ -240,7 +230,6 @@ def test_a_record_without_single_waits_tells_between_what_the_stall_lies() -> No
     assert exact is not None
     assert summary.stall_fraction is not None
     assert summary.stall_fraction == pytest.approx(exact / 4)
-    assert summary.stall_error == pytest.approx(exact * 3 / 4)
     assert any("between 8.8 % and 35.1 %" in note for note in summary.notes)
 
 
@@ -361,19 +350,6 @@ def test_a_rank_with_more_tokens_is_told_apart_from_one_that_computes_slowly() -
     assert slow.straggler_part == "compute"
 
 
-def test_a_slow_rank_whose_clock_is_low_is_told_so() -> None:
-    record = forward_job([0.03, 0.039])
-    for number, rank in record.ranks.items():
-        rank.add(Settings(t=0.0, values={"device_uuid": f"GPU-{number}"}))
-    start = SystemStart(time=START_TIME, host="machine", root_pid=1, gpu_uuids=("GPU-1", "GPU-0"))
-    gpus = (DeviceSample(index=0, clock_mhz=1400.0), DeviceSample(index=1, clock_mhz=1750.0))
-    samples = [SystemSample(t=float(second), processes=1, gpus=gpus) for second in range(60)]
-    record.system = SystemRecord(start=start, samples=samples)
-    summary = summarise(record)
-    assert (summary.straggler_rank, summary.straggler_part) == (1, "device clock")
-    assert [rank.gpu_clock_mhz for rank in summary.ranks] == [1750.0, 1400.0]
-
-
 def test_where_weights_are_gathered_in_the_forward_pass_a_window_tells() -> None:
     record = forward_job([0.03, 0.06], settings={"fsdp": True})
     assert "profiler window" in summarise(record).reasons["straggler_rank"]
@@ -452,88 +428,14 @@ def test_the_rate_of_the_reader_is_rows_per_wait_or_what_fills_a_queue_with_room
     assert summarise(workers).reader_rows_per_second == pytest.approx(2 * 8 / 0.05)
     full = make_job([0.0] * 400, settings={"num_workers": 2, "prefetch_factor": 2})
     assert "workers was always full" in summarise(full).reasons["reader_rows_per_second"]
-    full.ranks[0].add(FreeRun(t=1.0, seconds=2.0, batches=100, samples=800))
-    assert summarise(full).reader_rows_per_second == pytest.approx(400)
     assert "reads ahead" in summarise(make_job([0.1] * 400)).reasons["reader_rows_per_second"]
 
 
 def test_waits_are_shared_out_to_what_happened_meanwhile() -> None:
     record = make_job([0.05] * 400)
     for block in record.ranks[0].blocks:
-        block.waits_by_cause.update(epoch=0.62 * 2.5, gc=0.08 * 2.5)
+        block.waits_by_cause.update(epoch=0.62 * 2.5, refill=0.08 * 2.5)
     summary = summarise(record)
-    assert summary.waits_by_cause == pytest.approx({"epoch": 0.62, "loader": 0.3, "gc": 0.08})
-    assert (
-        "of all waiting, 62.0 % at the start of an epoch, 8.0 % during garbage collection"
-    ) in summary.verdict.evidence
-
-
-# The trainer's own tokens per second.
-
-
-def audited_job(name: str, value: float) -> RunRecord:
-    """Eight ranks that train on 2,000 tokens per fetch of 10 ms, half of them trainable."""
-    known = {"tokens": 2000, "padded": 2000, "settings": {"tensor_parallel": 1}}
-    record = make_run(*make_ranks(8, accumulation=4, fetches=1200, **known))
-    for rank in record.ranks.values():
-        rank.blocks = [
-            replace(block, trainable_tokens=1000 * block.fetches) for block in rank.blocks
-        ]
-        for second in range(12):
-            rank.add(Log(t=float(second), step=second, values={"loss": 1.0, name: value}))
-    return record
-
-
-PER_GPU = "tokens/train_per_sec_per_gpu"
-
-
-def test_axolotl_s_own_figure_agrees_where_its_definition_holds() -> None:
-    package = importlib.util.find_spec("axolotl")
-    if package is None or not package.submodule_search_locations:
-        pytest.skip("axolotl is not installed: pip install axolotl")
-    # Its file alone: the package takes long to import.
-    path = Path(package.submodule_search_locations[0], "core", "trainers", "utils.py")
-    utils = runpy.run_path(str(path))
-    # Eight ranks, 1,000 trainable tokens in each of 100 fetches per second.
-    logged = utils["trainable_tokens_per_sec_per_gpu"](0.0, 8 * 1000 * 100.0, 8, 1.0)
-    summary = summarise(audited_job(PER_GPU, logged))
-    assert summary.trainer_tokens_per_second == pytest.approx(100_000)
-    assert summary.trainer_tokens_ratio == pytest.approx(1.0)
-    assert summary.notes == ()
-
-
-@pytest.mark.parametrize(
-    ("logged", "factor", "cause"),
-    [
-        (8 * 100_000.0, "8 ×", "the sum over all 8 ranks, not per GPU (axolotl#3362)"),
-        (100_000 / 4, "0.25 ×", "one of 4 gradient accumulation steps (axolotl#3688)"),
-        (8 * 100_000 / 4, "2 ×", "the sum over 8 ranks, for one of 4 gradient"),
-        (100_000 / 8, "0.125 ×", "it counts only one of 8 ranks"),
-    ],
-)
-def test_a_factor_in_the_trainer_s_own_figure_is_named(
-    logged: float, factor: str, cause: str
-) -> None:
-    summary = summarise(audited_job(PER_GPU, logged))
-    assert any(factor in note and cause in note for note in summary.notes), summary.notes
-
-
-@pytest.mark.parametrize(
-    ("share", "cause"), [(1.0, ""), (1 / 8, "it counts only one of 8 ranks"), (1.5, "")]
-)
-def test_transformers_count_is_compared_step_by_step(share: float, cause: str) -> None:
-    # A slow start halves its rate since the beginning, which is no factor of the ranks.
-    record = audited_job("train_tokens_per_second", 800_000.0)
-    for rank in record.ranks.values():
-        rank.logs = [
-            replace(
-                line,
-                step=25 * number,
-                values={**line.values, "num_input_tokens_seen": share * number * 25 * 64_000},
-            )
-            for number, line in enumerate(rank.logs)
-        ]
-    summary = summarise(record)
-    assert summary.trainer_tokens_ratio == pytest.approx(share)
-    assert summary.trainer_tokens_per_second == 800_000
-    assert [cause in note for note in summary.notes] == ([True] if cause else [])
+    assert summary.waits_by_cause == pytest.approx({"epoch": 0.62, "loader": 0.3, "refill": 0.08})
+    [line] = [line for line in summary.verdict.evidence if line.startswith("of all waiting")]
+    assert "62.0 % at the start of an epoch, 8.0 % while the shuffle buffer was filling" in line

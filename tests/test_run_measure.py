@@ -90,9 +90,7 @@ def test_an_order_travels_through_the_environment(
         run_dir=str(tmp_path / "run"),
         peak_tflops=989.4,
         profile_steps=5,
-        profile_every=600.0,
         matmul=True,
-        gradient_noise=True,
         data_paths=(str(tmp_path / "a"), str(tmp_path / "b")),
     )
     environment = launch_environment({"PATH": "p"}, order=wanted, accelerate=False)

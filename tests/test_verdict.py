@@ -230,16 +230,6 @@ def test_a_busy_gpu_has_lost_nothing_to_a_busy_machine() -> None:
     assert any("other programs used 50.0 %" in line for line in verdict.evidence)
 
 
-def contradicting(share: float) -> RunRecord:
-    """A loop that waits, and takes half as long with a cached batch."""
-    rank = make_rank(wait=steady(share), replayed=100)
-    rank.blocks = [
-        replace(block, wall_seconds=block.wall_seconds / 2) if block.phase == "replay" else block
-        for block in rank.blocks
-    ]
-    return make_run(rank)
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_the_verdict_is_right_and_has_evidence_and_one_action(name: str) -> None:
     expected, make = RUNS[name]
@@ -382,7 +372,6 @@ INCONCLUSIVE: dict[str, Callable[[], RunRecord]] = {
     "warming": lambda: make_run(make_rank(fetches=0)),
     "short": lambda: make_run(make_rank(fetches=10)),
     "draining": lambda: make_run(make_rank(queue=lambda step: 500 - step / 2)),
-    "contradiction": lambda: contradicting(0.05),
 }
 
 
@@ -583,16 +572,6 @@ def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:
         verdict = verdict_of(record)
         assert (verdict.kind, words in verdict.action) == ("mixed", True), verdict.action
         assert f"was not measured: {why}" in " ".join(verdict.evidence)
-
-
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [(0, "num_workers=1"), (1, "OMP_NUM_THREADS"), (2, "num_workers=1"), (8, "num_workers=4")],
-)
-def test_a_contradiction_is_not_sent_to_and_fro(workers: int, expected: str) -> None:
-    record = contradicting(0.05)
-    record.ranks[0].settings[0].values["num_workers"] = workers
-    assert expected in verdict_of(record).action
 
 
 _SHARES = st.none() | st.floats(0, 1.5)

@@ -67,7 +67,6 @@ def make_rank(
     own_seconds: float = 0.01,
     fetches: int = 600,
     warmup_steps: int = 5,
-    replayed: int = 0,
     accumulation: int = 1,
     samples: int = 8,
     tokens: int | None = None,
@@ -99,8 +98,6 @@ def make_rank(
     simulated.queue, simulated.values = queue, block_values
     simulated.run("warmup", warmup_steps * accumulation)
     simulated.run("steady", fetches)
-    simulated.wait, simulated.device_wait = steady(0.0), device_wait and steady(0.0)
-    simulated.run("replay", replayed)
     if end is not None:
         record.add(
             End(

@@ -24,7 +24,6 @@ from fast_axolotl.cli.options import (
     DataPath,
     ResultAsJson,
     examples,
-    parse_duration,
     parse_names,
     say,
     unused_folder,
@@ -43,7 +42,7 @@ RUN_EXAMPLES = examples(
 MEASURE_EXAMPLES = examples(
     "measure -- axolotl train config.yml",
     "measure --live -- python train.py",
-    "measure --profile-every 10m --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
+    "measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
 )
 STATUS_EXAMPLES = examples("status", "status --json")
 
@@ -61,15 +60,6 @@ PeakTflops = Annotated[
 ]
 ProfileSteps = Annotated[
     int, typer.Option(help="Profile this many steps with torch.profiler, once.", min=0)
-]
-ProfileEvery = Annotated[
-    str | None, typer.Option(help="Profile again every 90s, 10m, 1h, …; 5 steps by default.")
-]
-GradientNoise = Annotated[
-    bool,
-    typer.Option(
-        "--gradient-noise", help="Estimate the gradient noise scale, to choose a batch size."
-    ),
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Do not print the summary of the record at the end.")
@@ -90,8 +80,6 @@ def run(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
-    profile_every: ProfileEvery = None,
-    gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a command with a faster Axolotl: same results, no change to your files.
@@ -133,15 +121,12 @@ def run(
             data_path=data_path,
             peak_tflops=peak_tflops,
             profile_steps=profile_steps,
-            profile_every=profile_every,
-            gradient_noise=gradient_noise,
             quiet=quiet,
         )
-    device = (peak_tflops, profile_steps, profile_every, gradient_noise)
-    if any((output, data_path, quiet, *device)):
+    if any((output, data_path, quiet, peak_tflops, profile_steps)):
         raise UsageError(
-            "--output, --quiet, --data-path, --peak-tflops, --profile-steps, --profile-every and "
-            "--gradient-noise need a measured run: add --measure"
+            "--output, --quiet, --data-path, --peak-tflops and --profile-steps need a measured "
+            "run: add --measure"
         )
     environment = launch_environment(os.environ, names)
     program = find_program(command[0], environment)
@@ -162,8 +147,6 @@ def measure(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
-    profile_every: ProfileEvery = None,
-    gradient_noise: GradientNoise = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure a training run without changing it, and say what limits it.
@@ -187,8 +170,6 @@ def measure(
         data_path=data_path,
         peak_tflops=peak_tflops,
         profile_steps=profile_steps,
-        profile_every=profile_every,
-        gradient_noise=gradient_noise,
         quiet=quiet,
     )
 
@@ -201,7 +182,6 @@ def _measure(
     live: bool,
     output: Path | None,
     data_path: Path | None,
-    profile_every: str | None,
     quiet: bool,
     **device: Any,
 ) -> NoReturn:
@@ -218,7 +198,6 @@ def _measure(
 
     order = Order(
         run_dir=str(_run_dir(output, command[0])),
-        profile_every=parse_duration(profile_every, least=30) if profile_every else 0.0,
         data_paths=(str(data_path),) if data_path else (),
         **device,
     )

@@ -116,17 +116,6 @@ def parse_size(text: str) -> int:
         raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
 
 
-def parse_duration(text: str, *, least: float) -> float:
-    """``90s``, ``10m`` or ``1.5h`` in seconds."""
-    found = re.fullmatch(r"(\d+\.?\d*)\s*([smh])", text.strip().lower())
-    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else -1.0
-    if seconds < least:
-        raise UsageError(
-            f"{text!r} is not a duration of at least {least:.0f}s; write 90s, 10m or 1h"
-        )
-    return seconds
-
-
 def parse_percent(text: str) -> float:
     """``1%``, ``1 %`` or ``1`` as 0.01."""
     try:

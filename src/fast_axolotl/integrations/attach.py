@@ -81,9 +81,8 @@ class Attachment:
                 data_paths=self._order.data_paths,
             )
 
-        names = ("profile_steps", "profile_every", "gradient_noise")
-        options = {name: getattr(self._order, name) for name in names}
-        TorchWatch(None, open_meter=open_loop_meter, **options).start()
+        steps = self._order.profile_steps
+        TorchWatch(None, open_meter=open_loop_meter, profile_steps=steps).start()
 
     def join_transformers(self, handler: Any) -> None:
         """A trainer of transformers has a list of callbacks: ours joins it."""

@@ -73,9 +73,6 @@ class FastAxolotlArgs(BaseModel):
         "fast-axolotl-measure in output_dir. Key figures also appear in the trainer's logs; "
         "`fast-axolotl show FOLDER` prints all.",
     )
-    fast_axolotl_gradient_noise: bool | None = Field(
-        default=None, description="Also measure the gradient noise scale. Default: false."
-    )
     dataset_use_rust_streaming: bool | None = Field(
         default=None,
         description="Read streamed files with fast-axolotl's reader: bounded memory, exact resume. "
@@ -182,8 +179,6 @@ def measure_order(cfg: Any, asked: Order | None) -> Order | None:
             return None
         own = Path(cfg["output_dir"], "fast-axolotl-measure") if wanted is True else Path(wanted)
         asked = Order(run_dir=str(own))
-    if cfg.get("fast_axolotl_gradient_noise"):
-        asked = replace(asked, gradient_noise=True)
     if asked.data_paths:
         return asked
     # What training reads: prepared rows where there are any, else the datasets' own files.
@@ -209,7 +204,6 @@ def prepare_plugins(cfg: Any) -> NoReturn:
         cfg["fast_axolotl_skip"] = list(dict.fromkeys(filter(None, skip))) or None
         if cfg.get("fast_axolotl_measure") is None and (asked := order()):
             cfg["fast_axolotl_measure"] = asked.run_dir
-            cfg["fast_axolotl_gradient_noise"] = asked.gradient_noise or None
     listed = list(cfg.get("plugins") or [])
     has_keys = any(cfg.get(key) is not None for key in KEYS)
     if PLUGIN not in listed and (has_keys or cfg.get("use_ray")):

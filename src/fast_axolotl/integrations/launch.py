@@ -59,9 +59,7 @@ class Order:
     run_dir: str
     peak_tflops: float | None = None
     profile_steps: int = 0
-    profile_every: float = 0.0
     matmul: bool = False
-    gradient_noise: bool = False
     data_paths: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:

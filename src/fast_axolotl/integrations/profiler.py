@@ -15,12 +15,8 @@ from the first step's begin to the last step's end.
 
 Opt-in: the profiler slows the host by some microseconds an operator. Starting and stopping is a
 span, taken out of the step times. It takes longer on some ranks, for which the others then wait: so
-the step in which it starts is in no window.
-
-*Again and again.* Ranks are compared, so windows open at the same steps, with no common clock and
-no message: a power of two apart, which doubles where the last window is too recent and halves where
-it is long ago. Ranks wait for each other in every step and see nearly the same times; one that
-decides otherwise still shares every other window, and the rest is not compared.
+the step in which it starts is in no window. Ranks are compared: the window opens at the same step
+on all of them.
 
 Torch runs one profiler at a time, and a second one leaves neither with anything. So a window is not
 begun while another profiler runs, and ends where somebody else begins one.
@@ -32,7 +28,6 @@ import time
 from collections.abc import Sequence
 from functools import wraps
 from inspect import signature
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fast_axolotl.integrations.guard import guarded
@@ -48,9 +43,6 @@ STEP_MARK = "ProfilerStep#"
 FIRST_STEP = 20
 """Steps before the first window begins: past the warm-up of most runs."""
 
-_MOST_COLLECTIVES = 128
-_TOO_SOON, _TOO_LATE = 0.7, 1.5
-"""Of the time between windows. What is too soon is not too late when doubled."""
 _NANO = 1e-9
 
 
@@ -127,23 +119,10 @@ def window_of(
         device_idle_seconds=idle_seconds,
         communication_seconds=busy(collectives) * _NANO if is_seen else None,
         exposed_communication_seconds=exposed * _NANO if is_seen else None,
-        collectives=_condense([(event.end - event.start) * _NANO for event in begun]),
+        collectives=tuple(round((event.end - event.start) * _NANO, 7) for event in begun),
         num_collectives=len(begun),
         reasons=reasons,
     )
-
-
-def _condense(collectives: Sequence[float]) -> tuple[float, ...]:
-    """At most 128 sums of neighbours instead of thousands of single durations.
-
-    A week has 1,000 windows of ten minutes, and a large model 1,000 collectives a step: 60 MB a
-    rank, and 1.5 MB so. Ranks with as many collectives have the same groups. Waiting is what a rank
-    spends beyond the shortest across ranks; none is lost while the same rank is last throughout a
-    group, a twenty-fifth of a step. A last rank that changes faster is not seen.
-    """
-    count = min(len(collectives), _MOST_COLLECTIVES)
-    bounds = [number * len(collectives) // count for number in range(count + 1)] if count else []
-    return tuple(round(sum(collectives[low:high]), 7) for low, high in pairwise(bounds))
 
 
 def read_events(profile: Any) -> list[Event]:
@@ -169,20 +148,15 @@ def read_events(profile: Any) -> list[Event]:
 
 
 class WindowProfiler:
-    """Profiles some steps of a run, once or every so often, and hands what it saw to the meter."""
+    """Profiles some steps of a run, once, and hands what it saw to the meter."""
 
-    def __init__(
-        self, meter: Meter, steps: int, *, every: float = 0.0, first_step: int = FIRST_STEP
-    ) -> None:
-        self.clock = time.perf_counter
+    def __init__(self, meter: Meter, steps: int, *, first_step: int = FIRST_STEP) -> None:
         self._meter = meter
         self._steps = steps
-        self._every = every
         self._first = first_step
-        self._least = self._distance = 1 << (2 * steps).bit_length()
+        """Steps before the window: the one in which the profiler starts is the last of them."""
         self._seen = 0
-        self._begun = self._opened_at = self.clock()
-        self._opened = first_step
+        self._begun = time.perf_counter()
         self._profile: Any = None
         self._mark: Any = None
         self._hook: Any = None
@@ -191,12 +165,11 @@ class WindowProfiler:
         """An optimizer step ended."""
         self._seen += 1
         if self._profile is not None:
-            if self._seen == self._opened + self._steps:
+            if self._seen == self._first + 1 + self._steps:
                 self.close()
             else:
                 self._mark_step()
-        elif self._is_due():
-            self._opened, self._opened_at = self._seen + 1, self.clock()
+        elif self._seen == self._first:
             self._start()
 
     def close(self) -> None:
@@ -208,33 +181,24 @@ class WindowProfiler:
         # Where someone else has wrapped ours meanwhile it stays, and does nothing.
         if getattr(owner, name) is ours:
             setattr(owner, name, original)
-        done = self._seen - self._opened
+        done = self._seen - self._first - 1
         with self._meter.span("profile"):
             self._end_mark()
             profile.profiler.acc_events = False  # a tree of them takes 50 times as long as the rest
             profile.stop()
             if done > 0:
                 # Made with the meter, so this is the meter's time to within milliseconds.
-                place = {"t": round(self.clock() - self._begun, 3), "first_step": self._opened}
-                world = self._meter.world_size
-                found = window_of(read_events(profile), steps=done, world_size=world, **place)
+                found = window_of(
+                    read_events(profile),
+                    steps=done,
+                    world_size=self._meter.world_size,
+                    t=round(time.perf_counter() - self._begun, 3),
+                    first_step=self._first + 1,
+                )
                 self._meter.window(found)
             else:
                 self._explain("no profiler window: it ended before its first step")
         profile.profiler = None  # it refers to itself, and would hold its events for long
-
-    def _is_due(self) -> bool:
-        past = self._seen - self._first
-        if past <= 0 or not self._every:
-            return past == 0
-        if past % self._distance:
-            return False
-        share = (self.clock() - self._opened_at) / self._every
-        if share < _TOO_SOON:
-            self._distance *= 2
-        elif share > _TOO_LATE:
-            self._distance = max(self._least, self._distance // 2)
-        return past % self._distance == 0
 
     def _start(self) -> None:
         import torch

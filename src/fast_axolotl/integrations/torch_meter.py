@@ -32,7 +32,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.integrations.guard import guarded
-from fast_axolotl.integrations.noise_scale import NoiseScale
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
 from fast_axolotl.measure.loaders import find_shard, read_loader, ready_batches
@@ -47,15 +46,13 @@ LOG = logging.getLogger("fast_axolotl")
 
 @contextmanager
 def watch_torch(
-    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0, profile_every: float = 0.0
+    meter: Meter, *, optimizers: bool = True, profile_steps: int = 0
 ) -> Iterator[TorchWatch]:
     """Have torch's loaders and optimizers report to a meter inside the block.
 
     The arguments are those of ``TorchWatch``; ``optimizers=False`` if something else reports steps.
     """
-    watch = TorchWatch(
-        meter, optimizers=optimizers, profile_steps=profile_steps, profile_every=profile_every
-    )
+    watch = TorchWatch(meter, optimizers=optimizers, profile_steps=profile_steps)
     watch.start()
     try:
         yield watch
@@ -85,8 +82,6 @@ class TorchWatch:
         is_training: Whether fetches of a dataset are the training's; by default those are while
             gradients are on, of datasets that optimizer steps follow.
         profile_steps: So many steps are run under torch's profiler, once.
-        profile_every: Seconds after which that is done again; 5 steps where none are given.
-        gradient_noise: Whether norms of gradients are taken, for the gradient noise scale.
     """
 
     def __init__(
@@ -97,18 +92,13 @@ class TorchWatch:
         optimizers: bool = True,
         is_training: Callable[[Any], bool] | None = None,
         profile_steps: int = 0,
-        profile_every: float = 0.0,
-        gradient_noise: bool = False,
     ) -> None:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
-        self.noise: NoiseScale | None = None
         self.open_meter = open_meter
         self._optimizers = optimizers
         self._is_training = is_training
-        self._profile_steps = profile_steps or (5 if profile_every else 0)
-        self._profile_every = profile_every
-        self._gradient_noise = gradient_noise
+        self._profile_steps = profile_steps
         self._thread: int | None = None
         self._is_inside = False
         self._is_backward = False
@@ -139,8 +129,6 @@ class TorchWatch:
             self._handle.remove()
             self._handle = None
         self._end_span()
-        if self.noise is not None:
-            self.noise.close()
         # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
         for (owner, name), original in () if _WATCHES else tuple(_ORIGINALS.items()):
             if getattr(getattr(owner, name), "__wrapped__", None) is original:
@@ -215,8 +203,6 @@ class TorchWatch:
             return False
         self._is_backward = True
         self.meter.backward_begin()
-        if self.noise is not None:
-            self.noise.backward_begin()
         return True
 
     @_survives
@@ -224,8 +210,6 @@ class TorchWatch:
         """The backward pass ended."""
         assert self.meter is not None
         self._is_backward = False
-        if self.noise is not None:
-            self.noise.backward_end()
         self.meter.backward_end()
 
     def step(self) -> None:
@@ -326,10 +310,8 @@ class TorchWatch:
         _hook(torch.autograd, "backward", _watched_backward)
         if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
             _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
-        if self._gradient_noise:
-            self.noise = NoiseScale(meter)
         if self._profile_steps:
-            self.profiler = WindowProfiler(meter, self._profile_steps, every=self._profile_every)
+            self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
             self._handle = register_optimizer_step_post_hook(self.optimizer_step)
 

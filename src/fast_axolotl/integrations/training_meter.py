@@ -74,9 +74,7 @@ class TrainingMeter:
         run_dir: The folder of the record.
         peak_tflops: The device's, where its name is not known here.
         profile_steps: So many steps are run under torch's profiler, once.
-        profile_every: Seconds after which that is done again; 5 steps where none are given.
         matmul: Whether the matmul rate of the device is measured first, for a second.
-        gradient_noise: Whether norms of gradients are taken, for the gradient noise scale.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
         log: Whether figures join the trainer's logs.
@@ -89,9 +87,7 @@ class TrainingMeter:
         *,
         peak_tflops: float | None = None,
         profile_steps: int = 0,
-        profile_every: float = 0.0,
         matmul: bool = False,
-        gradient_noise: bool = False,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
         log: bool = True,
@@ -108,9 +104,8 @@ class TrainingMeter:
         """Of the span that is open."""
         self._is_logging = log
         self._peak_tflops = peak_tflops
-        self._profile_steps, self._profile_every = profile_steps, profile_every
+        self._profile_steps = profile_steps
         self._matmul = matmul
-        self._gradient_noise = gradient_noise
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
         self._settings = dict(settings or {})
@@ -166,8 +161,6 @@ class TrainingMeter:
             optimizers=False,
             is_training=self._is_training,
             profile_steps=self._profile_steps,
-            profile_every=self._profile_every,
-            gradient_noise=self._gradient_noise,
         )
         self._watch.use_this_thread()
         self._watch.start()

@@ -3,8 +3,7 @@ into, chosen by the settings that were recorded.
 
 Data that comes late is the larger half. A loader that is too slow on average needs more processes,
 or less to do a row. One that is fast enough and comes in bursts needs a queue as deep as a burst.
-Work that is done once in a long while no queue hides: it has to be cut up. Batches that are ready
-and still cost time are expensive to hand over from process to process.
+Work that is done once in a long while no queue hides: it has to be cut up.
 
 An ``Action`` has the gain that it can bring at most, from the stall and what the action removes of
 it. What is not recorded is not stated: an unknown number of workers is not none.
@@ -23,7 +22,6 @@ from fast_axolotl.record import thresholds
 from fast_axolotl.record.units import (
     count_words,
     format_bytes,
-    format_seconds,
     format_share,
 )
 
@@ -31,10 +29,6 @@ MOST_READ_AHEAD = 16
 """Batches a worker reads ahead before that is the first thing to lower where memory is short."""
 MOST_UNSEEN_WORKERS = 4
 """Workers that are advised where the number of processors is not known. Ours."""
-MUCH_COLLECTED = 0.3
-"""Share of the waiting that the garbage collector has to cause to be acted on. Ours: no queue and
-no worker removes it."""
-
 _LOADER = ("num_workers", "prefetch_factor", "persistent_workers")
 _BATCH_SIZE = {
     "axolotl": "micro_batch_size",
@@ -176,23 +170,6 @@ def read_less(evidence: Evidence) -> str:
     )
 
 
-def resolve_contradiction(evidence: Evidence, apart: float) -> str:
-    """Find out which of two measurements is right."""
-    workers = evidence.number("num_workers")
-    if apart <= 0:
-        return "Replay more batches, of typical length: meter.watch(loader, replay=200)."
-    if workers is None or workers == 1:
-        return (
-            "Let the loader and the model use different CPU cores: set OMP_NUM_THREADS to one less "
-            "than the number of CPU cores, and compare."
-        )
-    setting = _name(evidence.source, num_workers=max(1, workers // 2))
-    return (
-        f"Let the loader and the model use different CPU cores: set {setting} (now {workers}), and "
-        "compare."
-    )
-
-
 def talk_less(evidence: Evidence) -> Action:
     """Communicate less often, or less."""
     source, exposed = evidence.source, evidence.exposed
@@ -250,17 +227,6 @@ def compute_better(evidence: Evidence) -> Action:
     """Leave the data alone, and where something else is plain, name it."""
     figures, source = evidence.figures, evidence.source
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
-    if evidence.batch_excess >= thresholds.LARGE_BATCH:
-        # Down to about twice the noise scale.
-        now, times = evidence.number("gradient_accumulation") or 1, round(evidence.batch_excess / 2)
-        change = f"Use {times} times fewer GPUs"
-        if now > 1:
-            change = f"Set gradient_accumulation_steps to {math.ceil(now / times)} (now {now})"
-        return Action(
-            f"{change}: according to the gradient noise scale (a proxy), the global batch is too "
-            "large. Keep the learning rate, keep the warm-up the same in samples, and compare "
-            "losses after equal numbers of samples."
-        )
     larger, is_known_to_fit = _raise_batch(evidence)
     if padding is not None and evidence.is_padded:
         pad_less = _of(_PAD_LESS, source)
@@ -354,16 +320,8 @@ def resume_faster(evidence: Evidence) -> str:
 
 
 def feed(evidence: Evidence) -> Action:
-    """What to change for waits by rate, in bursts, once in a while, or for ready batches."""
+    """What to change for waits by rate, in bursts, or once in a while."""
     figures = evidence.figures
-    collected = figures.waits_by_cause.get("gc", 0.0)
-    if collected >= MUCH_COLLECTED:
-        return Action(
-            f"Python's garbage collector causes {format_share(collected)} of the waiting: let the "
-            "collate function return tensors or arrays instead of many Python objects; or call "
-            "gc.freeze() before training.",
-            possible_gain(evidence.stall * collected),
-        )
     is_packing = evidence.setting("sample_packing") and _needs_our_reader(evidence)
     follows_files = figures.stall_period_of in ("epoch", "shard")
     if is_packing and evidence.pattern in ("burst", "periodic") and not follows_files:
@@ -372,7 +330,7 @@ def feed(evidence: Evidence) -> Action:
             f"Pack the next rows while the model trains on the current ones: {_OUR_READER}.",
             possible_gain(evidence.stall),
         )
-    actions = {"burst": _deepen, "periodic": _spread, "handover": _hand_over}
+    actions = {"burst": _deepen, "periodic": _spread}
     return actions.get(evidence.pattern, _speed_up)(evidence)
 
 
@@ -387,7 +345,7 @@ def _speed_up(evidence: Evidence) -> Action:
     source, world = evidence.source, evidence.figures.world_size
     workers, shards = evidence.number("num_workers"), evidence.number("num_shards")
     # What comes at the start of an epoch, or in the main process, no worker takes away.
-    stall = min(_stall_without(evidence, "epoch", "checkpoint", "gc"), 0.95)
+    stall = min(_stall_without(evidence, "epoch", "checkpoint"), 0.95)
     all_of_it = possible_gain(stall)
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:
@@ -446,22 +404,6 @@ def _speed_up(evidence: Evidence) -> Action:
     each = " on each rank" if world > 1 and not evidence.setting("dispatcher") else ""
     full = f"{count_words(workers, 'worker')}{each} occupy all CPU cores"
     return Action(f"Make loading cheaper, because {full}: {cheaper}.", all_of_it)
-
-
-def _hand_over(evidence: Evidence) -> Action:
-    """Batches are ready, and it takes time to get them from a worker into the training process."""
-    figures = evidence.figures
-    stall = _stall_without(evidence, "epoch", "checkpoint")
-    seconds_per_fetch = figures.measured_seconds / max(1, figures.fetches)
-    rate = figures.bytes_per_second
-    size = "" if not rate else f" (a batch has {format_bytes(rate * seconds_per_fetch)})"
-    return Action(
-        f"Set {_name(evidence.source, num_workers=0)} if making a batch takes less than "
-        f"{format_seconds(stall * seconds_per_fetch)}, which is the cost of handing it over{size}; "
-        "otherwise drop columns that the model does not use, and let the collate function return "
-        "a few large tensors, not lists or many small ones. More workers do not help.",
-        possible_gain(stall),
-    )
 
 
 def _deepen(evidence: Evidence) -> Action:

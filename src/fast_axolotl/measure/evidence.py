@@ -9,7 +9,7 @@ from typing import Any
 from fast_axolotl.measure.ready_queue import Drain
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.catalogue import FIGURES, LEDGER
+from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.units import (
     format_bytes,
     format_duration,
@@ -24,9 +24,7 @@ _CAUSES = {
     "epoch": "at the start of an epoch",
     "shard": "at a new shard",
     "refill": "while the shuffle buffer was filling",
-    "gc": "during garbage collection",
     "checkpoint": "after a checkpoint",
-    "handover": "for batches that were ready and only had to be handed over",
 }
 _LEAST_CAUSE = 0.05
 """Of the waiting, for a cause to be worth a line. Ours."""
@@ -69,18 +67,8 @@ class Evidence:
 
     @property
     def pattern(self) -> str:
-        """When the waits come, as a subtype of the verdict: handover, burst, periodic, or rate.
-
-        A batch that is ready when its fetch begins has only to be handed over: most of the waiting
-        is for such batches, and the queue is full on average.
-        """
-        figures, name = self.figures, self.figures.stall_pattern
-        full = thresholds.FULL_QUEUE * (figures.queue_capacity or math.inf)
-        is_most = figures.waits_by_cause.get("handover", 0.0) >= thresholds.MOST_WAITING
-        if is_most and (figures.queue_depth or 0.0) >= full:
-            return "handover"
-        if name == "burst" and self.figures.stall_period_of == "epoch":
-            return "periodic"  # no queue reaches across epochs
+        """When the waits come, as a subtype of the verdict: burst, periodic, or rate."""
+        name = self.figures.stall_pattern
         return name if name in ("burst", "periodic") else "rate"
 
     @property
@@ -123,13 +111,11 @@ class Evidence:
         """Shares of time or of processor time that the run did not get, by who took them.
 
         Where other programs take processors, the time in which a process waited for one: a run
-        that waits for its own workers has lost nothing. By the pressure where the kernel does not
-        count it by process.
+        that waits for its own workers has lost nothing.
         """
         figures, waited = self.figures, 0.0
         if (figures.other_cpu_share or 0.0) >= thresholds.CPU_LOST:
-            own = figures.cpu_wait_share
-            waited = (figures.psi_cpu_some if own is None else own) or 0.0
+            waited = figures.cpu_wait_share or 0.0
         return {
             "quota": figures.cpu_throttled_share or 0.0,
             "steal": figures.cpu_steal_share or 0.0,
@@ -181,24 +167,6 @@ class Evidence:
             if part != but and self.lost_share(part) >= thresholds.LOST_TIME
         ]
 
-    @property
-    def batch_excess(self) -> float:
-        """Global batch ÷ the upper bound of the gradient noise scale; 0 where one is not known."""
-        high = self.figures.gradient_noise_scale_high
-        return ratio(self.figures.global_batch_samples, high) or 0.0
-
-    def batch_lines(self) -> list[str]:
-        """Whether the global batch is far above the gradient noise scale."""
-        batch, excess = self.figures.global_batch_samples or 0.0, self.batch_excess
-        if excess < thresholds.LARGE_BATCH:
-            return []
-        show = FIGURES["gradient_noise_scale"].format
-        return [
-            f"global batch of {show(batch)}, gradient noise scale at most {show(batch / excess)}: "
-            f"most samples of a step add little (threshold: a factor of {thresholds.LARGE_BATCH:g},"
-            " our choice; a proxy, questioned by arXiv 2505.23971)"
-        ]
-
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"
@@ -230,7 +198,6 @@ class Evidence:
             "data": "waits for data in steps in which the others do not wait",
             "compute": "computes longer than the others",
             "tokens": "computes longer than the others, because it has more tokens",
-            "device clock": "computes longer than the others, and its GPU clock is lower",
         }.get(figures.straggler_part, "is late")
         lost = format_share(fraction)
         return [f"rank {rank} {late}: this costs the other ranks {lost} of the time"]
@@ -276,22 +243,14 @@ class Evidence:
 
     def loader_lines(self) -> list[str]:
         """What the loader could give."""
-        headroom, cached = self.figures.headroom, self.figures.cached_stall_fraction
         depth, capacity = self.figures.queue_depth, self.figures.queue_capacity
-        lines = []
-        if headroom is not None:
-            lines.append(
-                f"alone, the loader delivers {headroom:.2f} times what the model could consume"
-            )
-        if depth is not None and capacity:
-            wait = format_seconds(self.figures.wait_p50_seconds)
-            lines.append(
-                f"{depth:.1f} of {capacity} batches are ready when a fetch begins; the median "
-                f"fetch takes {wait}"
-            )
-        if cached is not None:
-            lines.append(f"with a cached batch, a step is {format_share(cached)} shorter")
-        return lines
+        if depth is None or not capacity:
+            return []
+        wait = format_seconds(self.figures.wait_p50_seconds)
+        return [
+            f"{depth:.1f} of {capacity} batches are ready when a fetch begins; the median fetch "
+            f"takes {wait}"
+        ]
 
     def hidden_lines(self) -> list[str]:
         """Waits of the host that cost nothing."""

@@ -9,7 +9,7 @@ A rank that recorded too little to be judged decides nothing, where another has 
 steps in which it waits, the others do not. Compute: its forward pass takes longer. The forward pass
 is compared because no collective of data parallelism runs in it; the rest of a step is as long on
 every rank, since they wait for each other. A longer forward pass is explained by more tokens, else
-by a lower device clock, else it is compute. Where weights are gathered in the forward pass (FSDP,
+it is compute. Where weights are gathered in the forward pass (FSDP,
 ZeRO-3), only a profiler window tells: the slow rank is the one that spends least time in
 collectives.
 
@@ -28,7 +28,7 @@ from typing import Any
 
 from fast_axolotl.measure.rank_figures import RankFigures
 from fast_axolotl.measure.ready_queue import number_of
-from fast_axolotl.record import SystemRecord, thresholds
+from fast_axolotl.record import thresholds
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.waits import (
     LEAST_PRESENCE,
@@ -47,8 +47,6 @@ LONGER_FORWARD = 0.10
 """By which a forward pass is longer than the median of the other ranks'. Ours: equal GPUs differ by
 a few percent."""
 MORE_TOKENS = 0.05
-LOWER_CLOCK = 0.05
-_MOST_SAMPLES = 1000
 _STANDARD_ERRORS = 3.0
 _LEAST_BLOCKS = 3
 _SIZES = {
@@ -66,8 +64,6 @@ class JobStall:
     source: StallSource = ""
     host_stall_fraction: float | None = None
     device_stall_fraction: float | None = None
-    error: float | None = None
-    """How far the stall can be off; ``None`` where it is exact."""
     unknown: float = 0.0
     """By how much it can be higher, because the waits of single steps are not known."""
     alone: Mapping[int, float] = field(default_factory=dict)
@@ -129,7 +125,6 @@ def fold_job(ranks: Sequence[RankFigures]) -> tuple[RankFigures | None, JobStall
         source="device" if is_device else "host",
         host_stall_fraction=host_stall,
         device_stall_fraction=stall if is_device else None,
-        error=min(share(waits.error_seconds), 1.0 - stall) or None,
         unknown=min(share(waits.unknown_seconds), 1.0 - stall),
         alone={
             rank.rank: share(seconds) for rank, seconds in zip(steady, waits.alone, strict=True)
@@ -157,8 +152,6 @@ class Communication:
     """The same as a share of the window."""
     slow_rank: int | None = None
     """The rank the others wait for: it spends least time in collectives."""
-    course: Sequence[tuple[float, float]] = ()
-    """Of the same rank, by window: the time, in seconds since 1970, and the exposed share."""
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -171,7 +164,6 @@ def compare_communication(
         return Communication()
     own = chosen if chosen is not None and chosen.windows else seen[0]
     exposed = [rank.profiled_share("exposed_communication_seconds") for rank in seen]
-    most = max(range(len(seen)), key=lambda place: exposed[place] or 0.0)
     by_step = [{window.first_step: window for window in rank.windows} for rank in seen]
     shared = [
         [windows[step] for windows in by_step]
@@ -208,17 +200,11 @@ def compare_communication(
     no_collective = "the profiler window contains no collective"
     return Communication(
         device_idle_fraction=own.profiled_share("device_idle_seconds"),
-        exposed_communication_fraction=exposed[most],
+        exposed_communication_fraction=max(filter(None, exposed), default=exposed[0]),
         pure_communication_fraction=ratio(pure, wall),
         skew_share=skew,
         skew_fraction=None if pure is None else ratio(longest - pure, wall),
         slow_rank=None if skew is None else seen[sums.index(min(sums))].rank,
-        course=tuple(
-            (seen[most].record.start.time + window.t, share)
-            for window in seen[most].windows
-            if (share := ratio(window.exposed_communication_seconds, window.wall_seconds))
-            is not None
-        ),
         reasons={
             "device_idle_fraction": why.get(
                 "device_idle_seconds", "the profiler window has no GPU work"
@@ -237,15 +223,13 @@ class Straggler:
 
     rank: int | None = None
     part: str = ""
-    """data, compute, tokens, device clock."""
+    """data, compute or tokens."""
     fraction: float | None = None
     """Share of the time that the others lose to it."""
     reason: str = ""
 
 
-def find_straggler(
-    ranks: Sequence[RankFigures], job: JobStall, seen: Communication, clocks: Mapping[int, float]
-) -> Straggler:
+def find_straggler(ranks: Sequence[RankFigures], job: JobStall, seen: Communication) -> Straggler:
     """The rank that costs the others most."""
     steady = [rank for rank in ranks if rank.steady.steps]
     if len(steady) < 2:
@@ -263,40 +247,11 @@ def find_straggler(
             slow = Straggler(rank=seen.slow_rank, part="compute", fraction=seen.skew_fraction)
         reason = ""
     if slow is not None:
-        others = [
-            clocks[one.rank] for one in steady if one.rank in clocks and one.rank != slow.rank
-        ]
-        clock = clocks.get(slow.rank) if slow.rank is not None and others else None
-        is_low = clock is not None and clock < (1.0 - LOWER_CLOCK) * statistics.median(others)
-        if slow.part == "compute" and is_low:
-            slow = Straggler(rank=slow.rank, part="device clock", fraction=slow.fraction)
         found.append(slow)
     worst = max(found, key=lambda one: one.fraction or 0.0, default=Straggler())
     if (worst.fraction or 0.0) >= LEAST_FRACTION:
         return worst
     return Straggler(reason=reason) if reason else Straggler(fraction=0.0)
-
-
-def mean_clocks(ranks: Sequence[RankFigures], systems: Sequence[SystemRecord]) -> dict[int, float]:
-    """MHz of each rank's GPU in its steady phase, where it is known which one that is."""
-    clocks = {}
-    for rank in ranks:
-        uuid, since, until = rank.settings.get("device_uuid"), rank.steady_from, rank.steady_to
-        for system in systems:
-            if not uuid or uuid not in system.start.gpu_uuids or since is None or until is None:
-                continue
-            index, begin = system.start.gpu_uuids.index(uuid), system.start.time
-            samples = [one for one in system.samples if since <= begin + one.t <= until]
-            known = [
-                gpu.clock_mhz
-                for sample in samples[:: len(samples) // _MOST_SAMPLES + 1]
-                for gpu in sample.gpus
-                if gpu.index == index
-            ]
-            mean = ratio(total(known), len(known) - known.count(None))
-            if mean is not None:
-                clocks[rank.rank] = mean
-    return clocks
 
 
 def _find_slow_forward(ranks: Sequence[RankFigures]) -> tuple[Straggler | None, str]:

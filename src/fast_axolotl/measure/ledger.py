@@ -78,7 +78,7 @@ def add_ledger(
     if chosen is None or not whole:
         return
 
-    phases = (chosen.warmup, chosen.steady, chosen.replay)
+    phases = (chosen.warmup, chosen.steady)
     steps = sum(phase.wall_seconds for phase in phases)
     own_waits = sum(map(_waits_of, phases))
     stall = finite(builder.values["stall_fraction"]) or 0.0

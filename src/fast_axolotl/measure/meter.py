@@ -43,7 +43,6 @@ from fast_axolotl.measure.writers import open_system_file, read_rank
 from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, RunSummary, SystemSample
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
-from fast_axolotl.record.schema import GradientNorms
 from fast_axolotl.system import MEASURE, READING_LISTENERS, describe
 
 _RUN = "FAST_AXOLOTL_RUN"
@@ -511,11 +510,6 @@ class Meter:
     def window(self, window: ProfileWindow) -> None:
         """Note what a window of the profiler saw."""
         self._journal.write(window)
-
-    @_guarded
-    def gradients(self, **norms: Any) -> None:
-        """Note squared norms of gradients: the fields of ``GradientNorms``."""
-        self._journal.write(GradientNorms(t=self._journal.since_start(), **norms))
 
     def free_run(self, loader: Iterable[Any], seconds: float = 5.0) -> FreeRun:
         """Read ``loader`` without a model for this long, and record its rate.

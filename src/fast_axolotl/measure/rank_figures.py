@@ -1,6 +1,6 @@
 """One rank's lines folded into totals.
 
-The steady phase is what counts: warm-up is left out, the replay of a cached batch is kept apart.
+The steady phase is what counts: warm-up is left out.
 Everything is a sum first and a ratio last, so a block may hold one step or a thousand. The cost is
 one pass over the lines.
 
@@ -33,7 +33,6 @@ class RankFigures:
     """What became of the ready queue, if it drained."""
     warmup: WaitTotals = field(default_factory=WaitTotals)
     steady: WaitTotals = field(default_factory=WaitTotals)
-    replay: WaitTotals = field(default_factory=WaitTotals)
     host_waits: Histogram = field(default_factory=Histogram)
     device_waits: Histogram = field(default_factory=Histogram)
     step_times: Histogram = field(default_factory=Histogram)
@@ -113,8 +112,6 @@ def fold_rank(record: RankRecord) -> RankFigures:
     for block in record.blocks:
         if block.phase == "warmup":
             folded.warmup.add_block(block)
-        elif block.phase == "replay":
-            folded.replay.add_block(block)
         for name, seconds in block.spans.items():
             folded.spans[name] = folded.spans.get(name, 0.0) + (finite(seconds) or 0.0)
     for block in hidden:
@@ -136,7 +133,7 @@ def fold_rank(record: RankRecord) -> RankFigures:
     return folded
 
 
-def summarise_rank(rank: RankFigures, gpu_clock_mhz: float | None = None) -> RankSummary:
+def summarise_rank(rank: RankFigures) -> RankSummary:
     """The line of one rank in the table of ranks."""
     end = rank.record.end
     return RankSummary(
@@ -151,5 +148,4 @@ def summarise_rank(rank: RankFigures, gpu_clock_mhz: float | None = None) -> Ran
         is_finished=end is not None and end.reason == "finished",
         node=rank.record.start.host,
         forward_seconds_per_step=rank.forward_seconds_per_step,
-        gpu_clock_mhz=gpu_clock_mhz,
     )

@@ -6,7 +6,8 @@ bytes are summed over ranks.
 Whatever is missing is ``None`` with one sentence in ``reasons``: the one that the meter or the
 watcher wrote down, else what the record lacks.
 
-Where a run has changed (see ``regimes``), its verdict is that of a summary of the steps since then.
+Where a run stalls otherwise at its end (see ``late_change``), its verdict is that of a summary of
+the steps since then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fast_axolotl.measure import loop_figures
-from fast_axolotl.measure.batch_noise import add_noise
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.job import (
@@ -27,14 +27,13 @@ from fast_axolotl.measure.job import (
     find_replicas,
     find_straggler,
     fold_job,
-    mean_clocks,
 )
-from fast_axolotl.measure.ledger import add_ledger, find_clock
+from fast_axolotl.measure.late_change import find_late_change
+from fast_axolotl.measure.ledger import add_ledger
 from fast_axolotl.measure.rank_figures import RankFigures, fold_rank, summarise_rank
-from fast_axolotl.measure.regimes import find_regimes
 from fast_axolotl.measure.summary_builder import SummaryBuilder
 from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
-from fast_axolotl.measure.verdict import judge, judge_course
+from fast_axolotl.measure.verdict import judge, judge_change
 from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
 from fast_axolotl.record.arithmetic import ratio, times
 from fast_axolotl.record.thresholds import CPU_LOST
@@ -67,38 +66,29 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         record = replace(record, ranks=later)
     ranks = [fold_rank(record.ranks[number]) for number in sorted(record.ranks)]
     chosen, job = fold_job(ranks)
-    clocks = mean_clocks(ranks, list(record.systems.values()))
     builder = SummaryBuilder(record, chosen)
     _add_course(builder, record, ranks, chosen)
-    builder.values["ranks"] = tuple(summarise_rank(rank, clocks.get(rank.rank)) for rank in ranks)
+    builder.values["ranks"] = tuple(summarise_rank(rank) for rank in ranks)
     loop_figures.add_stall(builder, chosen, job)
-    loop_figures.add_queue(builder, chosen)
     replicas = find_replicas(ranks, builder.values["world_size"])
     unknown = replicas.note or "the sizes of tensor and context parallel groups are not known"
     builder.put("data_parallel_size", replicas.data_parallel_size, unknown)
-    loop_figures.add_reading(builder, ranks, chosen, job, replicas.copies)
+    loop_figures.add_reading(builder, ranks, job, replicas.copies)
     loop_figures.add_tokens(builder, ranks, replicas.copies)
-    loop_figures.add_steps(builder, chosen)
-    add_noise(builder, ranks, replicas.copies)
     builder.values["notes"] += (replicas.note,) if replicas.note else ()
-    loop_figures.add_audit(builder, ranks)
     _add_flops(builder, ranks)
     _add_system(builder, record, ranks)
     seen = compare_communication(ranks, chosen)
     for name in ("device_idle", "exposed_communication", "pure_communication"):
         figure = f"{name}_fraction"
         builder.put(figure, getattr(seen, figure), seen.reasons.get(figure, ""))
-    straggler = find_straggler(ranks, job, seen, clocks)
+    straggler = find_straggler(ranks, job, seen)
     nobody = "no rank makes the others wait"
     builder.put_steady("straggler_rank", straggler.rank, straggler.reason or nobody)
     builder.put_steady("straggler_fraction", straggler.fraction, straggler.reason)
     builder.values["straggler_part"] = straggler.part
     _add_overhead(builder, chosen)
     add_ledger(builder, record, ranks, chosen, since)
-    begin, is_changed = find_clock(record, chosen)[0], False
-    if since is None:
-        found = find_regimes(ranks, chosen, builder.values, begin, seen.course)
-        builder.values["regimes"], is_changed = found
     draft = builder.build()
     source = "" if record.system is None else record.system.start.source
     starts = [rank.record.start for rank in ranks]
@@ -127,10 +117,9 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         memory_growth=describe_growth(system, steady_from) if system else "",
     )
     verdict = judge(evidence)
-    if draft.regimes[1:]:
-        since = begin + draft.regimes[-1].begin_seconds
-        late = summarise(record, since=since).verdict if is_changed else None
-        verdict = judge_course(verdict, draft, late)
+    change = find_late_change(ranks, chosen) if since is None else None
+    if change is not None:
+        verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
     return replace(draft, verdict=verdict)
 
 
@@ -297,12 +286,6 @@ def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[Rank
     if worst and unwatched:
         notes.append(f"there are no samples from {', '.join(unwatched)}")
     builder.values["notes"] += tuple(notes)
-    by_phase: dict[str, int] = {}
-    for rank in ranks:
-        for phase in rank.record.phases:
-            if phase.hwm_bytes is not None:
-                by_phase[phase.name] = max(phase.hwm_bytes, by_phase.get(phase.name, 0))
-    builder.values["hwm_by_phase"] = by_phase
     held = (rank.settings.get("cuda_memory") for rank in ranks)
     peaks = [one.get("allocated_peak", 0) for one in held if isinstance(one, dict)]
     values["gpu_peak_allocated_bytes"] = max(peaks, default=0) or None

@@ -36,8 +36,7 @@ _MOST_SAMPLES = 4096
 
 _UNWATCHED = FIGURES["working_set_bytes"].missing
 
-_RESIDENT = ("rss_bytes", "anon_bytes", "file_bytes", "shared_bytes")
-_LEVELS = ("working_set_bytes", "mapped_file_bytes", *_RESIDENT)
+_LEVELS = ("working_set_bytes", "mapped_file_bytes", "rss_bytes")
 """Of the steady phase alone."""
 
 _Found = tuple[Any, str]
@@ -95,7 +94,6 @@ def fold_system(
         **_memory(system, samples, trained_from),
         "psi_memory_full": rate("psi_memory_full_seconds"),
         "psi_io_full": rate("psi_io_full_seconds"),
-        "psi_cpu_some": rate("psi_cpu_some_seconds"),
         "cpu_cores": (own, "cpu_seconds"),
         "other_cpu_share": (others, "machine_cpu_seconds"),
         "cpu_wait_share": rate("cpu_wait_seconds"),
@@ -104,7 +102,6 @@ def fold_system(
         "cpu_throttled_share": (ratio(throttled, total([throttled, own])), "throttled_seconds"),
         "oom_kills": (growth(system.samples, "oom_kills"), "oom_kills"),
         "read_bytes_per_second": (read, "read_bytes"),
-        "read_chars_per_second": rate("read_chars"),
         "disk_bytes_per_second": (capacity, "disk_bytes_per_second"),
         "disk_share": (ratio(read, capacity), "disk_bytes_per_second"),
         "disk_request_bytes": (request_bytes, "device_reads"),
@@ -156,7 +153,7 @@ def _memory(
         "working_set_bytes": level("working_set_bytes", "pss_bytes"),
         "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
         "mapped_file_bytes": level("pss_file_bytes"),
-        **{name: level(name) for name in _RESIDENT},
+        "rss_bytes": level("rss_bytes"),
         "hwm_bytes": (_whole(hwm), "hwm_bytes"),
         "spike_ratio": (ratio(hwm, rss), "hwm_bytes"),
         "limit_bytes": (limit, "limit_bytes"),

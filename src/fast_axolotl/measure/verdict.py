@@ -10,11 +10,11 @@ verdict prints the figures it rests on with their thresholds and where those com
 ``evidence``), and names one thing to change (see ``advice``).
 
 Checkpoints and evaluation decide where they cost more than waiting for data or communication does.
-Start-up decides where nothing inside the loop does. ``judge_course`` is for runs that changed.
+Start-up decides where nothing inside the loop does. ``judge_change`` is for runs that changed.
 
-A run that cannot be judged (too short, warming up, its queue draining, or contradicting itself) is
-told how much longer it has to be, where that would help, and what the samples of the machine show
-all the same. A run that an error ended is told of the error, not to be longer.
+A run that cannot be judged (too short, warming up, or its queue draining) is told how much longer
+it has to be, where that would help, and what the samples of the machine show all the same. A run
+that an error ended is told of the error, not to be longer.
 
 A run that was only watched from outside has no stall. Swap needs none; the disk is judged by the
 share of time in which every task waited for it.
@@ -28,6 +28,7 @@ from dataclasses import replace
 
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import MLPERF, Evidence, below
+from fast_axolotl.measure.late_change import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
@@ -48,27 +49,19 @@ _LOST: dict[str, tuple[VerdictKind, str, Callable[[Evidence], str]]] = {
     "startup": ("startup", "Start-up takes", advice.start_faster),
     "resume": ("startup", "Skipping rows that were already trained on takes", advice.resume_faster),
 }
-_OF_THE_WHOLE = ("inconclusive", "memory", "swap", "cpu")
-"""Verdicts that a change of the loop does not set aside."""
-_REGIME_WORDS = {
-    "compute": "the model was the limit",
-    "communication": "communication was the limit",
-    "data": "waiting for data",
-    "mixed": "no single limit",
-    "checkpoint": "checkpoints",
-    "evaluation": "evaluation",
-}
+_OF_THE_LOOP = ("io", "data", "communication", "compute", "mixed")
+"""Verdicts that a change of the stall sets aside, and that may take their place."""
 
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
-        *(_memory, _unseen, _warming, _short, _draining, _contradiction),
+        *(_memory, _unseen, _warming, _short, _draining),
         *(_swap, _cpu, _interruption, _io, _data, _communication, _startup, _compute),
     )
     verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
     verdict = next(verdicts, None) or _mixed(evidence)
-    lines = [*evidence.lost_lines(but=verdict.subtype or verdict.kind), *evidence.batch_lines()]
+    lines = evidence.lost_lines(but=verdict.subtype or verdict.kind)
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines))
     figures = evidence.figures
     if verdict.gain is not None and verdict.gain >= _LEAST_GAIN:
@@ -92,7 +85,7 @@ def _tell_error(verdict: Verdict, figures: RunSummary) -> Verdict:
     """The verdict on a run that an error ended; the error comes first if there is no other."""
     text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
-    if verdict.kind != "inconclusive" or verdict.subtype == "contradiction":
+    if verdict.kind != "inconclusive":
         line = f"the run ended with an error: {error}"
         return replace(verdict, evidence=(*verdict.evidence, line))
     return replace(
@@ -186,27 +179,6 @@ def _draining(evidence: Evidence) -> Verdict | None:
         f"{evidence.stall_line()}, so far; waits are hidden until the queue is empty",
     )
     return _inconclusive(evidence, "draining", headline, lines, needed=needed)
-
-
-def _contradiction(evidence: Evidence) -> Verdict | None:
-    """The waits say one thing, a cached batch another."""
-    figures = evidence.figures
-    if figures.cached_stall_fraction is None or figures.stall_fraction is None:
-        return None
-    apart = figures.cached_stall_fraction - figures.stall_fraction
-    if abs(apart) <= thresholds.MOST_CONTRADICTION:
-        return None
-    why = "the waits overlap with other work, or the cached batch costs more than others"
-    if apart > 0:
-        why = "loading slows the model down without making it wait, by sharing CPU cores or the GIL"
-    lines = (
-        f"the waits give a stall of {format_share(figures.stall_fraction)}; with a cached "
-        f"batch, a step is {format_share(figures.cached_stall_fraction)} shorter",
-        f"they differ by more than {100 * thresholds.MOST_CONTRADICTION:.0f} points: {why}",
-    )
-    headline = "Two measurements of the stall contradict each other."
-    action = advice.resolve_contradiction(evidence, apart)
-    return _inconclusive(evidence, "contradiction", headline, lines, action=action)
 
 
 def _inconclusive(
@@ -396,26 +368,21 @@ def _lost(evidence: Evidence, part: str) -> Verdict | None:
     )
 
 
-def judge_course(verdict: Verdict, figures: RunSummary, late: Verdict | None) -> Verdict:
-    """The verdict on a run that has changed: ``late`` is that on its last regime, where it differs
-    from the whole."""
-    first, last = figures.regimes
-    lines = []
-    if late is not None and late.kind != "inconclusive" and verdict.kind not in _OF_THE_WHOLE:
-        since = f"Since step {last.first_step:,} (after {format_duration(last.begin_seconds)}),"
-        headline = f"{since} {late.headline[:1].lower()}{late.headline[1:]}"
-        lasted = format_duration(last.end_seconds - last.begin_seconds)
-        lines.append(
-            f"these figures are for the last {lasted}; the stall of the whole run is "
-            f"{format_share(figures.stall_fraction)}"
-        )
-        verdict = replace(late, headline=headline)
-    lines.append(
-        f"from step {first.first_step:,}, for "
-        f"{format_duration(first.end_seconds - first.begin_seconds)}: "
-        f"{_REGIME_WORDS[first.kind]}, stall {format_share(first.stall_fraction)}"
+def judge_change(
+    verdict: Verdict, figures: RunSummary, change: LateChange, late: RunSummary
+) -> Verdict:
+    """The verdict on a run whose stall changed; ``late`` is the summary since then."""
+    if verdict.kind not in _OF_THE_LOOP or late.verdict.kind not in _OF_THE_LOOP:
+        return verdict
+    headline = late.verdict.headline
+    if late.verdict.kind != verdict.kind:
+        headline = f"Since step {change.first_step:,}, {headline[:1].lower()}{headline[1:]}"
+    line = (
+        f"these figures are for the last {format_duration(late.duration_seconds)}; before, the "
+        f"stall was {format_share(change.stall_before)}, and that of the whole run is "
+        f"{format_share(figures.stall_fraction)}"
     )
-    return replace(verdict, evidence=(*verdict.evidence, *lines))
+    return replace(late.verdict, headline=headline, evidence=(*late.verdict.evidence, line))
 
 
 # What bounds a run that can be judged.
@@ -430,7 +397,6 @@ def _data(evidence: Evidence) -> Verdict | None:
         "rate": "The loader is too slow",
         "burst": "Data arrives in bursts",
         "periodic": "Data is occasionally very late",
-        "handover": "Batches are ready, but slow to hand over",
     }[evidence.pattern]
     action, gain = advice.feed(evidence)
     stall = format_share(figures.stall_fraction)

@@ -73,8 +73,6 @@ def read_reference(
         precision="fp8" if model.dtype == "float8" else "bf16",
     )
     loader = None if summary.reader_ratio is None else rate * summary.reader_ratio
-    if loader is None and summary.headroom is not None:
-        loader = rate / (1 - stall) * summary.headroom
     exposed = summary.exposed_communication_fraction
     return shape, Reference(
         gpu=find_gpu(name),

@@ -7,7 +7,7 @@ is killed is readable up to its last line. A summary comes from the lines alone,
 
 from __future__ import annotations
 
-from fast_axolotl.record.figures import NodeSummary, RankSummary, Regime, RunSummary, Verdict
+from fast_axolotl.record.figures import NodeSummary, RankSummary, RunSummary, Verdict
 from fast_axolotl.record.folder import LineWriter, RankRecord, RunRecord, SystemRecord, read_run
 from fast_axolotl.record.histogram import Histogram
 from fast_axolotl.record.schema import (
@@ -45,7 +45,6 @@ __all__ = [
     "ProfileWindow",
     "RankRecord",
     "RankSummary",
-    "Regime",
     "RunRecord",
     "RunSummary",
     "Settings",

@@ -18,13 +18,11 @@ Better = Literal["higher", "lower", ""]
 _UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"
 _NOT_COUNTED = "this kernel does not report it, or an earlier version recorded the run"
 _NO_WINDOW = "no profiler window was recorded; use fast-axolotl measure --profile-steps 5"
-_NO_NOISE = "it was not requested; use fast-axolotl measure --gradient-noise"
 _NO_TIME = "the steady phase has no duration"
 _NO_IDS = "the batches hold no token ids; report the number with meter.tokens(n)"
 _NO_LABELS = "the batches hold no labels; report the number with meter.tokens(n, trainable=…)"
 _NO_PERIOD = "the long waits are not periodic"
 _NO_QUEUE = "the loader has no queue that can be inspected"
-_NOT_DRAINED = "the loader was not measured without a model; use meter.free_run(loader)"
 
 _SHARE_NEAR_ZERO = 0.01
 """One point: ten times what the meter resolves."""
@@ -83,9 +81,6 @@ _ALL = (
            "several ranks, W is the longest wait of each step",
            "on a GPU without CUDA events it is measured on the CPU, which also counts hidden waits",
            _NO_TIME, _SHARE_NEAR_ZERO),
-    Figure("stall_error", "stall, possible error", "share", "",
-           "how far the stall of several ranks can be off if the times of single steps were "
-           "condensed", "", "the times of all steps are known, or there is only one rank"),
     Figure("host_stall_fraction", "CPU-side wait", "share", "lower",
            "ΣW_host ÷ ΣT, W_host = wall time inside the next-batch call of the loader, the longest "
            "of any rank", "also counts waits that are hidden behind queued GPU work", _NO_TIME,
@@ -105,20 +100,12 @@ _ALL = (
     Figure("stall_period_rows", "period of long waits", "samples", "",
            "the same, in samples delivered",
            "equal to the period in fetches if all batches have the same size", _NO_PERIOD),
-    Figure("cached_stall_fraction", "cached batch saves", "share", "",
-           "1 − T(one cached batch) ÷ T(real), both per fetch",
-           "one batch represents all: not compared if its tokens (or samples, or bytes) differ "
-           "from the mean by more than 10 %",
-           "no cached batch was replayed; use meter.watch(loader, replay=50)"),
     Figure("queue_depth", "ready queue, depth", "batches", "",
            "mean number of ready batches when a fetch begins",
            "only for loaders with their own queue (torch workers); if the queue ran empty, only "
            "the time after that", _NO_QUEUE),
     Figure("queue_capacity", "ready queue, capacity", "batches", "", "workers · prefetch factor",
            "", "the number of workers and the prefetch factor are not known"),
-    Figure("queue_drift_per_step", "ready queue, drift", "batches/step", "",
-           "slope of a line through depth over steps; 0 if within two standard errors",
-           "in a short run, a slow swing of the queue looks like a drift", _NO_QUEUE),
     Figure("first_batch_seconds", "first fetch to first batch", "s", "lower",
            "from the start of the first fetch", "includes the start of the workers",
            "the first batch was not recorded"),
@@ -136,23 +123,13 @@ _ALL = (
            "otherwise `None`; a row that is cut in two counts twice"),
     Figure("samples_per_second", "samples", "samples/s", "higher",
            "items along the first dimension ÷ T, summed over ranks"),
-    Figure("bytes_per_second", "batch bytes", "bytes/s", "higher",
-           "bytes of the arrays in the batches ÷ T, summed over ranks",
-           "not what was read from the disk", "the batches hold no arrays"),
-    Figure("free_rows_per_second", "loader alone", "rows/s", "higher",
-           "rows ÷ seconds, with only the loader running and no model",
-           "an upper bound, because the model's CPU cores are free", _NOT_DRAINED),
     Figure("demand_rows_per_second", "model could consume", "rows/s", "", "rows ÷ (T − W)",
            "lower if the loader's threads slow the model down"),
-    Figure("headroom", "headroom", "×", "higher",
-           "loader alone ÷ what the model could consume, in samples, of the rank that waits "
-           "longest", "above 1 with a stall: data arrives in bursts", _NOT_DRAINED),
     Figure("reader_rows_per_second", "reader could deliver", "rows/s", "higher",
            "without workers rows ÷ W; with workers the rate at which they fill a queue that has "
-           "room; otherwise the loader alone",
+           "room",
            "workers share the machine with the model: with less to deliver they may be faster",
-           "the queue of the workers was always full, and no other rate of the loader was "
-           "measured"),
+           "the queue of the workers was always full, so their rate was not seen"),
     Figure("reader_ratio", "reader ÷ consumption", "×", "higher",
            "`reader_rows_per_second` ÷ `rows_per_second`", "",
            "the rate that the reader could reach, or the rate of the run, is not known"),
@@ -164,19 +141,10 @@ _ALL = (
            "samples and bytes", _NO_IDS),
     Figure("trainable_tokens_per_second", "trainable tokens", "tokens/s", "higher",
            "positions with label ≠ −100 ÷ T, summed over ranks", "", _NO_LABELS),
-    Figure("trainer_tokens_per_second", "trainer's own tokens/s", "tokens/s", "",
-           "median of the rate that the trainer logged", "the trainer's own definition of a token",
-           "the trainer did not log tokens/s"),
-    Figure("trainer_tokens_ratio", "trainer's tokens/s ÷ ours", "×", "",
-           "`trainer_tokens_per_second` ÷ the rate of the same kind of token",
-           "1 is agreement; a factor equal to the ranks or the accumulation steps means that one "
-           "of the two is wrong", "the trainer did not log tokens/s"),
     Figure("padded_tokens_per_second", "padded tokens", "tokens/s", "higher",
            "all positions ÷ T, summed over ranks", "", _NO_IDS),
     Figure("padding_share", "padding", "share", "lower", "1 − real ÷ padded", "",
            "real or padded tokens were not counted"),
-    Figure("packing_efficiency", "packing efficiency", "share", "higher",
-           "real ÷ padded, for packed samples", "", "samples are not packed"),
     Figure("mean_attended_length", "attended length", "tokens", "",
            "Σℓ² ÷ Σℓ of the inspected sequences", "from a part of the batches",
            "the lengths of the sequences were not recorded"),
@@ -185,21 +153,6 @@ _ALL = (
            "checkpoints", "", _NO_IDS),
     Figure("steps_per_second", "steps", "steps/s", "higher", "steps ÷ T", "", _NO_TIME),
     *_quantiles("step", "step time", "the times of single steps were not recorded"),
-    Figure("global_batch_samples", "global batch", "samples", "",
-           "samples ÷ steps, summed over ranks", "a pack of rows is one sample",
-           "the batches have no first dimension along which to count samples"),
-    Figure("gradient_noise_scale", "gradient noise scale", "samples", "",
-           "Σtr(Σ) ÷ Σ‖G‖² over the second half of the steps, from the squared gradient norms of a "
-           "step and of its first micro-batch; tokens are weighted as in the loss",
-           "a proxy of the critical batch size, questioned by arXiv 2505.23971; wrong if the first "
-           "micro-batch differs systematically from the others, as with batches grouped by length",
-           _NO_NOISE),
-    *(
-        Figure(f"gradient_noise_scale_{name}", f"gradient noise scale, {name}er end", "samples", "",
-               f"{name}er end of its 95 % interval", "holds for this stage of the training",
-               _NO_NOISE)
-        for name in ("low", "high")
-    ),
     Figure("model_flops_per_token", "FLOPs per token", "FLOP", "",
            "6·trained weights + 4·frozen weights + 12·L·H·Q·T: see [FLOPs, MFU and "
            "HFU](#flops-mfu-and-hfu)", "by convention: causal masking not discounted"),
@@ -221,7 +174,7 @@ _ALL = (
            "median over the steady phase of the anonymous and shared memory of all processes, "
            "shared pages counted once (sum of PSS)",
            "sampled rarely: `None` if no sample fell into a short steady phase, or if the ranks "
-           "did not reach it; the same holds for the resident sizes below. Without ranks (`watch "
+           "did not reach it; the same holds for the resident memory. Without ranks (`watch "
            "PID`) it covers the whole time. Kernels before 5.3 do not divide PSS by kind, so it "
            "includes mapped files there", _UNWATCHED),
     Figure("working_set_peak_bytes", "working set, peak", "bytes", "lower",
@@ -232,16 +185,11 @@ _ALL = (
            "median sum of PSS of mapped files in the steady phase",
            "the kernel can reclaim them when memory is short",
            f"the working set includes mapped files: {_NOT_COUNTED}"),
-    *(
-        Figure(f"{name}_bytes", f"resident memory, {label}", "bytes", "lower",
-               "median of the sum of RSS over all processes",
-               "a shared page counts once per process", _UNWATCHED)
-        for name, label in (("rss", "all"), ("anon", "anonymous"), ("file", "files"),
-                            ("shared", "shared"))
-    ),
+    Figure("rss_bytes", "resident memory", "bytes", "lower",
+           "median of the sum of RSS over all processes",
+           "a shared page counts once per process", _UNWATCHED),
     Figure("hwm_bytes", "peak resident memory", "bytes", "lower",
-           "largest sum of the peaks (VmHWM) of the living processes, or of `hwm_by_phase` if that "
-           "is higher",
+           "largest sum of the peaks (VmHWM) of the living processes",
            "an upper bound, because the processes need not have peaked at the same time",
            _UNWATCHED),
     Figure("spike_ratio", "spike", "×", "lower",
@@ -265,11 +213,6 @@ _ALL = (
                "for the run", _UNWATCHED)
         for name, label in (("memory", "memory"), ("io", "disk"))
     ),
-    Figure("psi_cpu_some", "CPU pressure", "share", "lower",
-           "share of time in which some task waited for a CPU core: growth of the Linux PSI "
-           "counter `some` ÷ time",
-           "measured for the control group on cgroup v2, otherwise for the whole machine",
-           _NOT_COUNTED),
     Figure("cpu_cores", "CPU cores used", "cores", "",
            "growth of the CPU time of all processes ÷ time", "", _UNWATCHED),
     Figure("other_cpu_share", "other programs", "share", "lower",
@@ -292,9 +235,6 @@ _ALL = (
     Figure("read_bytes_per_second", "read from the disk", "bytes/s", "",
            "growth of `read_bytes` of all processes ÷ time",
            "0 means cached, not idle; network file systems may not be counted", _UNWATCHED),
-    Figure("read_chars_per_second", "requested by reads", "bytes/s", "",
-           "growth of `rchar` of all processes ÷ time", "does not include mapped files",
-           _UNWATCHED),
     Figure("disk_bytes_per_second", "capacity of the disk", "bytes/s", "",
            "what O_DIRECT reads of the data's own disk reached at `disk_request_bytes`: "
            "interpolated (log-log) between random reads of 4 and 64 KiB and sequential reads; "
@@ -377,41 +317,35 @@ MATRIX: tuple[Figure, ...] = tuple(
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Waiting for data": (
-        "stall_fraction", "stall_error", "device_stall_fraction", "host_stall_fraction",
-        "wait_p50_seconds", "wait_p95_seconds", "wait_p99_seconds", "wait_max_seconds",
-        "worst_percent_share", "stall_period_fetches", "stall_period_rows",
-        "cached_stall_fraction", "queue_depth", "queue_capacity", "queue_drift_per_step",
+        "stall_fraction", "device_stall_fraction", "host_stall_fraction", "wait_p50_seconds",
+        "wait_p95_seconds", "wait_p99_seconds", "wait_max_seconds", "worst_percent_share",
+        "stall_period_fetches", "stall_period_rows", "queue_depth", "queue_capacity",
         "first_batch_seconds", "first_step_seconds",
     ),
     "Reading": (
-        "rows_per_second", "samples_per_second", "bytes_per_second", "free_rows_per_second",
-        "demand_rows_per_second", "headroom", "reader_rows_per_second", "reader_ratio",
+        "rows_per_second", "samples_per_second", "demand_rows_per_second",
+        "reader_rows_per_second", "reader_ratio",
     ),
     "Tokens and steps": (
         "tokens_per_second", "trainable_tokens_per_second", "padded_tokens_per_second",
-        "trainer_tokens_per_second", "trainer_tokens_ratio", "goodput_tokens_per_second",
-        "padding_share", "packing_efficiency", "mean_attended_length", "steps_per_second",
+        "goodput_tokens_per_second", "padding_share", "mean_attended_length", "steps_per_second",
         "step_p50_seconds", "step_p95_seconds", "step_p99_seconds", "step_max_seconds",
-        "global_batch_samples", "gradient_noise_scale", "gradient_noise_scale_low",
-        "gradient_noise_scale_high",
     ),
     "Compute": (
         "model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "matmul_share",
         "peak_tflops",
     ),
     "Memory of all processes": (
-        "working_set_bytes", "working_set_peak_bytes", "rss_bytes", "anon_bytes", "file_bytes",
-        "shared_bytes", "mapped_file_bytes", "hwm_bytes", "spike_ratio", "limit_bytes",
-        "limit_share", "psi_memory_full", "oom_kills",
+        "working_set_bytes", "working_set_peak_bytes", "mapped_file_bytes", "rss_bytes",
+        "hwm_bytes", "spike_ratio", "limit_bytes", "limit_share", "psi_memory_full", "oom_kills",
     ),
     "CPU": (
-        "cpu_cores", "other_cpu_share", "cpu_wait_share", "psi_cpu_some", "cpu_steal_share",
-        "cpu_throttled_share",
+        "cpu_cores", "other_cpu_share", "cpu_wait_share", "cpu_steal_share", "cpu_throttled_share",
     ),
     "Disk and swap": (
-        "read_bytes_per_second", "read_chars_per_second", "disk_bytes_per_second", "disk_share",
-        "disk_request_bytes", "psi_io_full", "swap_in_bytes_per_second",
-        "swap_out_bytes_per_second", "is_swap_sustained", "process_swap_bytes",
+        "read_bytes_per_second", "disk_bytes_per_second", "disk_share", "disk_request_bytes",
+        "psi_io_full", "swap_in_bytes_per_second", "swap_out_bytes_per_second",
+        "is_swap_sustained", "process_swap_bytes",
     ),
     "GPU": (
         "gpu_utilization", "gpu_memory_bytes", "gpu_free_bytes", "gpu_peak_allocated_bytes",

@@ -29,7 +29,7 @@ class Verdict:
     kind: VerdictKind
     subtype: str = ""
     """Of data: rate, burst, periodic. Of communication: network, skew. Of inconclusive: short,
-    warming, draining, unseen, contradiction."""
+    warming, draining, unseen."""
     headline: str
     """One sentence."""
     evidence: tuple[str, ...] = ()
@@ -58,7 +58,6 @@ class RankSummary:
     node: str = ""
     """The machine it ran on."""
     forward_seconds_per_step: float | None = None
-    gpu_clock_mhz: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +75,10 @@ class NodeSummary:
     other_cpu_share: float | None = None
     read_bytes_per_second: float | None = None
     swap_in_bytes_per_second: float | None = None
-    psi_cpu_some: float | None = None
     psi_io_full: float | None = None
     psi_memory_full: float | None = None
     gpu_utilization: float | None = None
     gpu_clock_mhz: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regime:
-    """A stretch of a run in which the same thing bounds it."""
-
-    begin_seconds: float
-    """Since the run began."""
-    end_seconds: float
-    first_step: int
-    kind: VerdictKind
-    stall_fraction: float | None = None
-    tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +108,11 @@ class RunSummary:
     """The rank that causes most of the stall; ``None`` if no rank was recorded."""
     straggler_rank: int | None = None
     straggler_part: str = ""
-    """What it is late with: data, compute, tokens, device clock."""
+    """What it is late with: data, compute or tokens."""
     data_parallel_size: int | None = None
 
     ledger: dict[str, float] = field(default_factory=dict)
     """Seconds of the whole wall clock by part; they add up to it."""
-    regimes: tuple[Regime, ...] = ()
     nodes: tuple[NodeSummary, ...] = ()
     """Every machine, in the order of its ranks."""
     node: str = ""
@@ -153,7 +137,6 @@ class RunSummary:
     span_seconds: dict[str, float]
     flops_convention: str
     peak_source: str
-    hwm_by_phase: dict[str, int]
 
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)

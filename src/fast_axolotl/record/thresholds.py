@@ -15,9 +15,6 @@ FREE_STALL = 0.05
 """Share of steady time. Ours: half of MLPerf Storage's line is out of its reach."""
 HIDDEN_WAIT = 0.05
 """Points by which the host's wait exceeds the device's, to be worth a line. Ours."""
-MOST_CONTRADICTION = 0.05
-"""Points between the stall and the cached-batch check. Ours: half of MLPerf Storage's line."""
-
 LEAST_FALL_BATCHES = 2.0
 """Batches by which a ready queue falls to be draining. Ours: less is noise."""
 DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
@@ -25,9 +22,6 @@ DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
 dry. Ours: no batch is ready, but for those that lie about between the workers and the loop."""
 REFILLED_SHARE = 0.1
 """Of capacity: a queue that holds more on average after it was empty has not run dry. Ours."""
-FULL_QUEUE = 0.75
-"""Share of its capacity from which a ready queue is full. Ours: of four batches of one worker,
-three are ready when the fourth is asked for."""
 MOST_WAITING = 0.5
 """Share of all waiting that one cause must have to be named as the cause. Ours: the larger part."""
 
@@ -81,8 +75,6 @@ MUCH_IDLE = 0.20
 """Share of the profiled time in which the device idles though data is there. Ours."""
 LOW_MFU = 0.30
 """Ours: published dense runs reach 0.35 to 0.55."""
-LARGE_BATCH = 4.0
-"""Global batch ÷ noise scale, or the inverse. Ours: arXiv 1812.06162 has 5 times the samples."""
 SHORT_PASS_SECONDS = 0.5
 """Of one forward and backward pass. Ours: as long as 8 B parameters and 4,096 tokens take on an
 H100 at 40 % MFU. Longer passes with a low MFU have slow kernels, not small ones."""

@@ -35,7 +35,7 @@ _LEAST_SHARE = 0.25
 """Where the scale of a share ends at least."""
 _HEIGHT = 260
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
-_PHASES = {"warmup": "warm-up", "replay": "cached batch"}
+_PHASES = {"warmup": "warm-up"}
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "time": ((7200.0, 1 / 3600, "h"), (600.0, 1 / 60, "min"), (0.0, 1.0, "s")),
     "s": ((2.0, 1.0, "s"), (2e-3, 1e3, "ms"), (0.0, 1e6, "µs")),
@@ -166,7 +166,6 @@ TIME_CHARTS = (
             "After the warm-up: {rows_per_second}.",
             "Real tokens: {tokens_per_second}.",
             "The model could consume {demand_rows_per_second}.",
-            "The loader alone delivers {free_rows_per_second}.",
         ),
     ),
     TimeChart(
@@ -221,7 +220,6 @@ TIME_CHARTS = (
         (
             "{read_bytes_per_second} from disk.",
             "That is {disk_share} of the {disk_bytes_per_second} that the disk can deliver.",
-            "{read_chars_per_second} of file reads, with page cache.",
             "Swapped in: {swap_in_bytes_per_second}, out: {swap_out_bytes_per_second}.",
         ),
     ),

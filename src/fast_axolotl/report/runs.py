@@ -245,7 +245,6 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
             of = {"": "", "rows": ", every so many rows"}
             follows = of.get(one.stall_period_of, f", at each {one.stall_period_of}")
             waits = f"{_PATTERNS[one.stall_pattern]}{follows}"
-        tops = (f"{name} {format_bytes(value)}" for name, value in one.hwm_by_phase.items())
         courses.append(
             {
                 "folder": one.run_dir,
@@ -258,9 +257,7 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 f"{count_words(one.warmup_steps, 'step')} of warm-up not counted",
                 "replaced": describe_replacements(one),
                 "waits occur": waits,
-                "over time": "; ".join(map(", ".join, describe_regimes(one))),
                 "FLOPs": one.flops_convention,
-                "peak memory": " · ".join(tops),
                 "notes": " ".join(f"{note}." for note in one.notes),
             }
         )
@@ -375,20 +372,6 @@ def divide_clock(ledger: Mapping[str, float]) -> list[tuple[str, float, float]]:
         (part, seconds, seconds / whole)
         for part, seconds in ledger.items()
         if seconds >= _LEAST_PART * whole > 0
-    ]
-
-
-def describe_regimes(summary: RunSummary) -> list[tuple[str, str, str]]:
-    """What bounded the run, from when on, and its stall then; none where that never changed."""
-    if len(summary.regimes) < 2:
-        return []
-    return [
-        (
-            f"{VERDICTS[regime.kind][0]} from step {regime.first_step:,}",
-            f"{format_duration(regime.begin_seconds)} in",
-            f"stall {format_share(regime.stall_fraction)}",
-        )
-        for regime in summary.regimes
     ]
 
 
