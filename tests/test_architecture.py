@@ -33,7 +33,7 @@ MOST_LINES = {
     "_version": 18,
     "axolotl": 6_755,
     "boot": 86,
-    "cli": 4_180,
+    "cli": 3_862,
     "cluster": 2_450,
     "dedupe": 1_573,
     "errors": 130,
@@ -47,7 +47,7 @@ MOST_LINES = {
     "record": 2_443,
     "report": 3_130,
     "streaming": 117,
-    "system": 301,
+    "system": 307,
 }
 """Lines of each package, blank ones and comments included."""
 MOST_LINES_IN_ALL = 46_383

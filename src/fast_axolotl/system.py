@@ -99,6 +99,12 @@ def memory_bytes(proc: Path = PROC) -> int:
     return known
 
 
+def peak_memory_bytes(proc: Path = PROC) -> int | None:
+    """The most resident memory that this process has had; ``None`` where there is no procfs."""
+    words = (_read_value(proc / "self/status", "VmHWM") or "").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else None
+
+
 def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
     """This machine and what is installed on it; facts it does not offer are left out."""
     from importlib import metadata  # 10 ms that a reader, which only asks for the cores, can save
