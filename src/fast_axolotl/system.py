@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,10 +25,6 @@ CGROUP = Path("/sys/fs/cgroup")
 MEASURE = "FAST_AXOLOTL_MEASURE"
 """Environment variable that names the folder of the measured run that a process is part of. Who
 started it, ``run`` or ``protocol``, samples the process tree from outside."""
-
-READING_LISTENERS: list[Callable[[str, str], None]] = []
-"""Called by readers of this process as ``("shard", file)`` where a new file begins, and as
-``("refill", what)`` where a shuffle window is filled."""
 
 _CHUNK_BYTES = 1 << 20
 _UNLIMITED_BYTES = 1 << 60
