@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from importlib import import_module, metadata
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,17 +28,17 @@ from benchmarks.children import RunError, run_child
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import Case, Goal, Measurement, Result
-from fast_axolotl.cli.contenders import CONTENDERS, OURS, OURS_TORCH
-from fast_axolotl.cli.race import Contender, Entry, digest_columns
-from fast_axolotl.cli.resident_peak import ResidentPeak
+from fast_axolotl.cli.contenders import CONTENDERS, OURS, Request, read_table
+from fast_axolotl.cli.race import Contender, Digest, digest_columns
 from fast_axolotl.errors import UsageError
+from fast_axolotl.system import peak_memory_bytes
 
 NOTES = (
     "answers are compared before anything is timed, by a digest of each column",
     "alternating repeats, each the median of as many passes as take 0.2 s; ratios are of medians",
-    "first_call_seconds: imports, compiling or loading kernels, and a pass over 200 rows, before",
+    "not included: imports, compiling or loading kernels, and a first pass",
 )
-OURS_LISTS = "fast-axolotl, lists"
+OURS_LISTS, OURS_TORCH = "fast-axolotl, lists", "fast-axolotl, torch"
 
 _LONG_SHARE, _LONG_CHARACTERS = 50, 4096
 """A row of 4 KB stands for fifty of the short ones."""
@@ -104,33 +104,37 @@ def _race(
     kind: str,
     text: str,
     table: pa.Table,
-    entries: Sequence[Entry],
+    contenders: Callable[[Request], list[Contender]],
     sequence_len: int = 0,
 ) -> Case:
-    """Everybody on a table, which is written as Parquet."""
+    """All libraries on a table, which is written as Parquet."""
     path, size = session.folder / "input.parquet", len(table)
     pq.write_table(table, path)
     request = {"paths": [str(path)], "columns": table.column_names, "rows": size}
     request["sequence_len"] = sequence_len
     name = f"{kind}-{size_name(size)}"
-    case = run_case(session, name, f"{size:,} {text}", entries, request)
+    case = run_case(session, name, f"{size:,} {text}", contenders(request), rows=size)
     path.unlink()
     return case
 
 
 def hash_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     """Short rows at every size, then rows of 4 KB, fewer of them."""
-    entries = (*CONTENDERS["hash"], session.earlier("parallel_hash_rows", "list → list"))
+
+    def hashes(request: Request) -> list[Contender]:
+        earlier = session.earlier(request, "parallel_hash_rows", "list → list")
+        return [*CONTENDERS["hash"](request), earlier]
+
     for size in sizes:
         rows = [
             json.dumps({"id": index, "text": f"Sample text content {index}", "value": index * 1.5})
             for index in range(size)
         ]
-        yield _race(session, "hash", "rows of about 70 bytes", pa.table({"text": rows}), entries)
+        yield _race(session, "hash", "rows of about 70 bytes", pa.table({"text": rows}), hashes)
     filler = "The quick brown fox jumps over the lazy dog. " * (_LONG_CHARACTERS // 45 + 1)
     for size in sorted({max(1, size // _LONG_SHARE) for size in sizes}):
         rows = [f"{index:08} {filler}"[:_LONG_CHARACTERS] for index in range(size)]
-        yield _race(session, "hash-4kb", "rows of 4 KB", pa.table({"text": rows}), entries)
+        yield _race(session, "hash-4kb", "rows of 4 KB", pa.table({"text": rows}), hashes)
 
 
 def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
@@ -138,54 +142,63 @@ def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     for size in sorted({min(_MOST_TOKEN_ROWS, max(1, size // _TOKENS_SHARE)) for size in sizes}):
         text = "tokenized rows, mean 365 tokens, a fifth repeated"
         yield _race(session, "tokens", text, token_rows(size), CONTENDERS["dedupe"])
-    in_frames = (
-        *(entry for entry in CONTENDERS["dedupe"] if entry.needs != "axolotl"),
-        Entry(_dedupe, "polars", "Polars", "frame → rows", OURS, "polars"),
-        Entry(_dedupe, "duckdb", "DuckDB", "table → rows", OURS, "duckdb"),
-    )
-    in_lists = (
-        Entry(_dedupe, "ours", OURS_LISTS, "list → lists"),
-        session.earlier("deduplicate_indices", "list → lists", OURS_LISTS),
-    )
     for size in sizes:
         numbers = np.random.default_rng(0).permutation(size) // 2
         table = pa.table({"text": _texts(numbers)})
-        yield _race(session, "text", "texts, each of which comes twice", table, in_frames)
+        yield _race(session, "text", "texts, each of which comes twice", table, _in_frames)
         text = "texts, each of which comes twice, to indices and hashes"
-        yield _race(session, "list", text, table, in_lists)
+        yield _race(session, "list", text, table, partial(_in_lists, session))
     for size in sizes:
         yield _files_case(size, session)
 
 
-def _dedupe(request: Mapping[str, Any]) -> Contender:
-    """The numbers of the rows that are the first of their kind; of ours in lists, hashes too."""
+def _in_frames(request: Request) -> list[Contender]:
+    """The numbers of the rows that are the first of their kind."""
+    table = read_table(request)
+
+    @cache
+    def frame() -> Any:
+        return import_module("polars").from_arrow(table).with_row_index()
+
+    @cache
+    def connection() -> Any:
+        opened = import_module("duckdb").connect()
+        opened.register("given", table)
+        opened.execute("CREATE TABLE texts AS SELECT * FROM given")
+        return opened
+
+    def polars() -> Any:
+        return frame().unique("text", keep="first", maintain_order=True)["index"].to_list()
+
+    def duckdb() -> Any:
+        query = "SELECT min(rowid) AS row FROM texts GROUP BY text ORDER BY row"
+        return connection().sql(query).fetchnumpy()["row"]
+
+    def digest(indices: Any) -> Digest:
+        return digest_columns({"row": indices}, len(table))
+
+    return [
+        *CONTENDERS["dedupe"](request),
+        Contender("Polars", "frame → rows", polars, digest, OURS, "polars"),
+        Contender("DuckDB", "table → rows", duckdb, digest, OURS, "duckdb"),
+    ]
+
+
+def _in_lists(session: Session, request: Request) -> list[Contender]:
+    """Lists, to indices and hashes."""
     from fast_axolotl.dedupe import deduplicate_indices
 
-    table, who = _table(request), request["who"]
-    run: Callable[[], Any]
-    if who == "polars":
-        frame = import_module("polars").from_arrow(table).with_row_index()
-        run = lambda: frame.unique("text", keep="first", maintain_order=True)["index"]  # noqa: E731
-    elif who == "duckdb":
-        connection = import_module("duckdb").connect()
-        connection.register("given", table)
-        connection.execute("CREATE TABLE texts AS SELECT * FROM given")
-        query = "SELECT min(rowid) AS row FROM texts GROUP BY text ORDER BY row"
-        run = lambda: connection.sql(query).fetchnumpy()["row"]  # noqa: E731
-    else:
-        texts = table["text"].to_pylist()
-        run = lambda: deduplicate_indices(texts)  # noqa: E731
-
-    def columns(found: Any) -> Mapping[str, Any]:
-        if who == "ours":
-            return {"row": found[0], "hash": found[1]}
-        return {"row": found.to_list() if who == "polars" else found}
-
-    return Contender(
-        run=run,
-        digest=lambda found: digest_columns(columns(found), len(table)),
-        version=None if who == "ours" else metadata.version(who),
-    )
+    texts = read_table(request)["text"].to_pylist()
+    gives = "list → lists"
+    return [
+        Contender(
+            OURS_LISTS,
+            gives,
+            lambda: deduplicate_indices(texts),
+            lambda pair: digest_columns({"row": pair[0], "hash": pair[1]}, len(texts)),
+        ),
+        session.earlier(request, "deduplicate_indices", gives, OURS_LISTS),
+    ]
 
 
 def _files_case(size: int, session: Session) -> Case:
@@ -243,49 +256,50 @@ def child(source: str, target: str, budget: str) -> None:
     for kernel in all_kernels():
         if kernel.name.startswith(("rowhash.", "digests.")):
             kernel.compile()
-    with ResidentPeak() as memory:
-        summary = dedupe_files(source, target, memory_budget=int(budget))
-    print(json.dumps({**asdict(summary), "peak_bytes": memory.above_start_bytes}))
+    start = peak_memory_bytes() or 0
+    summary = dedupe_files(source, target, memory_budget=int(budget))
+    print(json.dumps({**asdict(summary), "peak_bytes": (peak_memory_bytes() or 0) - start}))
 
 
 def pack_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     """Rows of one width at every size, then plans of which rows share a pack."""
-    entries = (
-        Entry(_pack, "ours", OURS, "lists → lists"),
-        Entry(_pack, "ours torch", OURS_TORCH, "lists → torch", None, "torch"),
-        Entry(_pack, "plain", "plain Python", "lists → lists", OURS),
-        Entry(_pack, "torch", "plain + torch.tensor", "lists → torch", OURS_TORCH, "torch"),
-        session.earlier("pack_sequences", "lists → lists", **_PACK),
-    )
     rng = np.random.default_rng(0)
     for size in sizes:
         table = _token_lists(rng.integers(10, 101, size))
         text = "sequences of 10–100 tokens into rows of 512"
-        yield _race(session, "pack", text, table, entries)
+        yield _race(session, "pack", text, table, partial(_packers, session))
     for size in sorted({min(size, _MOST_PLAN_ROWS) for size in sizes}):
         table = _token_lists(_lengths(size))
         text = "lengths, mean 365, into packs of 4,096 by first fit"
         yield _race(session, "plan", text, table, CONTENDERS["pack"], 4096)
 
 
-def _pack(request: Mapping[str, Any]) -> Contender:
+def _packers(session: Session, request: Request) -> list[Contender]:
     from fast_axolotl.packing import pack_sequences
 
-    sequences, who = _table(request).column(0).to_pylist(), request["who"]
-    function: Callable[..., Any] = plain_pack if who == "plain" else pack_sequences
-    run: Callable[[], Any] = partial(function, sequences, **_PACK)
-    version = None
-    if who == "ours torch":
-        run = partial(pack_sequences, sequences, **_PACK, output="torch")
-    elif who == "torch":
-        torch = import_module("torch")
-        run = lambda: {  # noqa: E731
-            name: torch.tensor(column) for name, column in plain_pack(sequences, **_PACK).items()
-        }
-        version = torch.__version__
-    return Contender(
-        run=run, digest=lambda found: digest_columns(found, len(sequences)), version=version
-    )
+    sequences = read_table(request).column(0).to_pylist()
+
+    def ours(output: Any = "lists") -> Any:
+        return pack_sequences(sequences, **_PACK, output=output)
+
+    def plain() -> Any:
+        return plain_pack(sequences, **_PACK)
+
+    def torch() -> Any:
+        tensor = import_module("torch").tensor
+        return {name: tensor(column) for name, column in plain().items()}
+
+    def digest(columns: Any) -> Digest:
+        return digest_columns(columns, len(sequences))
+
+    lists, tensors = "lists → lists", "lists → torch"
+    return [
+        Contender(OURS, lists, ours, digest),
+        Contender(OURS_TORCH, tensors, partial(ours, "torch"), digest, None, "torch"),
+        Contender("plain Python", lists, plain, digest, OURS),
+        Contender("plain + torch.tensor", tensors, torch, digest, OURS_TORCH, "torch"),
+        session.earlier(request, "pack_sequences", lists, **_PACK),
+    ]
 
 
 def plain_pack(
@@ -325,11 +339,15 @@ def plain_pack(
 
 def pad_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     """Batches of 64 sequences, each to its longest."""
-    entries = (*CONTENDERS["pad"], session.earlier("pad_sequences", "lists → lists"))
+
+    def padders(request: Request) -> list[Contender]:
+        earlier = session.earlier(request, "pad_sequences", "lists → lists")
+        return [*CONTENDERS["pad"](request), earlier]
+
     rng = np.random.default_rng(0)
     for size in sizes:
         table = _token_lists(rng.integers(10, 257, size))
-        yield _race(session, "pad", "sequences of 10–256 tokens", table, entries)
+        yield _race(session, "pad", "sequences of 10–256 tokens", table, padders)
 
 
 OPERATIONS: Mapping[str, Callable[[Sequence[int], Session], Iterator[Case]]] = {
@@ -341,10 +359,6 @@ OPERATIONS: Mapping[str, Callable[[Sequence[int], Session], Iterator[Case]]] = {
 
 
 # Inputs, always the same for one size.
-
-
-def _table(request: Mapping[str, Any]) -> pa.Table:
-    return pq.read_table(request["paths"][0]).slice(0, request["rows"])
 
 
 def _texts(numbers: Any) -> Any:

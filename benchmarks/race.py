@@ -1,7 +1,7 @@
 """Races on generated files: the contenders of ``fast-axolotl bench``, and other peers beside them.
 
-``run_case`` gives entries and a request to ``fast_axolotl.cli.race.run_race``, which compares the
-answers and then times those that are equal, and makes a ``Case`` of what it returns. The earlier
+``run_case`` gives contenders to ``fast_axolotl.cli.race.run_race``, which compares the results and
+then times those that are equal, and makes a ``Case`` of what it returns. The earlier
 package has our import name, so it runs in another process (``peer``) and is asked over a pipe. A
 question costs about 0.1 ms, which counts as the earlier package's time.
 """
@@ -13,7 +13,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.result import Case, Timing
 from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.cli import race as product
 from fast_axolotl.cli.contenders import OURS
-from fast_axolotl.cli.race import Contender, Digest, Entry, run_race
+from fast_axolotl.cli.race import Contender, Digest, run_race
 from fast_axolotl.errors import UsageError
 
 EARLIER = "earlier package"
@@ -46,30 +47,36 @@ class Session:
         """Of the peer in another environment."""
         return {} if isinstance(self.peer, str) else {EARLIER: self.peer.hello["version"]}
 
-    def earlier(self, operation: str, gives: str, against: str = OURS, **settings: Any) -> Entry:
-        """The earlier package as one who may take part."""
-        build = partial(self._build, operation, settings)
-        return Entry(build, EARLIER, EARLIER, gives, against)
-
-    def _build(
-        self, operation: str, settings: Mapping[str, Any], request: Mapping[str, Any]
+    def earlier(
+        self,
+        request: Mapping[str, Any],
+        operation: str,
+        gives: str,
+        against: str = OURS,
+        **settings: Any,
     ) -> Contender:
-        """It takes lists: the first column is written as a JSON value per line."""
+        """The earlier package as one who may take part.
+
+        It takes lists: the first column is written as a JSON value per line.
+        """
         peer = self.peer
-        if isinstance(peer, str):
-            raise NotImplementedError(peer)
-        path = request["paths"][0]
-        if operation != "streaming_dataset_reader":
-            column = pq.read_table(path, columns=request["columns"]).column(0)
-            values = column.slice(0, request["rows"]).to_pylist()
-            path = str(self.folder / "earlier.jsonl")
-            Path(path).write_text("\n".join(map(json.dumps, values)), encoding="utf-8")
-        peer.ask("load", operation=operation, path=path, settings=dict(settings))
-        return Contender(
-            run=lambda: peer.ask("run"),
-            digest=lambda _: Digest(**peer.ask("digest")),
-            version=peer.hello["version"],
-        )
+
+        @cache
+        def loaded() -> Worker:
+            if isinstance(peer, str):
+                raise NotImplementedError(peer)
+            path = request["paths"][0]
+            if operation != "streaming_dataset_reader":
+                values = pq.read_table(path, columns=request["columns"]).column(0).to_pylist()
+                path = str(self.folder / "earlier.jsonl")
+                Path(path).write_text("\n".join(map(json.dumps, values)), encoding="utf-8")
+            peer.ask("load", operation=operation, path=path, settings=settings)
+            return peer
+
+        def digest(_: Any) -> Digest:
+            return Digest(**loaded().ask("digest"))
+
+        return Contender(EARLIER, gives, lambda: loaded().ask("run"), digest, against)
 
 
 def add_race_options(parser: argparse.ArgumentParser) -> None:
@@ -99,38 +106,46 @@ def run_case(
     session: Session,
     name: str,
     text: str,
-    entries: Sequence[Entry],
-    request: Mapping[str, Any],
+    contenders: Sequence[Contender],
     *,
+    rows: int,
     num_bytes: int | None = None,
 ) -> Case:
     """Compares the answers of everybody who can take part, then times those that are equal."""
     timings, left_out = run_race(
-        entries,
-        request,
+        contenders,
         repeats=session.repeats,
         progress=lambda text: session.tell(f"{name}: {text}"),
     )
-    wrong = {item.name: f"another answer: {item.reason}" for item in timings if item.reason}
+    wrong = {
+        item.contender.name: f"another answer: {item.reason}" for item in timings if item.reason
+    }
     equal = [item for item in timings if not item.reason]
     case = Case(
         name=name,
         text=text,
-        rows=request["rows"],
+        rows=rows,
         num_bytes=num_bytes,
         timings=[
             Timing(
-                name=item.name,
-                version=item.version,
-                output=item.gives,
-                rows=request["rows"],
-                seconds=item.seconds,
-                first_call_seconds=item.first_call_seconds,
+                name=item.contender.name,
+                version=_version(item.contender.package),
+                output=item.contender.gives,
+                rows=rows,
+                seconds=tuple(item.seconds),
             )
             for item in equal
         ],
-        rivals={item.name: item.against for item in equal if item.against is not None},
+        rivals={
+            item.contender.name: item.contender.against
+            for item in equal
+            if item.contender.against is not None
+        },
     )
     # Messages name the input; the folder it was in means nothing to a reader.
     absent = {who: why.replace(f"{session.folder}/", "") for who, why in (left_out | wrong).items()}
     return replace(case, left_out=absent)
+
+
+def _version(package: str | None) -> str | None:
+    return None if package is None else metadata.version(package)

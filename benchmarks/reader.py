@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,11 +34,11 @@ from benchmarks.corpus import (
 )
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result
-from fast_axolotl.cli.contenders import BATCH_ROWS, CONTENDERS, OURS, OURS_PYTHON
-from fast_axolotl.cli.race import Contender, Entry, digest_items
-from fast_axolotl.cli.resident_peak import ResidentPeak
+from fast_axolotl.cli.contenders import BATCH_ROWS, OURS, OURS_PYTHON, Request, read
+from fast_axolotl.cli.race import Contender, Digest, digest_items
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import open_dataset
+from fast_axolotl.system import peak_memory_bytes
 
 NOTES = (
     "rows are compared with ours before anything is timed: their number, and a digest of each "
@@ -48,7 +47,7 @@ NOTES = (
     "0.2 s; ratios are of medians, in rows per second",
     "the page cache is warm: files have just been written and read",
     "batches of 1000 rows; opening the file is timed",
-    "a memory case is a fresh process: RssAnon sampled every 2 ms, above its value after imports",
+    "a memory case is a fresh process: the highest resident memory, above that after imports",
 )
 
 _POLARS_SCANS = {
@@ -74,39 +73,36 @@ _DUCKDB_LINES = {
 }
 
 
-def read(request: Mapping[str, Any]) -> Contender:
-    """Polars and DuckDB, for speed and in bounded memory as their documentation says."""
-    who, form, path = request["who"], request["format"], request["paths"][0]
-    package = importlib.import_module(who)
-    known = _POLARS_SCANS if who == "polars" else _DUCKDB_READS
-    if form not in known:
-        raise NotImplementedError(f"it does not stream {form} files")
+def readers(request: Request) -> list[Contender]:
+    """Also Polars and DuckDB, for speed and in bounded memory as their documentation says."""
+    form, path = request["format"], request["paths"][0]
 
     def polars() -> Iterator[Any]:
+        if form not in _POLARS_SCANS:
+            raise NotImplementedError(f"it does not stream {form} files")
+        package = importlib.import_module("polars")
         settings = {"name": "text"} if form == "text" else {}
-        for frame in getattr(package, known[form])(path, **settings).collect_batches(
-            chunk_size=BATCH_ROWS
-        ):
+        scan = getattr(package, _POLARS_SCANS[form])(path, **settings)
+        for frame in scan.collect_batches(chunk_size=BATCH_ROWS):
             yield from frame.to_arrow(compat_level=package.CompatLevel.oldest()).to_batches()
 
     def duckdb() -> Iterator[Any]:
+        if form not in _DUCKDB_READS:
+            raise NotImplementedError(f"it does not stream {form} files")
         settings = _DUCKDB_LINES if form == "text" else {}
-        found = getattr(package.connect(), known[form])(path, **settings)
+        connection = importlib.import_module("duckdb").connect()
+        found = getattr(connection, _DUCKDB_READS[form])(path, **settings)
         return iter(found.to_arrow_reader(BATCH_ROWS))
 
-    return Contender(
-        run=polars if who == "polars" else duckdb,
-        digest=lambda items: digest_items(items, "arrow"),
-        is_stream=True,
-        version=metadata.version(who),
-    )
+    def digest(items: Any) -> Digest:
+        return digest_items(items, "arrow")
 
+    return [
+        *read(request),
+        Contender("Polars", "Arrow batches", polars, digest, OURS, "polars"),
+        Contender("DuckDB", "Arrow batches", duckdb, digest, OURS, "duckdb"),
+    ]
 
-ENTRIES = (
-    *CONTENDERS["reader"],
-    Entry(read, "polars", "Polars", "Arrow batches", OURS, "polars"),
-    Entry(read, "duckdb", "DuckDB", "Arrow batches", OURS, "duckdb"),
-)
 
 _RARE = ("lz4", "bz2", "xz")
 TIMED = {
@@ -201,13 +197,14 @@ def _timed_case(name: str, path: Path, file_format: str, session: Session) -> Ca
         types = {field.name: str(field.type) for field in reader.schema}
     # Compression it detects only by itself.
     own = "" if path.suffix in COMPRESSIONS else file_format.removesuffix("-stream")
+    request = _request(path, file_format, rows, types)
     earlier = session.earlier(
-        "streaming_dataset_reader", "dicts of lists", OURS_PYTHON, dataset_type=own
+        request, "streaming_dataset_reader", "dicts of lists", OURS_PYTHON, dataset_type=own
     )
     size = path.stat().st_size
     text = f"{path.name}, {size / MEGABYTE:,.1f} MB"
-    request = _request(path, file_format, rows, types)
-    return run_case(session, name, text, (*ENTRIES, earlier), request, num_bytes=size)
+    contenders = [*readers(request), earlier]
+    return run_case(session, name, text, contenders, rows=rows, num_bytes=size)
 
 
 def _request(path: Path, file_format: str, rows: int, types: Mapping[str, str]) -> dict[str, Any]:
@@ -231,10 +228,11 @@ def _memory_case(name: str, session: Session, scale: float) -> Case:
         else:
             rows = write_large_parquet(path, scaled, one_group="one-group" in name)
         num_bytes = path.stat().st_size
-        readers = [OURS] * min(session.repeats, _MOST_MEMORY_REPEATS)
-        readers += [entry.name for entry in ENTRIES if entry.against == OURS]
+        queue = [OURS] * min(session.repeats, _MOST_MEMORY_REPEATS)
+        request = _request(path, file_format, rows, {})
+        queue += [one.name for one in readers(request) if one.against == OURS]
         ours: list[dict[str, float]] = []
-        for reader in readers:
+        for reader in queue:
             session.tell(f"{name}: {reader} reads {label}")
             arguments = ("--child", reader, file_format, str(path))
             try:
@@ -305,24 +303,24 @@ def child(reader: str, file_format: str, path: str) -> None:
     start = time.perf_counter()
     for name in _CHILD_MODULES:
         importlib.import_module(name)
-    entry = next(entry for entry in ENTRIES if entry.name == reader)
-    contender = entry.build(
-        {**_request(Path(path), file_format, sys.maxsize, {}), "who": entry.who}
-    )
+    request = _request(Path(path), file_format, sys.maxsize, {})
+    contender = next(one for one in readers(request) if one.name == reader)
+    if contender.package is not None:
+        importlib.import_module(contender.package)
     imported = time.perf_counter() - start
-    with ResidentPeak() as memory:
-        called = time.perf_counter()
-        batches = contender.run()
-        rows = next(batches).num_rows
-        first = time.perf_counter() - called
-        rows += sum(batch.num_rows for batch in batches)
-        seconds = time.perf_counter() - called
+    before = peak_memory_bytes() or 0
+    called = time.perf_counter()
+    batches = contender.run()
+    rows = next(batches).num_rows
+    first = time.perf_counter() - called
+    rows += sum(batch.num_rows for batch in batches)
+    seconds = time.perf_counter() - called
     figures = {
         "rows": rows,
         "seconds": seconds,
         "first_batch_seconds": first,
         "with_imports_first_batch_seconds": imported + first,
-        "peak_above_bytes": memory.above_start_bytes,
+        "peak_above_bytes": (peak_memory_bytes() or 0) - before,
     }
     print(json.dumps(figures))
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from fast_axolotl.cli import app, options
 
 ENVIRONMENT = {
     **os.environ,
@@ -47,7 +50,7 @@ def read_json(*arguments: str | Path) -> dict[str, Any]:
 def test_reading_reports_rows_speed_and_working_set(rows_file: Path) -> None:
     done = run("read", rows_file)
     assert (done.returncode, done.stderr) == (0, "")
-    for word in ("2,500 in 3 batches", "rows/s", "working set", "rejected rows", "id: int64"):
+    for word in ("2,500 in 3 batches", "rows/s", "peak memory", "rejected rows", "id: int64"):
         assert word in done.stdout
 
 
@@ -93,7 +96,6 @@ def test_errors_name_options_of_the_command_line(broken_file: Path) -> None:
     stated = run("read", broken_file).stderr
     assert "--on-error skip" in stated
     assert "on_error" not in stated
-    assert "write 0/8 for the first of 8" in run("read", broken_file, "--shard", "8/8").stderr
 
 
 def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_rows(
@@ -105,32 +107,25 @@ def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_
     assert (done.returncode, "no row could be read" in done.stderr) == (1, True)
 
 
-def test_translated_names_are_options_of_a_command() -> None:
-    from fast_axolotl.cli import options
+def help_of(name: str) -> str:
+    return CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "100"}).output
 
-    every = "".join(run(name, "--help").stdout for name in ("read", "dedupe"))
+
+def test_translated_names_are_options_of_a_command() -> None:
+    every = "".join(map(help_of, ("read", "dedupe")))
     for name in f"{options._ARGUMENTS}|{options._WORDS}".split("|"):
         assert f"--{name.replace('_', '-')} " in every
 
 
-def test_flags_have_no_type_and_arguments_have_their_help() -> None:
-    shown = run("read", "--help").stdout
+def test_flags_have_no_type_arguments_have_their_help_and_commands_an_example() -> None:
+    shown = help_of("read")
     assert "Files, folders, globs or URIs" in shown
     line = next(line for line in shown.splitlines() if "--json " in line)
     assert "bool" not in line.lower()
-
-
-def test_every_command_has_an_example_and_every_table_has_json() -> None:
-    shown = run("--help").stdout
-    names = [
-        line.split()[1] for line in shown.splitlines() if line.startswith("│ ") and line[2] != "-"
-    ]
-    names = [name for name in names if name.isalpha() and f"│ {name} " in shown]
+    names = [command.callback.__name__ for command in app.registered_commands if command.callback]
     assert {"show", "read", "demo", "trace", "warmup"} <= set(names)
-    for name in {*names} - {"it"}:
-        help_text = run(name, "--help").stdout
-        assert f"fast-axolotl {name}" in help_text.partition("Examples:")[2], name
-        assert name in ("run", "measure") or "--json" in help_text, name
+    for name in names:
+        assert f"fast-axolotl {name}" in help_of(name).partition("Examples:")[2], name
 
 
 def test_a_shell_completes_commands_options_and_values() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from fast_axolotl import open_dataset
 from fast_axolotl.measure import measure
-from fast_axolotl.measure.loaders import find_data_paths, find_shard, read_loader, ready_batches
+from fast_axolotl.measure.loaders import find_data_paths, read_loader, ready_batches
 from fast_axolotl.measure.steps import StepTracker
 from fast_axolotl.record import RankRecord, read_run
 from support.hosts import spans_of, total
@@ -192,47 +192,6 @@ def test_what_is_logged_is_of_the_last_interval(tmp_path: Path) -> None:
     assert "is_warming" not in logged[0]
 
 
-def test_waits_are_put_down_to_what_happened_in_them(tmp_path: Path) -> None:
-    clock = Clock()
-
-    def collect(number: int) -> float:
-        if number in (30, 70):
-            meter.mark("shard", f"file {number}")
-        return 0.5 if number in (30, 40, 50, 70) else 0.001
-
-    with open_meter(tmp_path, clock) as meter:
-        for number, _ in enumerate(meter.watch(batches(clock, 100, collect))):
-            clock.sleep(0.01)
-            if number == 39:
-                with meter.span("checkpoint"):
-                    clock.sleep(1)
-            if number == 49:
-                meter.mark("refill")
-    found = causes(read_rank(tmp_path))
-    assert found == pytest.approx({"shard": 1.0, "checkpoint": 0.5, "refill": 0.5})
-
-
-@pytest.mark.parametrize(("shuffle", "name"), [(None, "shard"), (7, "refill")])
-def test_our_reader_marks_its_files_and_windows_in_the_record(
-    tmp_path: Path, shuffle: int | None, name: str
-) -> None:
-    files = [tmp_path / f"{number}.jsonl" for number in range(3)]
-    for path in files:
-        path.write_text('{"text": "row"}\n' * 40)
-    reader = open_dataset(files, batch_size=10, shuffle=shuffle)
-    with measure(tmp_path / "run", sample_system=False) as meter:
-        for _ in meter.watch(reader):
-            time.sleep(0.001)
-    list(reader)  # nobody listens any more
-    rank = read_run(tmp_path / "run").ranks[0]
-    marks = [mark for mark in rank.marks if mark.name == name]
-    if shuffle is None:
-        assert [mark.text for mark in marks] == [str(path) for path in files]
-        assert [mark.row for mark in marks] == [0, 40, 80]
-    assert marks
-    assert causes(rank)[name] > 0
-
-
 def test_the_rate_of_the_workers_is_seen_while_their_queue_has_room(tmp_path: Path) -> None:
     """Two workers make 25 batches a second; the loop takes 20, then 50: the queue fills, then is
     empty. While it is full they could do more than they do."""
@@ -317,35 +276,8 @@ def test_the_files_of_readers_and_of_hugging_face_s_datasets_are_found(tmp_path:
     files = {"data_files": paths, "split": "train", "cache_dir": str(tmp_path / "cache")}
     stream = datasets.load_dataset("json", streaming=True, **files)
     assert set(paths) <= set(find_data_paths(stream.map(dict)))
-    seen = [find_shard(stream) for _ in stream]
-    assert (seen[0], seen[-1], sorted(set(seen))) == (0, 2, [0, 1, 2])
     [path] = find_data_paths(datasets.load_dataset("json", **files))
     assert path.endswith(".arrow")
-
-
-def test_the_shards_of_a_stream_that_torch_reads_are_marked(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    from fast_axolotl.integrations.torch_meter import watch_torch
-
-    def rows(shards: list[int]) -> Iterator[dict[str, int]]:
-        for shard in shards:
-            time.sleep(0.02)
-            for row in range(8):
-                yield {"row": 8 * shard + row}
-
-    stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1, 2]})
-    loader = torch.utils.data.DataLoader(stream.map(dict), batch_size=4)
-    with measure(tmp_path, sample_system=False) as meter, watch_torch(meter):
-        for _ in range(2):
-            for _ in loader:
-                time.sleep(0.001)
-    rank = read_run(tmp_path).ranks[0]
-    marks = [(mark.text, mark.row) for mark in rank.marks if mark.name == "shard"]
-    assert marks == [("shard 1", 8), ("shard 2", 16), ("shard 1", 32), ("shard 2", 40)]
-    assert causes(rank)["shard"] >= 4 * 0.02
-    assert causes(rank)["epoch"] >= 0.02
-    assert rank.values["num_shards"] == 3
 
 
 @pytest.mark.parametrize(

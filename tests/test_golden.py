@@ -414,8 +414,6 @@ read empty.jsonl --head 1
 read nothing
 read rows.jsonl --head 0
 read rows.jsonl --head 2
-read rows.jsonl --shard 3
-read rows.jsonl --shard 8/8
 read rows.jsonl --format excel
 read rows.jsonl --columns id,id
 read rows.jsonl --columns id,other

@@ -53,8 +53,6 @@ def test_a_loop_is_recorded_from_its_first_batch_to_its_end(tmp_path: Path) -> N
     assert (rank.start.world_size, rank.start.command) == (2, ("train", "it"))
     assert names(rank) == ["first_fetch", "first_batch", "first_step"]
     assert [round(mark.t, 3) for mark in rank.marks] == [3.0, 3.05, 3.1]
-    assert [phase.name for phase in rank.phases] == ["start", "warmup", "steady"]
-    assert rank.phases[0].seconds == 3
     assert sum(block.steps for block in rank.blocks) == 100
     assert stall(steady(tmp_path)) == pytest.approx(0.5)
     assert (rank.end.reason, rank.end.overhead_fetches) == ("finished", 95)
@@ -101,9 +99,7 @@ def test_spans_are_taken_out_and_reported(tmp_path: Path, spans: bool) -> None:
     if spans:
         assert found["evaluate"] == pytest.approx(5 * 8.35)
         assert found["checkpoint"] == pytest.approx(20)
-        phases = [phase.name for phase in rank.phases]
-        assert phases[:4] == ["start", "warmup", "steady", "evaluate"]
-        assert (phases.count("evaluate"), phases.count("checkpoint")) == (5, 5)
+        assert [phase.name for phase in rank.phases] == ["evaluate", "checkpoint"] * 5
 
 
 @pytest.mark.parametrize("wait", [0.02, 0.06, 0.1, 0.2])
@@ -267,23 +263,6 @@ def test_epochs_are_marked_where_they_begin(tmp_path: Path) -> None:
     assert sum(block.wall_seconds for block in rank.blocks) == pytest.approx(45 * 0.06 + 240)
     waited = [block.waits_by_cause.get("epoch", 0) for block in rank.blocks]
     assert sum(waited) == pytest.approx(4 * (60 + 0.01))
-
-
-def test_a_replayed_batch_makes_steps_that_wait_for_nothing(tmp_path: Path) -> None:
-    clock = Clock()
-    with open_meter(tmp_path, clock) as meter:
-        seen = []
-        for batch in meter.watch(batches(clock, 40, 0.05), replay=20):
-            seen.append(batch)
-            clock.sleep(0.1)
-    assert len(seen) == 60
-    assert all(batch is seen[39] for batch in seen[40:])
-    rank = read_rank(tmp_path)
-    replay = [block for block in rank.blocks if block.phase == "replay"]
-    assert sum(block.steps for block in replay) == 20
-    assert sum(b.wall_seconds for b in replay) / 20 == pytest.approx(0.1)
-    assert sum(block.host_wait_seconds for block in replay) == 0
-    assert "epoch" not in names(rank)
 
 
 def test_a_hook_at_the_base_iterator_knows_better_than_the_loop_around_it(tmp_path: Path) -> None:
@@ -499,20 +478,6 @@ def test_what_is_known_of_a_run_joins_its_record(tmp_path: Path) -> None:
     assert rank.windows[0].steps == 3
     assert (rank.marks[0].name, rank.marks[0].text) == ("shard", "a.parquet")
     assert sum(block.steps for block in rank.blocks if block.phase == "warmup") == 5
-
-
-def test_a_loader_is_drained_with_no_model(tmp_path: Path) -> None:
-    clock = Clock()
-    loader = batches(clock, 10_000, lambda n: 3.0 if n == 0 else 0.01)
-    with open_meter(tmp_path, clock) as meter:
-        found = meter.free_run(loader, seconds=2)
-        run_loop(meter, clock, batches(clock, 20, 0.02))
-    assert found.samples / found.seconds == pytest.approx(400)
-    assert found.seconds == pytest.approx(2, abs=0.02)
-    rank = read_rank(tmp_path)
-    assert rank.free_runs == [found]
-    assert sum(block.fetches for block in rank.blocks) == 20
-    assert rank.blocks[0].spans["free_run"] == pytest.approx(5, abs=0.02)
 
 
 def test_a_batch_is_not_held_while_the_next_is_fetched(tmp_path: Path) -> None:

@@ -295,7 +295,6 @@ def test_a_process_that_is_gone_has_no_figures() -> None:
     assert procfs.read_pss(gone.pid) is None
     assert procfs.read_run_delay(gone.pid) is None
     assert procfs.read_command(gone.pid) == ()
-    assert not procfs.reset_high_water(gone.pid)
 
 
 def test_our_own_process_is_described() -> None:

@@ -110,10 +110,10 @@ def test_a_step_that_nobody_ended_is_left_out() -> None:
 
 def test_a_span_before_the_first_fetch_is_reported_with_the_first_step() -> None:
     tracker = StepTracker()
-    tracker.add_span("free_run", 5, None)
+    tracker.add_span("evaluate", 5, None)
     fetch(tracker, 10, 11)
     first = fetch(tracker, 20, 21)
-    assert (first.removed_seconds, [span.name for span in first.spans]) == (0, ["free_run"])
+    assert (first.removed_seconds, [span.name for span in first.spans]) == (0, ["evaluate"])
 
 
 def test_the_first_step_that_is_told_starts_the_warm_up_anew() -> None:

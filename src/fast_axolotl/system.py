@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,10 +25,6 @@ CGROUP = Path("/sys/fs/cgroup")
 MEASURE = "FAST_AXOLOTL_MEASURE"
 """Environment variable that names the folder of the measured run that a process is part of. Who
 started it, ``run`` or ``protocol``, samples the process tree from outside."""
-
-READING_LISTENERS: list[Callable[[str, str], None]] = []
-"""Called by readers of this process as ``("shard", file)`` where a new file begins, and as
-``("refill", what)`` where a shuffle window is filled."""
 
 _CHUNK_BYTES = 1 << 20
 _UNLIMITED_BYTES = 1 << 60
@@ -97,6 +92,12 @@ def memory_bytes(proc: Path = PROC) -> int:
 
         known = int(psutil.virtual_memory().total)
     return known
+
+
+def peak_memory_bytes(proc: Path = PROC) -> int | None:
+    """The most resident memory that this process has had; ``None`` where there is no procfs."""
+    words = (_read_value(proc / "self/status", "VmHWM") or "").split()
+    return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 
 def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:

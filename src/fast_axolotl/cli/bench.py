@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fast_axolotl.cli.options import Inputs, ResultAsJson, examples
+from fast_axolotl.cli.options import Inputs, examples
 from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.cli.race import Timing
+    from fast_axolotl.report.document import Table
 
 BENCH_EXAMPLES = examples(
     "bench reader data.jsonl",
@@ -28,8 +27,11 @@ BENCH_EXAMPLES = examples(
     "bench pad tokens.parquet",
 )
 
-_ROWS = {"reader": 200_000, "hash": 100_000, "dedupe": 100_000, "pack": 20_000, "pad": 20_000}
 _DOES = {"reader": "reads", "hash": "hashes", "dedupe": "dedupes", "pack": "packs", "pad": "pads"}
+_TOKENS = "lists of token ids", r"(large_|fixed_size_)?list<\w+: u?int"
+_NEEDS = {"hash": ("text", r"(large_)?string$"), "pack": _TOKENS, "pad": _TOKENS}
+"""What the column has to be: in words, and as the beginning of the name of its type."""
+_VERSIONS = ("fast-axolotl", "numpy", "numba", "pyarrow", "datasets")
 
 
 def bench(
@@ -48,10 +50,8 @@ def bench(
     ] = None,
     sequence_len: Annotated[int, typer.Option(help="Tokens per pack.", min=1)] = 2048,
     rows: Annotated[
-        int | None, typer.Option(help="Use at most this many rows, from the start.", min=1)
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="Timed repeats per library.", min=1)] = 5,
-    as_json: ResultAsJson = False,
+        int, typer.Option(help="Use at most this many rows, from the start.", min=1)
+    ] = 20_000,
     share: Annotated[
         bool,
         typer.Option("--share", help="Print Markdown to share, without paths, names or values."),
@@ -64,193 +64,139 @@ def bench(
     """
     from fast_axolotl.cli.contenders import CONTENDERS
     from fast_axolotl.cli.race import run_race
+    from fast_axolotl.report.document import Block, Bullets, Document
+    from fast_axolotl.report.markdown import document_markdown
+    from fast_axolotl.report.terminal import print_document
 
     if operation in ("pack", "pad"):
         column = column or ["input_ids"]
     elif operation == "hash" and not column:
         raise UsageError("bench hash needs --column, which names the column of texts to hash")
-    request = _look(operation, paths, column, rows or _ROWS[operation])
-    os.environ.update({"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
+    request = _look(operation, paths, column, rows) | {"sequence_len": sequence_len}
     # What other libraries print is no part of the result.
     with redirect_stdout(sys.stderr):
         timings, left_out = run_race(
-            CONTENDERS[operation],
-            {**request, "sequence_len": sequence_len},
-            repeats=repeats,
+            CONTENDERS[operation](request),
             progress=lambda text: print(text, file=sys.stderr, flush=True),
         )
-    sentences = _sentences(operation, len(request["files"]), timings)
+    table = _table(timings)
     if share:
-        _share(operation, request, timings, repeats)
-    elif as_json:
-        measured = {name: request[name] for name in ("files", "num_bytes", "columns")}
-        measured["rows"] = request["raced_rows"]
-        found = {"operation": operation, "repeats": repeats, **measured, "answer": sentences}
-        found |= {"timings": [asdict(one) for one in timings], "left_out": left_out}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(sentences))
-        _print(operation, request, timings, left_out)
+        blocks: list[Block] = [Bullets(_shared_facts(request)), table]
+        print(document_markdown(Document(title=f"fast-axolotl bench {operation}", blocks=blocks)))
+        return
+    files = "this file" if len(request["files"]) == 1 else f"these {len(request['files'])} files"
+    print("\n".join(_sentences(f"{_DOES[operation]} {files}", timings)))
+    measured = f"{timings[0].rows:,} rows with a value, of the first {rows:,} at most (--rows)."
+    notes = [
+        measured,
+        *(f"{item.contender.name}: not equal: {item.reason}" for item in timings if item.reason),
+    ]
+    notes += [f"{name}: not measured: {reason}" for name, reason in left_out.items()]
+    notes += [
+        "ours ÷ theirs: ratio of throughputs, above 1 if fast-axolotl is faster, between libraries "
+        "that return the same kind of result.",
+        "Not included: imports, compiling or loading kernels, and a first pass over a few rows.",
+    ]
+    print_document(Document(title=f"bench {operation}", blocks=[table, Bullets(notes, True)]))
 
 
 def _look(
     operation: str, paths: Sequence[str], columns: list[str] | None, most_rows: int
 ) -> dict[str, Any]:
-    """What is there, before anybody starts: files, columns, rows; or what is wrong with it."""
-    from pyarrow import types as kinds
-
+    """What is there, before anything starts: files, columns, rows; or what is wrong with it."""
     from fast_axolotl.reading import open_dataset
 
     paths = [p if "://" in p else str(Path(p).expanduser().absolute()) for p in paths]
     names = ", ".join(paths)
-    column = columns[0] if columns and operation != "dedupe" else None
-    rows = raced = 0
+    rows = 0
     with open_dataset(paths) as reader:
         for batch in reader:
-            if column is not None and column in batch.schema.names:
-                # Rows without a value are nobody's work.
-                raced -= batch.slice(0, max(0, most_rows - rows)).column(column).null_count
             rows += len(batch)
-            if rows > most_rows:
+            if rows >= most_rows:
                 break
-        raced += min(rows, most_rows)
-        schema = {field.name: field.type for field in reader.schema}
+        types = {field.name: str(field.type) for field in reader.schema}
         files = [file.source.path for file in reader.files]
         formats = {file.format for file in reader.files}
         num_bytes = reader.stats.num_bytes
-    for name in columns or ():
-        if rows and name not in schema:
-            raise UsageError(f"{names}: no column {name!r}; there are {', '.join(schema)}")
-    if rows and column is not None:
-        kind = schema[column]
-        if operation == "hash":
-            wanted, fits = "text", kinds.is_string(kind) or kinds.is_large_string(kind)
-        else:
-            lists = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
-            is_list = any(is_kind(kind) for is_kind in lists)
-            wanted, fits = "lists of token ids", is_list and kinds.is_integer(kind.value_type)
-        if not fits:
-            raise UsageError(
-                f"{names}: column {column!r} has the type {kind}, but bench {operation} needs "
-                f"{wanted}; choose another column with --column"
-            )
-    if not raced:
+    if not rows:
         raise DataError(f"{names}: no rows to measure; pass files that contain rows")
+    for name in columns or ():
+        if name not in types:
+            raise UsageError(f"{names}: no column {name!r}; there are {', '.join(types)}")
+    wanted, pattern = _NEEDS.get(operation, ("", ""))
+    if columns and not re.match(pattern, types[columns[0]]):
+        raise UsageError(
+            f"{names}: column {columns[0]!r} has the type {types[columns[0]]}, but bench "
+            f"{operation} needs {wanted}; choose another column with --column"
+        )
     return {
         "paths": paths,
         "files": files,
         "format": formats.pop() if len(formats) == 1 else "mixed",
-        "types": {name: str(kind) for name, kind in schema.items()},
+        "types": types,
         "columns": columns,
         "rows": min(rows, most_rows),
-        "raced_rows": raced,
-        "is_all": rows <= most_rows,
         "num_bytes": num_bytes,
     }
 
 
-def _sentences(operation: str, num_files: int, timings: Sequence[Timing]) -> list[str]:
+def _sentences(does: str, timings: Sequence[Timing]) -> list[str]:
     """The answer first: against the first peer that is equal, then wherever we are not faster."""
-    files = "this file" if num_files == 1 else f"these {num_files} files"
     won, other = [], []
     for timing in timings:
         if timing.ratio is None:
             continue
-        ratio, low, high = map(_figure, timing.ratio)
+        name, (ratio, low, high) = timing.contender.name, map(_format_ratio, timing.ratio)
         if timing.ratio[1] > 1:
-            won.append(
-                f"fast-axolotl {_DOES[operation]} {files} {ratio}× as fast as {timing.name} "
-                f"({low}–{high}×)."
-            )
+            won.append(f"fast-axolotl {does} {ratio}× as fast as {name} ({low}–{high}×).")
         elif timing.ratio[2] < 1:
-            other.append(
-                f"fast-axolotl is slower than {timing.name} here: {ratio}× as fast ({low}–{high}×)."
-            )
+            other.append(f"fast-axolotl is slower than {name}: {ratio}× as fast ({low}–{high}×).")
         else:
-            other.append(f"No clear difference from {timing.name}: {ratio}× ({low}–{high}×).")
+            other.append(f"No clear difference from {name}: {ratio}× ({low}–{high}×).")
     nothing = "No other library gave the same result here, so there is nothing to compare with."
     return [*won[:1], *other] or [nothing]
 
 
-def _figure(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     digits = 2 if ratio < 1 else 1 if ratio < 10 else 0
     return f"{ratio:,.{digits}f}"
 
 
-def _table(
-    operation: str, request: dict[str, Any], timings: Sequence[Timing]
-) -> tuple[list[str], list[list[str]]]:
+def _table(timings: Sequence[Timing]) -> Table:
     from fast_axolotl.record.units import format_seconds
+    from fast_axolotl.report.document import Table
 
-    header = ["", "returns", "median", "min – max", "rows/s"]
-    header += ["MB/s", "first batch"] if operation == "reader" else []
     rows = []
     for timing in timings:
-        cells = ["–"] * (len(header) - 2)
-        result = "–" if timing.against is None else "not equal"
+        cells, result = ["–", "–"], "–" if timing.contender.against is None else "not equal"
         if timing.reason is None:
             seconds = median(timing.seconds)
-            ends = format_seconds(min(timing.seconds)), format_seconds(max(timing.seconds))
-            cells = [format_seconds(seconds), " – ".join(ends)]
-            cells.append(f"{request['raced_rows'] / seconds:,.0f}")
-            if operation == "reader":
-                first = median(timing.first_seconds) if timing.first_seconds else None
-                cells += [f"{request['num_bytes'] / seconds / 1e6:,.0f}", format_seconds(first)]
+            cells = [format_seconds(seconds), f"{timing.rows / seconds:,.0f}"]
         if timing.ratio is not None:
-            result = "{}× ({}–{})".format(*map(_figure, timing.ratio))
-        rows.append([timing.name, timing.gives, *cells, result])
-    return [*header, "ours ÷ theirs"], rows
+            result = "{}× ({}–{})".format(*map(_format_ratio, timing.ratio))
+        rows.append([timing.contender.name, timing.contender.gives, *cells, result])
+    header = ["", "returns", "median", "rows/s", "ours ÷ theirs"]
+    return Table(header=header, rows=rows)
 
 
-def _share(
-    operation: str, request: dict[str, Any], timings: Sequence[Timing], repeats: int
-) -> None:
-    """The result as Markdown that says nothing about whose it is.
+def _shared_facts(request: dict[str, Any]) -> list[str]:
+    """About the machine and the data, and nothing about whose they are.
 
-    Paths, file, column, user and host names, values, and the kernel's release stay out; so do
-    reasons, which may quote them.
+    Paths, names, values and the kernel's release stay out; so do reasons, which may quote them.
     """
     from fast_axolotl.record.units import count_words, format_bytes
     from fast_axolotl.system import describe
 
     machine = describe()
     memory = min(machine["memory_bytes"], machine.get("limit_bytes", machine["memory_bytes"]))
-    needed = ("fast-axolotl", "numpy", "numba", "pyarrow", "datasets", "torch", "axolotl")
-    versions = [
-        f"{name} {machine['versions'][name]}" for name in needed if name in machine["versions"]
+    installed = machine["versions"]
+    versions = [f"{name} {installed[name]}" for name in _VERSIONS if name in installed]
+    return [
+        f"Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
+        f"{format_bytes(memory)} of memory, {sys.platform}",
+        f"Versions: Python {machine['python']}, {', '.join(versions)}",
+        f"Data: {request['format']}, {count_words(len(request['files']), 'file')}, "
+        f"{count_words(len(request['types']), 'column')}, {request['rows']:,} rows, "
+        f"{format_bytes(request['num_bytes'])} read",
+        "Alternating repeats, after the results were compared",
     ]
-    header, rows = _table(operation, request, timings)
-    print(
-        f"### fast-axolotl bench {operation}\n\n"
-        f"- Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
-        f"{format_bytes(memory)} of memory, {sys.platform}\n"
-        f"- Versions: Python {machine['python']}, {', '.join(versions)}\n"
-        f"- Data: {request['format']}, {count_words(len(request['files']), 'file')}, "
-        f"{count_words(len(request['types']), 'column')}, {request['raced_rows']:,} rows, "
-        f"{format_bytes(request['num_bytes'])} read\n"
-        f"- {repeats} repeats, alternating, after the results were compared\n"
-    )
-    for row in (header, ["---"] * len(header), *rows):
-        print(f"| {' | '.join(row)} |")
-
-
-def _print(
-    operation: str, request: dict[str, Any], timings: Sequence[Timing], left_out: dict[str, str]
-) -> None:
-    from fast_axolotl.record.units import format_seconds
-    from fast_axolotl.report.terminal import show_matrix
-
-    rows = f"{request['rows']:,} rows"
-    nulls = request["rows"] - request["raced_rows"]
-    notes = [f"All {rows}." if request["is_all"] else f"The first {rows}; change that with --rows."]
-    notes += [f"{nulls:,} of them have no value and are not measured."] if nulls else []
-    notes += [f"{item.name}: not equal: {item.reason}" for item in timings if item.reason]
-    notes += [f"{name}: not measured: {reason}" for name, reason in left_out.items()]
-    ours = max(item.first_call_seconds for item in timings if item.against is None)
-    notes += [
-        "ours ÷ theirs: ratio of throughputs, above 1 if fast-axolotl is faster, between libraries "
-        "that return the same kind of result.",
-        "Not included: imports, compiling or loading kernels, and a first pass over a few rows "
-        f"({format_seconds(ours)} for fast-axolotl).",
-    ]
-    show_matrix(f"bench {operation}", *_table(operation, request, timings), notes)

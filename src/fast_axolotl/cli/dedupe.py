@@ -31,7 +31,6 @@ from fast_axolotl.cli.options import (
 from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.dedupe import DedupeSummary
 
 DEDUPE_EXAMPLES = examples(
@@ -124,11 +123,10 @@ def dedupe(
         return
     if address is not None or work is not None or workers or restart:
         raise UsageError("--address, --workers, --work and --restart need --engine local or ray")
-    from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.dedupe import dedupe_files
     from fast_axolotl.report.terminal import phase_progress
 
-    with ResidentPeak() as peak, phase_progress() as progress:
+    with phase_progress() as progress:
         summary = dedupe_files(
             inputs,
             output,
@@ -140,16 +138,16 @@ def dedupe(
             progress=progress,
             **reading,
         )
-    _print_summary(summary, peak, as_json=as_json)
+    _print_summary(summary, as_json=as_json)
 
 
-def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: bool) -> None:
+def _print_summary(summary: DedupeSummary, *, as_json: bool) -> None:
     from fast_axolotl.record.units import count_words, format_bytes, format_seconds
     from fast_axolotl.report.terminal import show_pairs
+    from fast_axolotl.system import peak_memory_bytes
 
     if as_json:
-        peak = {"peak_memory_bytes": memory.above_start_bytes, "peak_memory_reason": memory.reason}
-        print(json.dumps(summary.to_json() | peak, indent=2))
+        print(json.dumps(summary.to_json() | {"peak_memory_bytes": peak_memory_bytes()}, indent=2))
         return
     share = summary.duplicates / summary.rows_in if summary.rows_in else 0.0
     dropped = f"{summary.duplicates:,} ({share:.1%})"
@@ -169,7 +167,7 @@ def _print_summary(summary: DedupeSummary, memory: ResidentPeak, *, as_json: boo
         ("time", f"{format_seconds(summary.seconds)}, {summary.rows_per_second or 0:,.0f} rows/s"),
         (
             "peak memory",
-            f"{format_bytes(memory.above_start_bytes)}, "
+            f"{format_bytes(peak_memory_bytes())}, "
             f"{format_bytes(summary.state_bytes)} of it to remember rows{spilled}",
         ),
         ("output", summary.output),

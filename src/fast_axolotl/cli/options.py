@@ -127,16 +127,6 @@ def parse_percent(text: str) -> float:
     return share
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """``0/8`` as (0, 8)."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if found is None or not int(found[1]) < int(found[2]):
-        raise UsageError(
-            f"cannot read --shard {text!r}; write 0/8 for the first of 8, 7/8 the last"
-        )
-    return int(found[1]), int(found[2])
-
-
 def parse_names(text: str) -> list[str]:
     """Comma-separated names."""
     return [name.strip() for name in text.split(",") if name.strip()]

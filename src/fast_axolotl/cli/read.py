@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,19 +16,17 @@ from fast_axolotl.cli.options import (
     JsonField,
     OnConflict,
     OnError,
-    ResultAsJson,
     Split,
     describe_rejected,
     examples,
     parse_names,
-    parse_shard,
     say,
 )
 
 READ_EXAMPLES = examples(
     "read train.jsonl.zst",
     "read data/ --split train --columns messages --head 3",
-    "read 's3://bucket/*.parquet' --shard 0/8 --json",
+    "read 's3://bucket/*.parquet' --json",
 )
 
 
@@ -44,9 +42,6 @@ def read(
     paths: Inputs,
     columns: Annotated[
         str | None, typer.Option(help="Read only these columns (comma-separated).")
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(help="Read only one shard: 0/8 is the first of eight.")
     ] = None,
     head: Annotated[
         int | None, typer.Option(help="Print the first N rows as JSON lines and stop.", min=1)
@@ -69,16 +64,16 @@ def read(
     With --head, print the first rows instead. Formats: Parquet, Arrow, Feather, JSON, JSON lines,
     CSV and text, also compressed with gzip, zstd and others, from disk or from S3 and other stores.
     """
-    from fast_axolotl.cli.resident_peak import ResidentPeak
     from fast_axolotl.reading import convert, open_dataset
-    from fast_axolotl.report.terminal import phase_progress
+    from fast_axolotl.record.units import count_words, format_bytes, format_seconds
+    from fast_axolotl.report.terminal import phase_progress, show_pairs
+    from fast_axolotl.system import peak_memory_bytes
 
     start = time.perf_counter()
     reader = open_dataset(
         list(paths),
         format=format,
         columns=None if columns is None else parse_names(columns),
-        shard=None if shard is None else parse_shard(shard),
         on_error=on_error,
         on_conflict=on_conflict,
         infer=infer,
@@ -88,7 +83,7 @@ def read(
     shown: list[str] = []
     total = reader.num_bytes
     first: float | None = None
-    with reader, ResidentPeak() as memory, phase_progress() as update:
+    with reader, phase_progress() as update:
         for batch in reader:
             first = time.perf_counter() - start if first is None else first
             if head is not None:
@@ -104,76 +99,60 @@ def read(
     for line in shown:
         print(line)
     stats = reader.stats
-    summary = {
-        "rows": stats.rows,
-        "batches": stats.batches,
-        "files": len(reader.files),
-        "num_bytes": stats.num_bytes,
-        "seconds": seconds,
-        "first_batch_seconds": first,
-        "rows_per_second": stats.rows / seconds if seconds else None,
-        "bytes_per_second": stats.num_bytes / seconds if seconds else None,
-        "working_set_bytes": memory.above_start_bytes,
-        "working_set_reason": memory.reason,
-        "rejected_rows": stats.rejected_rows,
-        "rejections": [asdict(item) for item in stats.rejections],
-        "ignored_files": list(stats.ignored_files),
-        "columns": {field.name: str(field.type) for field in reader.schema},
-    }
+    rows_per_second = stats.rows / seconds if seconds else 0.0
+    bytes_per_second = stats.num_bytes / seconds if seconds else 0.0
+    types = {field.name: str(field.type) for field in reader.schema}
+    rejections = [asdict(item) for item in stats.rejections]
     if as_json:
+        summary = {
+            "rows": stats.rows,
+            "batches": stats.batches,
+            "files": len(reader.files),
+            "num_bytes": stats.num_bytes,
+            "seconds": seconds,
+            "first_batch_seconds": first,
+            "rows_per_second": rows_per_second,
+            "bytes_per_second": bytes_per_second,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "rejected_rows": stats.rejected_rows,
+            "rejections": rejections,
+            "ignored_files": list(stats.ignored_files),
+            "columns": types,
+        }
         print(json.dumps(summary, ensure_ascii=False, indent=None if shown else 2))
     elif head is None:
-        _print_summary(summary)
+        batches, files = count_words(stats.batches, "batch"), count_words(len(reader.files), "file")
+        pairs = [
+            ("rows", f"{stats.rows:,} in {batches} from {files}"),
+            ("time", f"{format_seconds(seconds)}, first batch after {format_seconds(first)}"),
+            ("rows/s", f"{rows_per_second:,.0f}"),
+            ("bytes/s", f"{format_bytes(bytes_per_second)}/s (size of the files)"),
+            ("peak memory", f"{format_bytes(peak_memory_bytes())} of this process"),
+            ("rejected rows", describe_rejected(stats.rejected_rows, rejections)),
+            ("columns", "\n".join(f"{name}: {kind}" for name, kind in types.items())),
+        ]
+        show_pairs("", pairs)
     if stats.rejections and not stats.rows:
         say("no row could be read")
         raise typer.Exit(1)
 
 
-def warmup(
-    as_json: ResultAsJson = False,
-) -> None:
+def warmup() -> None:
     """Compile all numba kernels now and cache them, so that no later run waits for it."""
+    from fast_axolotl.errors import DataError
+    from fast_axolotl.kernels.jit import all_kernels
     from fast_axolotl.record.units import format_seconds
-    from fast_axolotl.report.terminal import phase_progress, show_pairs
+    from fast_axolotl.report.terminal import phase_progress
 
     start = time.perf_counter()
-    from fast_axolotl.kernels.jit import all_kernels
-
     kernels = all_kernels()
-    seconds = {"import of numba": time.perf_counter() - start}
     with phase_progress("kernels") as progress:
         for index, kernel in enumerate(kernels):
             progress(kernel.name, index, len(kernels), index)
-            start = time.perf_counter()
             kernel.compile()
-            seconds[kernel.name] = time.perf_counter() - start
-    is_kept = all(kernel.is_kept for kernel in kernels)
-    if as_json:
-        print(json.dumps({"seconds": seconds, "total": sum(seconds.values()), "kept": is_kept}))
-        return
-    pairs = [(name, format_seconds(value)) for name, value in seconds.items()]
-    show_pairs("", [*pairs, ("total", format_seconds(sum(seconds.values())))])
-    if not is_kept:
-        print(
-            "The compiled code could not be cached, because no cache folder is writable. Set "
-            "NUMBA_CACHE_DIR to a writable folder, or every process compiles again."
+    if not all(kernel.is_kept for kernel in kernels):
+        raise DataError(
+            "the compiled code could not be cached, because no cache folder is writable. Set "
+            "NUMBA_CACHE_DIR to a writable folder, or every process compiles again"
         )
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    from fast_axolotl.record.units import count_words, format_bytes, format_seconds
-    from fast_axolotl.report.terminal import show_pairs
-
-    files = count_words(summary["files"], "file")
-    first = format_seconds(summary["first_batch_seconds"])
-    reason, size = summary["working_set_reason"], format_bytes(summary["working_set_bytes"])
-    pairs = [
-        ("rows", f"{summary['rows']:,} in {count_words(summary['batches'], 'batch')} from {files}"),
-        ("time", f"{format_seconds(summary['seconds'])}, first batch after {first}"),
-        ("rows/s", f"{summary['rows_per_second'] or 0:,.0f}"),
-        ("bytes/s", f"{format_bytes(summary['bytes_per_second'])}/s (size of the files)"),
-        ("working set", f"– ({reason})" if reason else size),
-        ("rejected rows", describe_rejected(summary["rejected_rows"], summary["rejections"])),
-        ("columns", "\n".join(f"{name}: {kind}" for name, kind in summary["columns"].items())),
-    ]
-    show_pairs("", pairs)
+    print(f"{len(kernels)} kernels ready after {format_seconds(time.perf_counter() - start)}")

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
-from fast_axolotl.measure.loaders import find_shard, read_loader, ready_batches
+from fast_axolotl.measure.loaders import read_loader, ready_batches
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
@@ -104,7 +104,6 @@ class TorchWatch:
         self._is_backward = False
         self._has_stepped = False
         self._settings: dict[str, Any] = {}
-        self._shard: int | None = None
         self._iterator: Callable[[], Any] = lambda: None
         self._optimizer: Callable[[], Any] = lambda: None
         self._handle: Any = None
@@ -177,11 +176,6 @@ class TorchWatch:
     def end(self, batch: Any) -> None:
         """The fetch brought a batch."""
         assert self.meter is not None
-        iterator = self._iterator()
-        if self._settings.get("streaming") and iterator is not None and not iterator._num_workers:
-            before, self._shard = self._shard, find_shard(iterator._dataset)
-            if before is not None and self._shard is not None and self._shard > before:
-                self.meter.mark("shard", f"shard {self._shard}")
         self.meter.fetch_end(batch)
         self._is_inside = False
 
@@ -308,8 +302,6 @@ class TorchWatch:
 
         _hook(torch, "save", _watched_save)
         _hook(torch.autograd, "backward", _watched_backward)
-        if hasattr(torch.nn.parallel.DistributedDataParallel, "_sync_buffers"):
-            _hook(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", _watched_sync)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -444,20 +436,3 @@ def _watched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                 watch.backward_end()
 
     return backward
-
-
-def _watched_sync(original: Callable[..., Any]) -> Callable[..., Any]:
-    """DDP sends rank 0's buffers to the others before each forward pass: they wait for it there."""
-
-    @wraps(original)
-    def _sync_buffers(self: Any) -> Any:
-        meters = [watch.meter for watch in tuple(_WATCHES) if watch.meter is not None]
-        for meter in meters:
-            meter.collective_begin()
-        try:
-            return original(self)
-        finally:
-            for meter in meters:
-                meter.collective_end()
-
-    return _sync_buffers

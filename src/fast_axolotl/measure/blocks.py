@@ -19,7 +19,7 @@ a mean step: shorter ones cannot matter.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +73,7 @@ class _Block:
         self.counted: BatchCount | None = None
         self.spans: dict[str, float] = {}
         self.depth_sum = self.depth_count = 0
-        self.waits_by_cause: dict[str, float] = {}
+        self.waits_by_cause: Counter[str] = Counter()
         self.produced = 0
         self.producing_seconds = 0.0
         self.host_waits, self.device_waits = Histogram(), Histogram()
@@ -97,8 +97,7 @@ class _Block:
         self.depth_count += step.depth_count
         for span in step.spans:
             self.spans[span.name] = self.spans.get(span.name, 0.0) + span.seconds
-        for cause, seconds in step.waits_by_cause.items():
-            self.waits_by_cause[cause] = self.waits_by_cause.get(cause, 0.0) + seconds
+        self.waits_by_cause.update(step.waits_by_cause)
         self.produced += step.produced
         self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
@@ -165,10 +164,9 @@ class _Block:
 class BlockBuilder:
     """Folds steps into blocks and writes them to the journal."""
 
-    def __init__(self, journal: Journal, begin_steady: Callable[[], None]) -> None:
+    def __init__(self, journal: Journal) -> None:
         self.phase: PhaseName | None = None
         """Phase of the last step."""
-        self._begin_steady = begin_steady
         self._journal = journal
         self._block: _Block | None = None
         self._totals: dict[PhaseName, WaitTotals] = {}
@@ -198,11 +196,8 @@ class BlockBuilder:
         ):
             self.flush()
             block = None
-        if step.phase == "steady" and self.phase == "warmup":
-            self._begin_steady()
         if block is None:
-            with_waits = self._journal.world_size > 1 and step.phase != "replay"
-            block = self._block = _Block(step, with_waits=with_waits)
+            block = self._block = _Block(step, with_waits=self._journal.world_size > 1)
         self.phase = step.phase
         if step.told_tokens is not None:
             # What the loop told takes the place of what was counted.

@@ -1,10 +1,6 @@
-"""The record of one rank while it is written: lines with their times, settings, reasons, phases.
+"""The record of one rank while it is written: lines with their times, settings, reasons.
 
 A file that another process is writing is left alone: see ``writers``.
-
-Memory is noted by phase: the resident size at the phase's end, and the highest inside it. The
-kernel keeps one high-water mark for a process. It is reset at the end of every phase, so that each
-phase has its own; that costs some 100 µs.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fast_axolotl._version import __version__
-from fast_axolotl.measure.procfs import read_memory, reset_high_water
 from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
 from fast_axolotl.system import PROC, node_name, pid_namespace
@@ -54,12 +49,8 @@ class Journal:
         """The clock when the record began: ``t = 0``."""
         self.values: dict[str, Any] = {}
         """The settings known by now."""
-        self.phase_start = 0.0
-        """When the present phase of memory began, in seconds since the record did."""
         self._reasons: dict[str, str] = {}
         self._log_due = 0.0
-        self._proc = proc
-        self._is_mark_of_phase = True
         self.path = path = folder / f"rank-{rank}.jsonl"
         owner = find_owner(path)
         refusal = ""
@@ -134,23 +125,9 @@ class Journal:
             self._reasons[figure] = sentence
             self.write(Settings(t=self.since_start(), reasons={figure: sentence}))
 
-    def end_phase(self, name: str, at: float | None = None) -> None:
-        """The present phase of memory ends, and has this name."""
-        memory = read_memory(proc=self._proc)
-        t = self.since_start(at)
-        self.write(
-            Phase(
-                t=t,
-                name=name,
-                seconds=round(t - self.phase_start, 6),
-                rss_bytes=None if memory is None else memory.rss_bytes,
-                hwm_bytes=memory.hwm_bytes if memory and self._is_mark_of_phase else None,
-            )
-        )
-        self.phase_start = t
-        self._is_mark_of_phase = reset_high_water(proc=self._proc)
-        if not self._is_mark_of_phase:
-            self.reason("hwm_by_phase", "the peak memory of a phase cannot be read on this system")
+    def phase(self, name: str, seconds: float, at: float) -> None:
+        """Note a stretch of time that was no training."""
+        self.write(Phase(t=self.since_start(at), name=name, seconds=round(seconds, 6)))
 
     def end(
         self,

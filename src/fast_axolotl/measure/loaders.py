@@ -88,25 +88,6 @@ def find_data_paths(dataset: Any) -> list[str]:
     return found
 
 
-def find_shard(dataset: Any) -> int | None:
-    """How many shards one of Hugging Face's streams has read to the end, where this process reads
-    it; ``None`` for any other dataset."""
-    states = (_read(part, "_state_dict") for part in _unwrap(dataset))
-    counts = list(_shard_counts(next((state for state in states if state), None)))
-    return sum(counts) if counts else None
-
-
-def _shard_counts(state: Any) -> Iterator[int]:
-    if isinstance(state, dict):
-        if isinstance(state.get("shard_idx"), int):
-            yield state["shard_idx"]
-        for key in ("examples_iterable", "ex_iterables"):
-            yield from _shard_counts(state.get(key))
-    elif isinstance(state, list):
-        for item in state:
-            yield from _shard_counts(item)
-
-
 def _walk(value: Any) -> Iterator[str]:
     """The paths in a path, a list or dictionary of such, or objects that have one."""
     if isinstance(value, str | os.PathLike):

@@ -17,7 +17,6 @@ parent's CUDA events. They go quiet in the child, whatever it does with them.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import os
 import re
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter, fingerprint
+from fast_axolotl.measure.batch_counts import BatchCounter, fingerprint
 from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal
@@ -40,21 +39,16 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import FreeRun, ModelShape, ProfileWindow, RunSummary, SystemSample
+from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, SystemSample
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
-from fast_axolotl.system import MEASURE, READING_LISTENERS, describe
+from fast_axolotl.system import MEASURE, describe
 
 _RUN = "FAST_AXOLOTL_RUN"
 """``1`` in what ``fast-axolotl run`` starts, which has said what it replaces."""
 
-_PHASE_SPANS = ("evaluate", "checkpoint")
-"""Spans that are a phase of the process's memory, too."""
-
-_CAUSES = ("epoch", "checkpoint", "shard", "refill")
-"""What a wait is put down to, the first before the others; else the handing over of a batch that
-was ready."""
-_QUEUE_SETTINGS = ("num_workers", "prefetch_factor")
+_WRITTEN_SPANS = ("evaluate", "checkpoint")
+"""Spans with a line of their own: one after the last step is in no block."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -209,7 +203,7 @@ class Meter:
         self._journal = journal
         self._clock = journal.clock
         self._tracker = tracker
-        self._blocks = BlockBuilder(journal, self._begin_steady)
+        self._blocks = BlockBuilder(journal)
         self._counter = BatchCounter()
         self._queue = StepQueue(self._blocks, self._counter, find_events)
         self._peak_tflops = peak_tflops
@@ -220,22 +214,14 @@ class Meter:
         self._is_fetching = self._is_early = False
         """Whether the wait began before the fetch: at the end of the loop before."""
         self._is_watch_fetch = False
-        self._is_ready = False
-        """Whether the batch that is waited for was ready: more are than the other workers' share
-        of the queue, so that the next one is among them."""
-        self._causes: dict[str, str | None] = {}
-        """What happened since the last fetch ended, with the text of a mark yet to be written."""
         self._forward_start: tuple[float, Any] | None = None
         """When a forward pass could begin, and the event there."""
         self._batches_ahead = 0
         """Batches that were fetched one after the other and wait for their forward pass."""
         self._is_after_backward = False
-        self._is_paused = False
-        """Whether ranks meet inside the forward pass that is timed."""
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
-        self._is_phase_span = False
         self._begin_seconds = 0.0
         self._overhead_seconds = 0.0
         """What the meter itself took, but for what was hidden behind the device's work; of the
@@ -264,26 +250,34 @@ class Meter:
 
     # The loop, or a hook in it, tells:
 
-    def watch(self, iterable: Iterable[Any], *, replay: int = 0) -> Iterator[Any]:
+    def watch(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of ``iterable`` and time the waits for them.
 
-        With ``replay``, the last batch is yielded that many more times at the end. These steps wait
-        for nothing, so that the stall can be checked against them. Creating the iterator is part of
-        the first wait, since workers start there.
+        Creating the iterator is part of the first wait, since workers start there.
         """
         self.settings(**read_loader(iterable))
         self.wait_begin()
-        last: list[Any] = []
+        iterator: Iterator[Any] | None = None
         try:
-            for batch in self._fetches(iterable):
+            while True:
+                self.fetch_begin(ready_batches(iterator))
+                self._is_watch_fetch = True
+                iterator = iter(iterable) if iterator is None else iterator
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    self.exhausted()
+                    return
+                # Where a hook at the base iterator timed fetches meanwhile, those are the fetches.
+                if self._is_watch_fetch:
+                    self.fetch_end(batch)
                 yield batch
-                if replay:
-                    last[:] = [batch]
                 del batch  # what the loop has let go of is not held during the next fetch
-            if last:
-                self._tracker.begin_replay()
-                self._fetch_start, self._is_early = None, False
-                yield from self._fetches(itertools.repeat(last[0], replay))
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.fetch_failed(error)
+            raise
         finally:
             self.wait_begin()
 
@@ -303,16 +297,12 @@ class Meter:
         if not self._is_fetching:
             began = self._fetch_start if self._is_early and self._fetch_start is not None else now
             if not tracker.has_begun:
-                self._journal.end_phase("start", began)
                 self._mark("first_fetch", began)
             elif tracker.is_new_epoch:
                 self._mark("epoch", now)
-                self._causes["epoch"] = None
             self._take(tracker.begin_fetch(now))
             self._is_fetching = True
         tracker.see_queue(queue_depth, now)
-        most = tracker.others_most
-        self._is_ready = queue_depth is not None and most is not None and queue_depth > most
         self._is_watch_fetch = False
         if not self._is_early:
             self._fetch_event = self._queue.record()
@@ -334,8 +324,7 @@ class Meter:
         counted = self._counter.count(batch, is_patient=pair is not None)
         if self._counter.reasons:
             self._note_reasons()
-        causes = self._take_causes(host_wait_seconds)
-        self._tracker.end_fetch(host_wait_seconds, pair, counted, causes)
+        self._tracker.end_fetch(host_wait_seconds, pair, counted)
         self._batches_ahead = 0 if self._is_after_backward else self._batches_ahead + 1
         self._is_after_backward = False
         if pair is None or pair[0] is not pair[1]:  # else the device was busy all the while
@@ -392,21 +381,6 @@ class Meter:
             self._forward_start = self._clock(), self._queue.record()
 
     @_guarded
-    def collective_begin(self) -> None:
-        """Report a collective inside the forward pass, as DDP has for buffers: it is not timed."""
-        start = self._forward_start
-        self._is_paused = start is not None and self._journal.world_size > 1
-        if start is not None and self._is_paused and not self._span_name:
-            seconds = max(0.0, self._clock() - start[0])
-            self._tracker.add_forward(seconds, self._queue.pair(start[1]))
-
-    @_guarded
-    def collective_end(self) -> None:
-        """Report that the collective has ended and the forward pass continues."""
-        if self._is_paused:
-            self._forward_start = self._clock(), self._queue.record()
-
-    @_guarded
     def step(self) -> None:
         """Report that an optimizer step has ended. Ignored inside a span."""
         now = self._clock()
@@ -450,13 +424,13 @@ class Meter:
 
     @_guarded
     def mark(self, name: str, text: str = "") -> None:
-        """Note that something happened now: ``shard``, ``refill``, ``note``, …
+        """Note that something happened now: ``shard``, ``note``, …
 
-        A shard or a refill explains the wait of the current fetch, or of the next one.
+        A shard explains the wait of the current fetch, or of the next one.
         """
         self._mark(name, self._clock(), text)
-        if name in _CAUSES:
-            self._causes[name] = None
+        if name == "shard":
+            self._tracker.cause = self._tracker.cause or name
 
     @_guarded
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -470,11 +444,10 @@ class Meter:
         if "data_paths" in self._journal.values:
             values.pop("data_paths", None)  # those that were given go before those that were found
         self._journal.settings(values)
-        workers, prefetch = (self._journal.values.get(key) for key in _QUEUE_SETTINGS)
-        self._tracker.queue_room = self._tracker.others_most = None
+        workers, prefetch = map(self._journal.values.get, ("num_workers", "prefetch_factor"))
+        self._tracker.queue_room = None
         if isinstance(workers, int) and isinstance(prefetch, int) and workers > 0:
             self._tracker.queue_room = workers * (prefetch - 1)
-            self._tracker.others_most = (workers - 1) * prefetch
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded
@@ -510,38 +483,6 @@ class Meter:
     def window(self, window: ProfileWindow) -> None:
         """Note what a window of the profiler saw."""
         self._journal.write(window)
-
-    def free_run(self, loader: Iterable[Any], seconds: float = 5.0) -> FreeRun:
-        """Read ``loader`` without a model for this long, and record its rate.
-
-        The first batch is not timed, because workers start up in it. A new iterator is created,
-        so pass a loader that allows that; if it shuffles, this uses its random numbers.
-        """
-        if isinstance(loader, Iterator):
-            raise UsageError(
-                f"free_run received an iterator ({type(loader).__name__}), and reading it would "
-                "use up the training data: pass the loader itself"
-            )
-        counter, total, batches = BatchCounter(), BatchCount(num_bytes=0), 0
-        with self.span("free_run"):
-            iterator = iter(loader)
-            next(iterator, None)
-            start = now = self._clock()
-            for batches, batch in enumerate(iterator, 1):  # noqa: B007
-                now = self._clock()
-                total += counter.count(batch)
-                if now - start >= seconds:
-                    break
-        found = FreeRun(
-            t=self._journal.since_start(now),
-            seconds=round(now - start, 6),
-            batches=batches,
-            samples=total.samples,
-            num_bytes=total.num_bytes if batches else None,
-        )
-        if not self.is_quiet:
-            self._journal.write(found)
-        return found
 
     def attach_sampler(self, sampler: SystemSampler) -> None:
         """Start a sampler of the process tree, which ends with the meter."""
@@ -602,29 +543,6 @@ class Meter:
         size = self._working_set_bytes
         return take() | ({} if size is None else {"working_set_bytes": float(size)})
 
-    def _fetches(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        try:
-            iterator: Iterator[Any] | None = None
-            while True:
-                self.fetch_begin(ready_batches(iterator))
-                self._is_watch_fetch = True
-                iterator = iter(iterable) if iterator is None else iterator
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    self.exhausted()
-                    return
-                # Where a hook at the base iterator timed fetches meanwhile, those are the fetches.
-                if self._is_watch_fetch:
-                    self.fetch_end(batch)
-                yield batch
-                del batch
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self.fetch_failed(error)
-            raise
-
     def _end_wait(self, now: float) -> tuple[float, EventPair | None]:
         """Seconds that the host waited, and the events around them."""
         start, self._fetch_start = self._fetch_start, None
@@ -640,17 +558,6 @@ class Meter:
         self._is_early = True
         self._fetch_event = self._queue.record()
         self._fetch_start = now
-
-    def _take_causes(self, host_wait_seconds: float) -> dict[str, float]:
-        """What the wait that has ended is put down to: one cause, the first that applies."""
-        causes, self._causes = self._causes, {}
-        for name, text in causes.items():
-            if text is not None and self._journal.has_room:
-                self._mark(name, self._clock(), text)
-        for name in _CAUSES:
-            if name in causes:
-                return {name: host_wait_seconds}
-        return {"handover": host_wait_seconds} if self._is_ready else {}
 
     def _note_reasons(self) -> None:
         for figure, sentence in self._counter.take_reasons().items():
@@ -675,11 +582,8 @@ class Meter:
             self.note_replacements()
         elif step.number == WARMUP_STEPS - 1:
             self._overhead_seconds, self._overhead_from = 0.0, self._tracker.num_fetches
+            self._note_device()
         self._queue.add(step)
-
-    def _begin_steady(self) -> None:
-        self._journal.end_phase("warmup")
-        self._note_device()
 
     def _note_device(self) -> None:
         self.settings(**_read_cuda())
@@ -689,10 +593,6 @@ class Meter:
     @_guarded
     def _begin_span(self, name: str) -> None:
         now = self._clock()
-        self._is_phase_span = name in _PHASE_SPANS
-        if self._is_phase_span:
-            self._queue.flush()
-            self._journal.end_phase(self._phase_name, now)
         if self._is_early:
             self._tracker.add_early_wait(*self._end_wait(now))
         self._span_name, self._span_start = name, now
@@ -704,18 +604,13 @@ class Meter:
         name, self._span_name = self._span_name, ""
         if name:
             pair = self._queue.pair(self._span_event)
-            self._tracker.add_span(name, max(0.0, now - self._span_start), pair)
-            if self._is_phase_span:
-                self._journal.end_phase(name, now)
+            seconds = max(0.0, now - self._span_start)
+            self._tracker.add_span(name, seconds, pair)
+            if name in _WRITTEN_SPANS:
+                self._journal.phase(name, seconds, now)
                 self.settings(**_read_cuda())
-            if name == "checkpoint":
-                self._causes[name] = None
             if self._tracker.waits_since is not None:
                 self._begin_early_wait(now)
-
-    @property
-    def _phase_name(self) -> str:
-        return (self._blocks.phase or "warmup") if self._tracker.has_begun else "start"
 
     @_guarded
     def _fold(self, *, write: bool) -> None:
@@ -729,7 +624,6 @@ class Meter:
         self._queue.finish()
         self._note_reasons()
         self._note_device()
-        self._journal.end_phase(self._phase_name)
 
 
 def _read_cuda() -> dict[str, Any]:
@@ -759,12 +653,4 @@ def _meters() -> weakref.WeakSet[Meter]:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=go_quiet)
-    READING_LISTENERS.append(_see_reading)
     return meters
-
-
-def _see_reading(name: str, text: str) -> None:
-    """A reader of this process has come to a new file, or fills its shuffle window."""
-    for meter in tuple(_meters()):
-        if meter._is_fetching and not meter.is_quiet:
-            meter._causes[name] = text

@@ -34,7 +34,7 @@ class ProcessMemory:
     shared_bytes: int = 0
     """Resident in shared memory, ``/dev/shm`` included."""
     hwm_bytes: int = 0
-    """The highest resident size since the start or since ``reset_high_water``."""
+    """The highest resident size since the start."""
     swap_bytes: int = 0
 
 
@@ -91,18 +91,6 @@ def read_memory(pid: int | str = "self", *, proc: Path = PROC) -> ProcessMemory 
     # A zombie has none of these lines, and holds nothing.
     lines = (b"VmRSS", b"RssAnon", b"RssFile", b"RssShmem", b"VmHWM", b"VmSwap")
     return ProcessMemory(*(int(status.get(name, b"0").split()[0]) * 1024 for name in lines))
-
-
-def reset_high_water(pid: int | str = "self", *, proc: Path = PROC) -> bool:
-    """Let the high-water mark of a process begin anew at its size of now; whether that was done.
-
-    Refused for another user's process, in containers with a read-only ``/proc``, and elsewhere
-    than on Linux. Everybody who reads ``VmHWM`` of the process sees the new mark.
-    """
-    try:
-        return Path(f"{proc}/{pid}/clear_refs").write_bytes(b"5") == 1
-    except OSError:
-        return False
 
 
 def read_status(pid: int | str, *, proc: Path = PROC) -> dict[bytes, bytes] | None:

@@ -20,7 +20,6 @@ Pure bookkeeping: times come in as numbers, and a step that has ended goes out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +78,7 @@ class Step:
     """Of every batch; complete once the step is folded."""
     told_tokens: tuple[int, int | None, int | None] | None = None
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Host waits of the fetches in which something happened, by what it was."""
+    """Host waits with which an epoch or a shard began."""
     produced: int = 0
     """Batches that the workers finished while their queue had room …"""
     producing_seconds: float = 0.0
@@ -115,7 +114,7 @@ class Step:
         return sum(span.seconds for span in self.spans if span.is_inside)
 
     def add_cause(self, cause: str, host_wait_seconds: float) -> None:
-        """Something happened in a wait of this step."""
+        """Something began with a wait of this step."""
         self.waits_by_cause[cause] = self.waits_by_cause.get(cause, 0.0) + host_wait_seconds
 
     def take_later_spans(self) -> tuple[Span, ...]:
@@ -173,16 +172,15 @@ class StepTracker:
         """Whether the next fetch is the first of another epoch."""
         self.waits_since: float | None = None
         """When the loop over the loader ended, and waiting for the next one's first batch began."""
+        self.cause = ""
+        """What begins with the fetch under way, or with the next one: epoch, shard."""
         self.queue_room: int | None = None
         """Ready batches up to which all workers of the loader have work; ``None``: not known."""
-        self.others_most: int | None = None
-        """Batches that all workers but one can have ready: with more, the next one is there."""
         self._accumulation = accumulation
         self._is_told = is_told
         self._fetches_at_tell: list[int] = []
         self._origin = origin
         self._warm_steps = 0
-        self._is_replay = False
         self._open: Step | None = None
         self._loop_start = 0
         self._early_spans: tuple[Span, ...] = ()
@@ -191,6 +189,8 @@ class StepTracker:
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
+        if self.is_new_epoch:
+            self.cause = "epoch"
         self.has_begun, self.is_new_epoch = True, False
         since, self.waits_since = self.waits_since, None
         start = now if since is None else since
@@ -215,22 +215,20 @@ class StepTracker:
                 step.take_in(step.take_later_spans())
         waits, self._early_waits = self._early_waits, []
         for host_wait_seconds, pair in waits:
-            self.fail_fetch(host_wait_seconds, pair, "epoch")
+            self.fail_fetch(host_wait_seconds, pair)
+            step.add_cause("epoch", host_wait_seconds)
         return ended
 
     def end_fetch(
-        self,
-        host_wait_seconds: float,
-        pair: EventPair | None,
-        counted: BatchCount,
-        waits_by_cause: Mapping[str, float] | None = None,
+        self, host_wait_seconds: float, pair: EventPair | None, counted: BatchCount
     ) -> None:
         """The fetch that was begun has given a batch."""
         step = self._open
         if step is None:
             return
-        for cause, seconds in (waits_by_cause or {}).items():
-            step.add_cause(cause, seconds)
+        if self.cause:
+            step.add_cause(self.cause, host_wait_seconds)
+            self.cause = ""
         step.fetches.append((self.num_samples, host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]
@@ -238,14 +236,12 @@ class StepTracker:
         self.num_fetches += 1
         self.num_samples += counted.samples
 
-    def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None, cause: str = "") -> None:
+    def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None) -> None:
         """A wait that gave no batch, and the loop may go on."""
         step = self._open
         if step is None:
             return
         step.other_host_wait_seconds += host_wait_seconds
-        if cause:
-            step.add_cause(cause, host_wait_seconds)
         if pair is not None:
             step.other_pairs += (pair,)
             step.last_event = pair[1]
@@ -262,12 +258,6 @@ class StepTracker:
     def add_early_wait(self, host_wait_seconds: float, pair: EventPair | None) -> None:
         """A wait between two loops, before a span. It counts once a fetch follows."""
         self._early_waits.append((host_wait_seconds, pair))
-
-    def begin_replay(self) -> None:
-        """From now on one batch comes again and again; what has not ended is left out."""
-        self._is_replay, self.is_new_epoch = True, False
-        self._open = self.waits_since = None
-        self._early_waits.clear()
 
     def tell(self, now: float) -> Step | None:
         """The trainer says that a step has ended; the one before it, where no fetch ended that."""
@@ -360,12 +350,12 @@ class StepTracker:
 
     def _new(self, start: float) -> Step:
         spans, self._early_spans = self._early_spans, ()
-        return Step(start, self.num_fetches, "replay" if self._is_replay else "warmup", spans)
+        return Step(start, self.num_fetches, "warmup", spans)
 
     def _end(self, step: Step, end: float) -> Step:
         step.end = max(end, step.start)
         step.number = self.num_steps
-        if step.phase != "replay" and self._warm_steps >= WARMUP_STEPS:
+        if self._warm_steps >= WARMUP_STEPS:
             step.phase = "steady"
         self.num_steps += 1
         self._warm_steps += 1

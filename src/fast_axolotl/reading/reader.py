@@ -32,7 +32,7 @@ from fast_axolotl.reading.order import (
 from fast_axolotl.reading.remote import BlockCache
 from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
-from fast_axolotl.system import READING_LISTENERS, usable_cores
+from fast_axolotl.system import usable_cores
 
 MIB = 1024 * 1024
 
@@ -463,14 +463,8 @@ class Reader:
         most_bytes = self._memory_budget // 8 if self._even is None else sys.maxsize
         batcher = Batcher(lambda: self._wanted_rows or self._batch_size, most_bytes)
         read = self._read if self._even is None else self._read_evenly
-        file = -1
         try:
             for rows in read(pieces, start, closers):
-                if self._order.seed is not None:
-                    _announce("refill", "a shuffle window is filled")
-                elif rows.file != file:
-                    file = rows.file
-                    _announce("shard", self._dataset.inputs[file].source.path)
                 for rejection in rows.rejections:
                     self._stats.reject(rejection)
                 self._stats.num_bytes += rows.num_bytes
@@ -568,11 +562,6 @@ def next_rows(
 def dataset_of(reader: Reader) -> Dataset:
     """Its files, opened and cut up."""
     return reader._dataset
-
-
-def _announce(name: str, text: str) -> None:
-    for listener in READING_LISTENERS:
-        listener(name, text)
 
 
 def usable_threads() -> int:
