@@ -193,12 +193,11 @@ def stream_config(model: Path, output: Path, *, steps: int, buffer_rows: int) ->
 
 
 def text_stream(data: Path, *, ours: bool) -> Config:
-    """A stream of documents, read as Axolotl does or with our reader."""
+    """A stream of documents, with the buffers of Axolotl or ours."""
     source = {"path": "json", "data_files": str(data), "text_column": "text", "type": "pretrain"}
     config: Config = {"pretraining_dataset": [source]}
     if ours:
-        keys = ("dataset_use_rust_streaming", "fast_axolotl_streaming_force")
-        config |= {"plugins": [_PLUGIN], **dict.fromkeys(keys, True)}
+        config |= {"plugins": [_PLUGIN], "dataset_use_rust_streaming": True}
     return config
 
 

@@ -179,7 +179,7 @@ def use_everything(number: int) -> None:
     from torch.utils.data import RandomSampler
 
     multipack, batching = (Later(f"axolotl.utils.{name}") for name in PACKED)
-    chat, completion, encode = (Later(f"axolotl.{name}") for name in TOKENISED)
+    chat, completion = (Later(f"axolotl.{name}") for name in TOKENISED)
     rng = np.random.default_rng(number)
     tokens = [rng.integers(4, 50, rng.integers(2, 20)).tolist() for _ in range(120)]
     ones = [[1] * len(row) for row in tokens]
@@ -216,14 +216,10 @@ def use_everything(number: int) -> None:
         sample = {"prompt": texts[0] * (place + 1), "chosen": "a day", "rejected": texts[1]}
         rl = Later("axolotl.utils.data.rl")
         rl._drop_long_sequences(sample, rl.RLType.DPO, letters, 64)
-    letters.pad_token = letters.eos_token
-    encode.encode_streaming({"text": texts}, letters, 32)
 
 
 PACKED = ("samplers.multipack", "collators.batching")
-TOKENISED = (
-    *("prompt_strategies.chat_template", "prompt_strategies.completion", "utils.data.streaming"),
-)
+TOKENISED = ("prompt_strategies.chat_template", "prompt_strategies.completion")
 
 
 def turn(role: str, content: str) -> dict[str, str]:
@@ -251,7 +247,7 @@ def test_a_check_of_every_function_of_batches_finds_it_equal(
         fast_axolotl.uninstall()
 
 
-USED = ("lengths", "pack", "sampler", "collators", "fetch", "chat", "completion", "encode")
+USED = ("lengths", "pack", "sampler", "collators", "fetch", "chat", "completion")
 
 
 def test_switched_off_by_name_and_by_environment(

@@ -76,22 +76,21 @@ class TestKeys:
     ) -> None:
         keys = {
             "dataset_use_rust_streaming": True,
-            "fast_axolotl_streaming_force": True,
-            "fast_axolotl_memory_budget": 1024,
+            "fast_axolotl_buffer_bytes": 1024,
             "fast_axolotl_skip": ["save"],
         }
         written = config(plugins=[PLUGIN], **keys)
         stock("axolotl.cli.config").prepare_plugins(written)
         checked = stock("axolotl.utils.config").validate_config(written)
         assert {key: checked[key] for key in keys} == keys
-        assert not checked.fast_axolotl_buffer_tokens
+        assert not checked.fast_axolotl_weights
 
     @pytest.mark.parametrize(
         ("key", "value"),
         [
             ("dataset_use_rust_streaming", "perhaps"),
-            ("fast_axolotl_memory_budget", "much"),
-            ("fast_axolotl_memory_budget", 0),
+            ("fast_axolotl_buffer_bytes", "much"),
+            ("fast_axolotl_buffer_bytes", 0),
             ("fast_axolotl_skip", "save"),
         ],
     )
@@ -156,7 +155,7 @@ class TestKeys:
         meant = {
             "fast_axolotl_mesure": "did you mean fast_axolotl_measure?",
             "fast-axolotl-skip": "did you mean fast_axolotl_skip?",
-            "fastaxolotl_memory_budget": "did you mean fast_axolotl_memory_budget?",
+            "fastaxolotl_buffer_bytes": "did you mean fast_axolotl_buffer_bytes?",
             "dataset_use_rust": "did you mean dataset_use_rust_streaming?",
             "fast_axolotl_x1y2z3_x1y2z3_x1y2z3": "the known keys are fast_axolotl, ",
         }

@@ -65,7 +65,6 @@ class Trainings:
             "save_total_limit": 20,
             "plugins": [PLUGIN],
             "dataset_use_rust_streaming": True,
-            "fast_axolotl_streaming_force": True,
             **keys,
         }
         if resume:
@@ -110,7 +109,6 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_logs(trainings: Trainings)
     off = {
         "plugins": None,
         "dataset_use_rust_streaming": None,
-        "fast_axolotl_streaming_force": None,
     }
     trainings.add("stock", **off, save_steps=99)
     trainings.add("whole")
@@ -139,8 +137,8 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path: Path) -> None:
     checkpoint = resume.StreamCheckpoint.__new__(resume.StreamCheckpoint)
     checkpoint.rank, checkpoint.identity = 0, {"sequence_len": 160}
     for saved, reason in (
-        ({"version": 0}, "version 0, not 1"),
-        ({"version": 1, "identity": {"sequence_len": 128}}, "sequence_len was 128 .* is 160 now"),
+        ({"version": 1}, "version 1, not 2"),
+        ({"version": 2, "identity": {"sequence_len": 128}}, "sequence_len was 128 .* is 160 now"),
     ):
         (tmp_path / STATE).write_text(json.dumps(saved))
         with pytest.raises(Unfamiliar, match=reason):

@@ -1,10 +1,9 @@
-"""Streamed files through our reader: what Hugging Face and Axolotl give, and exact resume."""
+"""Streams with our buffers: what Hugging Face and Axolotl give, and exact resume."""
 
 from __future__ import annotations
 
 import functools
 import json
-import logging
 import pickle
 from collections import Counter
 from collections.abc import Callable
@@ -12,38 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
-from support.axolotl import (
-    EQUAL_TO_STOCK,
-    STOCK_AXOLOTL,
-    Later,
-    config,
-    log_lines,
-    needs,
-    word_tokenizer,
-)
-from support.files import (
-    compress,
-    flat_rows,
-    make_rows,
-    write_arrow,
-    write_csv,
-    write_jsonl,
-    write_parquet,
-)
+from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
+from support.axolotl import STOCK_AXOLOTL, Later, config, log_lines, needs, word_tokenizer
+from support.files import flat_rows, make_rows, write_csv, write_jsonl, write_parquet
 
 pytestmark = [*STOCK_AXOLOTL, needs("stream")]
 
-BUDGET = 16 * 1024 * 1024
 ROWS = 700
 
-
-huggingface = Later("fast_axolotl.axolotl.huggingface")
 streaming = Later("fast_axolotl.axolotl.streaming")
 sft = Later("axolotl.utils.data.sft")
 
@@ -62,34 +39,10 @@ def jsonl(folder: Path, rows: list[dict[str, Any]] | None = None) -> Path:
     return write_jsonl(folder / "a.jsonl", make_rows(ROWS) if rows is None else rows)
 
 
-def text(folder: Path, line: str, count: int, end: str = "\n") -> Path:
-    path = folder / "a.txt"
-    path.write_bytes("".join(line.format(i) * (i % 4) + end for i in range(count)).encode())
-    return path
-
-
-def with_gaps(number: int) -> dict[str, Any]:
-    """A row with nulls, or with a field missing."""
-    if number % 2 == 0:
-        return {"text": f"only {number}"}
-    meta = None if number % 5 else {"a": number, "b": "x"}
-    return {"text": None if number % 3 else f"t{number}", "meta": meta}
-
-
-FILES: dict[str, tuple[str, Callable[[Path], Path]]] = {
-    "json lines": ("json", jsonl),
-    "json lines, gzip": ("json", lambda d: compress(jsonl(d), "gzip")),
-    "json lines, zstd": ("json", lambda d: compress(jsonl(d), "zstd")),
-    "json lines with gaps": ("json", lambda d: jsonl(d, [with_gaps(i) for i in range(ROWS)])),
-    "parquet": ("parquet", lambda d: write_parquet(d / "a.parquet", make_rows(ROWS), 100)),
-    "arrow stream": (
-        "arrow",
-        lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_stream),
-    ),
-    "arrow file": ("arrow", lambda d: write_arrow(d / "a.arrow", make_rows(ROWS), pa.ipc.new_file)),
-    "text": ("text", lambda d: text(d, "lïne {}", ROWS)),
-    "text, crlf": ("text", lambda d: text(d, "line {}", 9, "\r\n")),
-    "text, gzip": ("text", lambda d: compress(text(d, "line {}", ROWS), "gzip")),
+FILES: dict[str, Callable[[Path], Path]] = {
+    "json": jsonl,
+    "parquet": lambda d: write_parquet(d / "a.parquet", make_rows(ROWS), 100),
+    "csv": lambda d: write_csv(d / "a.csv", flat_rows(ROWS)),
 }
 
 
@@ -101,31 +54,18 @@ def load(kind: str, path: Any, **options: Any) -> Any:
 
 
 def exchange(dataset: Any, buffer_bytes: int = 1 << 30) -> Any:
-    read = huggingface.through_reader(dataset, memory_budget=BUDGET)
-    return streaming.bounded(read, buffer_bytes, {"files": "", "num_bytes": 0})
+    return streaming.bounded_files(dataset, {"fast_axolotl_buffer_bytes": buffer_bytes})
 
 
-def pair(kind: str, path: Any, **options: Any) -> tuple[Any, Any]:
-    return load(kind, path), exchange(load(kind, path), **options)
+def pair(kind: str, path: Any) -> tuple[Any, Any]:
+    return load(kind, path), exchange(load(kind, path))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_features_rows_and_order_are_those_of_hugging_face(tmp_path: Path, name: str) -> None:
-    kind, write = FILES[name]
-    theirs, mine = pair(kind, write(tmp_path))
-    assert mine.features == theirs.features
-    assert mine.column_names == theirs.column_names
-    assert (mine.num_shards, mine.n_shards, mine.split) == (1, 1, theirs.split)
-    expected = list(theirs)
-    assert list(mine) == expected
-    assert [list(row) for row in mine] == [list(row) for row in expected]
-    assert list(mine) == expected, "a second pass starts anew"
-
-
-@pytest.mark.parametrize("name", ["json lines", "parquet", "text"])
+@pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize(
     "change",
     [
+        lambda d: d,
         lambda d: d.take(5),
         lambda d: d.skip(3),
         lambda d: d.shuffle(seed=3, buffer_size=50),
@@ -133,17 +73,17 @@ def test_features_rows_and_order_are_those_of_hugging_face(tmp_path: Path, name:
         lambda d: d.map(lambda rows: {"n": [len(t) for t in rows["text"]]}, batched=True),
         lambda d: d.filter(lambda row: len(row["text"]) % 2 == 0),
         lambda d: d.rename_column("text", "content"),
-        lambda d: d.remove_columns("text") if d.features and len(d.features) > 1 else d,
+        lambda d: d.remove_columns("text"),
         lambda d: d.with_format("numpy"),
         lambda d: d.select_columns(["text"]),
         lambda d: d.shuffle(seed=1, buffer_size=9).map(lambda row: {"n": 1}).take(30),
     ],
 )
 def test_the_methods_of_a_dataset_give_the_same(
-    tmp_path: Path, name: str, change: Callable[[Any], Any]
+    tmp_path: Path, kind: str, change: Callable[[Any], Any]
 ) -> None:
-    kind, write = FILES[name]
-    theirs, mine = pair(kind, write(tmp_path))
+    theirs, mine = pair(kind, FILES[kind](tmp_path))
+    assert (mine.features, mine.num_shards, mine.split) == (theirs.features, 1, theirs.split)
     expected, found = change(theirs), change(mine)
     assert type(found) is streaming.BoundedDataset
     assert found.column_names == expected.column_names
@@ -308,151 +248,16 @@ def test_a_second_resume_loses_nothing_either(tmp_path: Path) -> None:
     assert seen == expected
 
 
-def test_resuming_does_not_read_the_rows_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = jsonl(tmp_path, make_rows(20_000, text_bytes=400))
-    dataset = exchange(load("json", path))
-    iterator = iter(dataset)
-    for _ in range(15_500):
-        next(iterator)
-    state = dataset.state_dict()
-    again, first_ids = exchange(load("json", path)), list[int]()
-    cast = huggingface.FileSource.cast
+def test_what_is_not_plainly_files_is_refused(tmp_path: Path) -> None:
+    from datasets import Image, IterableDataset
 
-    def noted(self: Any, batch: Any) -> Any:
-        first_ids.append(batch.column("id")[0].as_py())
-        return cast(self, batch)
-
-    monkeypatch.setattr(huggingface.FileSource, "cast", noted)
-    again.load_state_dict(state)
-    assert next(iter(again))["id"] == 15_500
-    assert min(first_ids) == 15_500, "rows before it were decoded or cast again"
-
-
-CHANGING: dict[str, list[dict[str, Any]]] = {
-    "an integer becomes a fraction": [{"a": 1}, {"a": 2.5}],
-    "an integer becomes a whole fraction": [{"a": 1}, {"a": 2.0}],
-    "a new column": [{"a": 1}, {"a": 1, "b": 2}],
-    "text becomes a number": [{"a": "x"}, {"a": 7}],
-    "text becomes an object": [{"a": "x"}, {"a": {"b": 1}}],
-    "text becomes a time": [{"a": "x"}, {"a": "2020-01-02T03:04:05"}],
-    "a struct gains a field": [{"a": {"x": 1}}, {"a": {"x": 1, "y": 2}}],
-    "nothing becomes something": [{"a": None}, {"a": 3}],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "rest"), [*((name, 1) for name in CHANGING), ("text becomes a time", 12_000)]
-)
-def test_types_that_change_in_the_stream_come_out_as_in_hugging_face(
-    tmp_path: Path, name: str, rest: int
-) -> None:
-    """The change comes after the 10 MiB that Hugging Face infers from.
-
-    Where Hugging Face raises, it does so a chunk at a time; rows before it may be more here.
-    """
-    before, after = (json.dumps({**row, "text": "x" * 1000}) for row in CHANGING[name])
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join([before] * 15_000 + [after] * rest) + "\n")
-    (theirs, their_error), (mine, my_error) = map(outcome, pair("json", path))
-    assert my_error == their_error
-    assert mine[: len(theirs)] == theirs
-    assert their_error or len(mine) == len(theirs)
-
-
-def outcome(dataset: Any) -> tuple[list[Any], str]:
-    """What was read, column ``text`` aside, and the error that ended it."""
-    found: list[Any] = []
-    try:
-        for row in dataset:
-            found.append({name: value for name, value in row.items() if name != "text"})  # noqa: PERF401
-    except Exception as error:  # noqa: BLE001
-        return found, f"{type(error).__name__}: {error}"
-    return found, ""
-
-
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {"text": st.none() | st.text(max_size=8)},
-            optional={
-                "n": st.none() | st.integers(-(2**40), 2**40),
-                "tags": st.lists(st.text(max_size=3), max_size=3),
-                "meta": st.none() | st.fixed_dictionaries({"k": st.booleans()}),
-            },
-        ),
-        min_size=1,
-        max_size=20,
-    )
-)
-@EQUAL_TO_STOCK
-def test_rows_of_any_json_are_those_of_hugging_face_or_refused(
-    tmp_path: Path, rows: list[dict[str, Any]]
-) -> None:
-    path = write_jsonl(tmp_path / f"{abs(hash(json.dumps(rows)))}.jsonl", rows)
-    theirs = load("json", path)
-    try:
-        mine = exchange(load("json", path))
-    except Unfamiliar:
-        return
-    assert mine.features == theirs.features
-    assert list(mine) == list(theirs)
-
-
-def _json_array(folder: Path) -> Path:
-    path = folder / "a.json"
-    path.write_text(json.dumps(flat_rows(9)))
-    return path
-
-
-REFUSED: dict[str, tuple[str, Callable[[Path], Path], dict[str, Any]]] = {
-    "csv": ("csv", lambda d: write_csv(d / "a.csv", flat_rows(9)), {}),
-    "a json array": ("json", _json_array, {}),
-    "times": ("json", lambda d: jsonl(d, [{"t": "2020-01-02T03:04:05"}] * 3), {}),
-    "mixed types": ("json", lambda d: jsonl(d, [{"t": [1, "a"]}] * 3), {}),
-    "chosen columns": (
-        "parquet",
-        lambda d: write_parquet(d / "a.parquet", flat_rows(9)),
-        {"columns": ["id"]},
-    ),
-    "paragraphs": (
-        "text",
-        lambda d: text(d, "a{}", 3),
-        {"sample_by": "paragraph"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_hugging_face_reads_in_its_own_way_is_refused(tmp_path: Path, name: str) -> None:
-    kind, write, options = REFUSED[name]
-    dataset = load(kind, write(tmp_path), **options)
-    before = list(dataset)
-    with pytest.raises(Unfamiliar):
-        huggingface.through_reader(dataset, memory_budget=BUDGET)
-    assert list(dataset) == before
-
-
-def test_features_written_into_parquet_are_kept(tmp_path: Path) -> None:
-    from datasets import ClassLabel, Dataset, Features, Value
-
-    features = Features({"text": Value("large_string"), "y": ClassLabel(names=["no", "yes"])})
-    path = tmp_path / "a.parquet"
-    Dataset.from_dict({"text": ["a", "b"], "y": [0, 1]}, features=features).to_parquet(str(path))
-    theirs, mine = pair("parquet", path)
-    assert mine.features == theirs.features == features
-    assert list(mine) == list(theirs)
-
-
-def test_files_of_any_fsspec_address_are_read(tmp_path: Path) -> None:
-    import fsspec
-
-    rows = jsonl(tmp_path, make_rows(50)).read_bytes()
-    with fsspec.open("memory://strm/a.jsonl", "wb") as file:
-        file.write(rows)
-    theirs, mine = pair("json", "memory://strm/a.jsonl")
-    assert list(mine) == list(theirs)
+    rows = load("json", jsonl(tmp_path))
+    decoded = load("json", jsonl(tmp_path))
+    decoded._ex_iterable.generate_tables_fn.__self__.info.features["text"] = Image()
+    made = IterableDataset.from_generator(lambda: iter([{"text": "a"}]))
+    for dataset in (made, rows.with_format("numpy"), rows.map(dict), decoded):
+        with pytest.raises(Unfamiliar):
+            exchange(dataset)
 
 
 def test_buffers_of_large_rows_end_at_their_bytes(tmp_path: Path) -> None:
@@ -514,42 +319,17 @@ def pretraining(path: Path, **options: Any) -> Any:
             "streaming_multipack_buffer_size": 90,
             "seed": 42,
             "dataset_use_rust_streaming": True,
-            "fast_axolotl_streaming_force": True,
             **options,
         }
     )
 
 
-REASONS: dict[str, dict[str, Any]] = {
-    r"^$": {"dataset_use_rust_streaming": None},
-    "sequence_len is below": {"fast_axolotl_streaming_force": False},
-    "dataset_keep_in_memory": {
-        "fast_axolotl_streaming_force": False,
-        "dataset_keep_in_memory": True,
-    },
-    "smaller than": {"fast_axolotl_streaming_force": False, "sequence_len": 10_000},
-}
-
-
-@pytest.mark.parametrize("reason", REASONS)
-def test_without_the_switch_or_its_conditions_axolotl_runs_untouched(
-    tmp_path: Path, reason: str
-) -> None:
-    path = jsonl(tmp_path, [{"text": "w1 w2"}])
-    cfg = pretraining(path, sample_packing=True, **REASONS[reason])
+def test_without_the_switch_axolotl_runs_untouched(tmp_path: Path) -> None:
+    cfg = pretraining(jsonl(tmp_path), sample_packing=True, dataset_use_rust_streaming=None)
     before = dict(cfg)
-    streaming._warn_once.cache_clear()
-    with log_lines(sft.__name__) as lines:
-        for _ in range(2):
-            with pytest.raises(Unfamiliar, match=reason):
-                load_ours(cfg)
-    assert dict(cfg) == before
-    # Nothing was asked for, or it is said once, with the key that forces it.
-    assert len(lines) == (reason != "^$")
-    for level, line in lines:
-        assert level == logging.WARNING
-        assert reason in line
-        assert "fast_axolotl_streaming_force: true" in line
+    with log_lines(sft.__name__) as lines, pytest.raises(NotAsked):
+        load_ours(cfg)
+    assert (dict(cfg), lines) == (before, [])
 
 
 def several(folder: Path, counts: tuple[int, ...], **options: Any) -> Any:
@@ -569,14 +349,6 @@ def words(dataset: Any) -> list[int]:
     return [int(row["input_ids"][0]) - 4 for row in dataset]
 
 
-def test_entries_of_a_pretraining_dataset_are_mixed_and_every_text_comes_once(
-    tmp_path: Path,
-) -> None:
-    found = words(load_ours(several(tmp_path, (40, 120, 80))))
-    assert Counter(found) == {0: 40, 1: 120, 2: 80}
-    assert {0, 1, 2} == set(found[:30]), "one after the other"
-
-
 def test_weights_hold_until_every_entry_was_read(tmp_path: Path) -> None:
     cfg = several(tmp_path, (40, 300), fast_axolotl_weights=[3, 1])
     found = words(load_ours(cfg))
@@ -590,20 +362,16 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_ours(cfg)
 
 
-def test_entries_that_axolotl_ignores_are_a_warning(tmp_path: Path) -> None:
-    cfg = several(tmp_path, (4, 4), fast_axolotl_streaming_force=False)
-    streaming._warn_once.cache_clear()
-    with log_lines(sft.__name__) as lines, pytest.raises(Unfamiliar):
-        load_ours(cfg)
-    assert "cannot mix the 2 entries" in lines[-1][1]
+def test_without_weights_a_warning_names_the_entries_that_axolotl_ignores(tmp_path: Path) -> None:
+    with log_lines(sft.__name__) as lines:
+        found = words(load_ours(several(tmp_path, (40, 8))))
+    assert Counter(found) == {0: 40}
+    assert "only the first of 2 entries" in lines[-1][1]
 
 
-@pytest.mark.parametrize("weights", [None, [1, 2]])
 @pytest.mark.parametrize("shuffled", [True, False])
-def test_a_mix_resumes_at_any_row(
-    tmp_path: Path, weights: list[int] | None, shuffled: bool
-) -> None:
-    keys = {"fast_axolotl_weights": weights, "shuffle_merged_datasets": shuffled}
+def test_a_mix_resumes_at_any_row(tmp_path: Path, shuffled: bool) -> None:
+    keys = {"fast_axolotl_weights": [1, 2], "shuffle_merged_datasets": shuffled}
     cfg = several(tmp_path, (30, 50), **keys)
     expected = words(load_ours(cfg))
     for stop in (1, 8, 25, 70):
@@ -634,13 +402,6 @@ def test_streamed_datasets_are_merged_as_by_axolotl_and_resume(
     assert head + [row["id"] for row in again] == expected
     with pytest.raises(Unfamiliar):
         streaming.merge_datasets([make()], cfg)
-
-
-def test_thresholds_can_be_lowered(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, [{"text": "w1 w2"}] * 5)
-    lowered = {"fast_axolotl_streaming_min_bytes": 10, "fast_axolotl_streaming_min_sequence_len": 8}
-    cfg = pretraining(path, fast_axolotl_streaming_force=False, **lowered)
-    assert list(load_ours(cfg))
 
 
 def test_a_skip_that_hugging_face_gets_wrong_is_left_to_it(tmp_path: Path) -> None:

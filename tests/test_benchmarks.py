@@ -344,10 +344,10 @@ def test_a_loop_is_run_against_a_slower_one(tmp_path: Path) -> None:
 
 def test_the_settings_of_an_advice_are_found() -> None:
     advice = (
-        "Pack the next rows while these are trained on: set dataset_use_rust_streaming: true, "
+        "Make the next packs in less time: set sample_packing: true, "
         "dataloader_prefetch_factor: 8, and start Axolotl by fast-axolotl run --."
     )
-    settings = {"dataset_use_rust_streaming": True, "dataloader_prefetch_factor": 8}
+    settings = {"sample_packing": True, "dataloader_prefetch_factor": 8}
     assert find_settings(advice) == settings
     assert find_settings("Leave the data path as it is: a faster loader changes nothing.") == {}
 

@@ -222,7 +222,7 @@ def test_a_page_is_written(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 STREAM = {"streaming": True}
-AHEAD = {"streaming": True, "sample_packing": True, "dataset_use_rust_streaming": True}
+PACKED = {**STREAM, "sample_packing": True}
 SETTINGS: dict[str, dict[str, Any]] = {
     "nothing known": {},
     "no workers": {"num_workers": 0},
@@ -236,8 +236,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dispatcher": {"num_workers": 8, "prefetch_factor": 2, "dispatcher": True},
     "two shards": {"num_workers": 2, "prefetch_factor": 2, "num_shards": 2},
     "stream": {"num_workers": 1, "prefetch_factor": 2, "config": STREAM},
-    "packed stream": {"num_workers": 0, "config": {**STREAM, "sample_packing": True}},
-    "stream made ahead": {"num_workers": 8, "config": AHEAD},
+    "packed stream": {"num_workers": 0, "config": PACKED},
+    "accelerated stream": {"num_workers": 8, "config": PACKED, "replacements": ["sampler"]},
     "flash attention": {"config": {"attn_implementation": "flash_attention_2"}},
 }
 SOURCES = ("loop", "transformers", "lightning", "axolotl")

@@ -237,11 +237,10 @@ def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
     for index, name in enumerate(names):
         # 4 MB in 100 µs are 40 GB/s.
         trace.all_reduce(200 * index, 100, **{"Collective name": name, "In msg nelems": 250_000})
-    summary = summarise_traces([trace.save(tmp_path)], link_bytes_per_second=100e9)
+    summary = summarise_traces([trace.save(tmp_path)])
     rows = {row.kind: row for row in summary.collectives}
     for kind, factor in names.values():
         assert rows[kind].bus_bytes_per_second == pytest.approx(40e9 * factor)
-        assert rows[kind].link_share == pytest.approx(0.4 * factor)
         assert (rows[kind].num_bytes, rows[kind].group_size) == (4e6, 4)
         assert (rows[kind].matched, rows[kind].waiting_seconds) == (0, None)
 
@@ -529,11 +528,10 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_shows_ranks_steps_and_collectives(tmp_path: Path) -> None:
     skewed(tmp_path, range(4))
-    done = run(str(tmp_path), "--link", "100", "--steps", "1:3")
+    done = run(str(tmp_path), "--steps", "1:3")
     assert done.returncode == 0, done.stderr
     assert "Straggler: rank 1." in done.stdout
     assert "30 GB/s" in done.stdout
-    assert "30.0 %" in done.stdout
     found = json.loads(run(str(tmp_path / "rank[01].json"), "--json").stdout)
     assert [mean["rank"] for mean in found["ranks"]] == [0, 1]
 
@@ -543,7 +541,6 @@ def test_the_command_shows_ranks_steps_and_collectives(tmp_path: Path) -> None:
     [
         (["nowhere.json"], 1, "no trace (.json"),
         (["{folder}", "--steps", "3"], 2, "cannot read '3' as steps"),
-        (["{folder}", "--link", "-1"], 2, "--link is -1"),
     ],
 )
 def test_bad_calls_are_one_line(tmp_path: Path, words: list[str], code: int, message: str) -> None:

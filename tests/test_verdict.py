@@ -436,7 +436,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "8, because 2 workers cannot keep up; about 20.0 are needed, but there are only 8",
     ),
     "as many workers as cores, streaming": (
-        "axolotl", {"wait": HALF}, {"num_workers": 8, **STREAM}, "dataset_use_rust_streaming: true",
+        "axolotl", {"wait": HALF}, {"num_workers": 8, **STREAM}, "with fast-axolotl run --",
     ),
     "bursts without workers": (
         "axolotl", BURSTS, {}, "dataloader_num_workers: 2 and dataloader_prefetch_factor: 8; ",
@@ -459,7 +459,7 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "every 1,000 rows": ("torch", PERIODIC, {}, "what happens every 1,000 samples"),
     "streamed packs": (
         "axolotl", PERIODIC, {"num_workers": 1, **PACKED_STREAM},
-        "set dataset_use_rust_streaming: true, fast_axolotl_streaming_force: true and ",
+        "Make the next packs in less time: set dataloader_num_workers: 1 or more, and ",
     ),
     "a stream of few files": (
         "transformers", {"wait": steady(0.8)}, {"num_workers": 1, "num_shards": 3},

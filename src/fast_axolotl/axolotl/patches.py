@@ -48,21 +48,13 @@ _CHAT_ROWS = (*_TOKENIZER, *_TEMPLATES, _CHAT, "axolotl.utils.dict")
 _COLLATION = (_COLLATORS, "transformers.tokenization_utils_base", "transformers.utils.generic")
 _PACKS = (_MULTIPACK, "torch.utils.data.sampler")
 
-_STREAMS = (
-    *_of(
-        "datasets.iterable_dataset:",
-        "ArrowExamplesIterable BufferShuffledExamplesIterable FilteredExamplesIterable "
-        "FormattedExamplesIterable IterableDataset.__init__ IterableDataset.filter "
-        "IterableDataset.map IterableDataset.shuffle IterableDataset.skip MappedExamplesIterable "
-        "RebatchedArrowExamplesIterable SkipExamplesIterable _BaseExamplesIterable "
-        "_batch_to_examples _examples_to_batch",
-    ),
-    "datasets.packaged_modules.arrow.arrow:Arrow",
-    "datasets.packaged_modules.json.json:Json",
-    "datasets.packaged_modules.parquet.parquet:Parquet",
-    "datasets.packaged_modules.text.text:Text",
-    "datasets.utils.file_utils:_prepare_path_and_storage_options",
-    *_of("datasets.utils.sharding:", "_merge_gen_kwargs _shuffle_gen_kwargs _split_gen_kwargs"),
+_STREAMS = _of(
+    "datasets.iterable_dataset:",
+    "ArrowExamplesIterable BufferShuffledExamplesIterable FilteredExamplesIterable "
+    "FormattedExamplesIterable IterableDataset.__init__ IterableDataset.filter "
+    "IterableDataset.map IterableDataset.shuffle IterableDataset.skip MappedExamplesIterable "
+    "RebatchedArrowExamplesIterable SkipExamplesIterable _BaseExamplesIterable "
+    "_batch_to_examples _examples_to_batch",
 )
 """Hugging Face's streams: what is exchanged in them, and what is put around them."""
 
@@ -186,12 +178,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "tokenizers:drop_long_sequences",
         *(*_TOKENIZER, "axolotl.utils.schemas.enums"),
         check="call",
-    ),
-    _replace(
-        "encode",
-        f"{_STREAMING}:encode_streaming",
-        "encoders:encode_streaming",
-        check="rows:examples",
     ),
     _replace(
         "stream",

@@ -39,7 +39,7 @@ except ImportError as error:
 STATE_FILE = "fast_axolotl_reader_rank{}.json"
 """In the folder of a checkpoint; one for each rank."""
 
-_VERSION = 1
+_VERSION = 2
 _KEY = "fast_axolotl_state"
 """Under which a batch carries its mark from where it was made to where it is fetched."""
 _END = object()
@@ -209,7 +209,7 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
         accelerator = trainer.accelerator
         self.rank = int(accelerator.process_index)
         self.identity = {
-            **{key: value for key, value in dataset.identity.items() if key != "num_bytes"},
+            **dataset.identity,
             "dataloader_num_workers": int(trainer.args.dataloader_num_workers),
             "batch_rows": int(trainer.args.per_device_train_batch_size),
             "ranks": int(accelerator.num_processes),

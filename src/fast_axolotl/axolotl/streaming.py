@@ -1,19 +1,21 @@
-"""Axolotl's streamed datasets through our reader, with buffers bounded by bytes.
+"""Axolotl's streamed datasets with buffers bounded by bytes, and states that lose no row.
 
-With ``dataset_use_rust_streaming: true`` the two functions that load streamed files let Axolotl
-load them as ever, and exchange what reads the files (``huggingface.through_reader``). What Axolotl
-does with the dataset then (skip, shuffle, map, format) is its own code, unchanged. It meets a
-``BoundedDataset``, whose shuffle and batched map end a buffer at a number of rows, as Hugging
+With ``dataset_use_rust_streaming: true`` (the name is that of the earlier package's key) the
+functions that load streamed files let Axolotl and Hugging Face load and read them as ever. What
+Axolotl does with the dataset then (skip, shuffle, map, format) is its own code, unchanged. It meets
+a ``BoundedDataset``, whose shuffle and batched map end a buffer at a number of rows, as Hugging
 Face's do, or at a number of bytes, whichever comes first. So as long as no buffer reaches its
 bytes, rows, batches and the use of random numbers are the same; beyond, memory is bounded, and
 batches are smaller than the rows asked for.
 
-State: a batched map starts its last batch again and leaves out the rows it had given, as Hugging
-Face's does; where the function draws random numbers (``encode_packed_streaming`` shuffles), the
-batch is made under the random state that it was made under before. The shuffle keeps which rows
-it holds, by number, and reads them again from the oldest on: nothing is lost or doubled.
+State: files are read row by row (``FileRows``), since Hugging Face counts tables otherwise and
+forgets the rest of one. A batched map starts its last batch again and leaves out the rows it had
+given; where the function draws random numbers (``encode_packed_streaming`` shuffles), the batch is
+made under the random state that it was made under before. The shuffle keeps which rows it holds, by
+number, and reads them again from the oldest on: nothing is lost or doubled. A resume reads the file
+it stopped in from its beginning and drops the rows before; earlier files are not opened.
 
-Without the switch, below its thresholds, or for files that ``huggingface`` refuses: ``Unfamiliar``.
+Without the switch, and for datasets that are not plainly files: ``Unfamiliar``.
 """
 
 from __future__ import annotations
@@ -26,15 +28,11 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.axolotl.huggingface import locate, shard_sources, through_reader
 from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
-from fast_axolotl.errors import DataError, MissingExtraError, UsageError
-from fast_axolotl.reading.files import find_files
-from fast_axolotl.streaming import STREAMING_FILE_BYTES, STREAMING_SEQUENCE_LENGTH
+from fast_axolotl.errors import MissingExtraError, UsageError
 
 try:
     from datasets import IterableDataset, IterableDatasetDict, interleave_datasets
@@ -44,14 +42,12 @@ except ImportError as error:
         "streaming into Axolotl needs its packages: pip install axolotl"
     ) from error
 
-MIB = 1024 * 1024
-
-MEMORY_BUDGET = 64 * MIB
-"""Of one process that reads. Less than the reader's own default: each worker has one."""
-
-BUFFER_BYTES = 64 * MIB
+BUFFER_BYTES = 64 * 1024 * 1024
 """Of text as Python holds it. 10,000 web pages of 4 KB, Axolotl's default buffer, stay below it;
 tokenised, so much text takes ten to twenty times its size for a moment."""
+
+_PLAIN = {"Value", "List", "LargeList", "Sequence", "ClassLabel", "dict", "list"}
+"""Kinds of features whose values are what they are stored as."""
 
 _MARK_ROWS = 1000
 """A shuffle notes its source's position every so many rows."""
@@ -59,84 +55,37 @@ _MARK_ROWS = 1000
 _DRAWN_TOGETHER = 1000
 """Hugging Face draws the places of a shuffle in blocks of this many."""
 
-_TOKEN_BYTES = 4
-"""Bytes of text that make a token, by rule of thumb."""
+_NUMBER_BYTES = 4
 
 _DECIDING = (
     *("sequence_len", "sample_packing", "micro_batch_size", "streaming_multipack_buffer_size"),
     *("shuffle_merged_datasets", "shuffle_before_merging_datasets", "seed", "base_model"),
     *("sample_packing_bin_size", "pretrain_multipack_attn", "pretraining_sample_concatenation"),
-    *("fast_axolotl_weights", "fast_axolotl_buffer_bytes", "fast_axolotl_buffer_tokens"),
+    *("fast_axolotl_weights", "fast_axolotl_buffer_bytes"),
 )
 """Keys of the configuration that decide which rows and packs a stream gives."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """What a configuration asks of streaming."""
-
-    force: bool = False
-    """Whatever the size of the files and of a sequence."""
-    keep_in_memory: bool = False
-    """The configuration wants datasets in memory."""
-    sequence_len: int = 0
-    """Of the configuration."""
-    min_file_bytes: int = STREAMING_FILE_BYTES
-    """Together, the files must be as large."""
-    min_sequence_len: int = STREAMING_SEQUENCE_LENGTH
-    """A sequence must be as long."""
-    memory_budget: int = MEMORY_BUDGET
-    """Bytes that the reader of one process may hold."""
-    buffer_bytes: int = BUFFER_BYTES
-    """Bytes at which a buffer of rows is full."""
-
-    def require_wanted(self) -> None:
-        """``Unfamiliar`` where the configuration is below its own thresholds."""
-        if self.force:
-            return
-        if self.keep_in_memory:
-            raise _below_threshold("dataset_keep_in_memory is set")
-        if self.sequence_len < self.min_sequence_len:
-            raise _below_threshold(
-                f"sequence_len is below {self.min_sequence_len}",
-                f"fast_axolotl_streaming_min_sequence_len: {self.sequence_len}",
-            )
-
-
-def stream_settings(cfg: Any) -> StreamSettings | None:
-    """The settings of a configuration; ``None`` where it does not ask for our reader."""
-    if not cfg.get("dataset_use_rust_streaming"):
-        return None
-
-    def number(key: str, default: int) -> int:
-        value = cfg.get(key)
-        return default if value is None else int(value)
-
-    tokens = cfg.get("fast_axolotl_buffer_tokens")
-    by_tokens = BUFFER_BYTES if tokens is None else int(tokens) * _TOKEN_BYTES
-    by_bytes = number("fast_axolotl_buffer_bytes", by_tokens)
-    return StreamSettings(
-        force=bool(cfg.get("fast_axolotl_streaming_force")),
-        keep_in_memory=bool(cfg.get("dataset_keep_in_memory")),
-        sequence_len=number("sequence_len", 0),
-        min_file_bytes=number("fast_axolotl_streaming_min_bytes", STREAMING_FILE_BYTES),
-        min_sequence_len=number(
-            "fast_axolotl_streaming_min_sequence_len", STREAMING_SEQUENCE_LENGTH
-        ),
-        memory_budget=number("fast_axolotl_memory_budget", MEMORY_BUDGET),
-        buffer_bytes=by_bytes if tokens is None else min(by_bytes, by_tokens),
-    )
 
 
 def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) -> Any:
     """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format.
 
     Of several entries of ``pretraining_dataset`` Axolotl is given the first, and forgets the
-    others. Here their texts are mixed, each by its weight.
+    others. Here their texts are mixed where each has a weight, and otherwise a warning says so.
     """
     from axolotl.utils.data import sft
 
+    _require_switch(cfg)
+    if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
+        raise Unfamiliar("dispatch_batches is set")
     listed = cfg.pretraining_dataset if isinstance(cfg.pretraining_dataset, list) else []
+    weights = [float(weight) for weight in cfg.get("fast_axolotl_weights") or ()]
+    if weights and (len(weights) != len(listed) or min(weights) <= 0):
+        raise Final(
+            UsageError(
+                f"fast_axolotl_weights is {weights}, but pretraining_dataset has {len(listed)} "
+                "entries; set one number above 0 per entry"
+            )
+        )
     others = (type(cfg)({"pretraining_dataset": [entry]}) for entry in listed[1:])
     sources = [pretraining_config, *map(sft._extract_pretraining_config, others)]
     wrapper = functools.partial(
@@ -148,27 +97,27 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
     )
     batch_size = cfg.micro_batch_size
     try:
-        settings = _wanted(cfg)
-        if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
-            raise Unfamiliar("dispatch_batches is set")
-        weights = _weights(cfg, len(sources))
-        is_sized = len(sources) > 1 and not weights
-        datasets = [_load_source(source, cfg, settings, is_sized) for source in sources]
-        dataset = datasets[0] if len(datasets) == 1 else _mixed(datasets, weights, cfg)
+        if weights:
+            columns = [entry.get("text_column") or "text" for entry in listed]
+            dataset = _mixed([_load_source(source, cfg) for source in sources], weights, columns)
+        else:
+            dataset = _load_source(pretraining_config, cfg)
         wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
-        return wrapped.with_format("torch")
     except Exception as error:
         # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
         cfg.micro_batch_size = batch_size
-        if len(sources) > 1 and not isinstance(error, NotAsked | Final):
-            _warn_once(
-                f"fast-axolotl cannot mix the {len(sources)} entries of pretraining_dataset, so "
-                f"Axolotl reads only the first: {error}"
-            )
+        if weights:
+            sft.LOG.warning(f"fast-axolotl cannot mix the entries of pretraining_dataset: {error}")
         raise
+    if len(listed) > 1 and not weights:
+        sft.LOG.warning(
+            f"fast-axolotl: as in stock Axolotl, only the first of {len(listed)} entries of "
+            "pretraining_dataset is read. Set fast_axolotl_weights to mix them."
+        )
+    return wrapped.with_format("torch")
 
 
-def _load_source(source: Any, cfg: Any, settings: StreamSettings, is_sized: bool) -> BoundedDataset:
+def _load_source(source: Any, cfg: Any) -> BoundedDataset:
     """One entry of the configuration, without the rows that it skips."""
     from axolotl.utils.data import sft
 
@@ -179,7 +128,7 @@ def _load_source(source: Any, cfg: Any, settings: StreamSettings, is_sized: bool
         name=source["name"],
         data_files=source["data_files"],
     )
-    dataset, skip = _exchanged(loaded, settings, cfg, is_sized=is_sized), source["skip"]
+    dataset, skip = bounded_files(loaded, cfg), source["skip"]
     if not skip:
         return dataset
     if loaded.features is not None:
@@ -192,48 +141,26 @@ def _load_source(source: Any, cfg: Any, settings: StreamSettings, is_sized: bool
     return skipped
 
 
-def _weights(cfg: Any, count: int) -> list[float]:
-    """What the configuration gives, as shares of one; nothing where it gives none."""
-    weights = [float(weight) for weight in cfg.get("fast_axolotl_weights") or ()]
-    if weights and (len(weights) != count or min(weights) <= 0):
-        raise Final(
-            UsageError(
-                f"fast_axolotl_weights is {weights}, but pretraining_dataset has {count} "
-                "entries; set one number above 0 per entry"
-            )
-        )
-    return [weight / sum(weights) for weight in weights]
-
-
-def _mixed(datasets: list[BoundedDataset], weights: list[float], cfg: Any) -> BoundedDataset:
+def _mixed(
+    datasets: list[BoundedDataset], weights: list[float], columns: list[str]
+) -> BoundedDataset:
     """The texts of all entries, drawn at random in proportion to their weights.
 
-    With weights an entry that ends starts again until each has been read once, so that the
-    proportions hold. Without, they are the sizes of the files, and every text comes once.
+    An entry that ends starts again until each has been read once, so that the proportions hold.
     """
-    from axolotl.utils.data import sft
-
-    columns = [entry.get("text_column") or "text" for entry in cfg.pretraining_dataset]
     texts = [
         dataset.select_columns([name]) for dataset, name in zip(datasets, columns, strict=True)
     ]
     for number, name in enumerate(columns):
         if name != columns[0]:
             texts[number] = texts[number].rename_column(name, columns[0])
-    sizes = [dataset.identity["num_bytes"] for dataset in datasets]
-    shares = weights or [size / sum(sizes) for size in sizes]
-    by = "fast_axolotl_weights" if weights else "file size"
-    sft.LOG.info(
-        f"fast-axolotl: mixing the {len(datasets)} entries of pretraining_dataset by {by}: "
-        f"{', '.join(f'{share:.3f}' for share in shares)}. Stock Axolotl reads only the first."
-    )
     mixed = interleave_datasets(
         texts,
-        probabilities=shares,
-        seed=cfg.seed or 0,
-        stopping_strategy="all_exhausted" if weights else "all_exhausted_without_replacement",
+        probabilities=[weight / sum(weights) for weight in weights],
+        seed=datasets[0].identity["seed"] or 0,
+        stopping_strategy="all_exhausted",
     )
-    return bounded(mixed, datasets[0].buffer_bytes, _joint_identity(datasets))
+    return bounded(mixed, mixed._ex_iterable, datasets[0].buffer_bytes, _joint_identity(datasets))
 
 
 def merge_datasets(datasets: list[Any], cfg: Any) -> BoundedDataset:
@@ -247,7 +174,8 @@ def merge_datasets(datasets: list[Any], cfg: Any) -> BoundedDataset:
         datasets = [dataset.shuffle(seed=cfg.seed) for dataset in datasets]
     shared.LOG.info("Merging datasets...")
     merged = shared.concatenate_datasets(datasets)
-    merged = bounded(merged, datasets[0].buffer_bytes, _joint_identity(datasets))
+    buffer_bytes, identity = datasets[0].buffer_bytes, _joint_identity(datasets)
+    merged = bounded(merged, merged._ex_iterable, buffer_bytes, identity)
     if not cfg.shuffle_merged_datasets:
         return merged
     if cfg.curriculum_sampling:
@@ -271,7 +199,7 @@ def load_and_process_single_dataset(
     """Axolotl's ``_load_and_process_single_dataset``, for streamed datasets alone."""
     if not streaming:
         raise NotAsked
-    settings = _wanted(cfg)
+    _require_switch(cfg)
     if dataset_config.type == "_synthetic" or dataset_config.shards:
         raise Unfamiliar("the dataset is synthetic, or one of several shards")
 
@@ -291,11 +219,48 @@ def load_and_process_single_dataset(
         tokenizer=tokenizer,
         cfg=cfg,
         dataset_base_type=base_type,
-        dataset=_exchanged(dataset, settings, cfg),
+        dataset=bounded_files(dataset, cfg),
         dataset_prompt_style=prompt_style,
         processor=processor,
     )
     return wrapped, prompter
+
+
+def bounded_files(loaded: Any, cfg: Any) -> BoundedDataset:
+    """A dataset of files that Hugging Face loaded, row by row, with our buffers."""
+    examples: Any = getattr(loaded, "_ex_iterable", None)
+    if type(loaded) is not IterableDataset or type(examples) is not hf.ArrowExamplesIterable:
+        raise Unfamiliar("the dataset is not a plain stream of files")
+    if loaded._formatting or loaded._distributed:
+        raise Unfamiliar("the dataset already has a format or is split across ranks")
+    builder: Any = getattr(examples.generate_tables_fn, "__self__", None)
+    if not type(builder).__module__.startswith("datasets.packaged_modules."):
+        raise Unfamiliar(f"datasets reads it with {type(builder).__name__}, which is custom code")
+    for column, feature in (builder.info.features or {}).items():
+        inner: list[Any] = []
+        hf._visit(feature, inner.append)
+        # Others are stored as something else than they are, such as JSON or a matrix.
+        if hf.require_decoding(feature) or {type(item).__name__ for item in inner} - _PLAIN:
+            raise Unfamiliar(f"column {column!r} is decoded when it is read")
+    given = builder.config.data_files
+    paths = [str(path) for found in given.values() for path in found]
+    # A copy of a file on another machine has another date; what is remote has a version.
+    files = [(Path(path).name, Path(path).stat().st_size) for path in paths if "://" not in path]
+    remote = [] if files else [found.origin_metadata for found in given.values()]
+    stamp = hashlib.sha256(repr((files or paths, remote)).encode()).hexdigest()[:16]
+    identity = {**{key: cfg.get(key) for key in _DECIDING}, "files": stamp}
+    buffer_bytes = cfg.get("fast_axolotl_buffer_bytes") or BUFFER_BYTES
+    return bounded(loaded, FileRows.like(examples), buffer_bytes, identity)
+
+
+def _require_switch(cfg: Any) -> None:
+    if not cfg.get("dataset_use_rust_streaming"):
+        raise NotAsked
+
+
+def _joint_identity(datasets: list[BoundedDataset]) -> dict[str, Any]:
+    files = " ".join(dataset.identity["files"] for dataset in datasets)
+    return {**datasets[0].identity, "files": files}
 
 
 def _keeps_bound(name: str) -> Callable[..., Any]:
@@ -304,7 +269,8 @@ def _keeps_bound(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: BoundedDataset, *args: Any, **kwargs: Any) -> BoundedDataset:
-        return bounded(method(self, *args, **kwargs), self.buffer_bytes, self.identity)
+        result = method(self, *args, **kwargs)
+        return bounded(result, result._ex_iterable, self.buffer_bytes, self.identity)
 
     return call
 
@@ -319,25 +285,18 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
     def shuffle(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; the buffer is also full at ``buffer_bytes``."""
         shuffled = super().shuffle(*args, **kwargs)
-        shuffled._ex_iterable = BoundedShuffle.around(shuffled._ex_iterable, self.buffer_bytes)
-        return bounded(shuffled, self.buffer_bytes, self.identity)
+        examples = BoundedShuffle.like(shuffled._ex_iterable, self.buffer_bytes)
+        return bounded(shuffled, examples, self.buffer_bytes, self.identity)
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; a batch also ends at ``buffer_bytes``."""
         mapped = super().map(*args, **kwargs)
-        if BoundedMap.can_be(mapped._ex_iterable):
-            mapped._ex_iterable = BoundedMap.around(mapped._ex_iterable, self.buffer_bytes)
-        return bounded(mapped, self.buffer_bytes, self.identity)
+        examples = mapped._ex_iterable
+        if BoundedMap.can_be(examples):
+            examples = BoundedMap.like(examples, self.buffer_bytes)
+        return bounded(mapped, examples, self.buffer_bytes, self.identity)
 
-    def filter(self, *args: Any, **kwargs: Any) -> Any:
-        """As Hugging Face's; its state counts rows, where theirs counts tables and loses rows."""
-        filtered = super().filter(*args, **kwargs)
-        typed = filtered._ex_iterable.ex_iterable
-        usual = type(typed) is hf.FormattedExamplesIterable and not typed.formatting
-        if usual and typed.ex_iterable.is_typed:
-            filtered._ex_iterable.ex_iterable = typed.ex_iterable
-        return bounded(filtered, self.buffer_bytes, self.identity)
-
+    filter = _keeps_bound("filter")
     skip = _keeps_bound("skip")
     take = _keeps_bound("take")
     shard = _keeps_bound("shard")
@@ -351,39 +310,63 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
 
 
 def bounded(
-    dataset: Any, buffer_bytes: int, identity: dict[str, Any] | None = None
+    dataset: Any, examples: Any, buffer_bytes: int, identity: dict[str, Any]
 ) -> BoundedDataset:
-    """The same dataset, whose shuffle and map come out bounded."""
+    """The same dataset over these examples, whose shuffle and map come out bounded."""
     result = BoundedDataset(
-        dataset._ex_iterable,
+        examples,
         info=dataset._info.copy(),
         split=dataset._split,
         formatting=dataset._formatting,
         distributed=dataset._distributed,
         token_per_repo_id=dataset._token_per_repo_id,
     )
-    result.buffer_bytes, result.identity = buffer_bytes, identity or {}
+    result.buffer_bytes, result.identity = buffer_bytes, identity
     return result
 
 
-class BoundedShuffle(hf.BufferShuffledExamplesIterable):  # type: ignore[misc]
-    """Hugging Face's shuffle buffer, full at a number of rows or of bytes, that can be resumed."""
+class _Kept(hf._BaseExamplesIterable):  # type: ignore[misc]
+    """Gives rows, never tables, and stays of its kind for an epoch, a rank or a worker."""
 
-    def __init__(self, ex_iterable: Any, buffer_size: int, generator: Any, budget: int) -> None:
-        super().__init__(ex_iterable, buffer_size, generator)
-        self.budget = budget
-
-    @classmethod
-    def around(cls, shuffled: Any, budget: int) -> BoundedShuffle:
-        """The same shuffle, with a budget; rows come one by one, not as tables of one row."""
-        source = shuffled.ex_iterable
-        if type(source) is hf.RebatchedArrowExamplesIterable:
-            source = source.ex_iterable
-        return cls(source, shuffled.buffer_size, shuffled.generator, budget)
+    budget: int
+    """Bytes of a full buffer."""
 
     @property
     def iter_arrow(self) -> None:
         return None
+
+    @classmethod
+    def like(cls, other: Any, budget: int = 0) -> Any:
+        """The same as Hugging Face's, of this kind."""
+        result = cls.__new__(cls)
+        result.__dict__.update(vars(other), budget=budget)
+        return result
+
+    def shuffle_data_sources(self, *args: Any, **kwargs: Any) -> Any:
+        return self.like(super().shuffle_data_sources(*args, **kwargs), self.budget)
+
+    def shard_data_sources(self, *args: Any, **kwargs: Any) -> Any:
+        return self.like(super().shard_data_sources(*args, **kwargs), self.budget)
+
+    def reshard_data_sources(self, *args: Any, **kwargs: Any) -> Any:
+        return self.like(super().reshard_data_sources(*args, **kwargs), self.budget)
+
+
+class FileRows(_Kept, hf.ArrowExamplesIterable):  # type: ignore[misc]
+    """Files as Hugging Face reads them, row by row, where its positions are exact."""
+
+    @property
+    def is_typed(self) -> bool:
+        return self.features is not None
+
+    @property
+    def features(self) -> Any:
+        """Tables have been cast to them."""
+        return self.generate_tables_fn.__self__.info.features
+
+
+class BoundedShuffle(_Kept, hf.BufferShuffledExamplesIterable):  # type: ignore[misc]
+    """Hugging Face's shuffle buffer, full at a number of rows or of bytes, that can be resumed."""
 
     def _init_state_dict(self) -> dict[str, Any]:
         self._state_dict: dict[str, Any] = {
@@ -443,17 +426,8 @@ class BoundedShuffle(hf.BufferShuffledExamplesIterable):  # type: ignore[misc]
                 while len(state["marks"]) > 1 and state["marks"][1][0] <= oldest:
                     del state["marks"][0]
 
-    def shift_rngs(self, value: int) -> BoundedShuffle:
-        return self.around(super().shift_rngs(value), self.budget)
-
-    def shuffle_data_sources(self, generator: Any) -> BoundedShuffle:
-        return self.around(super().shuffle_data_sources(generator), self.budget)
-
-    def shard_data_sources(self, *args: Any, **kwargs: Any) -> BoundedShuffle:
-        return self.around(super().shard_data_sources(*args, **kwargs), self.budget)
-
-    def reshard_data_sources(self) -> BoundedShuffle:
-        return self.around(super().reshard_data_sources(), self.budget)
+    def shift_rngs(self, value: int) -> Any:
+        return self.like(super().shift_rngs(value), self.budget)
 
 
 def _nothing_held() -> dict[str, Any]:
@@ -528,10 +502,8 @@ class _Buffer:
                 column[place] = last
 
 
-class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
+class BoundedMap(_Kept, hf.MappedExamplesIterable):  # type: ignore[misc]
     """A batched map over Python rows whose batches end at a number of rows or of bytes."""
-
-    budget: int
 
     @staticmethod
     def can_be(mapped: Any) -> bool:
@@ -540,13 +512,6 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
         usual = usual and not mapped.formatting and not mapped.with_indices
         usual = usual and mapped.input_columns is None and not mapped.drop_last_batch
         return bool(usual and (mapped.batch_size or 0) > 0)
-
-    @classmethod
-    def around(cls, mapped: Any, budget: int) -> BoundedMap:
-        """The same map, with a budget."""
-        result = cls.__new__(cls)
-        result.__dict__.update(mapped.__dict__, budget=budget)
-        return result
 
     def _init_state_dict(self) -> dict[str, Any]:
         # The position at the last batch, as text, is all that counts: a state is taken often.
@@ -607,15 +572,6 @@ class BoundedMap(hf.MappedExamplesIterable):  # type: ignore[misc]
                 made.pop(name, None)
         return {**kept, **made}
 
-    def shuffle_data_sources(self, generator: Any) -> BoundedMap:
-        return self.around(super().shuffle_data_sources(generator), self.budget)
-
-    def shard_data_sources(self, *args: Any, **kwargs: Any) -> BoundedMap:
-        return self.around(super().shard_data_sources(*args, **kwargs), self.budget)
-
-    def reshard_data_sources(self) -> BoundedMap:
-        return self.around(super().reshard_data_sources(), self.budget)
-
 
 def random_state() -> str | None:
     """State of torch's generator for the processor, as text; ``None`` where torch is not loaded.
@@ -651,75 +607,13 @@ def worker_id() -> int | None:
 
 
 def _weigh(value: Any) -> int:
-    """About the bytes that a value takes; lists of numbers count as tokens of four."""
+    """About the bytes that a value takes; numbers count as four."""
     if isinstance(value, str | bytes):
         return sys.getsizeof(value)
     if isinstance(value, dict):
         return sum(map(_weigh, value.values()))
     if isinstance(value, list | tuple):
         if value and isinstance(value[0], int | float):
-            return _TOKEN_BYTES * len(value)
+            return _NUMBER_BYTES * len(value)
         return sum(map(_weigh, value))
-    return _TOKEN_BYTES
-
-
-def _wanted(cfg: Any) -> StreamSettings:
-    settings = stream_settings(cfg)
-    if settings is None:
-        raise NotAsked
-    settings.require_wanted()
-    return settings
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    """On the first rank alone: the logger is Axolotl's, which sees to that."""
-    from axolotl.utils.data import sft
-
-    sft.LOG.warning(message)
-
-
-def _below_threshold(reason: str, cure: str = "") -> Unfamiliar:
-    ways = " or ".join(filter(None, ("fast_axolotl_streaming_force: true", cure)))
-    _warn_once(
-        f"fast-axolotl: dataset_use_rust_streaming has no effect because {reason}. Stock Axolotl "
-        f"reads the files, and a resumed run replays them. To use the reader, set {ways}."
-    )
-    return Unfamiliar(reason)
-
-
-def _exchanged(
-    loaded: Any, settings: StreamSettings, cfg: Any, *, is_sized: bool = False
-) -> BoundedDataset:
-    """A dataset that Hugging Face loaded, with our reader and our buffers."""
-    paths = shard_sources(loaded)
-    builder = loaded._ex_iterable.generate_tables_fn.__self__
-    num_bytes = 0
-    for path in paths if is_sized or not settings.force else ():
-        try:
-            address, options = locate(path, builder)
-            sources, _ = find_files(address, storage_options=options)
-        except DataError:
-            num_bytes += settings.min_file_bytes  # a file that hides its size counts as large
-        else:
-            num_bytes += sum(source.num_bytes for source in sources)
-        if num_bytes >= settings.min_file_bytes and not is_sized:
-            break
-    if not settings.force and num_bytes < settings.min_file_bytes:
-        raise _below_threshold(
-            f"the files are smaller than {settings.min_file_bytes:,} bytes",
-            f"fast_axolotl_streaming_min_bytes: {num_bytes}",
-        )
-    # A copy of a file on another machine has another date; what is remote has a version.
-    files = [(Path(path).name, Path(path).stat().st_size) for path in paths if "://" not in path]
-    remote = [item.origin_metadata for item in builder.config.data_files.values() if not files]
-    stamp = hashlib.sha256(repr((files or paths, remote)).encode()).hexdigest()[:16]
-    identity = {key: cfg.get(key) for key in _DECIDING} | {"files": stamp, "num_bytes": num_bytes}
-    dataset = through_reader(loaded, memory_budget=settings.memory_budget)
-    return bounded(dataset, settings.buffer_bytes, identity)
-
-
-def _joint_identity(datasets: list[BoundedDataset]) -> dict[str, Any]:
-    files = " ".join(dataset.identity["files"] for dataset in datasets)
-    num_bytes = sum(dataset.identity["num_bytes"] for dataset in datasets)
-    return {**datasets[0].identity, "files": files, "num_bytes": num_bytes}
+    return _NUMBER_BYTES

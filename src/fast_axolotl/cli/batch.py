@@ -15,6 +15,7 @@ from fast_axolotl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.record.protocol_result import Trial
+    from fast_axolotl.report.document import Document
 
 BATCH_EXAMPLES = examples(
     "batch config.yml",
@@ -73,7 +74,7 @@ def batch(
     from fast_axolotl.protocol.state import write_json
     from fast_axolotl.protocol.sweep import run_trial
     from fast_axolotl.record.codec import to_json
-    from fast_axolotl.report.terminal import protocol_progress
+    from fast_axolotl.report.terminal import print_document, protocol_progress
 
     wanted = [int(name) if name.isdecimal() else 0 for name in parse_names(micro_batches or "")]
     if min(wanted, default=1) < 1:
@@ -142,17 +143,18 @@ def batch(
                 found |= {"longest": trial, "longest_tokens": tokens}
                 found["longest_sentence"] = describe_longest(trial, tokens, sizes)
     write_json(folder / "batch.json", found)
-    print(to_json(found)) if as_json else _print(found)
+    print(to_json(found)) if as_json else print_document(batch_document(found))
     if chosen is None:
         raise typer.Exit(1)
 
 
-def _print(found: dict[str, Any]) -> None:
+def batch_document(found: dict[str, Any]) -> Document:
+    """A row for each size, then what to do and what to know."""
     from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
-    from fast_axolotl.report.terminal import show_matrix
+    from fast_axolotl.report.document import Block, Bullets, Document, Paragraph, Row, Table
 
-    advice, title, rows = found["advice"], "Batch sizes", []
-    lines = list(found["notes"])
+    advice, title, lines = found["advice"], "Batch sizes", list(found["notes"])
+    rows: list[Row] = []
     for one in sorted(found["trials"], key=lambda trial: trial.micro_batch):
         used = one.peak_bytes / one.total_bytes if one.peak_bytes and one.total_bytes else None
         row = (
@@ -169,9 +171,12 @@ def _print(found: dict[str, Any]) -> None:
             lines.append(f"{row[0]}: {one.outcome}: {reason[:300]} ({one.folder}/log.txt).")
         if one.micro_batch == advice.knee:
             title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"
-            if advice.noise_scale is not None:
-                title += f", gradient noise scale {format_count(advice.noise_scale)} (a proxy)"
     header = ("micro-batch × accumulation", found["trials"][0].unit, "95 %", "step", "peak", "")
-    show_matrix(title, header, rows)
-    lines += [*advice.sentences, *(f"! {line}" for line in advice.warnings)]
-    print("\n".join(filter(None, [*lines, found.get("longest_sentence")])))
+    longest = [found["longest_sentence"]] if "longest_sentence" in found else []
+    blocks: list[Block] = [
+        Table(header=header, rows=rows),
+        *(Paragraph(sentence, "lead") for sentence in advice.sentences[:1]),
+        Bullets([*advice.sentences[1:], *longest, *lines]),
+        *(Paragraph(warning, "warning") for warning in advice.warnings),
+    ]
+    return Document(title=title, blocks=blocks)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fast_axolotl.cli.options import ResultAsJson, examples, parse_names
 from fast_axolotl.errors import UsageError
 
+if TYPE_CHECKING:
+    from fast_axolotl.plan.predict import Plan
+    from fast_axolotl.report.document import Document
+
 PLAN_EXAMPLES = examples(
     "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
-    "plan outputs/fast-axolotl-measure --gpu B200 --gpus 8,64 --epochs 3 --price 5.5/h",
-    "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B --html plan.html",
+    "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B --price 2.5/h,5.5/h",
     "plan --model config.json --gpu H100-SXM --gpus 8,64,512 --tokens 1T",
 )
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -33,9 +36,6 @@ def plan(
     gpus: Annotated[str, typer.Option(help="Numbers of GPUs (comma-separated).")] = "8,16,64",
     tokens: Annotated[
         str | None, typer.Option(help="Tokens to train on, for example 300M, 10B or 1.5T.")
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Instead of --tokens: epochs over the data of the run.")
     ] = None,
     price: Annotated[
         str | None,
@@ -57,55 +57,46 @@ def plan(
     method: Annotated[
         Literal["full", "lora", "qlora"], typer.Option(help="Without RUN: training method.")
     ] = "full",
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Also write an HTML page with charts of time, cost and tokens/s."),
-    ] = None,
     as_json: ResultAsJson = False,
 ) -> None:
     """Predict tokens/s, memory, time and cost on other kinds and numbers of GPUs.
 
-    The record of a short run calibrates the prediction: its throughput, memory, communication,
-    power and what its loader can deliver. Every prediction has a 90 % interval and says what limits
-    it: compute, memory, communication or data. Without a record, the intervals are wide.
+    The record of a short run calibrates the prediction: its throughput, memory, communication and
+    what its loader can deliver. Every prediction has a 90 % interval and says what limits it:
+    compute, memory, communication or data. Without a record, the intervals are wide.
     """
-    from fast_axolotl.cli.plan_page import plan_document
-    from fast_axolotl.cli.report import check_targets
     from fast_axolotl.plan.hardware import Price, find_price
     from fast_axolotl.plan.memory import Layout
     from fast_axolotl.plan.predict import join_plans, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.devices import find_gpu
-    from fast_axolotl.report.page import render_page, write_text
     from fast_axolotl.report.terminal import print_document
 
-    if tokens is not None and epochs is not None:
-        raise UsageError("--tokens and --epochs mean the same: pass one of them")
-    numbers = {"epochs": epochs, "network": network, "micro-batch": micro_batch}
-    for name, value in {**numbers, "sequence-len": sequence_len}.items():
+    positive = {"network": network, "micro-batch": micro_batch, "sequence-len": sequence_len}
+    for name, value in positive.items():
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name} {value:g}: pass a number above 0")
-    amount = None if tokens is None else _parse_count(tokens)
+    amount = None
+    if tokens is not None:
+        unit = tokens[-1:].lower() if tokens[-1:].isalpha() else ""
+        amount = _read_positive(tokens[:-1] if unit else tokens) * _COUNTS.get(unit, 0.0)
+        if not amount:
+            raise UsageError(
+                f"cannot read {tokens!r} as a number of tokens; write 300M, 10B or 1.5T"
+            )
     shape = None if model is None else read_config(model)
     reference = None
     if run is not None:
         from fast_axolotl.measure.summary import summarise
-        from fast_axolotl.plan.reference import count_epoch_tokens, read_reference
+        from fast_axolotl.plan.reference import read_reference
         from fast_axolotl.record.run_folders import read_training
 
         record = read_training(run)
-        summary = summarise(record)
-        shape, reference = read_reference(record, summary, shape)
+        shape, reference = read_reference(record, summarise(record), shape)
         layout = reference.layout
-        if epochs is not None:
-            amount = epochs * count_epoch_tokens(record, summary)
     elif shape is None or not parse_names(gpu or ""):
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
-    elif epochs is not None:
-        raise UsageError(
-            "--epochs needs a record, which says how long one is; pass --tokens instead"
-        )
     else:
         layout = Layout(gpus=1, seq_len=sequence_len, micro_batch=micro_batch, method=method)
     kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
@@ -113,49 +104,90 @@ def plan(
         kinds = [reference.gpu]
     costs = [find_price(kind) for kind in kinds]
     if price is not None:
-        asked = [parse_price(name) for name in parse_names(price)]
-        if len(asked) not in (1, len(kinds)):
-            raise UsageError(
-                f"--price {price!r}: pass one price, or {len(kinds)}: one per kind of GPU"
-            )
-        asked *= 1 if len(asked) == len(kinds) else len(kinds)
-        costs = [Price(dollars=dollars, source="by --price") for dollars in asked]
-    try:
-        counts = [int(name) for name in gpus.split(",")]
-    except ValueError:
-        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64") from None
-    common: dict[str, Any] = {"reference": reference, "tokens": amount, "network": network}
-    found = join_plans(
-        [
-            make_plan(shape, kind, counts, layout, price=cost, **common)
-            for kind, cost in zip(kinds, costs, strict=True)
+        dollars = [
+            _read_positive(text.removesuffix("/h").removeprefix("$")) for text in parse_names(price)
         ]
-    )
-    if html is not None:
-        check_targets(output=html)
-        write_text(html, render_page(plan_document(found, run)))
-    if as_json:
-        print(to_json(found))
-    else:
-        print_document(plan_document(found, run))
+        if not all(dollars) or len(dollars) not in (1, len(kinds)):
+            raise UsageError(
+                f"--price {price!r}: write dollars per GPU and hour, such as 2.5/h; pass one "
+                f"price, or {len(kinds)}: one per kind of GPU"
+            )
+        dollars *= 1 if len(dollars) == len(kinds) else len(kinds)
+        costs = [Price(dollars=each, source="by --price") for each in dollars]
+    counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
+    if not counts or min(counts) < 1:
+        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
+    plans = [
+        make_plan(
+            shape,
+            kind,
+            counts,
+            layout,
+            reference=reference,
+            tokens=amount,
+            price=cost,
+            network=network,
+        )
+        for kind, cost in zip(kinds, costs, strict=True)
+    ]
+    found = join_plans(plans)
+    print(to_json(found)) if as_json else print_document(plan_document(found))
 
 
-def _parse_count(text: str) -> float:
+def _read_positive(text: str) -> float:
+    """0 where it is no number, or none above 0."""
     try:
-        unit = text[-1:].lower() if text[-1:].isalpha() else ""
-        count = float(text.removesuffix(text[-1:]) if unit else text) * _COUNTS[unit]
-    except (ValueError, KeyError):
-        count = 0.0
-    if not 0 < count < float("inf"):
-        raise UsageError(f"cannot read {text!r} as a number of tokens; write 300M, 10B or 1.5T")
-    return count
-
-
-def parse_price(text: str) -> float:
-    try:
-        dollars = float(text.strip().removesuffix("/h").removeprefix("$"))
+        value = float(text)
     except ValueError:
-        dollars = 0.0
-    if not 0 < dollars < float("inf"):
-        raise UsageError(f"cannot read {text!r} as dollars per GPU and hour; write 2.5/h")
-    return dollars
+        return 0.0
+    return value if 0 < value < float("inf") else 0.0
+
+
+def plan_document(plan: Plan) -> Document:
+    """The fastest and the cheapest candidate, all of them, and what to know about them."""
+    from fast_axolotl.record.units import format_bytes, format_count, format_duration, format_share
+    from fast_axolotl.report.document import Bullets, Card, Document, Row, Section, Table
+
+    def dollars(value: float) -> str:
+        return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
+
+    rows: list[Row] = []
+    rates: dict[str, float] = {}
+    costs: dict[str, float] = {}
+    for one in plan.candidates:
+        rate, lasts, cost = one.tokens_per_second, one.seconds, one.dollars
+        row = [f"{one.gpus} × {one.gpu}", "–", "–", format_bytes(one.memory_bytes)]
+        row += [format_share(one.communication_share, decimals=0), "–", "–", one.binds]
+        words = []
+        if rate is not None:
+            row[1] = format_count(rate.value)
+            row[2] = f"{format_count(rate.low)} to {format_count(rate.high)}"
+            words.append(f"{row[1]} tokens/s")
+        if lasts is not None:
+            row[5] = format_duration(lasts.value)
+            words.append(row[5])
+        if cost is not None:
+            row[6] = f"{dollars(cost.value)} ({dollars(cost.low)} to {dollars(cost.high)})"
+            words.append(dollars(cost.value))
+        text = ", ".join([row[0], *words])
+        rates |= {text: rate.value} if rate else {}
+        costs |= {text: cost.value} if cost else {}
+        rows.append(row)
+    fastest = max(rates, key=rates.__getitem__, default="")
+    cheapest = min(costs, key=costs.__getitem__, default="")
+    headline = f"Fastest: {fastest}. Cheapest: {cheapest}."
+    if not fastest:
+        headline = "No candidate fits into GPU memory."
+    elif cheapest in ("", fastest):
+        headline = f"{'Fastest and cheapest' if cheapest else 'Fastest'}: {fastest}."
+    title = f"Plan: {format_count(plan.parameters / 1e9)} B parameters on {plan.gpu}"
+    title += "" if plan.tokens is None else f", {format_count(plan.tokens / 1e9)} B tokens"
+    header = ["GPUs", "tokens/s", "90 %", "memory", "communication", "time", "cost", "limited by"]
+    return Document(
+        title=title,
+        blocks=[
+            Card(badges=[("plain", "Prediction, 90 % intervals")], headline=headline),
+            Section(title="Candidates", blocks=[Table(header=header, rows=rows)]),
+            Section(title="Notes", blocks=[Bullets(plan.notes)]),
+        ],
+    )

@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fast_axolotl.cli.options import ResultAsJson, examples, say
-from fast_axolotl.cli.plan import parse_price
 
 if TYPE_CHECKING:
     from fast_axolotl.plan.scale import Run, Scaling
+    from fast_axolotl.report.document import Document
 
-SCALE_EXAMPLES = examples("scale runs/1-gpu runs/2-gpus --price 2.5/h", "scale protocols/sizes")
+SCALE_EXAMPLES = examples("scale runs/1-gpu runs/2-gpus", "scale protocols/sizes")
 Runs = Annotated[
     list[Path],
     typer.Argument(help="Records, or a protocol made with --world-size.", metavar="RUN…"),
 ]
-Price = Annotated[str | None, typer.Option(help="Dollars per GPU and hour, for example 2.5/h.")]
 
 
-def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> None:
+def scale(runs: Runs, as_json: ResultAsJson = False) -> None:
     """Compare runs of one job on several numbers of GPUs: efficiency, and what reduces it.
 
-    Several runs on the same number of GPUs count as repeats. Fitted curves show up to how many GPUs
-    it pays to scale.
+    Several runs on the same number of GPUs count as repeats. For numbers that were not measured,
+    use fast-axolotl plan.
     """
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.plan.scale import make_scaling, read_scaling_run
@@ -33,8 +32,8 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
     from fast_axolotl.record.run_folders import read_training
+    from fast_axolotl.report.terminal import print_document
 
-    dollars = None if price is None else parse_price(price)
     pairs: dict[Path, str] = {}
     for path in {path.resolve(): path for path in runs}.values():
         if not (path / PROTOCOL_FILE).is_file():
@@ -53,42 +52,46 @@ def scale(runs: Runs, price: Price = None, as_json: ResultAsJson = False) -> Non
         if summary.verdict.kind in ("inconclusive", "cpu"):
             say(f"{path}: {summary.verdict.headline}")
         figures.append(read_scaling_run(record, summary, pair, unit))
-    found = make_scaling(figures, compare_runs, unit=unit, price=dollars)
-    print(to_json(found)) if as_json else _print(found)
+    found = make_scaling(figures, compare_runs, unit=unit)
+    print(to_json(found)) if as_json else print_document(scale_document(found))
 
 
-def _print(found: Scaling) -> None:
-    from fast_axolotl.plan.scale import FAR
+def scale_document(found: Scaling) -> Document:
+    """Every number of GPUs, where efficiency goes, and what to know."""
     from fast_axolotl.record.units import format_count, format_seconds, format_share
-    from fast_axolotl.report.terminal import show_matrix
+    from fast_axolotl.report.document import (
+        Block,
+        Bullets,
+        Document,
+        Paragraph,
+        Row,
+        Section,
+        Table,
+    )
 
-    unit, counts, rows, losses = found.unit, found.counts, [], []
-    names = list(dict.fromkeys(name for one in counts for name in one.losses))
+    rows: list[Row] = []
+    losses: list[Row] = []
+    names = list(dict.fromkeys(name for one in found.counts for name in one.losses))
     names.sort(key="not explained".__eq__)
-    for one in counts:
-        ends = [format_count(one.rate_low), format_count(one.rate_high)]
-        shares = [format_share(one.efficiency_low), format_share(one.efficiency_high)]
-        row = [str(one.gpus), str(one.runs), format_count(one.rate), " to ".join(ends)]
-        row += [format_count(one.rate_per_gpu), format_share(one.efficiency), " to ".join(shares)]
+    for one in found.counts:
+        row = [str(one.gpus), str(one.runs), format_count(one.rate)]
+        row += [f"{format_count(one.rate_low)} to {format_count(one.rate_high)}"]
+        row += [format_count(one.rate_per_gpu), format_share(one.efficiency)]
+        row += [f"{format_share(one.efficiency_low)} to {format_share(one.efficiency_high)}"]
         row += [format_seconds(one.step_seconds), format_count(one.batch_per_gpu)]
-        row += [format_share(one.added, decimals=0), format_count(one.dollars_per_million)]
+        row += [format_share(one.added, decimals=0)]
         rows.append([cell.replace("– to –", "–") for cell in row])
         lost = [1 - one.efficiency, *(one.losses.get(name) for name in names)]
         losses.append([str(one.gpus), *map(format_share, lost)])
-    header = ["GPUs", "runs", f"{unit}/s", "95 %", "per GPU", "efficiency", "95 %", "step p50"]
-    header += ["batch per GPU", "gain of one more GPU", f"$ per M {unit}"]
+    header = ["GPUs", "runs", f"{found.unit}/s", "95 %", "per GPU", "efficiency", "95 %"]
+    header += ["step p50", "batch per GPU", "gain of one more GPU"]
     same = {"weak": "same batch per GPU", "strong": "same global batch"}
     kind = same.get(found.kind, "batch per GPU and global batch both change")
-    show_matrix(f"Scaling, {found.kind}: {kind}", header, rows)
-    show_matrix("Lost efficiency in points, by cause", ["GPUs", "lost", *names], losses[1:])
-    rows = []
-    for law, curve in (("Amdahl", found.amdahl), ("USL", found.usl)):
-        if curve is not None:
-            errors = (curve.error, curve.left_out_error, curve.largest_error)
-            row = [law, f"{curve.sigma:.3g}", f"{curve.kappa:.3g}", *map(format_share, errors)]
-            for gpus in (curve.peak_gpus, curve.worth_gpus):
-                row.append(format_count(gpus) + " (far)" * ((gpus or 0) > FAR * counts[-1].gpus))
-            rows.append(row)
-    header = ["", "σ", "κ", "error", "left-out error", "largest", "peak at", "worth it up to"]
-    notes = [f"! {warning}" for warning in found.warnings] + list(found.notes)
-    show_matrix("Fitted curves", header, rows, notes)
+    title = "Lost efficiency in points, by cause"
+    blocks: list[Block] = [
+        Table(header=header, rows=rows),
+        Section(title=title, blocks=[Table(header=["GPUs", "lost", *names], rows=losses[1:])]),
+        *(Paragraph(warning, "warning") for warning in found.warnings),
+        Bullets(found.notes, is_muted=True),
+    ]
+    return Document(title=f"Scaling, {found.kind}: {kind}", blocks=blocks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +11,15 @@ from fast_axolotl.cli.options import AsJson, examples
 from fast_axolotl.errors import MissingFileError, UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.plan.trace import CollectiveRow, StepParts, TraceSummary
+    from fast_axolotl.plan.trace import TraceSummary
+    from fast_axolotl.report.document import Document
 
 TRACE_EXAMPLES = examples(
-    "trace traces/", "trace rank0.json.gz rank1.json.gz --link 50", "trace traces/ --steps 3:8"
+    "trace traces/", "trace rank0.json.gz rank1.json.gz", "trace traces/ --steps 3:8"
 )
-
 _MOST_STEPS = 24
 _MOST_COLLECTIVES = 12
 _MOST_KERNELS = 5
-_PARTS = ("step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle")
 
 
 def trace(
@@ -30,10 +28,6 @@ def trace(
         typer.Argument(help="Traces of torch.profiler, one per rank.", metavar="TRACE…"),
     ],
     as_json: AsJson = False,
-    link: Annotated[
-        float | None,
-        typer.Option(help="Bandwidth of the link between GPUs in GB/s, to compare with."),
-    ] = None,
     steps: Annotated[
         str | None, typer.Option(help="Only these steps of the profiler: 3:8 means 3 to 7.")
     ] = None,
@@ -46,110 +40,83 @@ def trace(
     """
     from fast_axolotl.plan.trace import summarise_traces
     from fast_axolotl.record.codec import to_json
+    from fast_axolotl.report.terminal import print_document
 
-    if link is not None and not link > 0:
-        raise UsageError(f"--link is {link:g}; pass the bandwidth of the link in GB/s")
-    summary = summarise_traces(
-        _find_traces(traces),
-        steps=None if steps is None else _parse_steps(steps),
-        link_bytes_per_second=None if link is None else link * 1e9,
-    )
-    print(to_json(summary)) if as_json else _print_summary(summary)
-
-
-def _parse_steps(text: str) -> range:
-    first, colon, end = text.partition(":")
-    try:
-        found = range(int(first or 0), int(end or 2**62))
-    except ValueError:
-        found = range(0)
-    if not (colon and found):
-        raise UsageError(f"cannot read {text!r} as steps; write 3:8 for 3 to 7, or 3: for the rest")
-    return found
-
-
-def _find_traces(inputs: Sequence[str]) -> list[Path]:
-    """Files, globs, and what folders hold: ``*.pt.trace.json`` where there are any."""
-    found: list[Path] = []
-    for text in inputs:
+    chosen = None
+    if steps is not None:
+        first, colon, end = steps.partition(":")
+        if colon and f"{first}{end}0".isdecimal():
+            chosen = range(int(first or 0), int(end or 2**62))
+        if not chosen:
+            raise UsageError(
+                f"cannot read {steps!r} as steps; write 3:8 for 3 to 7, or 3: for the rest"
+            )
+    files: list[Path] = []
+    for text in traces:
         path = Path(text)
-        files = [path] if path.exists() else sorted(Path(path.anchor).glob(text.lstrip("/")))
+        found = [path] if path.exists() else sorted(Path(path.anchor).glob(text.lstrip("/")))
         if path.is_dir():
             every = sorted((*path.rglob("*.json"), *path.rglob("*.json.gz")))
-            files = [file for file in every if ".pt.trace.json" in file.name] or every
-        if not files:
+            found = [file for file in every if ".pt.trace.json" in file.name] or every
+        if not found:
             raise MissingFileError("no trace (.json or .json.gz) found here", path=text)
-        found += files
-    return list(dict.fromkeys(found))
+        files += found
+    summary = summarise_traces(list(dict.fromkeys(files)), steps=chosen)
+    print(to_json(summary)) if as_json else print_document(trace_document(summary))
 
 
-def _print_summary(summary: TraceSummary) -> None:
-    from fast_axolotl.record.units import format_seconds
-    from fast_axolotl.report.terminal import show_matrix
+def trace_document(summary: TraceSummary) -> Document:
+    """The mean step of each rank, every step where there are few, communication, slow kernels."""
+    from fast_axolotl.record.units import format_bytes, format_seconds, format_share
+    from fast_axolotl.report.document import Block, Bullets, Document, Row, Section, Table
 
-    counts = [sum(step.rank == mean.rank for step in summary.steps) for mean in summary.ranks]
-    rows = [
-        [str(mean.rank), f"{count:,}", *_step_cells(mean)]
-        for mean, count in zip(summary.ranks, counts, strict=True)
-    ]
+    parts = ["step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle"]
+    means: list[Row] = []
+    every: list[Row] = []
+    for one in (*summary.ranks, *summary.steps):
+        shares = (one.compute_seconds, one.overlapped_seconds, one.exposed_seconds)
+        rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds)
+        whole = one.seconds or 1
+        cells = [format_share(None if part is None else part / whole) for part in (*shares, *rest)]
+        cells.insert(0, format_seconds(one.seconds))
+        if len(means) < len(summary.ranks):
+            count = sum(step.rank == one.rank for step in summary.steps)
+            means.append([str(one.rank), f"{count:,}", *cells])
+        else:
+            every.append([f"{one.rank}, {one.step}", *cells])
     notes = list(summary.notes)
-    if len(rows) > 1:
+    if len(means) > 1:
         rank = "none" if summary.straggler is None else f"rank {summary.straggler}"
         notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
-    show_matrix("Mean step of each rank", ("rank", "steps", *_PARTS), rows, notes)
-    if len(rows) < len(summary.steps) <= _MOST_STEPS:
-        cells = [[f"{step.rank}, {step.step}", *_step_cells(step)] for step in summary.steps]
-        show_matrix("Every step", ("rank, step", *_PARTS), cells)
+    blocks: list[Block] = [Table(header=["rank", "steps", *parts], rows=means)]
+    blocks.append(Bullets(notes, is_muted=True))
+
+    def add(title: str, header: list[str], rows: list[Row]) -> None:
+        blocks.append(Section(title=title, blocks=[Table(header=header, rows=rows)]))
+
+    if len(means) < len(every) <= _MOST_STEPS:
+        add("Every step", ["rank, step", *parts], every)
     if summary.collectives:
+        title = "Communication, all ranks together"
+        if len(summary.collectives) > _MOST_COLLECTIVES:
+            title += f" (the {_MOST_COLLECTIVES} with the most time; --json has all)"
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
-        left_out = len(summary.collectives) - _MOST_COLLECTIVES
-        show_matrix(
-            "Communication, all ranks together",
-            [*header, "bus bandwidth", "of the link"],
-            [_collective_cells(row) for row in summary.collectives[:_MOST_COLLECTIVES]],
-            [f"{left_out} more with less time: see --json."] if left_out > 0 else [],
-        )
+        rows: list[Row] = []
+        for row in summary.collectives[:_MOST_COLLECTIVES]:
+            speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
+            group = "–" if row.group is None else row.group[:24] or "not named"
+            cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
+            cells += [f"{row.count:,}", format_seconds(row.seconds)]
+            cells.append(format_seconds(row.waiting_seconds))
+            rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
+        add(title, [*header, "bus bandwidth"], rows)
     if summary.slowdown is not None:
-        show_matrix(
-            f"Kernels take {summary.slowdown:.2f} times as long while communication runs",
-            ("kernel", "alone", "median", "with communication", "median", "ratio"),
-            [
-                (
-                    row.name[:60],
-                    f"{row.alone:,}",
-                    format_seconds(row.alone_seconds),
-                    f"{row.beside:,}",
-                    format_seconds(row.beside_seconds),
-                    f"{row.ratio:.2f}",
-                )
-                for row in summary.slowdowns[:_MOST_KERNELS]
-            ],
-        )
-
-
-def _step_cells(step: StepParts) -> list[str]:
-    """The time of a step, and the parts' shares of it."""
-    from fast_axolotl.record.units import format_seconds, format_share
-
-    parts = (step.compute_seconds, step.overlapped_seconds, step.exposed_seconds)
-    rest = (step.waiting_seconds, step.copy_seconds, step.idle_seconds)
-    shares = [None if part is None else part / (step.seconds or 1) for part in (*parts, *rest)]
-    return [format_seconds(step.seconds), *map(format_share, shares)]
-
-
-def _collective_cells(row: CollectiveRow) -> list[str]:
-    from fast_axolotl.record.units import format_bytes, format_seconds, format_share
-
-    speed = row.bus_bytes_per_second
-    bound = "" if row.matched else "≥ "
-    return [
-        row.kind,
-        "–" if row.group is None else row.group[:24] or "not named",
-        str(row.group_size or "–"),
-        format_bytes(row.num_bytes),
-        f"{row.count:,}",
-        format_seconds(row.seconds),
-        format_seconds(row.waiting_seconds),
-        "–" if speed is None else f"{bound}{format_bytes(speed)}/s",
-        format_share(row.link_share),
-    ]
+        title = f"Kernels take {summary.slowdown:.2f} times as long while communication runs"
+        rows = []
+        for kernel in summary.slowdowns[:_MOST_KERNELS]:
+            alone, beside = kernel.alone_seconds, kernel.beside_seconds
+            cells = [kernel.name[:60], f"{kernel.alone:,}", format_seconds(alone)]
+            cells += [f"{kernel.beside:,}", format_seconds(beside), f"{kernel.ratio:.2f}"]
+            rows.append(cells)
+        add(title, ["kernel", "alone", "median", "with communication", "median", "ratio"], rows)
+    return Document(title="Mean step of each rank", blocks=blocks)

@@ -75,38 +75,13 @@ class FastAxolotlArgs(BaseModel):
     )
     dataset_use_rust_streaming: bool | None = Field(
         default=None,
-        description="Read streamed files with fast-axolotl's reader: bounded memory, exact resume. "
-        "Takes effect for files of 1 GiB or more with a sequence_len of 10,000 or more, and not "
-        "together with dataset_keep_in_memory.",
-    )
-    fast_axolotl_streaming_force: bool | None = Field(
-        default=None,
-        description="Use fast-axolotl's reader for any file size and sequence_len.",
-    )
-    fast_axolotl_streaming_min_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="Stream files of at least this many bytes. Default: 1073741824 (1 GiB).",
-    )
-    fast_axolotl_streaming_min_sequence_len: int | None = Field(
-        default=None,
-        ge=0,
-        description="Stream files if sequence_len is at least this. Default: 10000.",
+        description="Streamed files: bounded buffers, and a resume that continues where the "
+        "checkpoint was written. Default: false.",
     )
     fast_axolotl_weights: list[float] | None = Field(
         default=None,
         description="Sampling weight of each entry of pretraining_dataset, one number per entry. "
-        "Default: proportional to file size.",
-    )
-    fast_axolotl_memory_budget: int | None = Field(
-        default=None,
-        ge=1,
-        description="Memory of the reader in one process, in bytes. Default: 67108864 (64 MiB).",
-    )
-    fast_axolotl_buffer_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Size limit of a streaming buffer in estimated tokens, for any number of rows.",
+        "Default: only the first entry is read, as in stock Axolotl.",
     )
     fast_axolotl_buffer_bytes: int | None = Field(
         default=None,
@@ -149,7 +124,7 @@ class FastAxolotlPlugin(BasePlugin):
         return [MeterCallback(**asdict(wanted), settings=recorded_settings(cfg))]
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
-        """The callback that writes the position of our reader into checkpoints, if it is in use."""
+        """The callback that writes where a stream of ours is into checkpoints."""
         states = {patch.state for patch in status().patches if patch.name == "resume"}
         if not cfg.get("dataset_use_rust_streaming") or states != {"active"}:
             return []

@@ -58,9 +58,9 @@ _SAVE_LESS = {
     "transformers": "save less: TrainingArguments(save_only_model=True) drops the optimizer state",
     "": "save in the background: torch.distributed.checkpoint.async_save",
 }
-_OUR_READER = (
-    "set dataset_use_rust_streaming: true, fast_axolotl_streaming_force: true and "
-    "dataloader_num_workers: 1 or more, and start Axolotl with fast-axolotl run --"
+_ACCELERATE = (
+    "set dataloader_num_workers: 1 or more, and start Axolotl with fast-axolotl run --, which "
+    "tokenises chats, packs and collates faster"
 )
 _COMPILE = {
     "axolotl": "set torch_compile: true",
@@ -322,22 +322,22 @@ def resume_faster(evidence: Evidence) -> str:
 def feed(evidence: Evidence) -> Action:
     """What to change for waits by rate, in bursts, or once in a while."""
     figures = evidence.figures
-    is_packing = evidence.setting("sample_packing") and _needs_our_reader(evidence)
+    is_packing = evidence.setting("sample_packing") and _is_stock_stream(evidence)
     follows_files = figures.stall_period_of in ("epoch", "shard")
     if is_packing and evidence.pattern in ("burst", "periodic") and not follows_files:
         # Axolotl packs so many rows of a stream, then so many more.
         return Action(
-            f"Pack the next rows while the model trains on the current ones: {_OUR_READER}.",
+            f"Make the next packs in less time: {_ACCELERATE}.",
             possible_gain(evidence.stall),
         )
     actions = {"burst": _deepen, "periodic": _spread}
     return actions.get(evidence.pattern, _speed_up)(evidence)
 
 
-def _needs_our_reader(evidence: Evidence) -> bool:
-    """Whether Axolotl reads a stream by itself."""
+def _is_stock_stream(evidence: Evidence) -> bool:
+    """Whether Axolotl prepares a stream by itself."""
     is_axolotl = evidence.source == "axolotl" and evidence.is_stream
-    return is_axolotl and not evidence.setting("dataset_use_rust_streaming")
+    return is_axolotl and not evidence.figures.replacements
 
 
 def _speed_up(evidence: Evidence) -> Action:
@@ -392,8 +392,8 @@ def _speed_up(evidence: Evidence) -> Action:
             all_of_it,
         )
     cheaper = f"to prepare the rows in advance, {_of(_PREPARE, source)}"
-    if _needs_our_reader(evidence):
-        cheaper = _OUR_READER
+    if _is_stock_stream(evidence):
+        cheaper = _ACCELERATE
     elif evidence.setting("dataset_is_prepared"):
         # What is left is to read the rows, to collate and to hand them over.
         cheaper = "keep the prepared rows on a local disk or in memory (/dev/shm)"

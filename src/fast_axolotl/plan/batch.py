@@ -1,4 +1,4 @@
-"""Which micro-batch to try next, which one to use, and what a batch size does to learning.
+"""Which micro-batch to try next, and which one to use.
 
 Sizes are doubled until memory runs out or the rate falls clearly; then the boundary between the
 largest that ran and the smallest that did not is halved, down to neighbours or to an eighth. With a
@@ -11,12 +11,12 @@ interval that reaches it: what is larger costs memory and gains nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
-from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
+from fast_axolotl.record.units import format_bytes, format_seconds, format_share
 
 NEAR = 0.03
 """Share of the best rate that is given up for a smaller micro-batch. Ours: twice what runs of one
@@ -27,9 +27,6 @@ _MOST = 65_536
 """Samples of a micro-batch up to which sizes are doubled where no global batch ends them."""
 _CLOSE = 9 / 8
 """A boundary known so exactly is not worth another run. Ours: batches differ by more."""
-_FAR_ABOVE = 4.0
-"""Times the gradient noise scale from which on a batch is too large: training then takes 5 times
-the fewest samples for 1.25 times the fewest steps (McCandlish et al., arXiv 1812.06162)."""
 SLOW = 0.7
 """Share of the best rate below which a short pass is a pitfall. Ours."""
 
@@ -44,8 +41,6 @@ class Advice:
     """The one with the highest rate."""
     largest_ran: int | None = None
     smallest_out_of_memory: int | None = None
-    noise_scale: float | None = None
-    """Of the gradient, in samples: of the run that accumulates most."""
     sentences: tuple[str, ...] = ()
     """What to do, and why."""
     warnings: tuple[str, ...] = ()
@@ -130,15 +125,27 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
             more = (other.peak_bytes or 0) - (knee.peak_bytes or 0)
             text += f" and takes {format_bytes(more)} more"
     sentences = [f"Set {size}{together}.", f"{text}."]
-    # All begin with the same weights, so what one run says of the noise holds for the others.
-    found = [one for one in (*ran, knee) if one.noise_scale]
-    noise = max(found, key=lambda one: one.accumulation).noise_scale if found else None
     if full is not None:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
-    if noise is None:
-        sentences.append(
-            "It is not known whether the global batch is larger than necessary: measuring the "
-            "gradient noise scale needs --steps 60 or more, and accumulation or several ranks."
+    warnings = []
+    share = slowest / top
+    if share < SLOW and first.step_seconds:
+        pass_seconds = format_seconds(first.step_seconds / first.accumulation)
+        warnings.append(
+            f"A pass with micro-batch {first.micro_batch} takes only {pass_seconds}, but its "
+            f"throughput is {format_share(share, decimals=0)} of the best: low latency is not "
+            f"high throughput. Compare {first.unit}."
+        )
+    if knee.stall is not None and knee.stall >= DATA_STALL:
+        warnings.append(
+            f"At {knee.micro_batch}, training waits for data {format_share(knee.stall)} of the "
+            "time, so this measures the loader, not the batch. Make the loader faster first."
+        )
+    sizes = {one.micro_batch * one.accumulation for one in ran}
+    if knee.micro_batch * knee.accumulation > min(sizes):
+        warnings.append(
+            "The global batch grows with the micro-batch. A larger one needs another learning "
+            "rate and may generalise worse: compare the losses, or pass --global-batch."
         )
     return Advice(
         knee=knee.micro_batch,
@@ -146,33 +153,8 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
         largest_ran=ran[-1].micro_batch,
         smallest_out_of_memory=full,
         sentences=tuple(sentences),
-        noise_scale=noise,
-        warnings=tuple(_warn(first, knee, slowest / top, noise)),
+        warnings=tuple(warnings),
     )
-
-
-def _warn(first: Trial, knee: Trial, share: float, noise: float | None) -> Iterator[str]:
-    if share < SLOW and first.step_seconds:
-        pass_seconds = format_seconds(first.step_seconds / first.accumulation)
-        yield (
-            f"A pass with micro-batch {first.micro_batch} takes only {pass_seconds}, but its "
-            f"throughput is {format_share(share, decimals=0)} of the best: low latency is not "
-            f"high throughput. Compare {first.unit}."
-        )
-    if knee.stall is not None and knee.stall >= DATA_STALL:
-        yield (
-            f"At {knee.micro_batch}, training waits for data {format_share(knee.stall)} of the "
-            "time, so this measures the loader, not the batch. Make the loader faster first."
-        )
-    samples = knee.micro_batch * knee.accumulation * knee.ranks
-    if noise and samples >= _FAR_ABOVE * noise:
-        yield (
-            f"The global batch of {samples:,} samples is {format_count(samples / noise)} times "
-            f"the gradient noise scale ({format_count(noise)}): most samples of a step add "
-            "little. If you make the batch smaller by a factor k, divide the learning rate by k "
-            "(SGD) or √k (Adam), and keep the warm-up the same in samples. The noise scale is a "
-            "proxy (arXiv 2505.23971), and it grows during training."
-        )
 
 
 def describe_longest(trial: Trial, tokens: int, sizes: Sequence[int]) -> str:

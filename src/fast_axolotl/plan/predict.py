@@ -1,4 +1,4 @@
-"""Tokens/s, memory, time, money and energy of a run on other GPUs, and what binds it.
+"""Tokens/s, memory, time and money of a run on other GPUs, and what binds it.
 
 A *reference* is the user's own run as it was measured. It sets the level of the stack: measured ÷
 predicted. Without one, the level is that of published stacks, and the interval is wide. Intervals
@@ -64,8 +64,6 @@ class Reference:
     """Exposed, of a step."""
     memory_bytes: float | None = None
     """Highest of one GPU, by NVML."""
-    power_watts: float | None = None
-    """Mean of one GPU."""
     loader_tokens_per_second: float | None = None
     """What the loaders of all ranks could deliver."""
     loader_scales: bool = True
@@ -86,20 +84,19 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One number of one kind of GPU. ``None`` is not known, or impossible: ``reason`` says why."""
+    """One number of one kind of GPU. ``None`` is not known, or impossible."""
 
     gpu: str
     gpus: int
     layout: Layout
-    changes: tuple[str, ...] = ()
-    """How the layout differs from the reference's, so that it fits."""
+    changes: str = ""
+    """How the layout differs from the reference's, so that it fits; or why it cannot."""
     global_batch_tokens: float
     memory: Memory
     memory_bytes: float
     """With what the reference needed beyond its own prediction."""
     binds: str
     """compute, memory, communication, or data."""
-    reason: str = ""
     tokens_per_second: Range | None = None
     step_seconds: float | None = None
     communication_share: float | None = None
@@ -109,9 +106,6 @@ class Candidate:
     loader_tokens_per_second: float | None = None
     seconds: Range | None = None
     dollars: Range | None = None
-    energy_kwh: float | None = None
-    is_pareto: bool = False
-    """Whether no other candidate is both sooner and cheaper; never without time and money."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +117,9 @@ class Plan:
     tokens: float | None
     level: float | None
     """Measured ÷ predicted tokens/s of the reference; ``None`` without one."""
-    prices: tuple[str, ...]
-    """Dollars per GPU and hour, with their source."""
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
-    """Warnings with their evidence."""
-    assumptions: tuple[str, ...]
+    """Warnings with their evidence, what layouts had to change, what is assumed, the price."""
 
 
 def interval_width(
@@ -194,7 +185,7 @@ def make_plan(
         if memory.total > usable:
             need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
             reason = f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
-            candidates.append(replace(found, reason=reason))
+            candidates.append(replace(found, changes=reason))
             continue
         step = predict_step(shape, gpu, chosen, network=network)
         communication = slowness * step.communication
@@ -217,7 +208,6 @@ def make_plan(
         time = None
         if tokens is not None:
             time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
-        watts = None if reference is None or gpu != reference.gpu else reference.power_watts
         found = replace(
             found,
             binds=binds,
@@ -228,7 +218,6 @@ def make_plan(
             loader_tokens_per_second=ceiling,
             seconds=time,
             dollars=time.times(price.dollars * count / 3600) if time and price else None,
-            energy_kwh=watts * count * time.value / 3.6e6 if time and watts else None,
         )
         candidates.append(found)
     return Plan(
@@ -236,10 +225,11 @@ def make_plan(
         parameters=shape.parameters,
         tokens=tokens,
         level=None if reference is None else level,
-        prices=() if price is None else (f"{gpu.key}: ${price.dollars:g}, {price.source}",),
-        candidates=tuple(_mark_pareto(candidates)),
-        notes=tuple(_note(candidates, reference, level)),
-        assumptions=tuple(_assume(gpu, reference, network)),
+        candidates=tuple(candidates),
+        notes=(
+            *_warn(candidates, reference, level),
+            *_assume(candidates, gpu, reference, network, price),
+        ),
     )
 
 
@@ -248,40 +238,15 @@ def join_plans(plans: Sequence[Plan]) -> Plan:
     first, *others = plans
     if not others:
         return first
-    names = ("prices", "candidates", "assumptions")
-    parts = {name: [item for one in plans for item in getattr(one, name)] for name in names}
     return replace(
         first,
         gpu=", ".join(one.gpu for one in plans),
-        prices=tuple(parts["prices"]),
-        candidates=tuple(_mark_pareto(parts["candidates"])),
+        candidates=tuple(candidate for one in plans for candidate in one.candidates),
         notes=tuple(f"{one.gpu}: {note}" for one in plans for note in one.notes),
-        assumptions=tuple(dict.fromkeys(parts["assumptions"])),
     )
 
 
-def _mark_pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
-    costs = [
-        None
-        if one.seconds is None or one.dollars is None
-        else (one.seconds.value, one.dollars.value)
-        for one in candidates
-    ]
-    known = [cost for cost in costs if cost is not None]
-
-    def is_best(cost: tuple[float, float]) -> bool:
-        beaten = (other[0] <= cost[0] and other[1] <= cost[1] for other in known if other != cost)
-        return not any(beaten)
-
-    return [
-        replace(one, is_pareto=cost is not None and is_best(cost))
-        for one, cost in zip(candidates, costs, strict=True)
-    ]
-
-
-def _fit(
-    shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float
-) -> tuple[Layout, tuple[str, ...]]:
+def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> tuple[Layout, str]:
     """The layout on ``count`` GPUs at the same global batch, changed until it fits."""
     if count < 1:
         raise UsageError(f"--gpus {count}: pass numbers of at least 1")
@@ -295,7 +260,7 @@ def _fit(
 
     start = change(layout, gpus=count, ep=ep, shard=shard, **split)
     if predict_memory(shape, start).total <= usable:
-        return start, ()
+        return start, ""
     easy: list[dict[str, Any]] = [
         {"sharding": "fsdp"},
         {"recompute": "full"},
@@ -319,15 +284,18 @@ def _fit(
         "micro_batch": f"has a micro-batch of {start.micro_batch:g}",
         "tp": f"splits layers over {start.tp} GPUs (tensor parallel)",
     }
-    changed = (name for name in texts if getattr(start, name) != getattr(layout, name))
-    return start, tuple(texts[name] for name in changed)
+    changed = [texts[name] for name in texts if getattr(start, name) != getattr(layout, name)]
+    return start, f"fits if it {', '.join(changed)}"
 
 
-def _note(
+def _warn(
     candidates: Sequence[Candidate], reference: Reference | None, level: float
 ) -> Iterator[str]:
     """What users get wrong, where these candidates are about to."""
     possible = [one for one in candidates if one.tokens_per_second is not None]
+    if not possible:
+        return
+    first, last = possible[0], possible[-1]
     paid = [(one.gpus, one.dollars.value) for one in possible if one.dollars is not None]
     cheapest, least = min(paid, key=lambda item: item[1], default=(0, 0.0))
     dearer = [item for item in paid if item[0] > cheapest and item[1] >= _DEARER * least]
@@ -336,24 +304,28 @@ def _note(
             f"More GPUs cost more: a run on {dearer[0][0]} costs {dearer[0][1] / least:.2f} times "
             f"as much as on {cheapest}."
         )
-    if len(possible) > 1 and possible[-1].binds != "data":
-        one, other = possible[0], possible[-1]
-        steps = [end.step_seconds or 0.0 for end in (one, other)]
-        sizes = [end.global_batch_tokens / end.gpus for end in (one, other)]
-        share = sizes[1] * steps[0] / (sizes[0] * steps[1])
-        if steps[1] < steps[0] and sizes[1] < sizes[0] and share < SLOW:
-            yield (
-                f"Low latency is not high throughput: a step takes {format_seconds(steps[1])} on "
-                f"{other.gpus} GPUs and {format_seconds(steps[0])} on {one.gpus}, but a GPU does "
-                f"only {format_share(share, decimals=0)} of the tokens per second, with a batch of "
-                f"{format_count(sizes[1])} tokens per GPU instead of {format_count(sizes[0])}."
-            )
-    huge = next((one for one in possible if one.global_batch_tokens > _HUGE_BATCH), None)
-    if huge is not None:
+    steps = [end.step_seconds or 0.0 for end in (first, last)]
+    sizes = [end.global_batch_tokens / end.gpus for end in (first, last)]
+    share = sizes[1] * steps[0] / (sizes[0] * steps[1])
+    if last.binds != "data" and steps[1] < steps[0] and sizes[1] < sizes[0] and share < SLOW:
         yield (
-            f"From {huge.gpus} GPUs, a step has {format_count(huge.global_batch_tokens)} tokens "
-            "or more, which is larger than in any published training of a language model. Split "
-            "the model over GPUs (TP, PP), or use fewer GPUs."
+            f"Low latency is not high throughput: a step takes {format_seconds(steps[1])} on "
+            f"{last.gpus} GPUs and {format_seconds(steps[0])} on {first.gpus}, but a GPU does "
+            f"only {format_share(share, decimals=0)} of the tokens per second, with a batch of "
+            f"{format_count(sizes[1])} tokens per GPU instead of {format_count(sizes[0])}."
+        )
+    usual, known = _HUGE_BATCH, "published trainings of language models end with 16 M"
+    if reference is not None:
+        batch = reference.layout.step_tokens
+        usual = min(usual, _LARGE_BATCH * batch)
+        known = f"your run has {format_count(batch)}"
+    large = next((one for one in possible if one.global_batch_tokens > usual), None)
+    if large is not None:
+        yield (
+            f"From {large.gpus} GPUs, the batch is too large for the same training: a step has "
+            f"{format_count(large.global_batch_tokens)} tokens, and {known}. Accumulation cannot "
+            "go below 1. A larger batch needs another learning rate and may generalise worse: "
+            "compare the losses, or use fewer GPUs."
         )
     if reference is None:
         return
@@ -369,8 +341,7 @@ def _note(
             f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
             f"{format_count(starved.loader_tokens_per_second)}."
         )
-    last = possible[-1] if possible else None
-    if reference.layout.gpus == 1 and last is not None and last.gpus > 1:
+    if reference.layout.gpus == 1 < last.gpus:
         naive = reference.tokens_per_second * reference.real_share * last.gpus
         yield (
             f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
@@ -379,18 +350,21 @@ def _note(
             f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
             "from the link rates alone. Measure a short run on two nodes before you rent more."
         )
-    batch = reference.layout.step_tokens
-    large = next((one for one in possible if one.global_batch_tokens > _LARGE_BATCH * batch), None)
-    if large is not None:
-        yield (
-            f"From {large.gpus} GPUs, the batch is too large for the same training: "
-            f"{format_count(large.global_batch_tokens)} tokens per step instead of "
-            f"{format_count(batch)}, because accumulation cannot go below 1. The same tokens make "
-            "fewer steps: raise learning rate and warm-up with care, and compare the losses."
-        )
 
 
-def _assume(gpu: Gpu, reference: Reference | None, network: float | None) -> Iterator[str]:
+def _assume(
+    candidates: Sequence[Candidate],
+    gpu: Gpu,
+    reference: Reference | None,
+    network: float | None,
+    price: Price | None,
+) -> Iterator[str]:
+    """What layouts had to change, what the prediction rests on, and what a GPU costs."""
+    changes: dict[str, list[str]] = {}
+    for one in candidates:
+        if one.changes:
+            changes.setdefault(one.changes, []).append(f"{one.gpus}")
+    yield from (f"{', '.join(counts)} × {gpu.key}: {text}." for text, counts in changes.items())
     if reference is None:
         yield (
             "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
@@ -409,3 +383,7 @@ def _assume(gpu: Gpu, reference: Reference | None, network: float | None) -> Ite
     if reference is not None and reference.loader_tokens_per_second is not None:
         grows = "every rank brings its own loader workers and CPU cores"
         yield f"Assumption: {grows if reference.loader_scales else 'one rank reads for all'}."
+    if price is None:
+        yield f"The price of {gpu.key} is unknown; pass --price."
+    else:
+        yield f"Dollars per GPU and hour: {gpu.key}: ${price.dollars:g}, {price.source}."

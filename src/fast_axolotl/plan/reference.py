@@ -81,20 +81,6 @@ def read_reference(
         real_share=rate / positions,
         communication_share=None if exposed is None else min(0.9, exposed / (1 - stall)),
         memory_bytes=summary.gpu_memory_bytes,
-        power_watts=summary.gpu_power_watts,
         loader_tokens_per_second=loader,
         loader_scales=not settings.get("dispatcher"),
-    )
-
-
-def count_epoch_tokens(record: RunRecord, summary: RunSummary) -> float:
-    """Tokens between two starts of an epoch; a record that saw fewer than two cannot tell."""
-    for rank in record.ranks.values():
-        steps = [mark.step for mark in rank.marks if mark.name == "epoch" and mark.step is not None]
-        if len(steps) > 1 and summary.tokens_per_second and summary.steps_per_second:
-            each: float = summary.tokens_per_second / summary.steps_per_second
-            return (steps[-1] - steps[0]) / (len(steps) - 1) * each
-    raise DataError(
-        "does not hold a whole epoch, so the number of tokens is not known; pass --tokens",
-        path=record.path,
     )

@@ -1,4 +1,4 @@
-"""How a job scales: runs at several numbers of GPUs beside each other, and a curve through them.
+"""How a job scales: runs at several numbers of GPUs beside each other.
 
 *Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count: weak scaling where the
 batch per GPU stays the same, strong scaling where the global batch does.
@@ -6,10 +6,8 @@ batch per GPU stays the same, strong scaling where the global batch does.
 *Losses.* A token takes N ÷ throughput GPU-seconds. Waiting for data, a share s of them at N and s₀
 at the smallest count, costs s − s₀ · efficiency. So for every part; their sum is 1 − efficiency.
 
-*Curves*, least squares of log throughput: Amdahl's law X(N) = λN ÷ (1 + σ(N − 1)), and Gunther's
-universal scalability law, which adds κN(N − 1) to the divisor. N ÷ X is linear in unknowns that are
-not negative, (1 − σ, σ, κ) ÷ λ, so a Gauss-Newton step tries all sets of them. A curve knows no
-nodes, no other layouts and no memory. An added GPU brings dX/dN.
+Only what was measured is compared. Counts that were not run are predicted by ``predict``, which
+knows nodes, layouts and memory; a curve through few counts knows none of them.
 """
 
 from __future__ import annotations
@@ -18,11 +16,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import numpy as np
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record import RunRecord, RunSummary
@@ -30,17 +25,11 @@ from fast_axolotl.record.arithmetic import middle, ratio
 from fast_axolotl.record.thresholds import FREE_STALL
 from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
 
-FAR = 4
-"""Times the largest measured count beyond which a curve is not to be relied on."""
 _WORTH = 0.5
 """Of what a GPU brings at the smallest count, what an added one must bring."""
 _SAME = 0.10
 """Share by which batches, costs or efficiencies may differ and count as the same."""
-_PARTS = 20
-"""Stretches of one run that its interval is made of: single steps are not independent."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
-_LEAST_PARTS = 5
-"""Stretches of one run that give an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +43,6 @@ class Run:
     batch: float
     """Samples of a step on all GPUs; tokens where samples were not counted."""
     step_seconds: float | None = None
-    parts: tuple[float, ...] = ()
-    """Throughput of stretches of the run, in any unit."""
     pair: str = ""
     """The same for runs of one round of a protocol."""
     figures: Mapping[str, float | None] = field(default_factory=dict)
@@ -90,14 +77,6 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
     # Where weights are gathered in the forward pass, its time is not that of compute.
     is_gathered = settings.get("fsdp") or settings.get("deepspeed_stage") == 3
     forward = None if is_gathered else middle(rank.forward_seconds_per_step for rank in ranks)
-    first, parts = summary.first_steady_step or 0, []
-    blocks = record.ranks[summary.deciding_rank or 0].blocks
-    blocks = [block for block in blocks if block.phase == "steady" and block.first_step >= first]
-    name = "real_tokens" if unit == "tokens" else "samples"
-    for at in range(size := min(_PARTS, len(blocks))):
-        part = blocks[at * len(blocks) // size : (at + 1) * len(blocks) // size]
-        done = sum(getattr(block, name) or 0 for block in part)
-        parts.append(ratio(done, sum(block.wall_seconds for block in part)))
     job: dict[str, Any] = {name: settings[name] for name in _SETTINGS if name in settings}
     job |= summary.environment.get("versions") or {}
     sizes, gpus = {}, world
@@ -114,7 +93,6 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
         batch=batch,
         step_seconds=summary.step_p50_seconds,
         pair=pair,
-        parts=tuple(part for part in parts if part),
         figures={
             "data": summary.stall_fraction,
             "communication": exposed,
@@ -142,38 +120,12 @@ class Count:
     efficiency: float
     efficiency_low: float | None
     efficiency_high: float | None
-    interval_from: str
-    """Repeated runs, or steps of one run, which leaves out how much runs differ; empty: none."""
     step_seconds: float | None
     batch_per_gpu: float
     losses: Mapping[str, float]
     """Points of efficiency, by where they go; their sum is 1 − efficiency."""
     added: float | None
     """What a GPU added to the count before brings ÷ what one brings at the smallest count."""
-    dollars_per_million: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Throughput by number of GPUs: λN ÷ (1 + σ(N − 1) + κN(N − 1))."""
-
-    rate_of_one: float
-    sigma: float
-    kappa: float
-    error: float | None = None
-    """Largest |fitted ÷ measured − 1|; ``None``: it goes through as many counts as unknowns."""
-    left_out_error: float | None = None
-    """Median of the same for counts left out of the fit; ``None`` below four counts."""
-    largest_error: float | None = None
-    """The same for the largest count, predicted from the smaller ones."""
-    peak_gpus: float | None = None
-    """Where throughput is highest; ``None``: it never falls."""
-    worth_gpus: float | None = None
-    """Beyond it an added GPU brings less than half of what one brings at the smallest count."""
-
-    def rate(self, gpus: float) -> float:
-        """Throughput of so many GPUs."""
-        return self.rate_of_one * gpus / (1 + (self.sigma + self.kappa * gpus) * (gpus - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,68 +135,12 @@ class Scaling:
     unit: str
     kind: Literal["weak", "strong", "neither"]
     counts: tuple[Count, ...]
-    amdahl: Curve
-    usl: Curve | None
-    """``None``: two counts do not determine three unknowns."""
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def fit_curve(gpus: Sequence[float], rates: Sequence[float], unknowns: int) -> Curve:
-    """The best curve of 2 unknowns (Amdahl) or 3 (USL), the smallest count first; 0 ≤ σ ≤ 1."""
-    n = np.asarray(gpus, float)
-    cost = n / np.asarray(rates, float)
-    terms = np.stack([np.ones_like(n), n, n * (n - 1)], axis=1)[:, :unknowns]
-    sets = [list(some) for size in (1, 2, 3) for some in combinations(range(unknowns), size)]
-
-    def solve(at: Any, target: Any) -> Any:
-        found = []
-        for some in sets:
-            scale = at[:, some].max(axis=0)
-            whole = np.zeros(unknowns)
-            whole[some] = np.linalg.lstsq(at[:, some] / scale, target, rcond=None)[0] / scale
-            # κ alone is no curve: it says that one GPU is infinitely fast.
-            if (whole >= 0).all() and whole[:2].any():
-                found.append((float(((at @ whole - target) ** 2).sum()), whole))
-        return min(found, key=lambda one: one[0])[1]
-
-    def miss(weights: Any) -> float:
-        return float((np.log(cost / (terms @ weights)) ** 2).sum())
-
-    weights = solve(terms / cost[:, None], np.ones_like(n))
-    for _ in range(50):
-        fitted = terms @ weights
-        step = solve(terms / fitted[:, None], 1 + np.log(cost / fitted)) - weights
-        best = min((weights + step / 2**halving for halving in range(8)), key=miss)
-        if miss(best) >= miss(weights) * (1 - 1e-9):
-            break
-        weights = best
-    constant, linear, crossed = (*map(float, weights), 0.0)[:3]
-    curve = Curve(
-        rate_of_one=1 / (constant + linear),
-        sigma=linear / (constant + linear),
-        kappa=crossed / (constant + linear),
-        peak_gpus=max(1.0, math.sqrt(constant / crossed)) if crossed > 0 else None,
-    )
-
-    def is_worth(count: float) -> bool:
-        added = (constant - crossed * count**2) * (curve.rate(count) / count) ** 2
-        return added >= _WORTH * curve.rate(gpus[0]) / gpus[0]
-
-    low, high = float(gpus[0]), 2.0**40
-    while not is_worth(high) and high - low > 1e-6 * high:
-        center = math.sqrt(low * high)
-        low, high = (center, high) if is_worth(center) else (low, center)
-    return replace(curve, worth_gpus=None if is_worth(high) else low)
-
-
-def make_scaling(
-    runs: Sequence[Run], compare: Callable[..., Any], *, unit: str, price: float | None = None
-) -> Scaling:
-    """All counts, the curves, and what to know of them.
-
-    ``compare`` is ``protocol.statistics.compare_runs``, ``price`` is dollars per GPU and hour.
-    """
+def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str) -> Scaling:
+    """All counts, and what to know of them; ``compare`` is ``protocol.statistics.compare_runs``."""
     by_count: dict[int, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.gpus):
         by_count[run.gpus].append(run)
@@ -259,10 +155,7 @@ def make_scaling(
     counts: list[Count] = []
     base: list[float] = []
     for count, own in by_count.items():
-        values, source = [run.rate / count for run in own], "runs"
-        if len(own) == 1 and len(own[0].parts) >= _LEAST_PARTS:
-            mean = statistics.geometric_mean(own[0].parts)
-            values, source = [values[0] * part / mean for part in own[0].parts], "steps"
+        values = [run.rate / count for run in own]
         base, last = base or values, counts[-1] if counts else None
         each = compare([1.0] * len(values), values)
         # What drifts on the machine falls on all runs of one round of a protocol alike.
@@ -285,38 +178,17 @@ def make_scaling(
                 efficiency=against.value,
                 efficiency_low=against.low if last else None,
                 efficiency_high=against.high if last else None,
-                interval_from=source if each.low else "",
                 step_seconds=middle(run.step_seconds for run in own),
                 batch_per_gpu=statistics.median(run.batch for run in own) / count,
                 losses=_divide_loss(first, own, against.value) if last else {},
                 added=added,
-                dollars_per_million=None if price is None else price * 1e6 / 3600 / each.value,
             )
         )
-    gpus, rates = [one.gpus for one in counts], [one.rate for one in counts]
-    curves = []
-    for unknowns in range(2, min(3, len(gpus)) + 1):
-        curve, left_out = fit_curve(gpus, rates, unknowns), []
-        for at in range(len(gpus) if len(gpus) > 3 else 0):
-            rest = fit_curve(gpus[:at] + gpus[at + 1 :], rates[:at] + rates[at + 1 :], unknowns)
-            left_out.append(abs(rest.rate(gpus[at]) / rates[at] - 1))
-        error = max(abs(curve.rate(n) / x - 1) for n, x in zip(gpus, rates, strict=True))
-        if left_out:
-            curve = replace(curve, left_out_error=middle(left_out), largest_error=left_out[-1])
-        curves.append(replace(curve, error=error if len(gpus) > unknowns or error > 1e-6 else None))
-    is_unseen = any(math.isnan(_mean(own, "communication")) for own in by_count.values())
-    notes = {
-        "Worth it up to: the last count at which an added GPU brings at least half of what a GPU "
-        f"brings on {count_words(smallest, 'GPU')}; beyond it, the {unit} of an added GPU cost "
-        f"more than twice as much. (far): more than {FAR} times the largest measured count.": True,
-        "No fit of the Universal Scalability Law: two counts cannot determine its three "
-        "parameters.": len(gpus) < 3,
-        "The interval of a single run covers only the variation of its steps, not between runs; a "
-        "short run has no interval. Repeat the run.": any(
-            one.interval_from != "runs" for one in counts
-        ),
-        "The unexplained part includes communication: measure with --profile-steps 5.": is_unseen,
-    }
+    notes = []
+    if any(one.runs < 2 for one in counts):
+        notes.append("A single run has no interval: repeat the runs (protocol --pairs 3).")
+    if any(math.isnan(_mean(own, "communication")) for own in by_count.values()):
+        notes.append("The unexplained part includes communication: measure with --profile-steps 5.")
     batches = [one.batch_per_gpu for one in counts]
     wholes = [one.batch_per_gpu * one.gpus for one in counts]
     is_weak, is_strong = (max(some) <= (1 + _SAME) * min(some) for some in (batches, wholes))
@@ -324,10 +196,8 @@ def make_scaling(
         unit=unit,
         kind="weak" if is_weak else "strong" if is_strong else "neither",
         counts=tuple(counts),
-        amdahl=curves[0],
-        usl=curves[1] if len(curves) > 1 else None,
         warnings=(*_compare_jobs(runs), *_warn(counts, by_count, unit)),
-        notes=tuple(text for text, holds in notes.items() if holds),
+        notes=tuple(notes),
     )
 
 
@@ -392,6 +262,12 @@ def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: 
         why = "rank 0 reads for all ranks" if one_reads else "the ranks share a disk or CPU cores"
         shares = (format_share(stall) for stall in stalls)
         found.append(f"Waiting for data grows ({' → '.join(shares)} of the time): {why}.")
+    unpaid = next((count for count in counts[1:] if (count.added or 0.0) < _WORTH), None)
+    if unpaid is not None:
+        found.append(
+            f"From {unpaid.gpus} GPUs on, an added GPU brings less than half of what one brings on "
+            f"{few}, so its {unit} cost more than twice as much."
+        )
     if is_lower:
         dearer = f"{1 / other.efficiency:.2f} times as much as on {few}"
         found.append(f"More GPUs cost more: {unit} on {many} cost {dearer}.")

@@ -81,7 +81,6 @@ class CollectiveRow:
     """Of the matched ones."""
     bus_bytes_per_second: float | None
     """Over the matched ones without their waiting; of all, and a lower bound, if none are."""
-    link_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +132,7 @@ Durations = dict[str, tuple[list[int], list[int]]]
 """Of each kernel: alone and beside communication."""
 
 
-def summarise_traces(
-    paths: Sequence[Path], *, steps: range | None = None, link_bytes_per_second: float | None = None
-) -> TraceSummary:
+def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> TraceSummary:
     """Divide the steps of some ranks' traces: all of them, or those of some numbers."""
     found: dict[int, _Rank] = {}
     notes: list[str] = []
@@ -166,7 +163,7 @@ def summarise_traces(
         notes.append(f"{absent}: waiting for peers is {effect}.")
     means = tuple(_mean(item.steps) for item in ranks)
     divided = tuple(step for item in ranks for step in item.steps)
-    rows = _collective_rows(ranks, link_bytes_per_second)
+    rows = _collective_rows(ranks)
     judged = (*_slowdowns(kernels), *_find_straggler(means))
     return TraceSummary(size, missing, means, divided, rows, *judged, tuple(notes))
 
@@ -393,7 +390,7 @@ def _find_straggler(ranks: Sequence[StepParts]) -> tuple[int | None, str]:
     return waits[0][1], f"Every other rank waits at least {format_share(lead)} of a step longer."
 
 
-def _collective_rows(ranks: Sequence[_Rank], link: float | None) -> tuple[CollectiveRow, ...]:
+def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
     rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
     for rank in ranks:
         for item in rank.collectives:
@@ -414,9 +411,8 @@ def _collective_rows(ranks: Sequence[_Rank], link: float | None) -> tuple[Collec
             speed = factor * sum(item.num_bytes or 0 for item in timed) / moving
         size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
         waited = waiting / 1e9 if matched else None
-        share = None if speed is None or link is None else speed / link
         counts = (len(items), seconds, len(matched), waited)
-        found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed, share))
+        found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed))
     return tuple(sorted(found, key=lambda row: -row.seconds))
 
 

@@ -234,8 +234,6 @@ def _streamed(
         "plugins": plugins if _PLUGIN in plugins else [*plugins, _PLUGIN],
         "streaming": True,
         "dataset_use_rust_streaming": True,
-        # Else small files would be read as ever, and the arm would be the drop-in once more.
-        "fast_axolotl_streaming_force": True,
     }
     if config.get("sample_packing"):
         # Axolotl streams packed rows by ``load_dataset``, which takes a format and its files.

@@ -86,8 +86,6 @@ class Trial:
     """Highest that was taken of a GPU: by NVML, or reserved by torch."""
     total_bytes: int | None = None
     """Memory of the GPU."""
-    noise_scale: float | None = None
-    """Gradient noise scale in samples, where it was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
