@@ -37,7 +37,7 @@ MOST_LINES = {
     "cluster": 2_450,
     "dedupe": 1_573,
     "errors": 130,
-    "integrations": 2_990,
+    "integrations": 2_965,
     "kernels": 1_128,
     "measure": 6_824,
     "packing": 1_138,
