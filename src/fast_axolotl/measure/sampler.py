@@ -332,6 +332,4 @@ def explain_missing(sample: SystemSample, *, has_procfs: bool) -> dict[str, str]
         return dict.fromkeys(reasons, "this is only available on Linux: there is no /proc here")
     reasons["oom_kills"] = "there is no memory cgroup here"
     reasons["throttled_seconds"] = "no cgroup above the process sets a CPU quota"
-    if sample.pss_bytes is not None:
-        reasons["pss_file_bytes"] = "this kernel cannot separate mapped files from the working set"
     return {name: text for name, text in reasons.items() if getattr(sample, name) is None}

@@ -322,7 +322,6 @@ def _fold_node(
         highest = max(marks, default=0)
         if highest > (values["hwm_bytes"] or 0):
             values["hwm_bytes"] = highest
-            values["spike_ratio"] = ratio(highest, values["rss_bytes"])
     # What torch's allocator held at most, which the samples may have missed.
     free = [values["gpu_free_bytes"]]
     for rank in own:

@@ -36,7 +36,7 @@ _MOST_SAMPLES = 4096
 
 _UNWATCHED = FIGURES["working_set_bytes"].missing
 
-_LEVELS = ("working_set_bytes", "mapped_file_bytes", "rss_bytes")
+_LEVELS = ("working_set_bytes", "rss_bytes")
 """Of the steady phase alone."""
 
 _Found = tuple[Any, str]
@@ -140,7 +140,6 @@ def _memory(
 
     start = system.start
     hwm = _highest(sample.hwm_bytes for sample in system.samples)
-    rss = middle(sample.rss_bytes for sample in samples)
     limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
     peak = used = _peak(system, "working_set_bytes", trained_from)
     if used is None and not any(sample.pss_bytes is not None for sample in system.samples):
@@ -152,10 +151,8 @@ def _memory(
     return {
         "working_set_bytes": level("working_set_bytes", "pss_bytes"),
         "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
-        "mapped_file_bytes": level("pss_file_bytes"),
         "rss_bytes": level("rss_bytes"),
         "hwm_bytes": (_whole(hwm), "hwm_bytes"),
-        "spike_ratio": (ratio(hwm, rss), "hwm_bytes"),
         "limit_bytes": (limit, "limit_bytes"),
         "limit_share": (ratio(used, limit), "pss_bytes"),
     }

@@ -33,7 +33,6 @@ _KINDS: dict[str, tuple[type, str]] = {
     "mark": (schema.Mark, "marks"),
     "phase": (schema.Phase, "phases"),
     "model": (schema.ModelShape, "models"),
-    "free_run": (schema.FreeRun, "free_runs"),
     "log": (schema.Log, "logs"),
     "window": (schema.ProfileWindow, "windows"),
     "gradients": (schema.GradientNorms, "gradients"),
@@ -69,7 +68,6 @@ class RankRecord:
     marks: list[schema.Mark] = field(default_factory=list)
     phases: list[schema.Phase] = field(default_factory=list)
     models: list[schema.ModelShape] = field(default_factory=list)
-    free_runs: list[schema.FreeRun] = field(default_factory=list)
     windows: list[schema.ProfileWindow] = field(default_factory=list)
     gradients: list[schema.GradientNorms] = field(default_factory=list)
     logs: list[schema.Log] = field(default_factory=list)

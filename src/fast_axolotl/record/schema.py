@@ -220,17 +220,6 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeRun:
-    """The loader drained with no model."""
-
-    t: float
-    seconds: float
-    batches: int
-    samples: int
-    num_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileWindow:
     """What a short window of torch's profiler saw on one rank."""
 

@@ -160,11 +160,9 @@ class JobWaits:
     """The largest wait of any rank in each step, summed over steps."""
 
     seconds: float
-    error_seconds: float
-    """How far this can be off."""
     unknown_seconds: float
-    """The part of the error that is due to steps whose single waits are not known: the truth is
-    higher by that at most."""
+    """By how much the truth can be higher, because the waits of some steps are known as sums only.
+    Condensed waits are off by ``WAIT_ERROR`` beside that."""
     caused: tuple[float, ...]
     """Of each rank: the waits of the steps in which it waited longest."""
     alone: tuple[float, ...]
@@ -220,7 +218,6 @@ def fold_waits(
         alone[sums.argmax()] += max(0.0, float(sums.max()) - unknown)
     return JobWaits(
         seconds=float(caused.sum()),
-        error_seconds=WAIT_ERROR * float(largest[form == _CONDENSED].sum()) + unknown,
         unknown_seconds=unknown,
         caused=tuple(caused.tolist()),
         alone=tuple(alone.tolist()),
