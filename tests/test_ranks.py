@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fast_axolotl.integrations.parallelism import read_parallelism
-from fast_axolotl.measure.rank_figures import fold_rank
+from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     Mark,

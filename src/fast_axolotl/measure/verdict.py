@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import MLPERF, Evidence, below
-from fast_axolotl.measure.late_change import LateChange
+from fast_axolotl.measure.stall_pattern import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
