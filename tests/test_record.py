@@ -66,7 +66,7 @@ EVERY = [
     End(t=9.0, reason="exception", error="ValueError: x"),
     SystemStart(time=1.0, host="here", root_pid=3, gpu_names=("NVIDIA H200",)),
     SystemSample(t=1.0, processes=2, gpus=(DeviceSample(index=0, utilization=0.5),)),
-    DiskProbe(t=2.0, path="data", bytes_per_second=2e9, random_64k_bytes_per_second=5e7),
+    DiskProbe(t=2.0, path="data", bytes_per_second=2e9),
     schema.GradientNorms(t=2.0, step=3, micro_batches=4, first=0.5, whole=2.5, is_reduced=True),
 ]
 

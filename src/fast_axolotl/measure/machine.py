@@ -17,10 +17,8 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
-from fast_axolotl.measure.disk import capacity_at
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import (
-    DiskProbe,
     NodeSummary,
     RunRecord,
     SystemRecord,
@@ -39,7 +37,7 @@ LEAST_SWAP_RUN = 3
 """Intervals in a row with swap-in for it to be sustained. Ours: one burst is no state."""
 
 _NODE_FIGURES = [item.name for item in fields(NodeSummary) if item.name not in ("node", "ranks")]
-_UNWATCHED = FIGURES["working_set_bytes"].missing
+_UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"
 
 _LEVELS = ("working_set_bytes", "rss_bytes")
 """Of the steady phase alone."""
@@ -174,11 +172,10 @@ def _fold_samples(
     devices = [gpu for sample in several for gpu in sample.gpus]
     read, requests = _rate(several, "read_bytes"), _rate(several, "device_reads")
     request_bytes = ratio(_rate(several, "device_read_bytes"), requests)
-    disk = system.disk
-    if disk is None:
-        in_order = finite(start.disk_bytes_per_second)
-        disk = DiskProbe(t=0.0, path=start.data_path or "", bytes_per_second=in_order)
-    capacity = capacity_at(disk, request_bytes)
+    # It was tested in order: of small requests it gives less, and nobody knows how much.
+    is_random = request_bytes is not None and request_bytes < thresholds.SMALL_REQUEST_BYTES
+    in_order = start.disk_bytes_per_second if system.disk is None else system.disk.bytes_per_second
+    capacity = None if is_random else finite(in_order)
     own, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
     others = None
     if own is not None and everybody is not None:
@@ -336,20 +333,19 @@ def _explain(
         if key in system.start.reasons:
             return system.start.reasons[key]
     if not samples:
-        return "the process tree was never sampled"
+        return system.start.reasons.get("processes", "the process tree was never sampled")
     if source == "gpus" and any(sample.gpus for sample in samples):
         return "the driver does not report it"
-    is_sampled = any(getattr(one, source, None) is not None for one in system.samples)
+    known = (getattr(one, source, None) for one in system.samples)
+    is_sampled = source != "gpus" and any(value is not None for value in known)
     if is_sampled and (name in _LEVELS or name == "working_set_peak_bytes"):
         when = "in the steady phase" if name in _LEVELS else "after the first step"
         if name in _LEVELS and not is_steady:
             return "no step of the steady phase was recorded"
         return f"it was not sampled {when}, which was too short: run longer"
-    if FIGURES[name].missing != _UNWATCHED:
-        return FIGURES[name].missing
-    if len(samples) < 2:
+    if is_sampled and len(samples) < 2 and FIGURES[name].unit in ("share", "bytes/s", "cores"):
         return "a rate needs more than one sample of the process tree"
-    return f"{source} could not be read on this machine"
+    return FIGURES[name].missing
 
 
 def _highest(values: Iterable[float | None]) -> float | None:

@@ -627,7 +627,7 @@ class Meter:
 
 
 def _read_cuda() -> dict[str, Any]:
-    """The device of this process and the memory that torch has taken of it, where it uses one."""
+    """The memory that torch has taken of the device of this process, where it uses one."""
     found: dict[str, Any] = {}
     with suppress(AttributeError, RuntimeError):  # no torch, an older one, a device that is lost
         cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
@@ -638,7 +638,6 @@ def _read_cuda() -> dict[str, Any]:
                 "reserved_peak": cuda.max_memory_reserved(),
                 "allocated_peak": cuda.max_memory_allocated(),
             }
-            found["device_uuid"] = f"GPU-{str(device.uuid).removeprefix('GPU-')}"
     return found
 
 

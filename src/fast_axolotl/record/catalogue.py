@@ -15,7 +15,7 @@ from fast_axolotl.record.units import format_value
 
 Better = Literal["higher", "lower", ""]
 
-_UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"
+_UNREADABLE = "it could not be read; watch the run as its own user or as root"
 _NOT_COUNTED = "this kernel does not report it, or an earlier version recorded the run"
 _NO_GPU = "no GPU was detected"
 _NO_WINDOW = "no profiler window was recorded; use fast-axolotl measure --profile-steps 5"
@@ -82,7 +82,8 @@ def _pressure(name: str, label: str) -> Figure:
     blind_spot = "measured for the control group on cgroup v2, otherwise for the whole machine, "
     blind_spot += "not for the run"
     title = f"{label} pressure"
-    return Figure(f"psi_{name}_full", title, "share", "lower", formula, blind_spot, _UNWATCHED)
+    missing = "this kernel does not report pressure (PSI)"
+    return Figure(f"psi_{name}_full", title, "share", "lower", formula, blind_spot, missing)
 
 
 _GROUPS: dict[str, tuple[Figure, ...]] = {
@@ -192,19 +193,19 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
             "sampled rarely: `None` if no sample fell into a short steady phase, or if the ranks "
             "did not reach it; the same holds for the resident memory. Without ranks (`watch "
             "PID`) it covers the whole time. Kernels before 5.3 do not divide PSS by kind, so it "
-            "includes mapped files there", _UNWATCHED),
+            "includes mapped files there", _UNREADABLE),
         Figure("working_set_peak_bytes", "working set, peak", "bytes", "lower",
             "largest sample of the same memory",
             "misses peaks between samples; `None` if no sample was taken after the first step, as "
             "in runs of a second or two: earlier samples do not belong to the training",
-            _UNWATCHED),
+            _UNREADABLE),
         Figure("rss_bytes", "resident memory", "bytes", "lower",
             "median of the sum of RSS over all processes", "a shared page counts once per process",
-            _UNWATCHED),
+            _UNREADABLE),
         Figure("hwm_bytes", "peak resident memory", "bytes", "lower",
             "largest sum of the peaks (VmHWM) of the living processes",
             "an upper bound, because the processes need not have peaked at the same time",
-            _UNWATCHED),
+            _UNREADABLE),
         Figure("limit_bytes", "limit", "bytes", "",
             "the lowest cgroup limit, otherwise the memory of the machine", "",
             "neither a limit nor the memory of the machine is known"),
@@ -222,7 +223,7 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
     ),
     "CPU": (
         Figure("cpu_cores", "CPU cores used", "cores", "",
-            "growth of the CPU time of all processes ÷ time", "", _UNWATCHED),
+            "growth of the CPU time of all processes ÷ time", "", _UNREADABLE),
         Figure("other_cpu_share", "other programs", "share", "lower",
             "(CPU time of all programs on the cores that the run may use − CPU time of the run) ÷ "
             "(time · these cores)", "includes the kernel's own work", _NOT_COUNTED,
@@ -241,13 +242,12 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
     "Disk and swap": (
         Figure("read_bytes_per_second", "read from the disk", "bytes/s", "",
             "growth of `read_bytes` of all processes ÷ time",
-            "0 means cached, not idle; network file systems may not be counted", _UNWATCHED),
+            "0 means cached, not idle; network file systems may not be counted", _UNREADABLE),
         Figure("disk_bytes_per_second", "capacity of the disk", "bytes/s", "",
-            "what O_DIRECT reads of the data's own disk reached at `disk_request_bytes`: "
-            "interpolated (log-log) between random reads of 64 KiB and sequential reads; "
-            "sequential if the request size is not known",
-            "a test of two seconds, before or during the run",
-            "at this request size, the disk is faster than the test can measure"),
+            "what sequential O_DIRECT reads of the data's own disk reached",
+            "a test of two seconds, before or during the run; `None` if the run reads in requests "
+            "under 128 KiB",
+            "the run reads in small requests, for which the disk was not tested"),
         Figure("disk_share", "disk capacity used", "share", "",
             "`read_bytes_per_second` ÷ `disk_bytes_per_second`",
             "caches of the disk can make it exceed 1",
@@ -259,7 +259,7 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
         *(
             Figure(f"swap_{name}_bytes_per_second", f"swap {name}", "bytes/s", "lower",
                 f"growth of pswp{name} · page size ÷ time", "counts the whole machine",
-                _UNWATCHED, _RATE_NEAR_ZERO)
+                "/proc/vmstat has no swap counters", _RATE_NEAR_ZERO)
             for name in ("in", "out")
         ),
         Figure("is_swap_sustained", "sustained swapping", "yes/no", "lower",
@@ -267,7 +267,7 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
             "needs three intervals; counts the whole machine",
             "at least 3 sampled intervals are needed"),
         Figure("process_swap_bytes", "run's memory in swap", "bytes", "lower",
-            "largest sum of VmSwap over all processes", "", _UNWATCHED),
+            "largest sum of VmSwap over all processes", "", _UNREADABLE),
     ),
     "GPU": (
         Figure("gpu_utilization", "utilisation", "share", "",

@@ -285,8 +285,6 @@ class SystemStart:
     disk_bytes_per_second: float | None = None
     """What O_DIRECT reads of the data's own device reached."""
     gpu_names: tuple[str, ...] = ()
-    gpu_uuids: tuple[str, ...] = ()
-    """In the same order: which device is which rank's."""
     cores: float | None = None
     """Processors that the processes may use: affinity and quota."""
     processors: int | None = None
@@ -315,10 +313,8 @@ class DiskProbe:
 
     t: float
     path: str
-    device: str = ""
     bytes_per_second: float | None = None
-    """Sequential reads of a MiB."""
-    random_64k_bytes_per_second: float | None = None
+    """Reads of a MiB, in order."""
     reason: str = ""
     """Why something is missing."""
 
