@@ -197,7 +197,7 @@ class BlockBuilder:
             self.flush()
             block = None
         if block is None:
-            block = self._block = _Block(step, with_waits=self._journal.world_size > 1)
+            block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
         self.phase = step.phase
         if step.told_tokens is not None:
             # What the loop told takes the place of what was counted.

@@ -34,6 +34,7 @@ from fast_axolotl.measure.disk import find_numbers, probe_capacity, read_request
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.writers import LocalRanks
 from fast_axolotl.record import DiskProbe, End, LineWriter, SystemSample, SystemStart
+from fast_axolotl.record.schema import Reason
 
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
@@ -179,9 +180,7 @@ class SystemSampler:
         self._hand_on(sample)
         return sample
 
-    def stop(
-        self, reason: Literal["finished", "exception", "interrupted"] = "finished", error: str = ""
-    ) -> None:
+    def stop(self, reason: Reason = "finished", error: str = "") -> None:
         """Take a last sample, close the record.
 
         Called before the root is waited for (``os.waitid`` with ``WNOWAIT``), the last sample holds

@@ -16,6 +16,8 @@ SCHEMA = 1
 """Version of the record's format: readers accept this one and older."""
 
 PhaseName = Literal["warmup", "steady", "replay"]
+Reason = Literal["finished", "exception", "interrupted"]
+"""How a file was closed."""
 
 COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
 """What a block counts of every batch."""
@@ -259,7 +261,7 @@ class End:
     """Last line of a file that was closed."""
 
     t: float
-    reason: Literal["finished", "exception", "interrupted"]
+    reason: Reason
     error: str = ""
     overhead_seconds: float = 0.0
     """Host time the meter itself took inside the loop."""
