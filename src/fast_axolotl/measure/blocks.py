@@ -138,7 +138,6 @@ class _Block:
             host_wait_seconds=_round(waits.host_wait_seconds),
             device_wait_seconds=_round(waits.device_wait_seconds) if has_device else None,
             **{name: getattr(counted, name) for name in COUNTED},
-            sequences=counted.sequences or None,
             sequence_tokens=counted.sequence_tokens or None,
             sequence_squares=counted.sequence_squares or None,
             spans={name: _round(seconds) for name, seconds in self.spans.items()},

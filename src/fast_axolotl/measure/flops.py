@@ -17,8 +17,7 @@ optimizer are not counted. What cannot be known is ``None`` with a reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fast_axolotl.record import ModelShape
 from fast_axolotl.record.arithmetic import ratio, times
@@ -28,8 +27,7 @@ _NOTES = ("towers", "layers", "attention_width")
 """Reasons of a shape that do not forbid a figure and belong beside it: what it leaves out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flops:
+class Flops(NamedTuple):
     """What one token costs in training, forward and backward."""
 
     model: float
@@ -51,18 +49,20 @@ def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
         parts.append(f"6·{trained:.4g} trained weights")
     if shape.num_frozen:
         parts.append(f"4·{shape.num_frozen:.4g} frozen weights")
-    window = shape.attention_window
-    near_layers = 0 if window is None else shape.window_layers
-    far_layers = shape.layers - near_layers
     # Positions that a token attends to, times the width of attention, summed over the layers.
-    attended = far_layers * shape.attention_width * attended_length
-    if far_layers > 0:
-        parts.append(_describe_layers(far_layers, shape.attention_width, attended_length))
-    if near_layers and window is not None:
-        width = shape.attention_width if shape.window_width is None else shape.window_width
+    attended = 0.0
+    window, width = shape.attention_window, shape.attention_width
+    near_layers = 0 if window is None else shape.window_layers
+    kinds = [(shape.layers - near_layers, width, attended_length, "")]
+    if window is not None:
+        near_width = width if shape.window_width is None else shape.window_width
         reach = min(attended_length, window)
-        attended += near_layers * width * reach
-        parts.append(_describe_layers(near_layers, width, reach) + " within their window")
+        kinds.append((near_layers, near_width, reach, " within their window"))
+    for layers, width, reach, where in kinds:
+        attended += layers * width * reach
+        if layers:
+            text = f"12·{layers} layers·width {width}·attended length {reach:.6g}"
+            parts.append(text + where)
     convention = f"model FLOPs per token = {' + '.join(parts)}"
     convention += "; real tokens only; causal masking not discounted"
     if shape.is_checkpointed:
@@ -71,9 +71,7 @@ def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
     attention = 4.0 * attended
     model = 6.0 * trained + 4.0 * shape.num_frozen + 3.0 * attention
     recomputed = 2.0 * shape.num_parameters + attention if shape.is_checkpointed else 0.0
-    return Flops(
-        model=model, hardware=model + recomputed, convention="; ".join([convention, *notes])
-    )
+    return Flops(model, model + recomputed, "; ".join([convention, *notes]))
 
 
 def utilisation(
@@ -135,10 +133,6 @@ def utilisation(
         "flops_convention": flops.convention,
     }
     return figures, reasons
-
-
-def _describe_layers(layers: int, width: int, attended_length: float) -> str:
-    return f"12·{layers} layers·width {width}·attended length {attended_length:.6g}"
 
 
 def _unknown(reason: str) -> tuple[dict[str, Any], dict[str, str]]:

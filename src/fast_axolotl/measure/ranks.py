@@ -205,8 +205,6 @@ class Job:
     source: StallSource = ""
     host_stall_fraction: float | None = None
     device_stall_fraction: float | None = None
-    unknown: float = 0.0
-    """By how much the stall can be higher, because the waits of single steps are not known."""
     alone: dict[int, float] = field(default_factory=dict)
     """Share of the time in which only this rank waited."""
     device_idle_fraction: float | None = None
@@ -305,7 +303,6 @@ def _fold_stall(job: Job) -> None:
         else:
             shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
             job.host_stall_fraction = max(shares)
-    job.unknown = min(share(waits.unknown_seconds), 1.0 - share(waits.seconds))
     alone = zip(steady, waits.alone, strict=True)
     job.alone = {rank.rank: share(seconds) for rank, seconds in alone}
 

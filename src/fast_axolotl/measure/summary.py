@@ -29,7 +29,6 @@ from fast_axolotl.measure.verdict import judge, judge_change
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.units import format_share
 
 _NOTED = ("error", "clock_step")
 """Marks that a reader of the figures should know of."""
@@ -41,9 +40,6 @@ _LOST_CHILD = re.compile(
 )
 """How torch tells of a worker or a rank that was killed: by its signal, or by its end of a pipe."""
 _SIGNALLED = re.compile(r"exit code (-\d+|1[3-5]\d)")
-_MUCH_UNKNOWN = 0.005
-"""Of the time: by how much the stall can be higher before a note says so. Ours: as far as shares
-are read."""
 
 
 def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
@@ -246,13 +242,6 @@ class _Fold:
         first_step = blocks[0].first_step if blocks else None
         self.put_steady("first_steady_step", first_step, "the steady phase has no duration")
         self.put_steady("stall_fraction", job.stall_fraction)
-        if job.unknown > _MUCH_UNKNOWN:
-            self.values["notes"] += (
-                f"the stall is between {format_share(job.stall_fraction)} and "
-                f"{format_share((job.stall_fraction or 0.0) + job.unknown)}: the record does not "
-                "hold the waits of single steps, so it is not known which ranks waited in the same "
-                "steps",
-            )
         self.put_steady("host_stall_fraction", job.host_stall_fraction)
         self.put_steady(
             "device_stall_fraction", job.device_stall_fraction, "", "device_wait_seconds"

@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 import shlex
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,6 @@ class SystemRecord:
             self.disk = line
         elif isinstance(line, schema.End):
             self.end = line
-        elif isinstance(line, schema.Settings):
-            reasons = {**self.start.reasons, **line.reasons}
-            self.start = replace(self.start, reasons=reasons)
 
 
 @dataclass(slots=True)
@@ -159,10 +156,6 @@ class RunRecord:
         first = self.ranks.get(0)
         own = self.systems.get(first.start.host) if first is not None else None
         return own or next(iter(self.systems.values()), None)
-
-    @system.setter
-    def system(self, record: SystemRecord | None) -> None:
-        self.systems = {} if record is None else {record.start.host: record}
 
     def find_losses(self) -> list[schema.Log]:
         """The lines with a loss, of the first rank that logged any.

@@ -21,7 +21,7 @@ Reason = Literal["finished", "exception", "interrupted"]
 
 COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
 """What a block counts of every batch."""
-SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "producing_seconds")
+SAMPLED = ("sequence_tokens", "sequence_squares", "produced", "producing_seconds")
 """What it looks at now and then only, so that it is never whole."""
 
 CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
@@ -112,10 +112,8 @@ class StepBlock:
     """All positions of the batches, padding included."""
     num_bytes: int | None = None
     """Bytes of the batches' arrays."""
-    sequences: int | None = None
-    """Sequences whose lengths were looked at: those of a sample of the batches."""
     sequence_tokens: int | None = None
-    """Their tokens."""
+    """Tokens of the sequences whose lengths were looked at: those of a sample of the batches."""
     sequence_squares: int | None = None
     """Their squared lengths, summed."""
     spans: dict[str, float] = field(default_factory=dict)
