@@ -82,7 +82,7 @@ class Journal:
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Note settings, where they are new."""
-        plain = {key: plain(value) for key, value in values.items()}
+        plain = {key: as_json(value) for key, value in values.items()}
         known = self.values
         new = {key: plain[key] for key in plain if key not in known or known[key] != plain[key]}
         if new:
@@ -109,7 +109,7 @@ class Journal:
         self._writer.close()
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as JSON holds it; what JSON cannot hold becomes its text."""
     try:
         return json.loads(json.dumps(value, default=str))

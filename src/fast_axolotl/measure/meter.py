@@ -34,7 +34,7 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.batch_counts import BatchCounter, fingerprint
 from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
-from fast_axolotl.measure.journal import Journal, plain
+from fast_axolotl.measure.journal import Journal, as_json
 from fast_axolotl.measure.loaders import read_loader, ready_batches
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
@@ -115,7 +115,7 @@ def measure(
         version=__version__,
         source=source,
         command=tuple(command or ()),
-        environment={key: plain(value) for key, value in environment.items()},
+        environment={key: as_json(value) for key, value in environment.items()},
     )
     journal = Journal(Path(run_dir), start, clock=clock)
     meter = Meter(
