@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.measure.ready_queue import Drain
+from fast_axolotl.measure.ready_queue import Drain, number_of
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
@@ -140,11 +140,11 @@ class Evidence:
     @property
     def cores(self) -> int | None:
         """Processors that one rank's loader may use. A dispatcher's other ranks read nothing."""
-        cores = _whole(self.figures.environment.get("cores"))
+        cores = number_of(self.figures.environment, "cores")
         if cores is None:
             return None
         sharing = self.local_ranks or max(1, self.figures.world_size)
-        return max(1, cores if self.setting("dispatcher") else cores // sharing)
+        return max(1, int(cores if self.setting("dispatcher") else cores // sharing))
 
     def setting(self, name: str) -> Any:
         """What was recorded of a loader or trainer, else of the framework's own configuration."""
@@ -154,7 +154,8 @@ class Evidence:
 
     def number(self, name: str) -> int | None:
         """A setting that is a number."""
-        return _whole(self.setting(name))
+        number = number_of({name: self.setting(name)}, name)
+        return None if number is None else int(number)
 
     def say(self, text: str, **words: object) -> str:
         """A sentence about the run: figures stand in it by their names, and are written with their
@@ -299,9 +300,3 @@ class _Words(dict[str, object]):
             origin = _ORIGINS.get(name, ": our choice")
             return f"threshold {100 * getattr(thresholds, name):.0f} %{origin}"
         return FIGURES[name].format(self._figures.figures[name])
-
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return int(value)

@@ -266,21 +266,20 @@ def describe_growth(system: SystemRecord, begin: float | None = None) -> str:
     # Not the last: of a run that is being killed, processes have gone by then.
     first = compared[0]
     last = max(compared, key=lambda one: (one.anon_bytes or 0) + (one.shared_bytes or 0))
-    largest, anon, shared = (
-        [getattr(one, f"{name}_bytes") or 0 for one in (first, last)]
-        for name in ("largest_anon", "anon", "shared")
-    )
-    others = [anon[at] - largest[at] for at in (0, 1)]
-    sizes = {
-        "the largest process": largest,
-        "the other processes": others,
-        "shared memory (/dev/shm)": shared,
-    }
-    grown = sorted(sizes.items(), key=lambda item: item[1][0] - item[1][1])
+
+    def sizes(one: SystemSample) -> dict[str, int]:
+        largest = one.largest_anon_bytes or 0
+        return {
+            "the largest process": largest,
+            "the other processes": (one.anon_bytes or 0) - largest,
+            "shared memory (/dev/shm)": one.shared_bytes or 0,
+        }
+
+    before, after = sizes(first), sizes(last)
     parts = [
-        f"{name} from {format_bytes(before)} to {format_bytes(after)}"
-        for name, (before, after) in grown
-        if after > before
+        f"{name} from {format_bytes(before[name])} to {format_bytes(after[name])}"
+        for name in sorted(before, key=lambda name: before[name] - after[name])
+        if after[name] > before[name]
     ]
     if last.processes > first.processes:
         parts.append(f"{first.processes} processes became {last.processes}")
