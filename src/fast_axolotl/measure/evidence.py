@@ -224,13 +224,11 @@ class Evidence:
         lines = [f"of all waiting, {', '.join(causes)}"] if causes else []
         if figures.stall_pattern in ("", "steady"):
             return lines
-        line = "few fetches cause most of the waiting, at irregular distances"
-        if period is not None:
-            rows = figures.stall_period_rows
-            samples = "" if rows is None else f" ({rows:,.0f} samples)"
-            is_named = figures.stall_period_of in ("epoch", "shard", "step")
-            follows = f", once per {figures.stall_period_of}" if is_named else ""
-            line = f"a long wait every {period:,.4g} fetches{samples}{follows}"
+        rows = figures.stall_period_rows
+        samples = "" if rows is None else f" ({rows:,.0f} samples)"
+        is_named = figures.stall_period_of in ("epoch", "shard", "step")
+        follows = f", once per {figures.stall_period_of}" if is_named else ""
+        line = f"a long wait every {period or 0:,.4g} fetches{samples}{follows}"
         if figures.worst_percent_share is not None:
             line += "; the slowest 1 % of fetches account for {worst_percent_share} of the waiting"
         return [*lines, self.say(line)]

@@ -22,7 +22,7 @@ _NO_WINDOW = "no profiler window was recorded; use fast-axolotl measure --profil
 _NO_TIME = "the steady phase has no duration"
 _NO_IDS = "the batches hold no token ids; report the number with meter.tokens(n)"
 _NO_LABELS = "the batches hold no labels; report the number with meter.tokens(n, trainable=…)"
-_NO_PERIOD = "the long waits are not periodic"
+_NO_PERIOD = "the waits are all about as long"
 _NO_QUEUE = "the loader has no queue that can be inspected"
 
 _SHARE_NEAR_ZERO = 0.01
@@ -107,11 +107,12 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
             "waiting in the slowest 1 % of fetches ÷ all waiting", "same histogram bins",
             "no fetch waited longer than a microsecond"),
         Figure("stall_period_fetches", "period of long waits", "fetches", "",
-            "mean distance between long waits: first to last ÷ number of periods",
-            "needs three long waits", _NO_PERIOD),
+            "mean distance between long waits: first to last ÷ number of waits between",
+            "needs two long waits", _NO_PERIOD),
         Figure("stall_period_rows", "period of long waits", "samples", "",
             "the same, in samples delivered",
-            "equal to the period in fetches if all batches have the same size", _NO_PERIOD),
+            "equal to the period in fetches if all batches have the same size",
+            _NO_PERIOD),
         Figure("queue_depth", "ready queue, depth", "batches", "",
             "mean number of ready batches when a fetch begins",
             "only for loaders with their own queue (torch workers); if the queue ran empty, only "
