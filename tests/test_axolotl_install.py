@@ -193,16 +193,12 @@ def use_everything(number: int) -> None:
     )
     sampler.generate_batches(set_stats=True)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    batching.DataCollatorForSeq2Seq(words)([dict(row) for row in rows[:8]])
     for kind in ("BatchSamplerDataCollatorForSeq2Seq", "V2BatchSamplerDataCollatorForSeq2Seq"):
         getattr(batching, kind)(words)([rows[:5], rows[5:9]])
     pretraining = batching.PretrainingBatchSamplerDataCollatorForSeq2Seq(
         words, pad_to_multiple_of=8
     )
     pretraining({name: values[:9] for name, values in columns.items()})
-    collator = batching.V2BatchSamplerDataCollatorForSeq2Seq(words)
-    fetcher = Later("axolotl.monkeypatch.data.batch_dataset_fetcher")._MapDatasetFetcher
-    fetcher(dataset, True, collator, False).fetch([[1, 2], [7, number]])
     template = "{% for m in messages %}{{ m.role + ' ' + m.content + '</s>' }}{% endfor %}"
     prompter = chat.ChatTemplatePrompter(letters, template)
     strategy = chat.ChatTemplateStrategy(prompter, letters, False, 64, ["assistant"], "turn")
@@ -247,7 +243,7 @@ def test_a_check_of_every_function_of_batches_finds_it_equal(
         fast_axolotl.uninstall()
 
 
-USED = ("lengths", "pack", "sampler", "collators", "fetch", "chat", "completion")
+USED = ("lengths", "pack", "sampler", "collators", "chat", "completion")
 
 
 def test_switched_off_by_name_and_by_environment(

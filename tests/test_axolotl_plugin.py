@@ -269,7 +269,7 @@ class TestMeter:
         trainings.train("plugin", plugins=[PLUGIN], fast_axolotl_measure=True)
         record = read_run(trainings.folder / "plugin" / "fast-axolotl-measure")
         self.check(record)
-        assert {"collators", "fetch", "sampler"} <= set(record.ranks[0].values["replacements"])
+        assert {"collators", "sampler"} <= set(record.ranks[0].values["replacements"])
         assert record.ranks[0].values["data_paths"] == [str(trainings.folder / "prepared")]
         last = trainings.last_log("plugin")
         for name in ("stall_fraction", "tokens_per_second", "working_set_gb"):

@@ -7,6 +7,7 @@ import pytest
 from fast_axolotl.axolotl.startup import is_preprocess
 from support.children import python_output
 
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [

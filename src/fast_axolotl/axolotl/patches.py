@@ -128,18 +128,10 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             check="rows:features",
         )
         for kind, ours in (
-            ("", "collate"),
             ("BatchSampler", "collate_packs"),
             ("V2BatchSampler", "collate_packs_v2"),
             ("PretrainingBatchSampler", "collate_pretraining"),
         )
-    ),
-    _replace(
-        "fetch",
-        "axolotl.monkeypatch.data.batch_dataset_fetcher:_MapDatasetFetcher.fetch",
-        "collators:fetch",
-        *(*_COLLATION, _HF_DATASET, "datasets.formatting.formatting", "datasets.table"),
-        check="rows:possibly_batched_index",
     ),
     _replace(
         "chat",
