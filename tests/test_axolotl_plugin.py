@@ -83,7 +83,6 @@ class TestKeys:
         stock("axolotl.cli.config").prepare_plugins(written)
         checked = stock("axolotl.utils.config").validate_config(written)
         assert {key: checked[key] for key in keys} == keys
-        assert not checked.fast_axolotl_weights
 
     @pytest.mark.parametrize(
         ("key", "value"),

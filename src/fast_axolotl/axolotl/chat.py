@@ -287,31 +287,18 @@ def _end_after(ids: list[int], end: int, tokens: set[int]) -> int:
 
 
 def difference(left: str, right: str) -> tuple[int, int]:
-    """Where ``left`` differs from ``right``: after what they begin with, before what they end with.
+    """Where ``left`` differs from ``right``: after what they begin with, before what they end with."""
+    start = _common(left, right)
+    return start, len(left) - _common(left[start:][::-1], right[start:][::-1])
 
-    The invariant of both loops: the first ``same`` characters are equal, the first ``limit + 1``
-    are not (or there are only ``limit``). Steps double, so a difference after k characters costs
-    about 3 k character comparisons.
-    """
-    limit = shorter = min(len(left), len(right))
-    same, step = 0, 16
+
+def _common(left: str, right: str) -> int:
+    """How many characters two texts begin with alike; each is compared about once."""
+    same, limit = 0, min(len(left), len(right))
     while same < limit:
-        step = min(step, limit - same)
-        if left[same : same + step] == right[same : same + step]:
-            same += step
-            step *= 2
+        middle = (same + limit + 1) // 2
+        if left[same:middle] == right[same:middle]:
+            same = middle
         else:
-            limit = same + step - 1
-            step = max(1, step // 2)
-    start = same
-    same, limit, step = 0, shorter - start, 16
-    while same < limit:
-        step = min(step, limit - same)
-        left_end, right_end = len(left) - same, len(right) - same
-        if left[left_end - step : left_end] == right[right_end - step : right_end]:
-            same += step
-            step *= 2
-        else:
-            limit = same + step - 1
-            step = max(1, step // 2)
-    return start, len(left) - same
+            limit = middle - 1
+    return same

@@ -85,9 +85,6 @@ def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
     if name == "completion:CompletionPromptTokenizingStrategy":
         _check_completion(strategy)
         return completion_table, _INSTRUCTION
-    if name == "input_output:RawInputOutputStrategy":
-        _check_parts(strategy, prompter="input_output:RawInputOutputPrompter")
-        return segment_table, _SEGMENTS
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
     if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a custom strategy")
@@ -136,23 +133,6 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         return prompt + answer, before + answer
 
     return _rows_table(batch, strategy, read, build, _INSTRUCTION, is_cut=True)
-
-
-def segment_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of texts in segments (``input_output``), for ``map``."""
-
-    def read(row: Any) -> tuple[list[str], list[bool]]:
-        segments = list(strategy.prompter.build_prompt(row["segments"]))
-        is_trained = [bool(label or strategy.train_on_inputs) for label, _ in segments]
-        return [text for _, text in segments], is_trained
-
-    def build(ids: Lists, is_trained: list[bool]) -> tuple[list[int], ...]:
-        labels: list[int] = []
-        for part, trains in zip(ids, is_trained, strict=True):
-            labels += part if trains else [_IGNORED] * len(part)
-        return list(chain.from_iterable(ids)), labels
-
-    return _rows_table(batch, strategy, read, build, _SEGMENTS)
 
 
 def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -287,16 +267,6 @@ def _table(columns: Mapping[str, Lists | str | None]) -> pa.Table:
 def _name(kind: type) -> str:
     """Module and name of a class, short for those that come with Axolotl's strategies."""
     return f"{kind.__module__}:{kind.__qualname__}".removeprefix("axolotl.prompt_strategies.")
-
-
-def _check_parts(strategy: Any, **parts: str) -> None:
-    """Whether a strategy and its parts, by attribute and name, are Axolotl's, and nothing else."""
-    check_tokenizer(strategy.tokenizer)
-    owners = [strategy, *(getattr(strategy, name) for name in parts)]
-    if [_name(type(part)) for part in owners[1:]] != [*parts.values()]:
-        raise Unfamiliar("the strategy has custom parts")
-    if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
-        raise Unfamiliar("the strategy or a part of it was modified")
 
 
 def _check_completion(strategy: Any) -> None:

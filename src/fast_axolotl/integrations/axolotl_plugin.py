@@ -78,11 +78,6 @@ class FastAxolotlArgs(BaseModel):
         description="Streamed files: bounded buffers, and a resume that continues where the "
         "checkpoint was written. Default: false.",
     )
-    fast_axolotl_weights: list[float] | None = Field(
-        default=None,
-        description="Sampling weight of each entry of pretraining_dataset, one number per entry. "
-        "Default: only the first entry is read, as in stock Axolotl.",
-    )
     fast_axolotl_buffer_bytes: int | None = Field(
         default=None,
         ge=1,
