@@ -156,9 +156,7 @@ ROWS = st.lists(
 
 @EQUAL_TO_STOCK
 @given(ROWS, st.integers(1, 6), st.sampled_from([None, 1, 3]))
-def test_any_lengths_are_handled_as_by_stock(
-    rows: Any, longest: int, shortest: int | None
-) -> None:
+def test_any_lengths_are_handled_as_by_stock(rows: Any, longest: int, shortest: int | None) -> None:
     from datasets import Dataset
 
     dataset = Dataset.from_dict({"labels": rows, "input_ids": [row[::-1] for row in rows]})

@@ -3,7 +3,7 @@
 Axolotl maps the rows of a DPO, KTO or ORPO dataset one by one to prompt, chosen and rejected text.
 Most of the time goes into fetching a row from its Arrow table, column by column. ``map_dataset``
 stands in for ``_map_dataset``: the same ``map`` over batches, in which Axolotl's own transform is
-called with row after row. Rows (``lazy_rows``) are those that HF datasets would have made, but take
+called with row after row. Rows (``lazy_row``) are those that HF datasets would have made, but take
 their values from columns that were fetched once.
 
 Unfamiliar are: transforms that are not Axolotl's, formatted or indexed datasets, and rows that end
@@ -43,13 +43,12 @@ class _Cell:
         return [self.batch[names[0]][self.index]]
 
 
-def lazy_rows(batch: Mapping[str, Any]) -> list[Any]:
-    """The rows of a batch, as ``map`` would hand over each."""
+def lazy_row(batch: Mapping[str, Any], index: int) -> Any:
+    """A row of a batch, as ``map`` would hand it over."""
     from datasets.formatting.formatting import LazyRow
 
-    names = list(batch)
-    cells = (_Cell(batch, names, index) for index in range(len(batch[names[0]])))
-    return [LazyRow(cell, cell) for cell in cells]
+    cell = _Cell(batch, list(batch), index)
+    return LazyRow(cell, cell)
 
 
 def map_dataset(
@@ -100,8 +99,8 @@ def transform_rows(
 
     given = {} if tokenizer is None else {"tokenizer": tokenizer}
     results = []
-    for row in lazy_rows(batch):
-        result = function(row, **given)
+    for index in range(len(next(iter(batch.values())))):
+        result = function(lazy_row(batch, index), **given)
         if isinstance(result, LazyDict):
             untouched = result.keys_to_format
             result = {name: value for name, value in result.data.items() if name not in untouched}
