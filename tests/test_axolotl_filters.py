@@ -197,8 +197,6 @@ PACKINGS: list[dict[str, Any]] = [
     {},
     {"sample_packing": True},
     {"sample_packing": True, "eval_sample_packing": True, "dataset_num_proc": 2},
-    {"group_by_length": True},
-    {"group_by_length": True, "sample_packing": True},
     {"model_config_type": "gemma3", "sample_packing": True},
     {"model_config_type": "mistral", "sample_packing": True, "eval_sample_packing": True},
 ]
@@ -289,9 +287,10 @@ def test_existing_columns_are_written_over_in_place() -> None:
         ({"input_ids": [[1]], "labels": [[1]]}, {"dataset_num_proc": -1}),
         ({"input_ids": [[1]], "labels": [[1]]}, {"model_config_type": "mamba"}),
         ({"input_ids": [[]], "labels": [[1]]}, {"sample_packing": True}),
-        ({"input_ids": [None], "labels": [[1]]}, {"group_by_length": True}),
+        ({"input_ids": [None], "labels": [[1]]}, {"sample_packing": True}),
+        ({"input_ids": [[1]], "labels": [[1]]}, {"group_by_length": True}),
         ({"input_ids": [[1, None]], "labels": [[1]]}, {"sample_packing": True}),
-        ({"input_ids": [[1]], "labels": [[1]], "length": ["x"]}, {"group_by_length": True}),
+        ({"input_ids": [[1]], "labels": [[1]], "length": ["x"]}, {"sample_packing": True}),
     ],
     ids=str,
 )
@@ -368,7 +367,7 @@ def test_an_error_midway_leaves_no_file_behind(
     dataset = load_from_disk(str(tmp_path))
     monkeypatch.setattr(filters, "_token_lengths", fail)
     with pytest.raises(MemoryError):
-        process_datasets_for_packing(config({"group_by_length": True}), dataset, None)
+        process_datasets_for_packing(config({"sample_packing": True}), dataset, None)
     left = {path.name for path in tmp_path.iterdir()}
     assert {name for name in left if not name.startswith("cache-")} == {
         "data-00000-of-00001.arrow",

@@ -116,7 +116,7 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
 
     return tokenize_rows(
         "chat",
-        *lengths,
+        max(lengths),
         lambda number: {name: remove_none_values(found[number]) for name, found in columns.items()},
         partial(_prepare, strategy),
         encode,

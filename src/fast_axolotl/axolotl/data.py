@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.save_folder import folder_beside
 from fast_axolotl.axolotl.tokenized_shards import note_saved
 from fast_axolotl.dedupe import SeenRows
@@ -119,6 +119,8 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
     """For ``axolotl.utils.data.shared.save_preprocessed_dataset``."""
     from axolotl.utils.data import shared
 
+    if cfg.push_dataset_to_hub:
+        raise Unfamiliar("the dataset is pushed to a hub")
     require_known_kind(dataset)
     target = shared.get_prepared_dataset_path(cfg, dataset_hash)
     if any(mark in str(target) for mark in "~:"):
@@ -154,17 +156,6 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
             for name in [*names, *notes]:
                 (beside / name).replace(target / name)
     note_saved()
-    if cfg.push_dataset_to_hub:
-        shared.LOG.info(
-            "Pushing merged prepared dataset to Huggingface hub at "
-            f"{cfg.push_dataset_to_hub} (version {dataset_hash})...",
-            main_process_only=False,
-        )
-        try:
-            dataset.push_to_hub(cfg.push_dataset_to_hub, dataset_hash, private=True)
-        except Exception as error:
-            # Saved, and perhaps pushed in part: not to be done twice.
-            raise Final(error) from error
 
 
 def try_dedupe(

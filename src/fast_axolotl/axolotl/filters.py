@@ -98,10 +98,9 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
 def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any) -> Any:
     """For ``axolotl.utils.trainer.process_datasets_for_packing``."""
     from axolotl.utils import trainer as stock
-    from datasets import Value
 
-    if cfg.use_pose:
-        raise Unfamiliar("PoSE draws random numbers")
+    if cfg.use_pose or cfg.group_by_length:
+        raise Unfamiliar("PoSE draws random numbers, or rows are grouped by length")
     run = _Run.of(cfg)
     require_plain(train_dataset)
     if eval_dataset is not None:
@@ -121,14 +120,6 @@ def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any
         evaluation = _with_trainable_tokens(
             run, evaluation, marked, words, stock.LOG, " from eval dataset", batched=False
         )
-    if cfg.group_by_length:
-        _lengths_at_least(train, 0)
-
-        def add_length(table: pa.Table) -> pa.Table:
-            return _set_column(table, "length", pa.array(_token_lengths(table)))
-
-        new, title = {"length": Value("int64")}, "Group By Length"
-        train = run.map(train, stock.add_length, add_length, new, title, batched=False)
     if cfg.sample_packing:
         train = _with_positions(run, train, stock.add_position_ids)
         if cfg.eval_sample_packing and evaluation is not None:

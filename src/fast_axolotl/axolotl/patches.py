@@ -202,7 +202,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "accelerate.data_loader:DataLoaderShard.__iter__",
         *_of("accelerate.data_loader:DataLoaderDispatcher", "__iter__ _fetch_batches"),
     ),
-    _replace("resume", "accelerate.data_loader:skip_first_batches", "resume:skip_first_batches"),
     _replace(
         "keys",
         "axolotl.cli.config:prepare_plugins",

@@ -331,16 +331,6 @@ def _keep_short(batch: _Batch, names: Sequence[str], beyond: int) -> Columns:
     return {"keeps": pa.array(longest < limit)}
 
 
-def _shift_completions(batch: _Batch) -> Columns:
-    """``add_kl_completion_ids``: the completion of the row before, in each of stock's batches."""
-    ids, size = batch.column("completion_ids"), batch.options["batch_size"]
-    if ids.type != pa.list_(pa.int64()) or not list_lengths(ids).all():
-        raise Unfamiliar("a completion has no tokens")
-    rows = np.arange(len(ids))
-    rows = np.where(rows % size, rows - 1, np.minimum(rows + size, len(ids)) - 1)
-    return {"KL_completion_ids": ids.take(pa.array(rows))}
-
-
 _CHANGES: Mapping[str, Change] = {
     f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
     for trainer, name, change in (
@@ -355,7 +345,6 @@ _CHANGES: Mapping[str, Change] = {
         ("KTO", "add_eos", partial(_add_eos, names=["completion"])),
         ("KTO", "tokenize_fn", _tokenize),
         ("KTO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
-        ("KTO", "add_kl_completion_ids", _shift_completions),
         ("Reward", "add_eos", partial(_add_eos, names=_PAIR)),
         ("Reward", "tokenize_fn", _tokenize),
         ("Reward", "<lambda>", partial(_keep_short, names=_PAIR, beyond=1)),
