@@ -156,16 +156,6 @@ def names_to_skip(environment: Mapping[str, str] = os.environ) -> list[str]:
     return [name.strip() for name in environment.get(SKIP, "").split(",") if name.strip()]
 
 
-def axolotl_version() -> str | None:
-    """The version of the installed Axolotl."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("axolotl")
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def host_name() -> str:
     """Axolotl and its version, or TRL where there is no Axolotl; empty without either."""
     from importlib import metadata
@@ -304,11 +294,14 @@ def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
     _STATE.waiting.discard(name)
     if not _STATE.installed:
         return
-    _take_up_unfinished()
     if is_late and _is_being_imported(module):
         _STATE.unfinished.add(name)
-    else:
-        _change(name, module, is_late=is_late)
+        return
+    _take_up_unfinished()
+    if name in LENDERS:
+        _guarded(name, partial(_STATE.legacy.lend, module))
+    if _STATE.patchwork is not None:
+        _guarded(name, partial(_replace, _STATE.patchwork, module, is_late=is_late))
 
 
 def _take_up_unfinished() -> None:
@@ -317,14 +310,7 @@ def _take_up_unfinished() -> None:
         module = sys.modules.get(name)
         if module is not None and not _is_being_imported(module):
             _STATE.unfinished.discard(name)
-            _change(name, module, is_late=True)
-
-
-def _change(name: str, module: ModuleType, *, is_late: bool) -> None:
-    if name in LENDERS:
-        _guarded(name, partial(_STATE.legacy.lend, module))
-    if _STATE.patchwork is not None:
-        _guarded(name, partial(_replace, _STATE.patchwork, module, is_late=is_late))
+            _on_import(name, module, is_late=True)
 
 
 def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None:

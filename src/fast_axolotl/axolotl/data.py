@@ -30,6 +30,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,15 @@ def list_lengths(array: pa.Array) -> Any:
     require_integers(array.type)
     lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
     return np.where(array.is_valid(), lengths, _NULL_ROW) if array.null_count else lengths
+
+
+def list_column(rows: Sequence[Sequence[int]], kind: Any) -> pa.Array:
+    """Rows of integers as an Arrow column, of the type that ``datasets`` would have found."""
+    edges = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
+    if not edges[-1]:
+        raise Unfamiliar("a batch has no tokens, so its types are unknown")
+    values = np.fromiter(chain.from_iterable(rows), kind, int(edges[-1]))
+    return pa.ListArray.from_arrays(pa.array(edges), pa.array(values))
 
 
 def require_integers(kind: pa.DataType) -> None:

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
+from fast_axolotl.axolotl.data import list_column
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.preferences import lazy_row
 from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
@@ -98,7 +98,7 @@ def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         raise final.error from None
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
         return strategy.tokenize_prompt(batch)
-    return _table(input_ids=ids, labels=labels, attention_mask=ids)
+    return _table(ids, labels, ends_with_mask=True)
 
 
 def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -149,7 +149,7 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         )
     except Final as final:
         raise final.error from None
-    return _table(input_ids=ids, attention_mask=ids, labels=labels)
+    return _table(ids, labels)
 
 
 def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -158,7 +158,7 @@ def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         ids = _completions(strategy, batch)
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
         return strategy.tokenize_prompt(batch)
-    return _table(input_ids=ids, attention_mask=ids, labels=ids)
+    return _table(ids, ids)
 
 
 def tokenize_completions(self: Any, prompt: Any) -> dict[str, Lists]:
@@ -210,22 +210,14 @@ def _encode(strategy: Any, texts: Sequence[str]) -> Iterator[Any]:
     return encode_texts(strategy.tokenizer._tokenizer, texts, add_special_tokens=True)
 
 
-def _table(**columns: Lists) -> pa.Table:
-    """Lists of integers as Arrow columns; a mask is ones in the place of what it is given."""
-    arrays: dict[str, Any] = {}
-    for name, lists in columns.items():
-        ends = np.fromiter(accumulate(map(len, lists)), np.int32, len(lists))
-        num_values = int(ends[-1]) if len(lists) else 0
-        if not num_values:
-            raise Unfamiliar("a batch has no tokens, so its types are unknown")
-        if name == "attention_mask":
-            values = np.ones(num_values, np.int8)
-        else:
-            kind = np.int32 if name == "input_ids" else np.int64
-            values = np.fromiter(chain.from_iterable(lists), kind, num_values)
-        offsets = np.concatenate([np.zeros(1, np.int32), ends])
-        arrays[name] = pa.ListArray.from_arrays(offsets, values)
-    return pa.table(arrays)
+def _table(ids: Lists, labels: Lists, *, ends_with_mask: bool = False) -> pa.Table:
+    """The columns of a strategy, of which only the order differs."""
+    lists = list_column(ids, np.int32)
+    ones = pa.array(np.ones(len(lists.values), np.int8))
+    mask = {"attention_mask": pa.ListArray.from_arrays(lists.offsets, ones)}
+    trained = {"labels": list_column(labels, np.int64)}
+    rest = {**trained, **mask} if ends_with_mask else {**mask, **trained}
+    return pa.table({"input_ids": lists, **rest})
 
 
 def _name(kind: type) -> str:

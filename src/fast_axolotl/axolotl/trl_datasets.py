@@ -24,14 +24,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fast_axolotl.axolotl.data import list_lengths, require_integers
+from fast_axolotl.axolotl.data import list_column, list_lengths, require_integers
 from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
@@ -287,7 +286,12 @@ def _tokenize(batch: _Batch) -> Columns:
         for name in batch.table.column_names
         if name in written
     }
-    return columns | {name: _lists([result[name] for result in results], name) for name in names}
+    return columns | {
+        name: list_column(
+            [result[name] for result in results], np.int32 if name == "input_ids" else np.int64
+        )
+        for name in names
+    }
 
 
 def _build_labels(batch: _Batch) -> Columns:
@@ -351,13 +355,3 @@ _CHANGES: Mapping[str, Change] = {
     )
 }
 """TRL's row function, by its qualified name, to ours."""
-
-
-def _lists(rows: Sequence[Sequence[int]], name: str) -> pa.Array:
-    """A new column, of the type that ``datasets`` would have found."""
-    edges = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
-    if not edges[-1]:
-        raise Unfamiliar("a batch has no tokens, so its types are unknown")
-    kind = np.int32 if name == "input_ids" else np.int64
-    values = np.fromiter(chain.from_iterable(rows), kind, int(edges[-1]))
-    return pa.ListArray.from_arrays(pa.array(edges), pa.array(values))

@@ -232,14 +232,15 @@ def _measure(
 
 def status(as_json: ResultAsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
-    from fast_axolotl.axolotl import axolotl_version, check, host_name
+    from fast_axolotl.axolotl import check, host_name
     from fast_axolotl.integrations.launch import status_line
     from fast_axolotl.report.terminal import show_matrix
 
-    version = axolotl_version()
-    patches = check() if host_name() else ()
+    host, _, version = host_name().partition(" ")
+    patches = check() if host else ()
     if as_json:
-        found = {"axolotl": version, "patches": [patch._asdict() for patch in patches]}
+        known = version if host == "Axolotl" else None
+        found = {"axolotl": known, "patches": [patch._asdict() for patch in patches]}
         print(json.dumps(found, indent=2))
         return
     if patches:
