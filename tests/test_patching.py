@@ -383,18 +383,6 @@ def test_a_function_that_someone_else_replaced_is_left_alone(
     assert (record.levelno, "other code" in record.getMessage()) == (logging.WARNING, True)
 
 
-def test_a_reload_is_noticed_and_mended(work: ModuleType) -> None:
-    patchwork = patched(work)
-    importlib.reload(work)
-    assert set(states(patchwork).values()) == {"lost"}
-    assert work.double(2) == 4
-    patchwork.apply(work, is_late=True)
-    assert set(states(patchwork).values()) == {"active"}
-    assert work.double(2) == ("ours", 2, 2)
-    patchwork.remove()
-    assert work.double(2) == 4
-
-
 def test_switched_off_stays_off(work: ModuleType) -> None:
     patchwork = patched(work)
     patchwork.switch_off(["box"])

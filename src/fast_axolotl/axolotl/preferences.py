@@ -19,6 +19,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
+from fast_axolotl.axolotl.data import require_plain
 from fast_axolotl.axolotl.filters import stock_fingerprint
 from fast_axolotl.axolotl.patching import Unfamiliar
 
@@ -59,7 +60,7 @@ def map_dataset(
     **map_kwargs: Any,
 ) -> Any:
     """Stands in for ``axolotl.utils.data.rl._map_dataset``."""
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
 
     function = ds_transform_fn
     if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
@@ -70,10 +71,9 @@ def map_dataset(
         tokenizer = None
     if isinstance(dataset, DatasetDict):
         dataset = dataset["train"]
-    if type(dataset) is not Dataset or not len(dataset):
-        raise Unfamiliar("the dataset is empty or not a plain dataset")
-    if dataset._format_type is not None or dataset.list_indexes():
-        raise Unfamiliar("the dataset has a format or an index")
+    require_plain(dataset)
+    if not len(dataset):
+        raise Unfamiliar("the dataset is empty")
     if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
         raise Unfamiliar("the dataset is mapped with other options")
     # The fingerprint is that of the map which is not made, so a cache serves both.

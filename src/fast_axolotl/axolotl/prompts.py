@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
-from fast_axolotl.axolotl.data import list_column
+from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.preferences import lazy_row
 from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
@@ -50,16 +50,11 @@ _COLUMNS = {"input_ids", "attention_mask", "labels"}
 
 def process(self: Any, dataset: Any) -> Any:
     """Stands in for ``TokenizedPromptDataset.process``."""
-    from datasets import Dataset
-
     strategy = self.prompt_tokenizer
     to_table = _find_table(strategy)
-    if type(dataset) is not Dataset or not len(dataset):
-        raise Unfamiliar("the dataset is empty or not a plain dataset")
-    if dataset._format_type is not None or dataset.list_indexes():
-        raise Unfamiliar("the dataset has a format or an index")
-    if not _COLUMNS.isdisjoint(dataset.column_names):
-        raise Unfamiliar("the dataset already has one of the output columns")
+    require_plain(dataset)
+    if not len(dataset) or not _COLUMNS.isdisjoint(dataset.column_names):
+        raise Unfamiliar("the dataset is empty, or already has one of the output columns")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
     return tokenize_in_shards(
@@ -76,11 +71,10 @@ def _find_table(strategy: Any) -> Callable[..., Any]:
     from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
 
     kind = type(strategy)
-    name = _name(kind)
-    if name == "chat_template:ChatTemplateStrategy":
+    if kind.__name__ == "ChatTemplateStrategy":
         check_chat(strategy)
         return chat_table
-    if name == "completion:CompletionPromptTokenizingStrategy":
+    if kind.__name__ == "CompletionPromptTokenizingStrategy":
         _check_completion(strategy)
         return completion_table
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
@@ -218,11 +212,6 @@ def _table(ids: Lists, labels: Lists, *, ends_with_mask: bool = False) -> pa.Tab
     trained = {"labels": list_column(labels, np.int64)}
     rest = {**trained, **mask} if ends_with_mask else {**mask, **trained}
     return pa.table({"input_ids": lists, **rest})
-
-
-def _name(kind: type) -> str:
-    """Module and name of a class, short for those that come with Axolotl's strategies."""
-    return f"{kind.__module__}:{kind.__qualname__}".removeprefix("axolotl.prompt_strategies.")
 
 
 def _check_completion(strategy: Any) -> None:

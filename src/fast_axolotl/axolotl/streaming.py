@@ -247,14 +247,10 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
     filter = _keeps_bound("filter")
     skip = _keeps_bound("skip")
     take = _keeps_bound("take")
-    shard = _keeps_bound("shard")
     with_format = _keeps_bound("with_format")
     select_columns = _keeps_bound("select_columns")
     remove_columns = _keeps_bound("remove_columns")
     rename_column = _keeps_bound("rename_column")
-    rename_columns = _keeps_bound("rename_columns")
-    cast = _keeps_bound("cast")
-    cast_column = _keeps_bound("cast_column")
 
 
 def bounded(

@@ -30,7 +30,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fast_axolotl.axolotl.data import list_column, list_lengths, require_integers
+from fast_axolotl.axolotl.data import (
+    list_column,
+    list_lengths,
+    require_integers,
+    require_plain,
+)
 from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
@@ -151,10 +156,9 @@ def _run(
     **shown: Any,
 ) -> Any:
     """What ``map`` or ``filter`` with ``function`` gives, where ``change`` is that for a batch."""
-    if not len(dataset) or dataset.list_indexes():
-        raise Unfamiliar("the dataset is empty or has an index")
-    if dataset._format_type is not None or dataset._format_kwargs or dataset._output_all_columns:
-        raise Unfamiliar("the dataset has a format")
+    require_plain(dataset)
+    if not len(dataset):
+        raise Unfamiliar("the dataset is empty")
     require_unchanging(dataset, {})
     removed = [remove_columns] if isinstance(remove_columns, str) else remove_columns
     hashed: dict[str, Any] = {"num_proc": shown.get("num_proc")}
@@ -191,23 +195,6 @@ def _run(
     result = getattr(source, name)(changed, **ours, new_fingerprint=fingerprint)
     result._format_type, result._fingerprint = None, fingerprint
     return result
-
-
-def _add_eos(batch: _Batch, names: Sequence[str]) -> Columns:
-    """``add_eos`` of the trainers: texts that do not end with the token get it."""
-    eos, columns = batch.options["eos_token"], {}
-    if not names:
-        names = (batch.options.get("dataset_text_field", "text"), "completion")
-        if all(name in batch for name in names):
-            raise Unfamiliar("rows have both a text and a completion")
-    for name in names:
-        if name in batch:
-            texts = batch.column(name)
-            if not pa.types.is_string(texts.type) or type(eos) is not str:
-                raise Unfamiliar(f"{name} is not text, or there is no EOS token")
-            ended = pc.binary_join_element_wise(texts, eos, "")
-            columns[name] = pc.if_else(pc.ends_with(texts, eos), texts, ended)
-    return columns
 
 
 class _Recorder:
@@ -338,18 +325,14 @@ def _keep_short(batch: _Batch, names: Sequence[str], beyond: int) -> Columns:
 _CHANGES: Mapping[str, Change] = {
     f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
     for trainer, name, change in (
-        ("SFT", "add_eos", partial(_add_eos, names=())),
         ("SFT", "tokenize_fn", _tokenize),
         ("SFT", "build_labels", _build_labels),
         ("SFT", "truncate", _truncate),
         ("SFT", "<lambda>", _keep_labelled),
-        ("DPO", "add_eos", partial(_add_eos, names=_PAIR)),
         ("DPO", "tokenize_fn", _tokenize),
         ("DPO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
-        ("KTO", "add_eos", partial(_add_eos, names=["completion"])),
         ("KTO", "tokenize_fn", _tokenize),
         ("KTO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
-        ("Reward", "add_eos", partial(_add_eos, names=_PAIR)),
         ("Reward", "tokenize_fn", _tokenize),
         ("Reward", "<lambda>", partial(_keep_short, names=_PAIR, beyond=1)),
     )

@@ -14,10 +14,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fast_axolotl.axolotl import RUN, SWITCH, install, names_to_skip, status, uninstall
+from fast_axolotl.axolotl import (
+    RUN,
+    SWITCH,
+    install,
+    names_to_skip,
+    status,
+    status_line,
+    uninstall,
+)
 from fast_axolotl.axolotl.patching import NotAsked
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.integrations.launch import Order, order, status_line
+from fast_axolotl.integrations.launch import Order, order
 
 try:
     from axolotl.integrations.base import BasePlugin
