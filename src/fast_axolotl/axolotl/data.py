@@ -52,9 +52,6 @@ _NULL_ROW = -1
 _ROWS_AT_ONCE = 16_384
 """Rows looked at in one step: the temporaries of a step stay at a few times its values."""
 
-_FEW = 8
-"""Below one row in so many, rows are gathered instead of looking at the whole column."""
-
 _LEAST_RUN = 4
 """Rows side by side, on average, from which on slices are faster than single rows."""
 
@@ -332,16 +329,9 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
             batch.validate(full=True)  # stock fails on text that is not UTF-8
         return digest_batch(batch, seen.secret)
 
-    table, indices = dataset._data, dataset._indices
-    if indices is None or len(indices) * _FEW >= len(table):
-        batches = table.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        digests = _joined([look(batch) for batch in batches]).reshape(-1, 2)
-        digests = digests if indices is None else digests[row_numbers(dataset)]
-    else:
-        rows = row_numbers(dataset)
-        parts = (rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE))
-        gathered = (table.fast_gather(part).combine_chunks().to_batches()[0] for part in parts)
-        digests = _joined([look(batch) for batch in gathered])
+    batches = dataset._data.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+    digests = _joined([look(batch) for batch in batches]).reshape(-1, 2)
+    digests = digests if dataset._indices is None else digests[row_numbers(dataset)]
     seen.types = types
     return digests.reshape(-1).astype(np.uint64, copy=False)
 

@@ -114,7 +114,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "sampler",
         f"{_MULTIPACK}:MultipackBatchSampler.__len__",
         "sampler:batches_length",
-        *_of(f"{_MULTIPACK}:", "pack_parallel pack_group _process_group allocate_sequentially"),
+        *_of(f"{_MULTIPACK}:", "pack_parallel pack_group _process_group"),
         *_of(f"{_MULTIPACK}:MultipackBatchSampler", "__init__ generate_batches gather_len_batches"),
         *_of("torch.utils.data.sampler:RandomSampler", "__iter__ num_samples"),
         "torch.utils.data.sampler:SequentialSampler.__iter__",

@@ -42,10 +42,8 @@ LOG = logging.getLogger("fast_axolotl")
 MARK = "__fast_axolotl__"
 """The attribute by which a wrapper of ours is known."""
 
-_MOST_REASONS = 20
-"""Reasons kept for one replacement; more are counted under ``other reasons``."""
-_MOST_WARNINGS = 5
-"""Reasons of one replacement that are logged when they are met."""
+_MOST_REASONS = 10
+"""Reasons told and kept for one replacement; more are counted under ``other reasons``."""
 
 
 class Unfamiliar(Exception):
@@ -358,7 +356,7 @@ def _note(reasons: Counter[str], reason: str, count: int, text: str, name: str) 
     if reason not in reasons:
         if len(reasons) >= _MOST_REASONS:
             reason = "other reasons"
-        elif len(reasons) < _MOST_WARNINGS:
+        else:
             warn(text, "TRL" if name.startswith("trl") else "Axolotl", name, reason)
     reasons[reason] += count
 

@@ -67,7 +67,7 @@ _DECIDING = (
 
 
 def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) -> Any:
-    """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format.
+    """Axolotl's ``_load_streaming_dataset``: load, wrap, format.
 
     Of several entries of ``pretraining_dataset`` Axolotl is given the first, and forgets the
     others: here a warning says so.
@@ -77,6 +77,8 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
     _require_switch(cfg)
     if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
         raise Unfamiliar("dispatch_batches is set")
+    if pretraining_config["skip"]:
+        raise Unfamiliar("rows are skipped")
     source, batch_size = pretraining_config, cfg.micro_batch_size
     wrapper = functools.partial(
         sft.get_dataset_wrapper,
@@ -92,16 +94,8 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
         name=source["name"],
         data_files=source["data_files"],
     )
-    dataset, skip = bounded_files(loaded, cfg), source["skip"]
-    if skip:
-        if loaded.features is not None:
-            # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
-            first = next(iter(loaded._ex_iterable.iter_arrow()), None)
-            if first is None or skip >= len(first[1]):
-                raise Unfamiliar("stock datasets skips the wrong rows after its first table")
-        sft.LOG.info(f"Skipping {skip} samples from the dataset")
-        dataset = dataset.skip(skip)
     try:
+        dataset = bounded_files(loaded, cfg)
         wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
     except Exception:
         # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.

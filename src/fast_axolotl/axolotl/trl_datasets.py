@@ -117,10 +117,7 @@ class _Batch:
     table: pa.Table
     function: Callable[..., Any]
     options: Mapping[str, Any]
-    """Further arguments of the function, and the size of its batches if it takes batches."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.table.column_names
+    """Further arguments of the function."""
 
     def column(self, name: str) -> pa.Array:
         """A column without nulls."""
@@ -151,8 +148,6 @@ def _run(
     *,
     fn_kwargs: Mapping[str, Any] | None = None,
     remove_columns: str | Sequence[str] | None = None,
-    batched: bool = False,
-    batch_size: int | None = None,
     **shown: Any,
 ) -> Any:
     """What ``map`` or ``filter`` with ``function`` gives, where ``change`` is that for a batch."""
@@ -164,20 +159,16 @@ def _run(
     hashed: dict[str, Any] = {"num_proc": shown.get("num_proc")}
     if name == "map":
         hashed = {"fn_kwargs": fn_kwargs or {}, "remove_columns": removed}
-        hashed["batch_size"] = None if batch_size == _BATCH_ROWS else batch_size
     fingerprint = stock_fingerprint(
         dataset,
         "datasets.arrow_dataset.Dataset." + ("_map_single" if name == "map" else "filter@2.0.1"),
         function,
-        batched,
+        False,
         {key: value for key, value in hashed.items() if value is not None},
     )
-    # Stock's batches must not be cut.
-    rows = _BATCH_ROWS if batch_size is None else batch_size * -(-_BATCH_ROWS // batch_size)
-    options = {**(fn_kwargs or {}), "batch_size": batch_size}
 
     def changed(table: pa.Table) -> Any:
-        columns = change(_Batch(table, function, options))
+        columns = change(_Batch(table, function, fn_kwargs or {}))
         if name == "filter":
             return columns["keeps"]
         table = table.drop_columns([name for name in removed or () if name not in columns])
@@ -191,7 +182,7 @@ def _run(
 
     source = copy.copy(dataset)
     source._format_type = "arrow"
-    ours = {"batched": True, "batch_size": rows, "writer_batch_size": rows, **shown}
+    ours = {"batched": True, "batch_size": _BATCH_ROWS, "writer_batch_size": _BATCH_ROWS, **shown}
     result = getattr(source, name)(changed, **ours, new_fingerprint=fingerprint)
     result._format_type, result._fingerprint = None, fingerprint
     return result
@@ -250,9 +241,8 @@ class _Recorder:
 def _tokenize(batch: _Batch) -> Columns:
     """``tokenize_fn`` of all four trainers: what it gives for each row, as columns."""
     rows = batch.table.to_pylist()
-    options = {name: value for name, value in batch.options.items() if name != "batch_size"}
-    recorder = _Recorder(options["processing_class"])
-    options["processing_class"] = recorder
+    recorder = _Recorder(batch.options["processing_class"])
+    options = {**batch.options, "processing_class": recorder}
     for row in rows:
         batch.function(dict(row), **options)
     recorder.tokenize()
