@@ -192,22 +192,18 @@ class TestKeys:
         assert written.fast_axolotl_skip == ["save", "dedupe"]
         assert written.fast_axolotl_measure == "/record"
 
-    def test_the_folder_is_the_key_s_unless_the_command_line_gave_one(self, tmp_path: Path) -> None:
+    def test_the_folder_is_the_key_s_unless_the_command_line_gave_one(self) -> None:
         from fast_axolotl.integrations.axolotl_plugin import FastAxolotlArgs, measure_order
 
-        (tmp_path / "rows.jsonl").write_text("")
-        rows = str(tmp_path / "rows.jsonl")
-        config = {"output_dir": "out", "datasets": [{"path": rows}, {"path": "owner/hub"}]}
+        config = {"output_dir": "out"}
         assert measure_order(config, None) is None
         assert measure_order({**config, "fast_axolotl_measure": False}, None) is None
         for value, folder in ((True, "out/fast-axolotl-measure"), ("runs/a", "runs/a")):
             checked = FastAxolotlArgs(fast_axolotl_measure=value).fast_axolotl_measure
             found = measure_order({**config, "fast_axolotl_measure": checked}, None)
-            assert found == Order(run_dir=folder, data_paths=(rows,))
-        asked = Order(run_dir="elsewhere", profile_steps=3)
-        assert measure_order(config, asked) == Order(
-            run_dir="elsewhere", profile_steps=3, data_paths=(rows,)
-        )
+            assert found == Order(run_dir=folder)
+            asked = Order(run_dir="elsewhere", profile_steps=3)
+            assert measure_order({**config, "fast_axolotl_measure": checked}, asked) == asked
 
 
 class Trainings:
@@ -269,7 +265,8 @@ class TestMeter:
         record = read_run(trainings.folder / "plugin" / "fast-axolotl-measure")
         self.check(record)
         assert {"collators", "sampler"} <= set(record.ranks[0].values["replacements"])
-        assert record.ranks[0].values["data_paths"] == [str(trainings.folder / "prepared")]
+        [path] = record.ranks[0].values["data_paths"]
+        assert str(trainings.folder / "prepared") in path
         last = trainings.last_log("plugin")
         for name in ("stall_fraction", "tokens_per_second", "working_set_gb"):
             assert last[f"fast_axolotl/{name}"] >= 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -151,22 +151,11 @@ def recorded_settings(cfg: Any) -> dict[str, Any]:
 
 def measure_order(cfg: Any, asked: Order | None) -> Order | None:
     """What to measure: as ``fast-axolotl run --measure`` asked, else as the configuration does."""
-    if asked is None:
-        wanted = cfg.get("fast_axolotl_measure")
-        if not wanted:
-            return None
-        own = Path(cfg["output_dir"], "fast-axolotl-measure") if wanted is True else Path(wanted)
-        asked = Order(run_dir=str(own))
-    if asked.data_paths:
+    wanted = cfg.get("fast_axolotl_measure")
+    if asked is not None or not wanted:
         return asked
-    # What training reads: prepared rows where there are any, else the datasets' own files.
-    prepared = cfg.get("dataset_prepared_path")
-    if prepared and not cfg.get("streaming") and Path(prepared).is_dir():
-        return replace(asked, data_paths=(str(prepared),))
-    sets = [*(cfg.get("datasets") or []), *(cfg.get("pretraining_dataset") or [])]
-    paths = (item.get("data_files") or item.get("path") for item in sets)
-    files = tuple(path for path in paths if isinstance(path, str) and Path(path).exists())
-    return replace(asked, data_paths=files)
+    own = Path(cfg["output_dir"], "fast-axolotl-measure") if wanted is True else Path(wanted)
+    return Order(run_dir=str(own))
 
 
 def prepare_plugins(cfg: Any) -> NoReturn:

@@ -48,15 +48,12 @@ class Order:
     run_dir: str
     peak_tflops: float | None = None
     profile_steps: int = 0
-    matmul: bool = False
     data_paths: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:
         """The variables that ``order`` reads this from, in a child wherever it runs."""
         options = {**asdict(self), "data_paths": [str(Path(p).absolute()) for p in self.data_paths]}
         options.pop("run_dir")
-        if not self.matmul:
-            options.pop("matmul")  # it has no option of a command: users set the variable
         found = {_PREFIX + name.upper(): json.dumps(value) for name, value in options.items()}
         return {MEASURE: str(Path(self.run_dir).absolute()), **found}
 
