@@ -57,7 +57,7 @@ def doctor(as_json: ResultAsJson = False) -> None:
 
     The exit code is 1 if the installation is broken, and 0 otherwise.
     """
-    from fast_axolotl.integrations.launch import status_line
+    from fast_axolotl.axolotl import status_line
     from fast_axolotl.report.terminal import show_pairs
 
     machine = describe()

@@ -169,7 +169,7 @@ _ALL = (
            "`--peak-tflops`", "clocks are lower under load"),
     Figure("matmul_share", "share of the matmul rate", "share", "higher",
            "`model_flops_per_second` ÷ (GPUs · the rate that large square matmuls reach on this "
-           "GPU: `FAST_AXOLOTL_MATMUL=1`)", "measured for one second, before the training"),
+           "GPU)", "only in records of earlier versions"),
     Figure("working_set_bytes", "working set, steady", "bytes", "lower",
            "median over the steady phase of the anonymous and shared memory of all processes, "
            "shared pages counted once (sum of PSS)",
