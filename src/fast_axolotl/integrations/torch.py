@@ -151,7 +151,7 @@ class TorchDataset(IterableDataset[Any]):
         rank, world, _ = self._layout()
         workers = max(1, self._num_workers)
         reader = self._open_shard((rank * workers, world * workers), self._num_threads)
-        return workers * (reader.num_rows if self._rows else len(reader))
+        return workers * -(-reader.num_rows // (1 if self._rows else reader.batch_size))
 
     def __bool__(self) -> bool:
         return True

@@ -89,7 +89,7 @@ def mix_datasets(
     for name, pair in pairs.items():
         try:
             reader, weight = pair
-            held.append(_Source(str(name), reader, float(weight)))
+            held.append(_Source(name=str(name), reader=reader, weight=float(weight)))
         except (TypeError, ValueError):
             raise UsageError(
                 f"source {name!r} must be a reader and a weight, not {pair!r}"
@@ -138,31 +138,30 @@ class Draws:
         return int(turns.sum())
 
 
+@dataclass(slots=True, kw_only=True)
 class _Source:
     """A reader, and its epochs in this pass."""
 
-    def __init__(self, name: str, reader: Reader, weight: float) -> None:
-        self.name, self.reader, self.weight = name, reader, weight
-
-    def rewind(self, epoch: int) -> None:
-        self.first, self.epoch = epoch, 0
-        """The reader's first epoch, and how often it was used up since."""
-        self.reader.set_epoch(epoch)
-        self.held: list[pa.RecordBatch] = []
-        """Rows for the batch in the making."""
-        self.taken: int | None = None
-        """Rows of the last one in ``held`` that were delivered, if not all."""
-        self.is_new = True
-        """Whether no row of the current epoch was read yet."""
-
-    def next_epoch(self) -> None:
-        self.epoch, self.is_new = self.epoch + 1, True
-        self.reader.set_epoch(self.first + self.epoch * _EPOCH_STRIDE)
-        self.batches = iter(self.reader)
+    name: str
+    reader: Reader
+    weight: float
+    epoch: int = 0
+    """How often it was used up in this pass."""
+    is_new: bool = True
+    """Whether no row of the current epoch was read yet."""
+    batches: Iterator[pa.RecordBatch] = iter(())
+    held: list[pa.RecordBatch] = field(default_factory=list)
+    """Rows for the batch in the making."""
+    taken: int | None = None
+    """Rows of the last batch that was held which were delivered, if not all."""
 
     @property
     def num_held(self) -> int:
         return sum(map(len, self.held))
+
+    def begin(self, mix_epoch: int, epoch: int) -> None:
+        self.epoch, self.is_new, self.held, self.taken = epoch, True, [], None
+        self.reader.set_epoch(mix_epoch + epoch * _EPOCH_STRIDE)
 
     def read(self, count: int) -> bool:
         """Holds some of the next rows, at most so many; false if there are none."""
@@ -172,17 +171,13 @@ class _Source:
             self.is_new = False
         return batch is not None
 
-    def load(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Continues from the state of this shard, or of all shards of another number."""
-        epochs = {state["epoch"] for state in saved}
-        if len(epochs) > 1:
-            raise ResumeError(
-                f"the shards are in different epochs of source {self.name!r}, so they can only "
-                "continue on the same number of shards; use that, or a state from another step"
-            )
-        (self.epoch,) = epochs
-        self.reader.load_state_dict([state["reader"] for state in saved])
-        self.is_new = False
+    def take(self, count: int) -> pa.Table:
+        """So many of the rows that are held; the others will be read again."""
+        surplus = self.num_held - count
+        self.taken = len(self.held[-1]) - surplus if surplus else None
+        table = pa.Table.from_batches(self.held, self.reader.schema if not self.held else None)
+        self.held = []
+        return table.slice(0, count)
 
 
 class MixedReader:
@@ -235,17 +230,6 @@ class MixedReader:
         ]
         return min(ends) if self._stop == "first" else max(ends, default=0)
 
-    def __len__(self) -> int:
-        """The number of batches of a whole pass; needs what ``num_rows`` needs."""
-        if self._is_starting:
-            # list(mix) asks after it has begun a pass, only to reserve memory.
-            raise TypeError("call len() before iterating: the rows must be counted first")
-        return -(-self.num_rows // self.batch_size)
-
-    def __bool__(self) -> bool:
-        """True, without counting."""
-        return True
-
     def __enter__(self) -> MixedReader:
         return self
 
@@ -254,7 +238,7 @@ class MixedReader:
 
     def close(self) -> None:
         """Stop reading ahead and end the current iteration; a new one can start."""
-        self._pass, self._is_starting = object(), False
+        self._pass = object()
         for source in self._sources:
             source.reader.close()
 
@@ -262,7 +246,7 @@ class MixedReader:
         """Go back to the beginning, with the order of another epoch."""
         self.close()
         for source in self._sources:
-            source.rewind(epoch)
+            source.begin(epoch, 0)
         self.schema = self._base
         """The columns known so far: final where those of the readers are."""
         self._epoch, self._restored = epoch, False
@@ -314,17 +298,26 @@ class MixedReader:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(one["schema"])))
             self.schema = join_schemas(self.schema, schema)
         for index, source in enumerate(self._sources):
-            source.load([one["sources"][index] for one in states])
+            saved = [one["sources"][index] for one in states]
+            epochs = {item["epoch"] for item in saved}
+            if len(epochs) > 1:
+                raise ResumeError(
+                    f"the shards are in different epochs of source {source.name!r}, so they can "
+                    "only continue on the same number of shards; use that, or a state from another "
+                    "step"
+                )
+            (source.epoch,) = epochs
+            source.reader.load_state_dict([item["reader"] for item in saved])
+            source.is_new = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if not self._restored:
             self.set_epoch(self._epoch)
         self.close()
-        self._restored, self._is_starting, self.stats = False, True, MixStats()
+        self._restored, self.stats = False, MixStats()
         return self._run(self._pass)
 
     def _run(self, token: object) -> Iterator[pa.RecordBatch]:
-        self._is_starting = False
         try:
             for source in self._sources:
                 self.stats.rows[source.name] = 0
@@ -375,17 +368,17 @@ class MixedReader:
                 if self._stop == "first" or all(others):
                     size = int(place[source.num_held])
                 else:
-                    source.next_epoch()
+                    held = source.held
+                    source.begin(self._epoch, source.epoch + 1)
+                    source.held, source.batches = held, iter(source.reader)
                     self._count_epoch(source)
         given = np.bincount(drawn[:size], minlength=len(self._sources))
         self._given += given
         pieces: list[pa.Table] = []
         for source, count in zip(self._sources, given.tolist(), strict=True):
             self.stats.rows[source.name] += count
-            surplus = source.num_held - count
-            source.taken = len(source.held[-1]) - surplus if surplus else None
+            piece = source.take(count)
             if count:
-                piece = pa.Table.from_batches(source.held).slice(0, count)
                 if self._source_column is not None:
                     names = pa.repeat(source.name, piece.num_rows)
                     piece = piece.append_column(self._source_column, names)
@@ -394,7 +387,6 @@ class MixedReader:
                 except TypeClash as clash:
                     raise clash.error(f"source {source.name!r}") from None
                 pieces.append(piece)
-            source.held = []
         if not pieces:
             return None, True
         order = np.argsort(np.argsort(drawn[:size], kind="stable"))
