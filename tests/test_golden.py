@@ -375,7 +375,6 @@ def make_files(folder: Path) -> None:
         "conflict.jsonl": '{"id": 1}\n{"id": "one"}\n',
         "broken.csv": "a,b\n1,2\n3\n",
         "broken.json": '[{"a": 1}, {"a": ',
-        "field.json": '{"version": 1, "rows": [{"a": 1}]}',
         "cut.parquet": "PAR1",
         "unknown.xyz": "?",
         "empty.jsonl": "",
@@ -406,8 +405,6 @@ read array.jsonl
 read conflict.jsonl
 read broken.csv
 read broken.json
-read field.json --json-field rows --head 1
-read field.json --json-field none
 read latin.jsonl
 read cut.parquet
 read empty.jsonl --head 1
@@ -493,7 +490,7 @@ def test_every_mistake_has_its_sentence(tmp_path: Path, monkeypatch: pytest.Monk
 
 WORK = """
 read rows.jsonl
-read rows.jsonl conflict.jsonl --on-conflict json
+read rows.jsonl rows.jsonl
 read broken.jsonl --on-error skip
 read rows.jsonl --json
 dedupe rows.jsonl -o unique.jsonl

@@ -14,8 +14,6 @@ from fast_axolotl.cli.options import (
     AsJson,
     Format,
     Inputs,
-    JsonField,
-    OnConflict,
     OnError,
     Restart,
     Split,
@@ -73,8 +71,6 @@ def dedupe(
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
-    on_conflict: OnConflict = "raise",
-    json_field: JsonField = None,
     memory_budget: Annotated[
         str, typer.Option(help="Memory for this work; spills to disk beyond this size.")
     ] = "1GiB",
@@ -97,8 +93,6 @@ def dedupe(
         "format": format,
         "split": split,
         "on_error": on_error,
-        "on_conflict": on_conflict,
-        "json_field": json_field,
     }
     names = None if columns is None else parse_names(columns)
     if engine is not None:

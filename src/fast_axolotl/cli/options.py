@@ -27,13 +27,6 @@ OnError = Annotated[
     Literal["raise", "skip"],
     typer.Option(help="For a row that cannot be read: stop, or skip it and count it."),
 ]
-OnConflict = Annotated[
-    Literal["raise", "json"],
-    typer.Option(help="For a column with incompatible types: stop, or write it as JSON text."),
-]
-JsonField = Annotated[
-    str | None, typer.Option(help="The field of a JSON document that contains the rows.")
-]
 DataPath = Annotated[
     Path | None,
     typer.Option(help="The training data, to measure the read speed of its disk.", exists=True),
@@ -90,7 +83,7 @@ def job_options(
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
 _MOST_REJECTIONS = 20
-_ARGUMENTS = "json_field|memory_budget|on_conflict|on_error"
+_ARGUMENTS = "memory_budget|on_error"
 _WORDS = "columns|format|infer|memory|overwrite|split"
 _ARGUMENT = re.compile(
     rf"\b({_ARGUMENTS}|{_WORDS})=(?:[\"'](\w+)[\"']|True(?: \(--\w+\))?)"

@@ -13,8 +13,6 @@ from fast_axolotl.cli.options import (
     AsJson,
     Format,
     Inputs,
-    JsonField,
-    OnConflict,
     OnError,
     Split,
     describe_rejected,
@@ -50,14 +48,12 @@ def read(
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
-    on_conflict: OnConflict = "raise",
     infer: Annotated[
         Literal["auto", "scan"],
         typer.Option(
             help="scan reads JSON and CSV files twice, to know all types before the first row."
         ),
     ] = "auto",
-    json_field: JsonField = None,
 ) -> None:
     """Read a dataset once and report rows/s, MB/s, memory and the rows that could not be read.
 
@@ -75,10 +71,8 @@ def read(
         format=format,
         columns=None if columns is None else parse_names(columns),
         on_error=on_error,
-        on_conflict=on_conflict,
         infer=infer,
         split=split,
-        json_field=json_field,
     )
     shown: list[str] = []
     total = reader.num_bytes
