@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fast_axolotl.packing.sequences import untrack
+
 SEPARATORS = 2
 """Places that ``pack`` adds to each sequence: one EOS, one PAD."""
 
@@ -37,6 +39,7 @@ def pack(
         rows = ((ids, blank), (labels, blank_labels), (mask, zeros))
         for column, (row, padding) in zip(columns, rows, strict=True):
             row += padding[used:]
+            untrack(row)
             column.append(row)
 
     for sequence in sequences:
@@ -67,6 +70,7 @@ def concatenate(pieces: Iterable[_Piece], width: int, pad: int, label_pad: int) 
     def close() -> None:
         for column, row, blank in zip(columns, rows, blanks, strict=True):
             row += blank[len(row) :]
+            untrack(row)
             column.append(row)
 
     for piece in pieces:

@@ -19,7 +19,6 @@ from fast_axolotl.packing.sequences import (
     Array,
     Rows,
     check_options,
-    collector_paused,
     deliver,
     flatten,
     integer,
@@ -28,6 +27,7 @@ from fast_axolotl.packing.sequences import (
     plain_rows,
     read,
     require_fit,
+    untracked,
 )
 
 
@@ -76,9 +76,8 @@ def pad_sequences(
         )
     is_left = padding_side == "left"
     if isinstance(rows, list) and output == "lists":
-        with collector_paused():
-            padded = _pad_lists(rows, width, padding, is_left)
-            return (padded, _mask_lists(lengths, width, is_left)) if attention_mask else padded
+        padded = _pad_lists(rows, width, padding, is_left)
+        return (padded, _mask_lists(lengths, width, is_left)) if attention_mask else padded
     if isinstance(rows, list) and longest > width:
         rows = [row[:width] for row in rows]
 
@@ -118,8 +117,8 @@ def _pad_lists(rows: Rows, width: int, padding: int, is_left: bool) -> list[list
     blank = [padding] * width
     fillers = {length: blank[length:] for length in {width, *map(len, rows)}}
     if is_left:
-        return [fillers[len(row)] + row for row in cut]
-    return [row + fillers[len(row)] for row in cut]
+        return untracked(fillers[len(row)] + row for row in cut)
+    return untracked(row + fillers[len(row)] for row in cut)
 
 
 def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
@@ -128,4 +127,4 @@ def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
         length: zeros[length:] + ones[:length] if is_left else ones[:length] + zeros[length:]
         for length in set(lengths.tolist())
     }
-    return [masks[length][:] for length in lengths.tolist()]
+    return untracked(masks[length][:] for length in lengths.tolist())

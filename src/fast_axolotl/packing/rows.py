@@ -30,7 +30,6 @@ from fast_axolotl.packing.sequences import (
     Array,
     Flat,
     check_options,
-    collector_paused,
     deliver,
     flatten,
     integer,
@@ -92,9 +91,7 @@ def pack_sequences(
     if isinstance(rows, list) and too_long == "truncate":
         rows = [row if len(row) <= rules.limit else row[: rules.limit] for row in rows]
     if isinstance(rows, list) and rules.stays_lists:
-        rows = plain_rows(rows)
-        with collector_paused():
-            packed = lists.pack(rows, rules.width, pad, eos, label_pad)
+        packed = lists.pack(plain_rows(rows), rules.width, pad, eos, label_pad)
         return dict(zip(_NAMES, packed, strict=True))
     flat = flatten(rows, rules.held)
     tokens = rules.cut(flat)
@@ -162,8 +159,7 @@ def concatenate_and_pack(
     plain = {name: column for name, column in rows.items() if isinstance(column, list)}
     if rules.stays_lists and len(plain) == len(rows):
         pieces = [plain_rows(column, name) for name, column in plain.items()]
-        with collector_paused():
-            packed = lists.concatenate(zip(*pieces, strict=True), rules.width, pad, label_pad)
+        packed = lists.concatenate(zip(*pieces, strict=True), rules.width, pad, label_pad)
         return dict(zip(_NAMES, packed, strict=True))
     flat = {name: flatten(column, rules.held, name) for name, column in rows.items()}
     paddings = zip(_NAMES, flat.values(), (pad, label_pad, 0), strict=True)
