@@ -57,7 +57,7 @@ def test_the_three_kinds_of_tokens_are_told_apart(kind: str) -> None:
     )
     assert tokens(found) == (2, 5, 3, 8)
     assert found.num_bytes == 3 * 8 * 8
-    assert (found.sequences, found.sequence_tokens, found.sequence_squares) == (2, 5, 9 + 4)
+    assert (found.sequence_tokens, found.sequence_squares) == (5, 9 + 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +72,6 @@ def test_packed_sequences_are_found_by_positions(kind: str, rows: list[list[int]
     for batch in (by_positions, by_positions | {"attention_mask": ids}):
         found = count(batch)
         assert found.real_tokens == found.sequence_tokens == sum(every)
-        assert found.sequences == len(every)
         assert found.sequence_squares == sum(length**2 for length in every)
         assert found.rows == len(every)
 
@@ -87,7 +86,7 @@ def test_rows_padded_on_the_left_count_the_same(kind: str) -> None:
             position_ids=[[1, 1, 0, 1], [1, 0, 1, 2]],
         )
     )
-    assert (found.real_tokens, found.sequences, found.sequence_squares) == (5, 2, 4 + 9)
+    assert (found.real_tokens, found.sequence_squares) == (5, 4 + 9)
     assert found.rows == 2
 
 
@@ -96,7 +95,7 @@ def test_without_a_mask_every_position_is_real(kind: str) -> None:
     counter = BatchCounter()
     found = counter.count({"input_ids": array([[5, 6, 7, 8, 9]], kind)})
     assert (found.real_tokens, found.padded_tokens) == (5, 5)
-    assert (found.sequences, found.sequence_squares) == (1, 25)
+    assert (found.sequence_tokens, found.sequence_squares) == (5, 25)
     assert set(counter.take_reasons()) == {"real_tokens", "trainable_tokens_per_second"}
     assert counter.take_reasons() == {}
 
@@ -114,7 +113,7 @@ def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
         }
     )
     assert (found.real_tokens, found.padded_tokens) == (5 + 7, 24)
-    assert (found.rows, found.sequences, found.sequence_tokens) == (4, 4, 12)
+    assert (found.rows, found.sequence_tokens) == (4, 12)
     assert found.sequence_squares == 9 + 4 + 25 + 4
     assert "tokens_per_second" not in counter.take_reasons()
 
@@ -172,13 +171,13 @@ def test_a_mask_of_another_shape_is_not_taken_for_one() -> None:
             "position_ids": torch.zeros(3, 2, 3, dtype=torch.long),
         }
     )
-    assert (found.real_tokens, found.sequences, found.sequence_squares) == (6, 2, 18)
+    assert (found.real_tokens, found.sequence_squares) == (6, 18)
 
 
 def test_sequence_lengths_are_looked_at_in_every_sixteenth_batch() -> None:
     counter = BatchCounter()
     batch = {"input_ids": np.ones((2, 3)), "attention_mask": np.ones((2, 3))}
-    looked_at = [counter.count(batch).sequences for _ in range(33)]
+    looked_at = [counter.count(batch).sequence_tokens for _ in range(33)]
     assert [place for place, number in enumerate(looked_at) if number] == [0, 16, 32]
 
 
@@ -259,7 +258,7 @@ def test_counting_imports_neither_torch_nor_numpy() -> None:
 def test_an_empty_batch_is_counted_as_such(kind: str) -> None:
     empty = array([[], []], kind)
     found = count({"input_ids": empty, "attention_mask": empty, "labels": empty})
-    assert (found.samples, found.real_tokens, found.padded_tokens, found.sequences) == (2, 0, 0, 0)
+    assert (*tokens(found), found.sequence_tokens) == (2, 0, 0, 0, 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fast_axolotl.integrations.parallelism import read_parallelism
-from fast_axolotl.measure.rank_figures import fold_rank
+from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     Mark,
@@ -223,14 +223,11 @@ def test_condensed_waits_give_the_stall_within_the_error_they_state() -> None:
     assert not any("at least" in note for note in summary.notes)
 
 
-def test_a_record_without_single_waits_tells_between_what_the_stall_lies() -> None:
+def test_a_record_without_single_waits_tells_what_is_lost_at_least() -> None:
     waits = late_in_turn()
     exact = summarise(make_job(*waits)).stall_fraction
-    summary = summarise(make_job(*waits, form="sums"))
     assert exact is not None
-    assert summary.stall_fraction is not None
-    assert summary.stall_fraction == pytest.approx(exact / 4)
-    assert any("between 8.8 % and 35.1 %" in note for note in summary.notes)
+    assert summarise(make_job(*waits, form="sums")).stall_fraction == pytest.approx(exact / 4)
 
 
 def test_damaged_waits_are_no_worse_than_none() -> None:
@@ -285,7 +282,9 @@ def test_the_fold_agrees_with_a_plain_one_however_blocks_are_cut(
     true = sum(max(step) for step in zip(*waits, strict=True))
     found = fold_waits(ranks, common, "host")
     slack = 1e-9 + WAIT_ERROR * true
-    assert found.seconds - slack <= true <= found.seconds + found.error_seconds + slack
+    assert found.seconds <= true + slack
+    if "sums" not in {form for _, form in cuts}:
+        assert found.seconds == pytest.approx(true, abs=slack)
     if {form for _, form in cuts} == {"exact"}:
         assert found.seconds == pytest.approx(true, abs=1e-9)
         assert sum(found.caused) == pytest.approx(true, abs=1e-9)

@@ -18,7 +18,6 @@ from fast_axolotl.record import (
     DeviceSample,
     DiskProbe,
     End,
-    FreeRun,
     Histogram,
     LineWriter,
     Log,
@@ -63,12 +62,11 @@ EVERY = [
     Log(t=1.0, step=3, values={"loss": 2.5}),
     Phase(t=1.0, name="start", seconds=0.5, rss_bytes=10),
     ModelShape(num_parameters=3, layers=1, attention_width=2),
-    FreeRun(t=1.0, seconds=5.0, batches=3, samples=12),
     ProfileWindow(t=1.0, steps=3, wall_seconds=2.0, collectives=(0.1, 0.2)),
     End(t=9.0, reason="exception", error="ValueError: x"),
     SystemStart(time=1.0, host="here", root_pid=3, gpu_names=("NVIDIA H200",)),
     SystemSample(t=1.0, processes=2, gpus=(DeviceSample(index=0, utilization=0.5),)),
-    DiskProbe(t=2.0, path="data", bytes_per_second=2e9, random_64k_bytes_per_second=5e7),
+    DiskProbe(t=2.0, path="data", bytes_per_second=2e9),
     schema.GradientNorms(t=2.0, step=3, micro_batches=4, first=0.5, whole=2.5, is_reduced=True),
 ]
 
@@ -126,18 +124,18 @@ def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:
 
 
 def test_a_run_is_read_by_rank_and_kind(tmp_path: Path) -> None:
-    write(tmp_path / "rank-0.jsonl", *EVERY[:10])
+    write(tmp_path / "rank-0.jsonl", *EVERY[:9])
     write(tmp_path / "rank-1.jsonl", Start(time=1, rank=1, pid=8, host="there", version="1"))
-    write(tmp_path / "system.jsonl", EVERY[10], EVERY[11], End(t=2.0, reason="finished"))
+    write(tmp_path / "system.jsonl", EVERY[9], EVERY[10], End(t=2.0, reason="finished"))
     record = read_run(tmp_path)
     assert sorted(record.ranks) == [0, 1]
     rank = record.ranks[0]
-    assert (rank.start, rank.blocks, rank.end) == (START, [BLOCK], EVERY[9])
+    assert (rank.start, rank.blocks, rank.end) == (START, [BLOCK], EVERY[8])
     assert len(rank.marks) == len(rank.phases) == len(rank.models) == len(rank.windows) == 1
     assert rank.values == {"num_workers": 0, "is_on": False}
     assert rank.reasons == {"mfu": "no model"}
     assert record.system is not None
-    assert record.system.samples == [EVERY[11]]
+    assert record.system.samples == [EVERY[10]]
     assert record.system.end is not None
     assert record.notes == []
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fast_axolotl.measure.job import fold_job
-from fast_axolotl.measure.rank_figures import fold_rank
+from fast_axolotl.measure.ranks import fold_job, fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.codec import to_plain
@@ -108,7 +107,7 @@ def test_the_curves_are_of_the_rank_that_the_summary_is_of(dispatcher: bool) -> 
         )
         for number in range(3)
     ]
-    chosen, _ = fold_job([fold_rank(rank) for rank in ranks])
+    chosen = fold_job([fold_rank(rank) for rank in ranks]).chosen
     assert chosen is not None
     assert series_of(make_run(*ranks))["rank"] == chosen.rank == (0 if dispatcher else 1)
 

@@ -377,7 +377,7 @@ INCONCLUSIVE: dict[str, Callable[[], RunRecord]] = {
 @pytest.mark.parametrize("name", INCONCLUSIVE)
 def test_swap_and_disk_are_mentioned_whatever_keeps_a_run_from_being_judged(name: str) -> None:
     record = INCONCLUSIVE[name]()
-    record.system = make_system(**SWAPPING, read_bytes=0.8e9)
+    record.systems = {"machine": make_system(**SWAPPING, read_bytes=0.8e9)}
     verdict = verdict_of(record)
     assert told(verdict) == f"inconclusive/{name}"
     assert any("swap" in line for line in verdict.evidence)

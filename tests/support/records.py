@@ -248,9 +248,9 @@ def make_system(
 
 def make_run(*ranks: RankRecord, system: SystemRecord | None = None) -> RunRecord:
     """A run of these ranks."""
-    record = RunRecord(path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks})
-    record.system = system
-    return record
+    systems = {} if system is None else {system.start.host: system}
+    by_number = {rank.start.rank: rank for rank in ranks}
+    return RunRecord(path="runs/made-up", ranks=by_number, systems=systems)
 
 
 def with_figures(summary: RunSummary, **figures: Any) -> RunSummary:

@@ -189,7 +189,7 @@ TIME_CHARTS = (
         (
             "Working set {working_set_bytes}, peak {working_set_peak_bytes}.",
             "That is {limit_share} of the limit, {limit_bytes}.",
-            "Peak resident memory {hwm_bytes}, {spike_ratio} the resident size.",
+            "Peak resident memory {hwm_bytes}.",
         ),
     ),
     TimeChart(
