@@ -15,7 +15,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.axolotl.longest import copy_longest
-from fast_axolotl.cli.batch import batch
+from fast_axolotl.cli.plan import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
 from fast_axolotl.protocol import compare_folders
