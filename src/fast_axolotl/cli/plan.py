@@ -86,9 +86,8 @@ def plan(
     what its loader can deliver. Every prediction has a 90 % interval and says what limits it:
     compute, memory, communication or data. Without a record, the intervals are wide.
     """
-    from fast_axolotl.plan.hardware import Price, find_price
     from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import join_plans, make_plan
+    from fast_axolotl.plan.predict import Price, find_price, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.devices import find_gpu
 
@@ -136,20 +135,15 @@ def plan(
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
     if not counts or min(counts) < 1:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
-    plans = [
-        make_plan(
-            shape,
-            kind,
-            counts,
-            layout,
-            reference=reference,
-            tokens=amount,
-            price=cost,
-            network=network,
-        )
-        for kind, cost in zip(kinds, costs, strict=True)
-    ]
-    found = join_plans(plans)
+    found = make_plan(
+        shape,
+        list(zip(kinds, costs, strict=True)),
+        counts,
+        layout,
+        reference=reference,
+        tokens=amount,
+        network=network,
+    )
     print_result(found, plan_document, as_json=as_json)
 
 
