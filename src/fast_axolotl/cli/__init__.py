@@ -84,7 +84,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         run: (
             "run -- axolotl preprocess config.yml",
             "run -- axolotl train config.yml --launcher torchrun",
-            "run --skip collators,fetch -- axolotl train config.yml",
             "run --live -- axolotl train config.yml",
             "run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
         ),
@@ -95,7 +94,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         report: (
             "report",
-            "report fast-axolotl-runs/20300131-120000-axolotl",
             "report protocol/ -o answer.html",
             "report runs/before runs/after --markdown comment.md",
         ),
@@ -103,7 +101,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
             "watch fast-axolotl-runs/20300131-120000-axolotl",
             "watch 4711",
             "watch 4711 --seconds 60 --output runs/first",
-            "watch 4711 --seconds 10 --json",
         ),
         status: ("status", "status --json"),
         doctor: ("doctor", "doctor --json"),
@@ -114,8 +111,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
             "protocol config.yml --pin max_steps=200",
             "protocol config.yml --streaming --sequence-len 16384 "
             "--pin max_steps=200,num_workers=2",
-            "protocol config.yml --command 'axolotl train {config} --launcher torchrun' "
-            "--max-minutes 60",
             "protocol --baseline 'python train.py --workers 0' "
             "--candidate 'python train.py --workers 4' -o protocols/workers",
             "protocol --command 'torchrun --nproc-per-node {world_size} train.py' "
@@ -126,14 +121,12 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
             "compare protocols/workers --markdown",
             "compare protocols/main protocols/branch --fail-if 'tokens_per_second < 0.97' "
             "--fail-if 'stall_fraction > +0.02'",
-            "compare protocols/main protocols/branch --require 'tokens_per_second > 0.97'",
         ),
         bench: (
             "bench reader data.jsonl",
             "bench hash data.jsonl --column text",
             "bench dedupe data.jsonl --column prompt --column answer",
             "bench pack tokens.parquet --sequence-len 4096",
-            "bench pad tokens.parquet",
         ),
     },
     "Work on data": {
@@ -151,8 +144,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         prepare: (
             "prepare config.yml",
-            "prepare config.yml --memory 2GiB --workers 8 --set sequence_len=8192",
-            "prepare config.yml --engine ray --work s3://bucket/work",
+            "prepare config.yml --memory 2GiB --workers 8",
             "prepare config.yml --engine ray --address 10.0.0.1:6379 --output /shared/prepared",
         ),
         warmup: ("warmup",),

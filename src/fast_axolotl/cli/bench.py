@@ -58,20 +58,16 @@ def bench(
     operation: Annotated[
         Literal["reader", "hash", "dedupe", "pack", "pad"],
         Argument(
-            help="reader: read all columns; hash: SHA-256 of a text column; dedupe: exact "
-            "deduplication; pack and pad: lists of token ids.",
-            metavar="OPERATION",
+            help="hash takes texts; pack and pad take lists of token ids.", metavar="OPERATION"
         ),
     ],
     paths: Inputs,
     column: Annotated[
         list[str] | None,
-        Option(help="The column to use; dedupe takes several. Default: input_ids, or all."),
+        Option(help="The column; dedupe takes several. Default: input_ids, or all."),
     ] = None,
     sequence_len: Annotated[int, Option(help="Tokens per pack.", min=1)] = 2048,
-    rows: Annotated[
-        int, Option(help="Use at most this many rows, from the start.", min=1)
-    ] = 20_000,
+    rows: Annotated[int, Option(help="Use at most this many rows.", min=1)] = 20_000,
 ) -> None:
     """Compare this package with other installed libraries on your own files.
 

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ from fast_axolotl.cli.options import (
     parse_size,
     say,
 )
-from fast_axolotl.errors import DataError, UsageError, mask_words
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import (
     count_words,
     format_bytes,
@@ -45,36 +45,24 @@ if TYPE_CHECKING:
 
 
 Format = Annotated[str, Option(help="auto, or parquet, arrow, feather, csv, json, jsonl or text.")]
-Split = Annotated[
-    str | None,
-    Option(help="Which split to read from a folder with several; all reads every split."),
-]
+Split = Annotated[str | None, Option(help="Which split to read; all reads every split.")]
 OnError = Annotated[
     Literal["raise", "skip"],
-    Option(help="For a row that cannot be read: stop, or skip it and count it."),
+    Option(help="Stop at a row that cannot be read, or skip and count it."),
 ]
 OnConflict = Annotated[
     Literal["raise", "json"],
-    Option(help="For a column with incompatible types: stop, or write it as JSON text."),
+    Option(help="Stop at a column of several types, or make it JSON text."),
 ]
-JsonField = Annotated[
-    str | None, Option(help="The field of a JSON document that contains the rows.")
-]
-Address = Annotated[
-    str | None, Option(help="HOST:PORT of the Ray cluster. Default: the cluster of this node.")
-]
+JsonField = Annotated[str | None, Option(help="The field of a JSON document with the rows.")]
+Address = Annotated[str | None, Option(help="HOST:PORT of Ray. Default: that of this node.")]
 Workers = Annotated[int, Option(help="Tasks that run at the same time; 0 uses every core.", min=0)]
 WorkerMemory = Annotated[str, Option(help="Memory limit of one worker process.")]
 Work = Annotated[
     str | None,
-    Option(
-        help="Folder for intermediate files: a path or URL that every node can reach. "
-        "Default: the output's name with .work appended."
-    ),
+    Option(help="Folder that all nodes reach, for intermediate files. Default: OUTPUT.work."),
 ]
-Restart = Annotated[
-    bool, Option("--restart", help="Delete the files of an interrupted run and start again.")
-]
+Restart = Annotated[bool, Option("--restart", help="Delete what an interrupted run left.")]
 
 _LINE_SECONDS = 30.0
 _MOST_REJECTIONS = 20
@@ -82,20 +70,15 @@ _MOST_REJECTIONS = 20
 
 def read(
     paths: Inputs,
-    columns: Annotated[
-        str | None, Option(help="Read only these columns (comma-separated).")
-    ] = None,
-    head: Annotated[
-        int | None, Option(help="Print the first N rows as JSON lines and stop.", min=1)
-    ] = None,
+    columns: Annotated[str | None, Option(help="Read only these (comma-separated).")] = None,
+    head: Annotated[int | None, Option(help="Print the first N rows as JSON.", min=1)] = None,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
     on_conflict: OnConflict = "raise",
     infer: Annotated[
-        Literal["auto", "scan"],
-        Option(help="scan reads JSON and CSV files twice, to know all types before the first row."),
+        Literal["auto", "scan"], Option(help="scan reads JSON and CSV twice, to know all types.")
     ] = "auto",
     json_field: JsonField = None,
 ) -> None:
@@ -217,34 +200,26 @@ def dedupe(
             "--engine: a folder or URL for Parquet files.",
         ),
     ],
-    columns: Annotated[
-        str | None, Option(help="Compare only these columns (comma-separated).")
-    ] = None,
+    columns: Annotated[str | None, Option(help="Compare these (comma-separated).")] = None,
     against: Annotated[
         list[str] | None,
         Option(
-            help="Also remove rows that occur in this data, for example a test set. Repeatable. "
-            "Put a glob in quotes, or the shell passes its second file as input."
+            help="Also remove rows of this data, for example a test set. Repeatable; quote globs."
         ),
     ] = None,
     report: Annotated[
-        Path | None, Option(help="Write a list of the removed rows, each with the row it repeats.")
+        Path | None, Option(help="List the removed rows here, each with the row it repeats.")
     ] = None,
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace an existing output and report.")
-    ] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace output and report.")] = False,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
     on_conflict: OnConflict = "raise",
     json_field: JsonField = None,
-    memory_budget: Annotated[
-        str, Option(help="Memory for this work; spills to disk beyond this size.")
-    ] = "1GiB",
+    memory_budget: Annotated[str, Option(help="Memory; spills to disk beyond it.")] = "1GiB",
     engine: Annotated[
-        Literal["local", "ray"] | None,
-        Option(help="Work in many processes: on this machine, or on a Ray cluster."),
+        Literal["local", "ray"] | None, Option(help="Work in processes here, or on a Ray cluster.")
     ] = None,
     address: Address = None,
     workers: Workers = 0,
@@ -322,26 +297,17 @@ def dedupe(
 
 
 def prepare(
-    config: Annotated[
-        Path, Argument(help="The Axolotl configuration.", metavar="CONFIG", exists=True)
-    ],
+    config: Annotated[Path, Argument(help="The Axolotl configuration.", exists=True)],
     engine: Annotated[
-        Literal["local", "ray"],
-        Option(help="Where the work runs: processes of this machine, or a Ray cluster."),
+        Literal["local", "ray"], Option(help="Work in processes here, or on a Ray cluster.")
     ] = "local",
     address: Address = None,
     memory: WorkerMemory = "4GiB",
     workers: Workers = 0,
     output: Annotated[
-        str | None, Option("--output", "-o", help="Path or URL, instead of dataset_prepared_path.")
+        str | None, Option("--output", "-o", help="Instead of dataset_prepared_path; may be a URL.")
     ] = None,
     work: Work = None,
-    overrides: Annotated[
-        list[str] | None,
-        Option(
-            "--set", metavar="KEY=VALUE", help="Override a key of the configuration. Repeatable."
-        ),
-    ] = None,
     restart: Restart = False,
     as_json: AsJson = False,
 ) -> None:
@@ -353,7 +319,6 @@ def prepare(
     If it is interrupted, the same command continues where it stopped. If a node fails, its tasks
     run again on another node.
     """
-    settings = _parse_overrides(overrides or ())
     job = _job_options(engine, address, workers, memory, work, restart)
     if find_spec("axolotl") is None:
         raise UsageError(
@@ -362,46 +327,13 @@ def prepare(
         )
     from fast_axolotl.cluster.prepare import prepare as prepare_dataset
 
-    summary = _watch_job(
-        prepare_dataset, config=str(config), overrides=settings, output=output, **job
-    )
-    print_job(summary, as_json=as_json, next_command=_train_command(config, settings, output))
-
-
-def _parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """``sequence_len=4096`` as a number, ``sample_packing=true`` as a truth, else a text."""
-    settings: dict[str, Any] = {}
-    for word in words:
-        key, mark, text = word.partition("=")
-        key = key.strip().replace("-", "_")
-        if not (key and mark):
-            raise UsageError(f"cannot read --set {word!r}; write --set sequence_len=4096")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        if value is None or isinstance(value, dict | list):
-            raise UsageError(
-                f"--set {key} takes a number, true, false or a text, not {text!r}; "
-                "edit the configuration instead"
-            )
-        settings[key] = value
-    return settings
-
-
-def _train_command(config: Path, settings: Mapping[str, Any], output: str | None) -> str:
-    """How to train on it: with the same settings, or Axolotl looks for another dataset."""
-    words = ["axolotl", "train", str(config)]
+    summary = _watch_job(prepare_dataset, config=str(config), overrides={}, output=output, **job)
     # Axolotl opens a prepared dataset from a path only.
     is_remote = output is not None and "://" in output
-    folder = {"dataset_prepared_path": "FOLDER" if is_remote else output}
-    for key, value in {**settings, **folder}.items():
-        name = key.replace("_", "-")
-        truth = {True: [f"--{name}"], False: [f"--no-{name}"]}
-        if value is not None:
-            words += truth[value] if isinstance(value, bool) else [f"--{name}", str(value)]
-    command = shlex.join(mask_words(words))
-    return f"copy {output} to FOLDER, then {command}" if is_remote else command
+    place = ["--dataset-prepared-path", "FOLDER" if is_remote else output] if output else []
+    command = shlex.join(["axolotl", "train", str(config), *place])
+    command = f"copy {output} to FOLDER, then {command}" if is_remote else command
+    print_job(summary, as_json=as_json, next_command=command)
 
 
 def _job_options(

@@ -27,22 +27,13 @@ _FAILED_LINES = 20
 def watch(
     target: Annotated[
         str,
-        Argument(
-            help="A process id (child processes are included), or the folder of a run.",
-            metavar="PID|RUN",
-        ),
+        Argument(help="A process, with its children, or the folder of a run.", metavar="PID|RUN"),
     ],
     seconds: Annotated[
-        float | None,
-        Option(help="Stop after this many seconds. Default: until it ends, q or Ctrl-C.", min=0.1),
+        float | None, Option(help="Stop after so many seconds. Default: when it ends.", min=0.1)
     ] = None,
     output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="For a PID: save the samples in this folder, for fast-axolotl show.",
-        ),
+        Path | None, Option("--output", "-o", help="For a PID: save the record in this folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -29,9 +29,7 @@ from fast_axolotl.cli.options import (
 )
 from fast_axolotl.errors import DataError, UsageError
 
-Command = Annotated[
-    list[str], Argument(help="The command and its arguments, after --.", metavar="COMMAND")
-]
+Command = Annotated[list[str], Argument(help="What to run, after --.", metavar="COMMAND")]
 Live = Annotated[bool, Option("--live", help="Measure, and show live figures.")]
 Output = Annotated[
     Path | None, Option(help="Folder for the record. Default: fast-axolotl-runs/TIME-COMMAND.")
@@ -39,23 +37,16 @@ Output = Annotated[
 PeakTflops = Annotated[
     float | None, Option(help="Peak TFLOP/s of one GPU, if its name is unknown here.", min=0.001)
 ]
-ProfileSteps = Annotated[
-    int, Option(help="Profile this many steps with torch.profiler, once.", min=0)
-]
-Quiet = Annotated[
-    bool, Option("--quiet", "-q", help="Do not print the summary of the record at the end.")
-]
+ProfileSteps = Annotated[int, Option(help="Profile so many steps with torch.profiler.", min=0)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Do not print the summary at the end.")]
 
 
 def run(
     command: Command,
     skip: Annotated[
-        str | None,
-        Option(help="Comma-separated replacements to skip; fast-axolotl status lists them."),
+        str | None, Option(help="Replacements to skip (comma-separated), as status names them.")
     ] = None,
-    measure: Annotated[
-        bool, Option("--measure", help="Record the run and print what limits it.")
-    ] = False,
+    measure: Annotated[bool, Option("--measure", help="Also record the run.")] = False,
     live: Live = False,
     output: Output = None,
     data_path: DataPath = None,

@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 
 Inputs = Annotated[list[str], Argument(help="Files, folders, globs or URIs, read in this order.")]
 DataPath = Annotated[
-    Path | None,
-    Option(help="The training data, to measure the read speed of its disk.", exists=True),
+    Path | None, Option(help="Training data, to measure the read speed of its disk.", exists=True)
 ]
 AsJson = Annotated[bool, Option("--json", help="Print the summary as JSON.")]
 ResultAsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
-Matters = Annotated[
-    str | None, Option(help="Smallest change that counts as a change. Default: 1%.")
-]
+Matters = Annotated[str | None, Option(help="Smallest change that counts. Default: 1%.")]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}

@@ -51,27 +51,20 @@ _MOST_KERNELS = 5
 
 def plan(
     run: Annotated[Path | None, Argument(help="The folder of a record.", metavar="[RUN]")] = None,
-    model: Annotated[
-        Path | None, Option(help="config.json of the model; required without RUN.")
-    ] = None,
+    model: Annotated[Path | None, Option(help="config.json, required without RUN.")] = None,
     gpu: Annotated[
-        str | None,
-        Option(help="Kinds of GPU, for example H100-SXM,B200. Default: that of the run."),
+        str | None, Option(help="Kinds, for example H100-SXM,B200. Default: that of the run.")
     ] = None,
     gpus: Annotated[str, Option(help="Numbers of GPUs (comma-separated).")] = "8,16,64",
-    tokens: Annotated[
-        str | None, Option(help="Tokens to train on, for example 300M, 10B or 1.5T.")
-    ] = None,
+    tokens: Annotated[str | None, Option(help="Tokens to train on: 300M, 10B, 1.5T.")] = None,
     price: Annotated[
         str | None,
         Option(
-            help="Dollars per GPU and hour, for example 2.5/h, or one price per kind of GPU "
-            "(comma-separated). Default: the median of a dated table."
+            help="Dollars per GPU and hour: 2.5/h, or one per kind. Default: from a dated table."
         ),
     ] = None,
     network: Annotated[
-        float | None,
-        Option(help="GB/s per GPU between nodes. Default: that of the usual network adapter."),
+        float | None, Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
     ] = None,
     sequence_len: Annotated[int, Option(help="Without RUN: tokens per sample.")] = 4096,
     micro_batch: Annotated[int, Option(help="Without RUN: samples per GPU and forward pass.")] = 1,
@@ -274,34 +267,23 @@ def scale_document(found: Scaling) -> Document:
 
 
 def batch(
-    config: Annotated[
-        Path | None, Argument(help="The Axolotl configuration.", metavar="[CONFIG.yml]")
-    ] = None,
+    config: Annotated[Path | None, Argument(help="The Axolotl configuration.")] = None,
     command: Annotated[
         str | None,
         Option(
-            help="Without a configuration: the training command, with {micro_batch}, "
-            "{accumulation} and {steps} in it. With one: how to start Axolotl."
+            help="The training, with {micro_batch}, {accumulation} and {steps}; or axolotl train."
         ),
     ] = None,
     micro_batches: Annotated[
-        str | None,
-        Option(help="Sizes to try, for example 1,2,4,8. Default: double until memory is full."),
+        str | None, Option(help="Sizes to try: 1,2,4,8. Default: double until memory is full.")
     ] = None,
     global_batch: Annotated[
-        int | None,
-        Option(help="Samples per step over all ranks. Default: that of the configuration.", min=1),
+        int | None, Option(help="Samples per step. Default: the configuration's.", min=1)
     ] = None,
     ranks: Annotated[int, Option(help="Ranks that share --global-batch.", min=1)] = 1,
     steps: Annotated[int, Option(help="Steps per run; the first 5 are warm-up.", min=8)] = 20,
     output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="Folder for the runs; the same command continues an interrupted sweep. Default: "
-            "fast-axolotl-batches/TIME.",
-        ),
+        Path | None, Option("--output", "-o", help="Folder; continues what was interrupted there.")
     ] = None,
     as_json: ResultAsJson = False,
 ) -> None:
@@ -424,12 +406,10 @@ def batch_document(found: dict[str, Any]) -> Document:
 
 def trace(
     traces: Annotated[
-        list[str], Argument(help="Traces of torch.profiler, one per rank.", metavar="TRACE…")
+        list[str], Argument(help="Of torch.profiler, one per rank.", metavar="TRACE…")
     ],
     as_json: AsJson = False,
-    steps: Annotated[
-        str | None, Option(help="Only these steps of the profiler: 3:8 means 3 to 7.")
-    ] = None,
+    steps: Annotated[str | None, Option(help="Only some: 3:8 means 3 to 7.")] = None,
 ) -> None:
     """Split step time into compute, communication and idle time, from torch.profiler traces.
 

@@ -21,6 +21,7 @@ from fast_axolotl.cli.options import (
     Matters,
     ResultAsJson,
     parse_percent,
+    print_result,
     say,
     unused_folder,
 )
@@ -38,64 +39,31 @@ _UNCHECKED = 4
 
 
 def protocol(
-    config: Annotated[
-        Path | None, Argument(help="The Axolotl configuration.", metavar="CONFIG.yml")
-    ] = None,
-    baseline: Annotated[
-        str | None, Option(help="Without a configuration: the command to compare with (A).")
-    ] = None,
-    candidate: Annotated[
-        str | None, Option(help="Without a configuration: the command to test (B).")
-    ] = None,
-    streaming: Annotated[
-        bool, Option("--streaming", help="Also compare streaming by our reader.")
-    ] = False,
-    sequence_len: Annotated[
-        int | None, Option(help="sequence_len of the streaming variant.", min=1)
-    ] = None,
-    dedupe: Annotated[
-        bool, Option("--dedupe", help="Also time dedupe alone, on your rows.")
-    ] = False,
-    pairs: Annotated[
-        int, Option(help="Measured runs of each variant; at least 3 for an answer.", min=1)
-    ] = 5,
-    warmup: Annotated[
-        int, Option(help="Warm-up runs of each variant, which do not count.", min=0)
-    ] = 1,
+    config: Annotated[Path | None, Argument(help="The Axolotl configuration.")] = None,
+    baseline: Annotated[str | None, Option(help="The command to compare with (A).")] = None,
+    candidate: Annotated[str | None, Option(help="The command to test (B).")] = None,
+    streaming: Annotated[bool, Option("--streaming", help="Also compare our streaming.")] = False,
+    sequence_len: Annotated[int | None, Option(help="Of the streaming variant.", min=1)] = None,
+    dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe, on your rows.")] = False,
+    pairs: Annotated[int, Option(help="Measured runs of each variant; at least 3.", min=1)] = 5,
+    warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,
     max_minutes: Annotated[
-        float | None,
-        Option(
-            help="Start no pair that would end later; a pair that has started is finished.",
-            min=0.01,
-        ),
+        float | None, Option(help="Start no pair that would end later.", min=0.01)
     ] = None,
     pin: Annotated[
-        str | None,
-        Option(
-            help="Set these keys of the configuration in every variant: "
-            "num_workers=2,prefetch_factor=4,max_steps=200."
-        ),
+        str | None, Option(help="Keys to set in every variant: num_workers=2,max_steps=200.")
     ] = None,
     command: Annotated[
         str | None, Option(help="How to start Axolotl. Default: 'axolotl train {config}'.")
     ] = None,
     world_size: Annotated[
-        str | None,
-        Option(
-            help="Numbers of GPUs to compare, such as 1,2,4, in place of {world_size} in --command."
-        ),
+        str | None, Option(help="Numbers of GPUs, as 1,2,4, for {world_size} in --command.")
     ] = None,
     profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
     output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="Folder for the protocol; an interrupted one is continued. "
-            "Default: fast-axolotl-protocols/TIME.",
-        ),
+        Path | None, Option("--output", "-o", help="Folder; continues what was interrupted there.")
     ] = None,
     as_json: ResultAsJson = False,
 ) -> None:
@@ -173,46 +141,31 @@ def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
 
 def print_protocol(result: ProtocolResult, *, as_json: bool = False) -> None:
     """The matrix and what it means."""
-    from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.comparison import protocol_document
-    from fast_axolotl.report.terminal import print_document
 
-    print(to_json(result)) if as_json else print_document(protocol_document(result))
+    print_result(result, protocol_document, as_json=as_json)
 
 
 def compare(
     first: Annotated[Path, Argument(help="A record or a protocol.", metavar="A")],
     second: Annotated[
-        Path | None,
-        Argument(help="Another one. Default: compare the variants of protocol A.", metavar="B"),
+        Path | None, Argument(help="Default: compare the variants of protocol A.", metavar="B")
     ] = None,
-    arm: Annotated[
-        str | None, Option(help="Variant of the protocols. Default: the last one that both have.")
-    ] = None,
+    arm: Annotated[str | None, Option(help="Variant. Default: the last that both have.")] = None,
     fail_if: Annotated[
         list[str] | None,
         Option(
-            "--fail-if",
             help="A limit on the ratio B ÷ A, 'tokens_per_second < 0.97', or with a sign on the "
-            "difference B − A, 'stall_fraction > +0.02'. Repeatable.",
+            "difference B − A, 'stall_fraction > +0.02'. Repeatable."
         ),
     ] = None,
     require: Annotated[
-        list[str] | None,
-        Option(
-            "--require",
-            help="Fail unless this is proven, written in the same way: 'tokens_per_second > 0.97'. "
-            "Repeatable.",
-        ),
+        list[str] | None, Option(help="Fail unless this is proven: 'tokens_per_second > 0.97'.")
     ] = None,
-    single: Annotated[
-        bool, Option("--single", help="Check limits on two single runs, although noise is unknown.")
-    ] = False,
+    single: Annotated[bool, Option("--single", help="Check limits on single runs, too.")] = False,
     matters: Matters = None,
     as_json: ResultAsJson = False,
-    as_markdown: Annotated[
-        bool, Option("--markdown", help="Print the result as Markdown.")
-    ] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Compare two runs or protocols, for example in CI, and fail if a limit is exceeded.
 

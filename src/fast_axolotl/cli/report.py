@@ -29,23 +29,12 @@ _HEAD_BYTES = 4096
 def report(
     runs: Annotated[
         list[Path] | None,
-        Argument(
-            help="Folders of records, or of a protocol. Default: the latest run in "
-            "fast-axolotl-runs/.",
-            metavar="[RUN…]",
-        ),
+        Argument(help="Records, or a protocol. Default: the latest run here.", metavar="[RUN…]"),
     ] = None,
     output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="The HTML file. Default: report.html, unless --markdown is given.",
-        ),
+        Path | None, Option("--output", "-o", help="Default: report.html, unless with --markdown.")
     ] = None,
-    markdown: Annotated[
-        Path | None, Option(help="Also write Markdown, for a pull request.")
-    ] = None,
+    markdown: Annotated[Path | None, Option(help="Also write Markdown.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about runs or a protocol: verdict, comparison, charts, settings, data.
@@ -95,15 +84,9 @@ def report(
 
 def show(
     run: Annotated[
-        Path | None,
-        Argument(
-            help="The folder of a record. Default: the latest in fast-axolotl-runs/.",
-            metavar="[RUN]",
-        ),
+        Path | None, Argument(help="A record. Default: the latest one here.", metavar="[RUN]")
     ] = None,
-    is_all: Annotated[
-        bool, Option("--all", help="Print every figure, all settings and the environment.")
-    ] = False,
+    is_all: Annotated[bool, Option("--all", help="Print every figure.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what limits a run: the verdict, the reasons, the advice and the main figures.
