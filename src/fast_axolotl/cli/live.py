@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -25,15 +23,10 @@ _SETTLED_SECONDS = 3.0
 _DEAD_SECONDS = 10.0
 """Without a line, for a run whose processes are gone to count as cut off."""
 _FAILED_LINES = 20
-_NO_KEYBOARD = (
-    "the live view captures the keyboard, so the command's stdin was empty: run it without --live"
-)
-_END_OF_INPUT = re.compile(r"\bEOF|end of (file|input)|\bstdin\b|not a (tty|terminal)", re.I)
-"""In what a command prints that wanted to read."""
 
 
 def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
-    """Follow the folder of a record until the run ends, the time is up, or somebody quits."""
+    """Follow the folder of a record until the run ends, the time is up, or Ctrl-C."""
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
     from fast_axolotl.record.codec import to_json
@@ -57,12 +50,14 @@ def watch_folder(
     """Show a record, on stderr if stdout is for JSON; why that ended."""
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record import read_run
-    from fast_axolotl.report.live import LiveView, ScreenDisplay, open_display
+    from fast_axolotl.report.live import Display, follow
 
     read_run(folder)  # What is no record is refused before the terminal is taken.
-    display = open_display(sys.stderr if as_json else sys.stdout)
-    why = LiveView(lambda: read_run(folder), summarise, display, title, ending).run(seconds)
-    if isinstance(display, ScreenDisplay) and not as_json:
+    display = Display(sys.stderr if as_json else sys.stdout)
+    why = follow(
+        lambda: read_run(folder), summarise, display, title=title, ending=ending, seconds=seconds
+    )
+    if display.is_screen and not as_json:
         display.print_last()
     return why
 
@@ -71,16 +66,14 @@ class LiveRun:
     """The view of a command that is being run. Without a terminal its output is left alone."""
 
     def __init__(self, run_dir: str, environment: Mapping[str, str]) -> None:
-        from fast_axolotl.report.live import ScreenDisplay, open_display
+        from fast_axolotl.report.live import Display
 
         self.streams: dict[str, Any] = {}
         """Where the command reads and writes, as Popen takes it; for the rest, as we do."""
         self.environment = dict(environment)
         self._folder = Path(run_dir)
-        self._display = open_display(sys.stderr)
-        is_screen = isinstance(self._display, ScreenDisplay)
-        self._log = self._folder / LOG_FILE if is_screen else None
-        self._is_log_shown = False
+        self._display = Display(sys.stderr)
+        self._log = self._folder / LOG_FILE if self._display.is_screen else None
 
     def __enter__(self) -> LiveRun:
         if self._log is None:
@@ -90,55 +83,37 @@ class LiveRun:
         for name in ("stdout", "stderr"):
             if getattr(sys, name).isatty():
                 self.streams[name] = opened
-        if sys.stdin is not None and sys.stdin.isatty():
-            # The keys are the view's.
-            self.streams["stdin"] = subprocess.DEVNULL
         # Python holds back what it prints to a file; to a terminal it does not.
         self.environment.setdefault("PYTHONUNBUFFERED", "1")
         return self
 
     def __exit__(self, *error: object) -> None:
-        for stream in {id(one): one for one in self.streams.values()}.values():
-            if stream is not subprocess.DEVNULL:
-                stream.close()
+        for stream in self.streams.values():
+            stream.close()
 
     def show(self, is_running: Callable[[], bool]) -> None:
-        """Draw until the command ends; if somebody quits before, show its output as it comes."""
+        """Draw until the command ends, to which Ctrl-C goes."""
         log = self._log
         try:
             from fast_axolotl.measure.summary import summarise
             from fast_axolotl.protocol.child import read_last_lines
             from fast_axolotl.record import RunRecord, read_run
-            from fast_axolotl.report.live import LiveView
+            from fast_axolotl.report.live import follow
 
             def read() -> RunRecord:
                 has_begun = any(self._folder.glob("*.jsonl"))
                 return read_run(self._folder) if has_begun else RunRecord(path=str(self._folder))
 
-            ending = LiveView(
+            follow(
                 read,
                 summarise,
                 self._display,
                 title=self._folder.name,
                 ending=lambda record: "" if is_running() else "the command ended",
                 read_log=lambda: () if log is None else read_last_lines(log, 8),
-            ).run()
+            )
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
             say(f"the live view stopped, the command continues: {error!r}")
-            return
-        if log is None or not is_running():
-            return
-        self._is_log_shown = True
-        say(f"{ending}: the command continues; Ctrl-C stops it")
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            was_running = True
-            while was_running:
-                was_running = is_running()
-                while chunk := file.read(65536):
-                    sys.stderr.buffer.write(chunk)
-                sys.stderr.flush()
-                time.sleep(0.1 if was_running else 0.0)
 
     def print_end(self, code: int) -> None:
         """Where the output is; if the command failed, its exit code and the end of its output."""
@@ -152,13 +127,8 @@ class LiveRun:
         lines = read_last_lines(self._log, _FAILED_LINES)
         how = f"was stopped by signal {-code}" if code < 0 else f"failed with exit code {code}"
         say(f"the command {how}{'; its last lines:' if lines else ' and printed nothing'}")
-        if not self._is_log_shown:
-            for line in lines:
-                print(line, file=sys.stderr)
-        if "stdin" in self.streams and any(_END_OF_INPUT.search(line) for line in lines):
-            say(_NO_KEYBOARD)
-        elif "stdin" in self.streams and not lines and 0 < code < 128:
-            say(f"if it reads input: {_NO_KEYBOARD}")
+        for line in lines:
+            print(line, file=sys.stderr)
         sys.stderr.flush()
 
 

@@ -39,7 +39,7 @@ def watch(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="Stop after this many seconds. Default: until it ends, q or Ctrl-C.", min=0.1
+            help="Stop after this many seconds. Default: until it ends, or Ctrl-C.", min=0.1
         ),
     ] = None,
     data_path: Annotated[
@@ -63,8 +63,8 @@ def watch(
     For the folder of a run that is being measured, it shows all figures. For any other process, it
     shows what can be seen from outside: CPU, memory, disk, swap and GPU.
 
-    In a terminal, press q to quit. Elsewhere, it prints one line per second. The watched process is
-    not changed. To watch a folder whose name is a number, write ./4711.
+    Ctrl-C quits. Without a terminal, it prints one line per second. The watched process is not
+    changed. To watch a folder whose name is a number, write ./4711.
     """
     if target.isdecimal():
         _watch_process(int(target), seconds, data_path, output, as_json=as_json)
