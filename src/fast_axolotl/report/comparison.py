@@ -23,7 +23,6 @@ from fast_axolotl.record.protocol_result import (
 from fast_axolotl.record.units import (
     count_words,
     format_change,
-    format_date,
     format_duration,
     format_value,
 )
@@ -43,15 +42,12 @@ from fast_axolotl.report.document import (
 from fast_axolotl.report.runs import (
     VERDICTS,
     ReportRun,
-    describe_gpus,
     describe_value,
     missing_reason,
     verdict_badge,
     verdict_blocks,
 )
 
-_MOST_DECIMALS = 5
-"""Of a ratio: smaller changes than a hundred-thousandth are none that anybody asks for."""
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
@@ -173,14 +169,6 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
     return blocks
 
 
-def protocol_subtitle(protocol: ProtocolResult, runs: Sequence[ReportRun]) -> str:
-    """When it was, how long it took, and on which machine."""
-    machine = [protocol.environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
-    parts = [format_date(protocol.started), format_duration(protocol.seconds)]
-    parts += dict.fromkeys(filter(None, (describe_gpus(run.record) for run in runs)))
-    return " · ".join([*parts, *(value for value in machine if isinstance(value, str) and value)])
-
-
 def shown_run(arm: Arm) -> ArmRun | None:
     """The run that stands for an arm; where none was chosen, the last that counts."""
     done = [run for run in arm.runs if run.status == "done"]
@@ -189,31 +177,19 @@ def shown_run(arm: Arm) -> ArmRun | None:
 
 
 def describe_run(arm: Arm) -> str:
-    """``08-baseline, the one nearest the median of 3``; empty where there is none."""
+    """``08-baseline``, the run that stands for an arm; empty where there is none."""
     run = shown_run(arm)
-    if run is None:
-        return ""
-    count = len(_counted_runs(arm))
-    name = run.folder.rstrip("/").rpartition("/")[2]
-    if run.pair < 0:
-        return f"{name}, a warm-up run"
-    if count == 1:
-        return f"{name}, the only measured run"
-    if run.folder == arm.shown_run:
-        return f"{name}, closest to the median of {count}"
-    return f"{name}, the last of {count}"
+    name = "" if run is None else run.folder.rstrip("/").rpartition("/")[2]
+    return f"{name}, a warm-up run" if run is not None and run.pair < 0 else name
 
 
 def describe_drawn(protocol: ProtocolResult, names: Sequence[str]) -> str:
     """Which run of each arm the charts are of; empty where none was drawn."""
-    parts = [
-        f"{arm.name}: {words}"
-        for arm in protocol.arms
-        if arm.name in names and (words := describe_run(arm))
-    ]
-    is_counted = any(map(_counted_runs, protocol.arms))
-    rest = "; the comparison table shows medians" if is_counted else ""
-    return f"One run of each variant{rest}. {'; '.join(parts)}." if parts else ""
+    arms = [arm for arm in protocol.arms if arm.name in names]
+    parts = [f"{arm.name} {words}" for arm in arms if (words := describe_run(arm))]
+    if not parts:
+        return ""
+    return f"One run of each variant: {'; '.join(parts)}."
 
 
 def describe_progress(protocol: ProtocolResult) -> str:
@@ -226,9 +202,9 @@ def describe_progress(protocol: ProtocolResult) -> str:
     words += f", {failed} of them failed" if failed else ""
     if not protocol.pairs:
         return f"{words}, no pair yet."
-    planned = f" of {protocol.planned_pairs}" if protocol.planned_pairs else ""
-    is_one = protocol.planned_pairs == 1 if planned else protocol.pairs == 1
-    return f"{words}, {protocol.pairs}{planned} {'pair' if is_one else 'pairs'}."
+    if not protocol.planned_pairs:
+        return f"{words}, {count_words(protocol.pairs, 'pair')}."
+    return f"{words}, {protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}."
 
 
 def measured_rows(matrix: Matrix) -> list[MatrixRow]:
@@ -260,7 +236,8 @@ def _matrix_table(matrix: Matrix) -> Table:
 def _format_change(cell: MatrixCell, unit: str) -> str:
     """``1.23× (1.20 – 1.26) better``."""
     if cell.ratio is not None:
-        ratio, *ends = _format_ratios(cell)
+        known = [value for value in (cell.ratio, cell.low, cell.high) if value is not None]
+        ratio, *ends = (f"{one:,.{3 if one < 10 else 1 if one < 100 else 0}f}" for one in known)
         text = f"{ratio}×"
     elif cell.difference is None:
         return "" if cell.value is None else "not compared"
@@ -276,30 +253,6 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
     if cell.outcome == "not compared":
         return f"{text}, no interval"
     return f"{text} {cell.outcome}"
-
-
-def _format_ratios(cell: MatrixCell) -> list[str]:
-    """The ratio of a cell, and the ends of its interval where it has one.
-
-    A change has more decimals where fewer would round it to 1, which stands for no change.
-    """
-    known = [value for value in (cell.ratio, cell.low, cell.high) if value is not None]
-    decimals = 3
-    if cell.outcome in ("better", "worse", "changed"):
-        enough = (
-            number
-            for number in range(decimals, _MOST_DECIMALS)
-            if all(round(value, number) != 1.0 for value in known)
-        )
-        decimals = next(enough, _MOST_DECIMALS)
-    return [
-        f"{value:,.0f}"
-        if value >= 100
-        else f"{value:.1f}"
-        if value >= 10
-        else f"{value:.{decimals}f}"
-        for value in known
-    ]
 
 
 def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:

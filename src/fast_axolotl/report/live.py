@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from types import FrameType
 from typing import IO, Any
 
@@ -124,7 +123,7 @@ def last_time(rank: RankRecord) -> float | None:
 
 
 def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Text]:
-    """Lines at most so wide; at most so many, of which those go first that are missed least."""
+    """Lines at most so wide; at most so many, the first of them: what matters most comes first."""
     verdict = moment.summary.verdict
     tone, badge = verdict_badge(verdict.kind, verdict.subtype)
     state = describe_state(moment)
@@ -140,22 +139,19 @@ def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Te
     headline = Text.assemble(
         (f" {badge} ", BADGES[tone]), (f" {so_far}", "dim"), (verdict.headline, "bold")
     )
-    action = Text.assemble(("→ ", "cyan"), verdict.action) if verdict.action else Text()
-    log = [Text("─" * width, "dim"), *(Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:])]
-    sections: list[tuple[int, list[Text]]] = [
-        (0, _fold(header, width, most=2)),
-        (1, _fold(headline, width, most=3)),
-        (6, _fold(action, width, most=3) if verdict.action else []),
-        (9, [Text()]),
-        *((rank, _row(label, parts, width)) for rank, label, parts in _figures(moment)),
-        (4, _marks(moment, width)),
-        (5, _ranks(moment)),
-        (8, log if moment.log else []),
-    ]
-    kept = [section for section in sections if section[1]]
-    while height is not None and kept[1:] and sum(len(lines) for _, lines in kept) > height:
-        kept.remove(max(kept, key=itemgetter(0)))
-    lines = [line for _, section in kept for line in section]
+    lines = [*_fold(header, width, most=2), *_fold(headline, width, most=3), Text()]
+    for label, parts in _figures(moment):
+        folded = _fold(Text(" · ".join(parts)), max(8, width - _LABEL_WIDTH), most=3)
+        names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
+        pairs = zip(names, folded, strict=True)
+        lines += [Text.assemble((name, "cyan"), line) for name, line in pairs]
+    lines += _marks(moment, width)
+    if verdict.action:
+        lines += _fold(Text.assemble(("→ ", "cyan"), verdict.action), width, most=3)
+    lines += _ranks(moment)
+    if moment.log:
+        lines.append(Text("─" * width, "dim"))
+        lines += [Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:]]
     for line in lines:
         line.truncate(max(1, width), overflow="ellipsis")
     return lines if height is None else lines[: max(1, height)]
@@ -168,7 +164,7 @@ def format_line(moment: Moment) -> str:
     state = describe_state(moment)
     parts += [state] if state != "running" else []
     parts += _course(moment)[1:]
-    parts += [f"{label} {', '.join(texts)}" for _, label, texts in _figures(moment)]
+    parts += [f"{label} {', '.join(texts)}" for label, texts in _figures(moment)]
     return "  ".join(parts)
 
 
@@ -204,24 +200,24 @@ def _course(moment: Moment) -> list[str]:
     return parts
 
 
-def _figures(moment: Moment) -> list[tuple[int, str, list[str]]]:
-    """How soon a row may be left out, its label and its parts; what is unknown is no row."""
+def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
+    """A label and its parts; what is unknown is no row."""
     summary, now = moment.summary, moment.now
     when = "at the end" if moment.ending else "now"
-    rows: list[tuple[int, str, list[str]]] = []
+    rows: list[tuple[str, list[str]]] = []
     if moment.ranks:
-        for rank, label, name, form in (
-            (2, "stall", "stall_fraction", format_share),
-            (3, "rows/s", "rows_per_second", format_count),
-            (3, "tokens/s", "tokens_per_second", format_count),
+        for label, name, form in (
+            ("stall", "stall_fraction", format_share),
+            ("rows/s", "rows_per_second", format_count),
+            ("tokens/s", "tokens_per_second", format_count),
         ):
             latest, overall = getattr(now, name), getattr(summary, name)
             parts = [f"{form(latest)} {when}"] if latest is not None else []
             parts += [f"{form(overall)} overall"] if overall is not None else []
             reason = summary.reasons.get(name, "") if summary.fetches else ""
-            rows.append((rank, label, parts or [f"– {reason}".strip()]))
+            rows.append((label, parts or [f"– {reason}".strip()]))
         if summary.stall_source == "device" and summary.host_stall_fraction is not None:
-            rows[0][2].append(f"CPU-side {format_share(summary.host_stall_fraction)}")
+            rows[0][1].append(f"CPU-side {format_share(summary.host_stall_fraction)}")
         step = []
         if summary.step_p50_seconds is not None:
             step.append(f"p50 {format_seconds(summary.step_p50_seconds)}")
@@ -231,7 +227,7 @@ def _figures(moment: Moment) -> list[tuple[int, str, list[str]]]:
         if summary.queue_depth is not None:
             of = "" if summary.queue_capacity is None else f" of {summary.queue_capacity:,}"
             queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
-        rows += [(6, "step", step), (7, "ready queue", queue)]
+        rows += [("step", step), ("ready queue", queue)]
     system = moment.record.systems.get(summary.node, moment.record.system)
     samples = system.samples if system is not None else []
     if samples:
@@ -259,20 +255,13 @@ def _figures(moment: Moment) -> list[tuple[int, str, list[str]]]:
             for gpu in samples[-1].gpus
         ]
         rows += [
-            (3, "working set", memory),
-            (7, "processes", [f"{samples[-1].processes:,}", *cores]),
-            (5, "disk", disk),
-            (5, "swap", swap),
-            (7, "GPU", gpus),
+            ("working set", memory),
+            ("disk", disk),
+            ("swap", swap),
+            ("GPU", gpus),
+            ("processes", [f"{samples[-1].processes:,}", *cores]),
         ]
-    return [row for row in rows if row[2]]
-
-
-def _row(label: str, parts: Sequence[str], width: int) -> list[Text]:
-    """A label and what stands beside it, folded."""
-    folded = _fold(Text(" · ".join(parts)), max(8, width - _LABEL_WIDTH), most=3)
-    names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
-    return [Text.assemble((name, "cyan"), line) for name, line in zip(names, folded, strict=True)]
+    return [row for row in rows if row[1]]
 
 
 def _marks(moment: Moment, width: int) -> list[Text]:
