@@ -80,12 +80,10 @@ def test_single_steps_are_points_and_slow_fetches_marks_at_their_times() -> None
     found = series_of(record)
     walls = [wall for block in record.ranks[0].blocks for wall in block.walls or ()]
     assert found["steps"]["mean"] == pytest.approx(walls, rel=1e-4)
-    t = found["steps"]["t"]
-    assert all(later > earlier - 0.1 for earlier, later in zip(t, t[1:], strict=False))
     slow = found["slow"]
     assert slow["all"] == len(slow["t"]) == len(slow["text"]) > 0
     assert slow["t"] == sorted(slow["t"])
-    assert max(slow["t"]) <= max(t)
+    assert max(slow["t"]) <= max(found["steps"]["t"])
 
 
 def test_curves_agree_with_the_figures_over_all_ranks() -> None:
@@ -165,6 +163,7 @@ def test_many_steps_become_few_points_and_the_longest_stays() -> None:
     found = series_of(long_run(30_000))
     assert len(found["steps"]["t"]) == MOST_POINTS
     assert max(found["steps"]["mean_high"]) == 5
+    assert found["steps"]["t"] == sorted(found["steps"]["t"])
     assert len(found["memory"]["t"]) <= MOST_POINTS
     assert len(json.dumps(to_plain(found))) < 400_000
 
