@@ -15,7 +15,6 @@ from fast_axolotl.protocol.statistics import (
     adjust_by_holm,
     compare_runs,
     detectable_change,
-    pairs_needed,
     t_probability,
     t_quantile,
 )
@@ -40,7 +39,7 @@ def judge(figure: Figure, baseline: Values, arm: Values, matters: float = 0.01) 
 
 
 def test_quantiles_and_probabilities_are_those_of_the_tables() -> None:
-    table = {1: 12.7062, 4: 2.7764, 5.52: 2.4994, 30: 2.0423, 120: 1.9799, 1e4: 1.9602}
+    table = {1: 12.7062, 4: 2.7764, 5.52: 2.4994, 30: 2.0423, 120: 1.9799, 1e3: 1.9623}
     for degrees, quantile in table.items():
         assert t_quantile(degrees) == pytest.approx(quantile, abs=1e-4)
         for level in (1e-6, 0.01, 0.05, 0.5, 0.999):
@@ -85,18 +84,6 @@ def test_a_detectable_change_is_found_in_four_of_five_protocols(
     size = detectable_change(error, pairs - 1, level=level, least=least)
     # The sum of two quantiles is a little small for two and three pairs.
     assert 0.7 < share_found(pairs, size, spread, level, least) < 0.82
-
-
-@pytest.mark.parametrize(("spread", "size"), [(0.02, 0.05), (0.03, 0.03), (0.02, 0.01)])
-def test_so_many_pairs_as_are_needed_find_a_change_and_one_less_does_not(
-    spread: float, size: float
-) -> None:
-    pairs = pairs_needed(spread, size)
-    assert pairs is not None
-    assert share_found(pairs, size, spread, 0.05, 0.0) > 0.77
-    assert share_found(pairs - 1, size, spread, 0.05, 0.0) < 0.82
-    assert pairs_needed(0.5, 0.01) is None
-    assert pairs_needed(0.0, 0.01) == 2
 
 
 @pytest.mark.parametrize("times", [(), TIMES])
@@ -267,7 +254,7 @@ NAN = math.nan
         ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.500001)], False, "first at logged loss 2"),
         # One run of the baseline cannot tell a difference from chance.
         ([(2.0, 1.5)], [(2.0, 1.500001)], None, "up to 1e-06, .* loss 2. .*pass more --pairs"),
-        ([(2.0, 1.5)], [(2.0,)], False, "logged 1 losses, others 2"),
+        ([(2.0, 1.5)], [(2.0,)], False, "some runs logged 1, others 2"),
         # What is not a number is equal to nothing, and in one arm it is never chance.
         (
             [(2.0, NAN)],
@@ -284,7 +271,12 @@ NAN = math.nan
         ),
         # A baseline that differs from itself sets the measure; the larger spread of both counts.
         ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.505)], None, "chance"),
-        ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.7)], False, "runs of the same variant by up to 0.01"),
+        (
+            [(2.0, 1.5), (2.0, 1.51)],
+            [(2.0, 1.7)],
+            False,
+            "runs of the same variant differ by up to 0.01",
+        ),
         ([(2.0,), (2.01,)], [(2.0,), (2.05,)], None, "chance"),
         # An arm that scatters where the baseline does not is different.
         ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5), (2.0, 1.6)], False, "DIFFERENT"),
@@ -298,18 +290,7 @@ def test_losses_are_equal_different_or_as_far_apart_as_chance_makes_them(
     is_equal: bool | None,
     words: str,
 ) -> None:
-    found = compare_losses(baseline, arm, "drop-in")
-    assert found.is_equal is is_equal
-    assert re.search(words, found.sentence)
-    assert found.sentence.startswith("DIFFERENT") == (is_equal is False)
-
-
-def test_a_deciding_figure_in_another_unit_shares_its_verdict() -> None:
-    tokens, arm = [100.0, 101.0, 99.0], [120.0, 123.0, 118.0]
-    rows = [make_row(SPEED, [(tokens, ""), (arm, "")])]
-    samples = [[value / 10 for value in values] for values in (tokens, arm)]
-    rows.append(make_row(FIGURES["samples_per_second"], [(values, "") for values in samples]))
-    noise = [5.0, 6.0, 7.0]
-    rows += [make_row(figure, [(noise, ""), (noise[::-1], "")]) for figure in (STEP, STEP, STEP)]
-    judged = judge_matrix(Matrix(arms=("baseline", "candidate"), rows=tuple(rows)), matters=0.01)
-    assert [row.cells[1].outcome for row in judged.rows[:2]] == ["better", "better"]
+    found, sentence = compare_losses(baseline, arm, "drop-in")
+    assert found is is_equal
+    assert re.search(words, sentence)
+    assert sentence.startswith("DIFFERENT") == (is_equal is False)
