@@ -83,7 +83,7 @@ def protocol(
     max_minutes: Annotated[
         float | None,
         typer.Option(
-            help="Start no pair that would end later; a pair that has started is finished.",
+            help="Start no pair after so many minutes; one that has started is finished.",
             min=0.01,
         ),
     ] = None,

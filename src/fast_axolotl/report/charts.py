@@ -34,7 +34,6 @@ _LEAST_SHARE = 0.25
 """Where the scale of a share ends at least."""
 _HEIGHT = 260
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
-_PHASES = {"warmup": "warm-up"}
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "time": ((7200.0, 1 / 3600, "h"), (600.0, 1 / 60, "min"), (0.0, 1.0, "s")),
     "s": ((2.0, 1.0, "s"), (2e-3, 1e3, "ms"), (0.0, 1e6, "µs")),
@@ -391,7 +390,7 @@ def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) ->
         fill = {"line": {"width": 0}, "fillcolor": colour("muted", 0.10)}
         layout["shapes"].append({"type": "rect", **whole, **ends, **fill})
         if is_named:
-            name = html.escape(plain_name(_PHASES.get(phase["name"], phase["name"])))
+            name = html.escape(plain_name(phase["name"].replace("warmup", "warm-up")))
             place = {"xref": "x", "x": ends["x0"], "xanchor": "left", "yref": "paper", "y": 1}
             layout["annotations"].append(_words(name, "muted", yanchor="bottom", **place))
 

@@ -7,6 +7,7 @@ no arm has are not rows; below the matrix stands why, and why an arm has none of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import MATRIX
@@ -43,7 +44,7 @@ from fast_axolotl.report.runs import (
     VERDICTS,
     ReportRun,
     describe_value,
-    missing_reason,
+    figure_group,
     verdict_badge,
     verdict_blocks,
 )
@@ -105,33 +106,18 @@ def runs_document(runs: Sequence[ReportRun], *, is_named: bool = False) -> Docum
 
 def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     """The figures of single runs, with no ratio and no judgement."""
-    rows = []
-    for figure in MATRIX:
-        cells = []
-        for run in runs:
-            if figure.name not in run.summary.figures:
-                continue
-            value = run.summary.figures[figure.name]
-            reason = missing_reason(run.summary, figure.name) if value is None else ""
-            cells.append(MatrixCell(value=value, reason=reason))
-        if cells:
-            names = {"name": figure.name, "label": figure.label, "unit": figure.unit}
-            rows.append(MatrixRow(**names, better=figure.better, cells=tuple(cells)))
-    matrix = Matrix(arms=tuple(run.name for run in runs), rows=tuple(rows))
-    lines = [
-        (row.label, *(format_value(cell.value, row.unit) for cell in row.cells))
-        for row in measured_rows(matrix)
-    ]
-    notes = _describe_missing(matrix)
-    if len(runs) > 1:
-        notes.insert(
-            0,
-            "One run each: a difference may be noise. fast-axolotl protocol repeats the runs and "
-            "computes intervals.",
-        )
-    table = Table(header=("figure", *matrix.arms), rows=lines)
-    title = "Comparison of single runs" if len(runs) > 1 else "Figures"
-    return [Section(title=title, blocks=[table, Bullets(notes)])] if lines else []
+    if not runs:
+        return []
+    names = [figure.name for figure in MATRIX if figure.name in runs[0].summary.figures]
+    section = figure_group("Figures", names, runs)
+    if len(runs) < 2:
+        return [section]
+    note = Paragraph(
+        "One run each: a difference may be noise. fast-axolotl protocol repeats the runs and "
+        "computes intervals.",
+        "muted",
+    )
+    return [replace(section, title="Comparison of single runs", blocks=[note, *section.blocks])]
 
 
 def protocol_details(protocol: ProtocolResult) -> list[Block]:
@@ -154,12 +140,8 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
             pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
             runs.append((run.folder, arm.name, pair, state, took))
 
-    def number(row: Sequence[str]) -> tuple[int, str]:
-        """Of ``runs/07-baseline``; a folder without a number comes first."""
-        digits = row[0].rpartition("/")[2].partition("-")[0]
-        return (int(digits) if digits.isdecimal() else -1), row[0]
-
-    ordered = sorted(runs, key=number)
+    # By the numbers of their folders: runs/09-baseline, runs/100-drop-in.
+    ordered = sorted(runs, key=lambda row: (len(row[0].partition("-")[0]), row[0]))
     commands = [(arm.name, " ".join(arm.command)) for arm in protocol.arms]
     header = ("run", "variant", "pair", "state", "time")
     tables = [Table(rows=commands), Table(header=header, rows=ordered)]
@@ -283,7 +265,7 @@ def _facts(protocol: ProtocolResult) -> list[str]:
     lines += [f"Different settings: {text}" for text in protocol.differing_settings]
     lines += _describe_missing(protocol.matrix)
     if protocol.arms:
-        # Such as: 2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s
+        # Such as: 2 pairs, in the order A B B A (A x, B y); 3 min 02 s
         parts = [count_words(protocol.pairs, "pair")]
         if protocol.pairs < protocol.planned_pairs:
             parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
@@ -292,13 +274,6 @@ def _facts(protocol: ProtocolResult) -> list[str]:
             names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
             order = " ".join(letters[name] for name in protocol.order)
             parts.append(f"in the order {order} ({names})")
-        warmups = [
-            sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in protocol.arms
-        ]
-        if any(warmups):
-            each = f"{count_words(warmups[0], 'warm-up run')} of each variant"
-            total = f"{count_words(sum(warmups), 'warm-up run')} in total"
-            parts.append(f"after {each if len(set(warmups)) == 1 else total}")
         lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
 
