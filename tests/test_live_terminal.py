@@ -157,35 +157,34 @@ def test_a_signal_that_ends_it_leaves_no_trace(unfinished: Path) -> None:
 
 
 LOOP = """
-import sys, time
+import os, sys, time
 from fast_axolotl.measure import measure
 assert not sys.stdout.isatty() and sys.stdin.isatty()
-end = time.monotonic() + float(sys.argv[2])
-with measure(sys.argv[1], sample_system=False) as meter:
+with measure("run", sample_system=False) as meter:
     for number, batch in enumerate(meter.watch({"input_ids": [[1] * 8]} for _ in range(10**9))):
         time.sleep(0.005)
         if number % 50 == 0:
             print("batch", number)
-        if time.monotonic() > end:
+        if os.path.exists("stop"):
             break
-sys.exit(int(sys.argv[3]))
+sys.exit(7)
 """
 
 
 def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
-    command = (sys.executable, "loop.py", "run", "3", "7")
-    with Terminal(tmp_path, "measure", "--live", "--output", "run", "--", *command) as one:
-        one.wait_for("tokens/s")
-        one.wait_for("batch 50")
-        assert one.wait() == 7
-        after = plain(one.text.partition(BACK)[2])
-        verdict, _, log = after.partition("Every figure: fast-axolotl show --all ")
-        assert "Why" in verdict
-        assert "Next" in verdict
-        assert "output of the command:" in log
-        assert "batch 100" in log, "the end of the output of a command that failed comes last"
-        assert "the command failed with exit code 7; its last lines:" in log
+    command = ("measure", "--live", "--output", "run", "--", sys.executable, "loop.py")
+    with Terminal(tmp_path, *command) as terminal:
+        terminal.wait_for("tokens/s")
+        terminal.wait_for("batch 50")
+        (tmp_path / "stop").write_text("")
+        assert terminal.wait() == 7
+        after = plain(terminal.text.partition(BACK)[2])
+    verdict, _, log = after.partition("Every figure: fast-axolotl show --all ")
+    assert "Why" in verdict
+    assert "output of the command:" in log
+    end = log.partition("the command failed with exit code 7; its last lines:")[2]
+    assert re.search(r"batch \d+", end), "the end of the output of a command that failed comes last"
     assert (tmp_path / "run" / "log.txt").read_text().startswith("batch 0\n")
     assert sorted(read_run(tmp_path / "run").ranks) == [0]
 
@@ -229,15 +228,6 @@ def test_a_run_is_watched_to_its_end_and_the_command_that_follows_can_be_pasted(
     assert "Watched until the run failed: bad row." in watch(folder).stdout
 
 
-def test_a_protocol_is_refused_and_its_runs_are_named(tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "02-candidate"
-    write_run(run, make_run(make_rank(wait=steady(0.3)), system=make_system()))
-    done = watch(tmp_path)
-    assert done.returncode == 1
-    assert "this is the folder of a protocol, with one record per run" in done.stderr
-    assert "runs/02-candidate" in done.stderr
-
-
 def test_json_of_a_record_is_its_summary(unfinished: Path) -> None:
     done = watch(unfinished, "--seconds", "0.2", "--json")
     assert json.loads(done.stdout)["stall_fraction"] == pytest.approx(0.3)
@@ -256,12 +246,14 @@ def test_a_run_whose_processes_are_gone_was_cut_off(unfinished: Path) -> None:
     assert "the run was cut off: its processes are gone" in done.stdout
 
 
-def test_flags_of_a_process_are_refused_for_a_record_and_so_is_what_is_none(
-    unfinished: Path,
-) -> None:
-    done = watch(unfinished, "--output", unfinished / "x")
-    assert done.returncode == 2
-    assert "--data-path and --output need a PID" in done.stderr
-    done = watch(unfinished / "gone")
-    assert done.returncode == 1
-    assert "there is no such folder" in done.stderr
+def test_what_cannot_be_watched_is_refused(unfinished: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "p" / "runs" / "02-candidate", make_run(make_rank()))
+    for code, words, message in (
+        (2, (unfinished, "--output", "x"), "--data-path and --output need a PID"),
+        (1, (unfinished / "gone",), "there is no such folder"),
+        (1, (tmp_path / "p",), "this is the folder of a protocol, with one record per run"),
+    ):
+        done = watch(*words)
+        assert done.returncode == code
+        assert message in done.stderr
+    assert "runs/02-candidate" in done.stderr
