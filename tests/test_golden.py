@@ -437,6 +437,7 @@ watch
 watch nowhere
 watch run --output x
 watch nothing --seconds 0.1
+watch three-arms
 show
 show nowhere
 show nothing
@@ -457,6 +458,8 @@ compare run nowhere
 compare protocol
 compare three-arms --arm other
 compare three-arms --fail-if nonsense
+compare three-arms --fail-if 'tokens_per_second = 1'
+compare three-arms --fail-if 'tokens_per_second < -5'
 compare three-arms --fail-if 'unknown_figure < 1'
 compare three-arms --fail-if 'mfu < 0.9'
 compare three-arms --fail-if 'swap_in_bytes_per_second > 2'

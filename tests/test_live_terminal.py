@@ -244,16 +244,3 @@ def test_a_run_whose_processes_are_gone_was_cut_off(unfinished: Path) -> None:
         os.utime(file, (1, 1))
     done = watch(unfinished)
     assert "the run was cut off: its processes are gone" in done.stdout
-
-
-def test_what_cannot_be_watched_is_refused(unfinished: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "p" / "runs" / "02-candidate", make_run(make_rank()))
-    for code, words, message in (
-        (2, (unfinished, "--output", "x"), "--data-path and --output need a PID"),
-        (1, (unfinished / "gone",), "there is no such folder"),
-        (1, (tmp_path / "p",), "this is the folder of a protocol, with one record per run"),
-    ):
-        done = watch(*words)
-        assert done.returncode == code
-        assert message in done.stderr
-    assert "runs/02-candidate" in done.stderr

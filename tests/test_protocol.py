@@ -327,39 +327,29 @@ def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
     assert math.isnan(again[1])
 
 
-def test_an_interrupted_protocol_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    first = FakeLaunch(step_seconds=slower, interrupt_at=3)
-    with pytest.raises(KeyboardInterrupt):
-        run(plan(), tmp_path / "p", first)
-    assert first.arms == ["baseline", "candidate", "candidate"]
-    half = ProtocolResult.read(tmp_path / "p")
-    assert half.order == ("candidate",), "the first two were to warm up"
-    second = FakeLaunch(step_seconds=slower)
-    found = run(plan(), tmp_path / "p", second)
-    assert second.arms == ["baseline", "baseline", "candidate", "candidate", "baseline"]
-    assert found.pairs == 3
+def test_interrupted_in_every_run_it_goes_on_where_it_stopped_to_the_same_result(
+    tmp_path: Path,
+) -> None:
+    whole = run(plan(), tmp_path / "whole", FakeLaunch(step_seconds=slower))
+    folder, fake = tmp_path / "parts", FakeLaunch(step_seconds=slower)
+    for number in range(whole.planned_runs):
+        fake.interrupt_at = number
+        with pytest.raises(KeyboardInterrupt):
+            run(plan(), folder, fake)
+        assert len(fake.calls) == number
+        if number:
+            half = ProtocolResult.read(folder)
+            assert half.planned_runs == whole.planned_runs
+            assert half.order == whole.order[: max(0, number - 2)], "the first two warm up"
+    fake.interrupt_at = None
+    found = run(plan(), folder, fake)
+    assert (found.matrix, found.paragraph) == (whole.matrix, whole.paragraph)
     assert found.seconds == pytest.approx(80.0)
     # The record of the run that was cut off is not in the way, and not counted.
-    assert not list((tmp_path / "p").rglob("*.jsonl.1"))
-    third = FakeLaunch()
-    again = run(plan(), tmp_path / "p", third)
-    assert third.calls == []
-    assert again.matrix == found.matrix
-
-
-def test_interrupted_after_every_run_the_result_is_the_same(tmp_path: Path) -> None:
-    whole = run(plan(), tmp_path / "whole", FakeLaunch(step_seconds=slower))
-    folder = tmp_path / "parts"
-    done = FakeLaunch(step_seconds=slower)
-    for number in range(whole.planned_runs):
-        done.interrupt_at = number
-        with pytest.raises(KeyboardInterrupt):
-            run(plan(), folder, done)
-        if number:
-            assert ProtocolResult.read(folder).planned_runs == whole.planned_runs
-    done.interrupt_at = None
-    found = run(plan(), folder, done)
-    assert (found.matrix, found.paragraph) == (whole.matrix, whole.paragraph)
+    assert not list(folder.rglob("*.jsonl.1"))
+    done = FakeLaunch()
+    assert run(plan(), folder, done).matrix == found.matrix
+    assert not done.calls
 
 
 def test_more_pairs_continue_a_finished_protocol_and_fewer_drop_none(tmp_path: Path) -> None:
@@ -420,21 +410,17 @@ def test_a_state_or_a_result_that_is_not_one_is_told(tmp_path: Path) -> None:
             ProtocolResult.read(tmp_path)
 
 
-def test_a_failing_run_is_told_with_its_log_and_the_others_count(tmp_path: Path) -> None:
-    launch = FakeLaunch(step_seconds=slower, codes={"candidate": (0, 0, 1)})
-    found = run(plan(), tmp_path / "p", launch)
-    candidate = found.arms[1]
-    [failed] = [item for item in candidate.runs if item.status == "failed"]
+def test_failing_runs_are_told_with_their_logs_and_the_others_count(tmp_path: Path) -> None:
+    found = run(plan(), tmp_path / "one", FakeLaunch(codes={"candidate": (0, 0, 1)}))
+    [failed] = [item for item in found.arms[1].runs if item.status == "failed"]
     assert failed.exit_code == 1
     assert failed.log_tail.startswith("exit code 1")
     assert "ValueError: it went wrong" in failed.log_tail
     cell = cell_of(found, "tokens_per_second")
     assert (len(cell.values), cell.low is not None) == (2, True)
-
-
-def test_an_arm_that_only_fails_is_given_up_and_the_other_goes_on(tmp_path: Path) -> None:
+    # An arm that only fails is given up, and the other goes on.
     launch = FakeLaunch(codes={"candidate": (1, -9, 1, 1)})
-    found = run(plan(), tmp_path / "p", launch)
+    found = run(plan(), tmp_path / "all", launch)
     assert launch.counts == {"baseline": 4, "candidate": 2}
     assert [item.status for item in found.arms[1].runs] == ["failed", "failed", *["left out"] * 2]
     assert "ended by signal 9" in found.arms[1].runs[1].log_tail
