@@ -1,4 +1,4 @@
-"""Axolotl's real command line as it is, with the plugin, and behind ``run``: same rows, same losses.
+"""Axolotl's real command line as it is, with the plugin, behind ``run``: same rows, same losses.
 
 Each run starts an interpreter that imports Axolotl, so there are three, made once. The first is
 measured from outside, the second by a key of its configuration.

@@ -1,4 +1,4 @@
-"""The plugin: our keys in Axolotl's schema, and what they switch. Trainings: ``test_axolotl_cli``."""
+"""The plugin: our keys in Axolotl's schema, and what they switch."""
 
 from __future__ import annotations
 

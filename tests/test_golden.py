@@ -434,6 +434,7 @@ watch
 watch nowhere
 watch run --output x
 watch nothing --seconds 0.1
+watch three-arms
 show
 show nowhere
 show nothing
@@ -454,6 +455,8 @@ compare run nowhere
 compare protocol
 compare three-arms --arm other
 compare three-arms --fail-if nonsense
+compare three-arms --fail-if 'tokens_per_second = 1'
+compare three-arms --fail-if 'tokens_per_second < -5'
 compare three-arms --fail-if 'unknown_figure < 1'
 compare three-arms --fail-if 'mfu < 0.9'
 compare three-arms --fail-if 'swap_in_bytes_per_second > 2'
@@ -505,7 +508,7 @@ def test_what_reading_and_deduplicating_report(
     monkeypatch.chdir(tmp_path)
     text = "\n".join(command(*shlex.split(line)).text([line]) for line in WORK)
     # Times, rates and sizes are of this machine.
-    text = re.sub(r"[\d,.]+ (µs|ms|s|k?B|MB|rows/s)\b", "N", text)
+    text = re.sub(r"[\d,.]+ (µs|ms|s|[kMG]?B|rows/s)\b", "N", text)
     text = re.sub(r"(rows/s\s+|(?:second|bytes|set)\w*\"?:\s+)[\d,.e-]+", r"\1N", text)
     check("work.txt", text)
 

@@ -64,8 +64,7 @@ def run(
     fast-axolotl measure.
 
     With --live, you see the figures while the command runs. Its output goes to log.txt in the
-    folder of the record, and the last lines are shown. The live view captures the keyboard: for a
-    command that reads input, use --measure instead.
+    folder of the record, and the last lines are shown.
 
     FAST_AXOLOTL=0 in the environment turns the replacements off.
     """
@@ -122,7 +121,7 @@ def measure(
     --measure).
 
     With --live, you see the figures while the command runs. Its output goes to log.txt in the
-    folder of the record. The live view captures the keyboard.
+    folder of the record.
     """
     _measure(command, live, output, data_path, peak_tflops, profile_steps, quiet)
 

@@ -49,7 +49,7 @@ def protocol(
     warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,
     max_minutes: Annotated[
-        float | None, Option(help="Start no pair that would end later.", min=0.01)
+        float | None, Option(help="Start no pair after so many minutes.", min=0.01)
     ] = None,
     pin: Annotated[
         str | None, Option(help="Keys to set in every variant: num_workers=2,max_steps=200.")
