@@ -28,7 +28,7 @@ from benchmarks.children import RunError, run_child
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import Case, Goal, Measurement, Result
-from fast_axolotl.cli.contenders import CONTENDERS, OURS, Request, read_table
+from fast_axolotl.cli.bench import CONTENDERS, OURS, Request, read_table
 from fast_axolotl.cli.race import Contender, Digest, digest_columns
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import peak_memory_bytes

@@ -22,7 +22,7 @@ from typing import Any
 
 Request = dict[str, Any]
 _PAD_ROWS = 64
-"""Rows padded together, as ``contenders`` does."""
+"""Rows padded together, as ``bench`` does."""
 
 
 def main(race: str) -> None:

@@ -24,7 +24,7 @@ from benchmarks.command import Tell
 from benchmarks.result import Case, Timing
 from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.cli import race as product
-from fast_axolotl.cli.contenders import OURS
+from fast_axolotl.cli.bench import OURS
 from fast_axolotl.cli.race import Contender, Digest, run_race
 from fast_axolotl.errors import UsageError
 
@@ -117,10 +117,6 @@ def run_case(
         repeats=session.repeats,
         progress=lambda text: session.tell(f"{name}: {text}"),
     )
-    wrong = {
-        item.contender.name: f"another answer: {item.reason}" for item in timings if item.reason
-    }
-    equal = [item for item in timings if not item.reason]
     case = Case(
         name=name,
         text=text,
@@ -134,16 +130,16 @@ def run_case(
                 rows=rows,
                 seconds=tuple(item.seconds),
             )
-            for item in equal
+            for item in timings
         ],
         rivals={
             item.contender.name: item.contender.against
-            for item in equal
+            for item in timings
             if item.contender.against is not None
         },
     )
     # Messages name the input; the folder it was in means nothing to a reader.
-    absent = {who: why.replace(f"{session.folder}/", "") for who, why in (left_out | wrong).items()}
+    absent = {who: why.replace(f"{session.folder}/", "") for who, why in left_out.items()}
     return replace(case, left_out=absent)
 
 

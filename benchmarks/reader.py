@@ -34,7 +34,7 @@ from benchmarks.corpus import (
 )
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result
-from fast_axolotl.cli.contenders import BATCH_ROWS, OURS, OURS_PYTHON, Request, read
+from fast_axolotl.cli.bench import BATCH_ROWS, OURS, OURS_PYTHON, Request, read
 from fast_axolotl.cli.race import Contender, Digest, digest_items
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import open_dataset

@@ -156,7 +156,8 @@ def rows_of_stock(num_rows: int) -> Iterator[None]:
     """So many rows inside are left to the stock function, and counted."""
     with pytest.MonkeyPatch.context() as patch:
         counts: list[int] = []
-        patch.setattr("fast_axolotl.axolotl.chat.tally", lambda *told: counts.append(told[-1]))
+        name = "fast_axolotl.axolotl.tokenizers.tally"
+        patch.setattr(name, lambda *told: counts.append(told[-1]))
         yield
     assert sum(counts) == num_rows
 

@@ -1,33 +1,16 @@
-"""The plugin: our keys in Axolotl's schema, what they switch, and the meter in real trainings."""
+"""The plugin: our keys in Axolotl's schema, and what they switch."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fast_axolotl
-from benchmarks.axolotl_inputs import (
-    preprocess_config,
-    train_config,
-    write_config,
-    write_model,
-    write_rows,
-)
 from fast_axolotl.integrations.launch import Order
-from fast_axolotl.record import RunRecord, read_run
-from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR, TOLD_LESS
-from support.children import FAST_AXOLOTL, clean_environment, run_child, run_python
-from support.hosts import end_of, total
-
-PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
-STEPS = 8
+from support.axolotl import AGAINST_AXOLOTL, PLUGIN, TOLD_LESS
+from support.children import run_python
 
 Import = Callable[[str], Any]
 
@@ -83,7 +66,6 @@ class TestKeys:
         stock("axolotl.cli.config").prepare_plugins(written)
         checked = stock("axolotl.utils.config").validate_config(written)
         assert {key: checked[key] for key in keys} == keys
-        assert not checked.fast_axolotl_weights
 
     @pytest.mark.parametrize(
         ("key", "value"),
@@ -193,96 +175,15 @@ class TestKeys:
         assert written.fast_axolotl_skip == ["save", "dedupe"]
         assert written.fast_axolotl_measure == "/record"
 
-    def test_the_folder_is_the_key_s_unless_the_command_line_gave_one(self, tmp_path: Path) -> None:
+    def test_the_folder_is_the_key_s_unless_the_command_line_gave_one(self) -> None:
         from fast_axolotl.integrations.axolotl_plugin import FastAxolotlArgs, measure_order
 
-        (tmp_path / "rows.jsonl").write_text("")
-        rows = str(tmp_path / "rows.jsonl")
-        config = {"output_dir": "out", "datasets": [{"path": rows}, {"path": "owner/hub"}]}
+        config = {"output_dir": "out"}
         assert measure_order(config, None) is None
         assert measure_order({**config, "fast_axolotl_measure": False}, None) is None
         for value, folder in ((True, "out/fast-axolotl-measure"), ("runs/a", "runs/a")):
             checked = FastAxolotlArgs(fast_axolotl_measure=value).fast_axolotl_measure
             found = measure_order({**config, "fast_axolotl_measure": checked}, None)
-            assert found == Order(run_dir=folder, data_paths=(rows,))
-        asked = Order(run_dir="elsewhere", profile_steps=3)
-        assert measure_order(config, asked) == Order(
-            run_dir="elsewhere", profile_steps=3, data_paths=(rows,)
-        )
-
-
-class Trainings:
-    """A model and data, and trainings of Axolotl on them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        write_model(folder / "model")
-        self.data = write_rows(folder / "chat.jsonl", 400)
-
-    def train(self, name: str, *before: str, **keys: Any) -> subprocess.CompletedProcess[str]:
-        prepare = preprocess_config(self.folder / "model", self.data, self.folder / "prepared")
-        config = {
-            **train_config(prepare, self.folder / name),
-            "sequence_len": 512,
-            **ON_A_PROCESSOR,
-        }
-        config |= {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1}
-        config |= {"gradient_accumulation_steps": 2, "num_epochs": 4, **keys}
-        path = write_config(config, self.folder / f"{name}.yml")
-        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        command = (*before, "axolotl", "train", str(path), "--launcher", "python")
-        done = run_child(*command, environment=clean_environment(PATH=programs), timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done
-
-    def last_log(self, name: str) -> dict[str, Any]:
-        [state] = (self.folder / name).glob("checkpoint-*/trainer_state.json")
-        history: list[dict[str, Any]] = json.loads(state.read_text())["log_history"]
-        return [entry for entry in history if "loss" in entry][-1]
-
-
-class TestMeter:
-    pytestmark = AGAINST_AXOLOTL
-
-    @pytest.fixture(scope="class")
-    def trainings(self, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-        return Trainings(tmp_path_factory.mktemp("axolotl"))
-
-    def check(self, record: RunRecord) -> None:
-        assert list(record.ranks) == [0]
-        rank = record.ranks[0]
-        assert rank.start.source == "axolotl"
-        assert (total(rank, "steps"), total(rank, "fetches")) == (STEPS, 2 * STEPS + 1)
-        assert total(rank, "trainable_tokens") > 0
-        assert total(rank, "rows") > total(rank, "samples")  # packed
-        assert rank.values["num_workers"] == 1
-        assert rank.values["gradient_accumulation"] == 2
-        assert rank.values["sample_packing"] is True
-        assert rank.values["config"]["sequence_len"] == 512
-        [shape] = rank.models
-        assert (shape.layers, shape.is_packed, shape.sequence_len) == (2, True, 512)
-        assert end_of(Path(record.path)) == ("finished", "")
-        assert record.system is not None
-        assert any(sample.pss_bytes for sample in record.system.samples)
-
-    def test_a_key_of_the_yaml_measures_the_training(self, trainings: Trainings) -> None:
-        trainings.train("plugin", plugins=[PLUGIN], fast_axolotl_measure=True)
-        record = read_run(trainings.folder / "plugin" / "fast-axolotl-measure")
-        self.check(record)
-        assert {"collators", "fetch", "sampler"} <= set(record.ranks[0].values["replacements"])
-        assert record.ranks[0].values["data_paths"] == [str(trainings.folder / "prepared")]
-        last = trainings.last_log("plugin")
-        for name in ("stall_fraction", "tokens_per_second", "working_set_gb"):
-            assert last[f"fast_axolotl/{name}"] >= 0
-
-    def test_measure_leaves_axolotl_as_it_is(self, trainings: Trainings) -> None:
-        folder = trainings.folder / "record"
-        command = (*FAST_AXOLOTL, "measure", "--output", str(folder), "--")
-        # The plugin in the configuration does not change that.
-        done = trainings.train("stock", *command, plugins=[PLUGIN])
-        self.check(read_run(folder))
-        assert read_run(folder).ranks[0].values["replacements"] == []
-        assert "replaced    none" in done.stderr
-        assert "accelerated calls" not in done.stderr
-        assert "Inconclusive" in done.stderr
-        assert "fast_axolotl/stall_fraction" in trainings.last_log("stock")
+            assert found == Order(run_dir=folder)
+            asked = Order(run_dir="elsewhere", profile_steps=3)
+            assert measure_order({**config, "fast_axolotl_measure": checked}, asked) == asked

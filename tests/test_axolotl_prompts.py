@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import prompts as prompts_module
+from fast_axolotl.axolotl import tokenizers as tokenizers_module
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.prompts import (
     process,
@@ -47,7 +48,6 @@ prompters = Later("axolotl.prompters")
 with_system = Later("axolotl.prompt_strategies.alpaca_w_system")
 completion = Later("axolotl.prompt_strategies.completion")
 chat = Later("axolotl.prompt_strategies.chat_template")
-input_output = Later("axolotl.prompt_strategies.input_output")
 rl = Later("axolotl.utils.data.rl")
 
 
@@ -73,14 +73,10 @@ STRATEGIES: dict[str, Callable[[Any, Any], Any]] = {
     "with system": lambda tokenizer, length: with_system.InstructionWSystemPromptTokenizingStrategy(
         with_system.SystemDataPrompter("chat"), tokenizer, False, length
     ),
-    "segments": lambda tokenizer, length: input_output.load(tokenizer, settings_of(length)),
-    "segments, all trained": lambda tokenizer, length: input_output.load(
-        tokenizer, settings_of(length, train_on_inputs=True)
-    ),
 }
 """A maker of each strategy, from a tokenizer and a length."""
 
-KINDS = ("completion", "chat", "alpaca", "with system", "segments")
+KINDS = ("completion", "chat", "alpaca", "with system")
 """One strategy of each class: how rows are dealt out does not depend on its options."""
 
 
@@ -93,11 +89,6 @@ def rows_for(name: str) -> list[dict[str, Any]]:
     if name == "chat":
         talks = [(("user", text), ("assistant", text[::-1])) for text in TEXTS]
         return [{"messages": [{"role": r, "content": c} for r, c in talk]} for talk in talks]
-    if name.startswith("segments"):
-        return [
-            {"segments": [{"label": bool(n % 2), "text": text[n:]} for n in range(5)]}
-            for text in TEXTS
-        ]
     return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
 
 
@@ -162,12 +153,6 @@ ODD = {
     "alpaca": [{"output": ""}, {"output": None}, {"instruction": None}, {"input": None}],
     "with system": [{"system": None}, {"output": None}],
     "completion": [{"text": ""}, {"text": None}],
-    "segments": [
-        {"segments": []},
-        {"segments": [{"label": None, "text": ""}]},
-        {"segments": [{"label": True, "text": None}]},
-        {"segments": None},
-    ],
 }
 """What is changed in a row, for each strategy."""
 
@@ -198,13 +183,17 @@ def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatc
         assert name == "tokenize"
         counted[reason] += count
 
-    monkeypatch.setattr(prompts_module, "tally", tally)
+    for module in (prompts_module, tokenizers_module):
+        monkeypatch.setattr(module, "tally", tally)
     compare(
         STRATEGIES["alpaca"](byte_tokenizer(), 64),
         [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}],
     )
     compare(STRATEGIES["completion"](byte_tokenizer(), 8), [*rows_for("completion"), {"text": ""}])
-    assert counted == {"a prompt or an answer is empty": 1, "a text is empty or not a str": 1}
+    assert counted == {
+        "a prompt or an answer is empty or not a str": 1,
+        "a text is empty or not a str": 1,
+    }
 
 
 def test_an_odd_conversation_goes_through_the_strategy_itself() -> None:

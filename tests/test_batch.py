@@ -15,7 +15,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.axolotl.longest import copy_longest
-from fast_axolotl.cli.batch import batch
+from fast_axolotl.cli.plan import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
 from fast_axolotl.protocol import compare_folders
@@ -28,22 +28,15 @@ GIGABYTE = 10**9
 OVERHEAD, PER_SAMPLE = 0.030, 0.010
 
 SCRIPT = """
-import sys, time
-import torch
-from torch.utils.data import DataLoader
+import os, sys, time
+from fast_axolotl.measure import measure
 
 micro, accumulation, steps, limit = map(int, sys.argv[1:])
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-rows = [{"input_ids": torch.ones(16, dtype=torch.long)}] * (micro * accumulation * steps)
-for number, batch in enumerate(DataLoader(rows, batch_size=micro), 1):
-    if micro > limit:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    time.sleep(0.02 + 0.0005 * micro)
-    model(batch["input_ids"][:, :4].float()).mean().backward()
-    if number % accumulation == 0:
-        optimizer.step()
-        optimizer.zero_grad()
+with measure(os.environ["FAST_AXOLOTL_MEASURE"]) as meter:
+    for batch in meter.watch([{"input_ids": [[1] * 16] * micro}] * (accumulation * steps)):
+        if micro > limit:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        time.sleep(0.02 + 0.0005 * micro)
 """
 
 
@@ -219,10 +212,7 @@ def test_what_cannot_be_meant_is_said(tmp_path: Path, options: dict[str, Any], w
 class TestAgainstAxolotl:
     pytestmark = AGAINST_AXOLOTL
 
-    @pytest.mark.parametrize("sequence_len", [None, 9])
-    def test_a_copy_has_the_longest_rows_or_full_packs(
-        self, tmp_path: Path, stock: Any, sequence_len: int | None
-    ) -> None:
+    def test_a_copy_has_the_longest_rows_or_full_packs(self, tmp_path: Path, stock: Any) -> None:
         datasets = stock("datasets")
         lengths = [1, 4, 2, 7, 3, 6]
         rows = {
@@ -232,23 +222,22 @@ class TestAgainstAxolotl:
         }
         for name in ("used", "other"):
             datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "prepared" / name)
-        (tmp_path / "log.txt").write_text(f"Loading {tmp_path}/prepared/us\ned...")
-        config = {"dataset_prepared_path": str(tmp_path / "prepared")}
-        config |= {"sample_packing": sequence_len is not None, "sequence_len": sequence_len}
-        target = tmp_path / "longest"
-        tokens = copy_longest(config, tmp_path / "log.txt", target, 2, 3)
-        found = datasets.load_from_disk(target / "used")[:]
-        if sequence_len is None:
-            assert (tokens, found["length"]) == (7, [7, 6] * 3)
-            return
-        assert (tokens, found["length"]) == (9, [9] * 6)
+        log = tmp_path / "log.txt"
+        log.write_text(f"Loading {tmp_path}/prepared/us\ned...")
+        config: dict[str, Any] = {"dataset_prepared_path": str(tmp_path / "prepared")}
+        assert copy_longest(config, log, tmp_path / "rows", 2, 3) == 7
+        assert datasets.load_from_disk(tmp_path / "rows" / "used")["length"][:] == [7, 6] * 3
+        config |= {"sample_packing": True, "sequence_len": 9}
+        assert copy_longest(config, log, tmp_path / "packs", 2, 3) == 9
+        found = datasets.load_from_disk(tmp_path / "packs" / "used")[:]
+        assert found["length"] == [9] * 6
         assert found["input_ids"][5] == [7] * 7 + [6] * 2
         assert found["position_ids"][0] == [*range(7), 0, 1]
-        (tmp_path / "log.txt").write_text("nothing")
+        log.write_text("nothing")
         with pytest.raises(DataError, match="no single prepared dataset"):
-            copy_longest(config, tmp_path / "log.txt", target, 2, 3)
+            copy_longest(config, log, tmp_path / "packs", 2, 3)
 
-    def test_two_micro_batches_share_the_prepared_dataset(
+    def test_the_longest_batches_of_the_prepared_dataset_are_tried(
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -269,25 +258,19 @@ class TestAgainstAxolotl:
         del config["dataset_prepared_path"]
         path = write_config(config, tmp_path / "config.yml")
         monkeypatch.setenv("PYTHONPATH", str(Path(fast_axolotl.__file__).parents[1]))
-        launch = "axolotl train {config} --launcher python"
-        folder = tmp_path / "s"
-        batch(path, command=launch, steps=8, output=folder, as_json=True)
+        launch, folder = "axolotl train {config} --launcher python", tmp_path / "s"
+        batch(path, command=launch, micro_batches="2", steps=8, output=folder, as_json=True)
         found = json.loads(capsys.readouterr().out)
-        assert [one["outcome"] for one in found["trials"]] == ["ran", "ran"]
-        assert [one["accumulation"] for one in found["trials"]] == [2, 1]
-        rows = [read_run(folder / one["folder"]).ranks[0] for one in found["trials"]]
-        assert [sum(block.steps for block in rank.blocks) for rank in rows] == [8, 8]
+        [one], longest = found["trials"], found["longest"]
+        assert (one["outcome"], one["accumulation"]) == ("ran", 1)
+        assert (longest["outcome"], longest["micro_batch"]) == ("ran", 2), longest["reason"]
+        assert sum(block.steps for block in read_run(folder / one["folder"]).ranks[0].blocks) == 8
         assert len(list((folder / "prepared").glob("*/state.json"))) == 1
-        assert (
-            "Loading prepared dataset"
-            in (folder / found["trials"][1]["folder"] / "log.txt").read_text()
-        )
-        assert found["longest"]["outcome"] == "ran", found["longest"]["reason"]
-        longest = read_run(folder / found["longest"]["folder"]).ranks[0]
+        log = (folder / longest["folder"] / "log.txt").read_text()
+        assert "Loading prepared dataset" in log
         tokens = found["longest_tokens"]
-        micro = found["longest"]["micro_batch"]
         assert tokens == 256
-        for block in longest.blocks:
-            assert block.padded_tokens == block.fetches * micro * tokens
+        for block in read_run(folder / longest["folder"]).ranks[0].blocks:
+            assert block.padded_tokens == block.fetches * 2 * tokens
             assert block.real_tokens >= 0.9 * block.padded_tokens
         assert not list(folder.rglob("checkpoint-*"))

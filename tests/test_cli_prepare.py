@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fast_axolotl.cli import main
-from fast_axolotl.cli.job_progress import JobProgress, print_summary
+from fast_axolotl.cli.data import job_progress, print_job
 from fast_axolotl.cluster.job import JobSummary, NodeSummary, StageSummary
 from fast_axolotl.cluster.tasks import Event, Task
 
@@ -49,17 +49,17 @@ def test_stages_begin_and_end_with_a_line_and_tell_of_tasks_that_are_tried_again
     lines: list[str] = []
     bars: list[tuple[str, int, int, int]] = []
     moments = iter(range(10**9))
-    progress = JobProgress(
+    hear = job_progress(
         lambda *bar: bars.append(bar), lines.append, clock=lambda: float(next(moments))
     )
     tasks = [Task(stage="rows", name=f"{number}", function="a:b") for number in range(100)]
-    progress.hear(Event(kind="stage", stage="rows", total=100))
+    hear(Event(kind="stage", stage="rows", total=100))
     for number, task in enumerate(tasks):
-        progress.hear(Event(kind="started", stage="rows", task=task))
+        hear(Event(kind="started", stage="rows", task=task))
         if not number:
-            progress.hear(Event(kind="retried", stage="rows", task=task, reason="node n2 died"))
+            hear(Event(kind="retried", stage="rows", task=task, reason="node n2 died"))
         answer = {"rows": 1000}
-        progress.hear(Event(kind="done", stage="rows", task=task, answer=answer))
+        hear(Event(kind="done", stage="rows", task=task, answer=answer))
     assert lines[0] == "rows: starting, 0/100 tasks"
     assert lines[1] == "rows: a task is tried again, since node n2 died; 0/100 tasks"
     assert lines[-1].startswith("rows: done, 100/100 tasks, 100,000 rows in 3 min ")
@@ -68,19 +68,19 @@ def test_stages_begin_and_end_with_a_line_and_tell_of_tasks_that_are_tried_again
 
 
 def test_a_summary_names_reasons_stages_and_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary(SUMMARY, as_json=False, next_command="axolotl train c.yml")
+    print_job(SUMMARY, as_json=False, next_command="axolotl train c.yml")
     text = " ".join(capsys.readouterr().out.split())
     expected = (
         "dropped 40 (4.0 %), 30 longer than sequence_len, 10 without a label",
         "duplicates 60 (6.0 %)",
         "tokens 2,000,000 (1,111 tokens/s)",
         "rejected a.jsonl, line 3: no JSON",
-        "4 more nodes with lower peaks",
+        "peak memory 1 GB of a process on n19",
         "next axolotl train c.yml",
     )
     assert [words for words in expected if words not in text] == []
     continued = replace(SUMMARY, stages=(replace(STAGE, done_before=5),))
-    print_summary(continued, as_json=False)
+    print_job(continued, as_json=False)
     text = " ".join(capsys.readouterr().out.split())
     assert "tokens/s" not in text
     assert "time 30 min 00 s; 5 tasks done by an earlier run" in text
@@ -99,7 +99,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def run(*words: str, has_axolotl: bool = True) -> tuple[int, str, str]:
         found = "a spec" if has_axolotl else None
-        monkeypatch.setattr(sys.modules["fast_axolotl.cli.prepare"], "find_spec", lambda _: found)
+        monkeypatch.setattr(sys.modules["fast_axolotl.cli.data"], "find_spec", lambda _: found)
         monkeypatch.setattr(module, "prepare", fake)
         monkeypatch.setattr(sys, "argv", ["fast-axolotl", *words])
         with pytest.raises(SystemExit) as ended:
@@ -112,20 +112,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_options_reach_the_job_and_the_next_command_repeats_them(run: Run, tmp_path: Path) -> None:
     words = "--engine ray --memory 2GiB --workers 3 -o out --restart --json"
-    sets = ["--set", "sequence_len=64", "--set", "sample_packing=false", "--set", "hf_token=abc"]
-    code, out, _ = run("prepare", "c.yml", *words.split(), *sets)
+    code, out, _ = run("prepare", "c.yml", *words.split())
     assert code == 0
-    sent = {"sequence_len": 64, "sample_packing": False, "hf_token": "abc"}
     assert json.loads((tmp_path / "options.json").read_text()) == (
-        {"overrides": sent, "memory": 2**31, "workers": 3, "restart": True, "heard": None}
+        {"overrides": {}, "memory": 2**31, "workers": 3, "restart": True, "heard": None}
         | {"engine": "ray", "address": "auto", "output": "out", "work": None}
     )
     found = json.loads(out)
     assert found["rows_out"] == 900
-    assert found["next_command"] == (
-        "axolotl train c.yml --sequence-len 64 --no-sample-packing --hf-token '***' "
-        "--dataset-prepared-path out"
-    )
+    assert found["next_command"] == "axolotl train c.yml --dataset-prepared-path out"
     assert (
         "copy s3://b/p to FOLDER, then axolotl train"
         in run("prepare", "c.yml", "-o", "s3://b/p")[1]
@@ -138,8 +133,6 @@ def test_options_reach_the_job_and_the_next_command_repeats_them(run: Run, tmp_p
         ("c.yml", "pip install axolotl"),
         ("none.yml", "does not exist"),
         ("c.yml --address h:1", "add --engine ray"),
-        ("c.yml --set sequence_len", "write --set sequence_len=4096"),
-        ("c.yml --set datasets=[]", "edit the configuration instead"),
         ("c.yml --memory much", "cannot read 'much' as a size"),
         ("c.yml --engine spark", "spark"),
     ],

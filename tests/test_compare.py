@@ -82,10 +82,6 @@ def test_what_has_nothing_to_compare_says_so(tmp_path: Path, folders: dict[str, 
     run_fake(Plan(title="dedupe", arms=()), tmp_path / "dedupe", FakeLaunch())
     with pytest.raises(DataError, match="no variants to compare"):
         compare_folders(tmp_path / "dedupe", folders["fast"])
-    with pytest.raises(UsageError, match="pass a second folder"):
-        compare_folders(folders["fast"])
-    with pytest.raises(UsageError, match="there is no variant 'x'"):
-        compare_folders(folders["even"], arm="x")
     with pytest.raises(UsageError, match="has no variant 'streaming'"):
         compare_folders(folders["even"], folders["slower"], arm="streaming")
 
@@ -145,19 +141,10 @@ def test_a_protocol_is_judged_again_by_another_size_that_matters(folders: dict[s
     assert cell_of(found, "samples_per_second").outcome == "no change that matters"
 
 
-@pytest.mark.parametrize(
-    ("limit", "words"),
-    [
-        ("host_stall_fraction > 2", r"cannot be checked.*near 0.*difference: > \+0\.02"),
-        ("swap_in_bytes_per_second > 2", r"difference: > \+1000000"),
-        ("mfu < 0.9", "mfu was not measured in baseline"),
-    ],
-)
-def test_a_limit_that_cannot_be_checked_is_an_error(
-    folders: dict[str, Path], limit: str, words: str
-) -> None:
-    with pytest.raises(DataError, match=words):
-        compare_folders(folders["stalling"], limits=[parse_check(limit)])
+def test_a_ratio_of_values_near_zero_cannot_be_limited(folders: dict[str, Path]) -> None:
+    limits = [parse_check("host_stall_fraction > 2")]
+    with pytest.raises(DataError, match=r"cannot be checked.*near 0.*difference: > \+0\.02"):
+        compare_folders(folders["stalling"], limits=limits)
 
 
 def test_losses_that_differ_are_an_alarm(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -209,20 +196,6 @@ def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[
     third = make_protocol(tmp_path / "q", settings={"candidate": {"num_workers": 2}})
     notes = compare_folders(other, third).notes
     assert any("num_workers is 4 in " in note for note in notes)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("tokens_per_second", "cannot read the limit"),
-        ("tokens_per_second = 1", "cannot read the limit"),
-        ("speed < 0.9", "there is no figure 'speed'"),
-        ("tokens_per_second < -5", "never near 0"),
-    ],
-)
-def test_limits_that_are_none_are_refused(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        parse_check(text)
 
 
 def test_the_command_prints_in_three_forms_and_ends_with_3_where_a_limit_is_broken(

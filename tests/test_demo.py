@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fast_axolotl.cli.demo import demo, explain_losses, plan_demo, write_rows
-from fast_axolotl.cli.demo_arm import (
+from fast_axolotl.cli.demo import (
     BATCH_ROWS,
     WIDTH,
-    fast_batches,
+    demo,
     plain_batches,
+    plan_demo,
     read_ahead,
+    write_rows,
 )
 from fast_axolotl.errors import MissingFileError
 from fast_axolotl.record.protocol_result import ProtocolResult
@@ -24,10 +24,10 @@ from support.golden import GOLDEN
 pytestmark = pytest.mark.kernels
 
 
-def test_the_arms_give_the_same_arrays(tmp_path: Path) -> None:
+def test_the_arms_give_the_same_arrays_and_errors_reach_the_model(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert write_rows(path, batches=3) == 3 * BATCH_ROWS
-    plain, fast = list(plain_batches(path)), list(fast_batches(path))
+    plain, fast = list(plain_batches(path)), list(read_ahead(path))
     assert len(plain) == len(fast) == 3
     for one, other in zip(plain, fast, strict=True):
         assert list(one) == list(other)
@@ -35,9 +35,6 @@ def test_the_arms_give_the_same_arrays(tmp_path: Path) -> None:
             assert array.shape == (BATCH_ROWS, WIDTH)
             assert array.dtype == other[name].dtype
             np.testing.assert_array_equal(array, other[name])
-
-
-def test_an_error_of_the_reader_reaches_the_model(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         list(read_ahead(tmp_path / "nothing.jsonl"))
 
@@ -52,7 +49,7 @@ def test_the_plan_has_both_readers_in_front_of_one_model(tmp_path: Path) -> None
     assert plan.pairs == 2
 
 
-def test_a_demo_without_plotly_says_so_first_and_prints_its_result(
+def test_a_demo_without_plotly_says_so_and_prints_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module("fast_axolotl.cli.demo")
@@ -64,17 +61,7 @@ def test_a_demo_without_plotly_says_so_first_and_prints_its_result(
     monkeypatch.setattr(protocol, "run_plan", lambda plan, folder: result)
     demo(tmp_path / "page.html")
     out, err = capsys.readouterr()
-    assert "pip install plotly jinja2" in err.splitlines()[0]
+    assert "pip install plotly jinja2" in err
     assert result.title in out
+    assert "loads pyarrow" in out
     assert not (tmp_path / "page.html").exists()
-
-
-def test_a_figure_that_is_worse_in_the_demo_is_explained() -> None:
-    result = ProtocolResult.read(GOLDEN / "protocols" / "commands")
-    row = next(row for row in result.matrix.rows if row.name == "working_set_bytes")
-    worse = replace(row, cells=(row.cells[0], replace(row.cells[1], outcome="worse")))
-    lost = replace(result, matrix=replace(result.matrix, rows=(worse,)))
-    assert any("loads pyarrow" in note for note in explain_losses(lost).notes)
-    same = replace(row, cells=(row.cells[0], replace(row.cells[1], outcome="better")))
-    kept = replace(result, matrix=replace(result.matrix, rows=(same,)))
-    assert explain_losses(kept).notes == result.notes

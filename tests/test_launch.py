@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from fast_axolotl.axolotl import status_line
 from fast_axolotl.axolotl.patching import Patch
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.launch import (
     find_program,
     launch_environment,
-    status_line,
 )
 from support.children import FAST_AXOLOTL, clean_environment, run_child, run_python
 
@@ -178,8 +178,7 @@ def test_trl_without_axolotl_is_a_host_as_well(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("integrations.launch", "axolotl"):
-        monkeypatch.setattr(f"fast_axolotl.{module}.host_name", lambda: "Axolotl 9.9")
+    monkeypatch.setattr("fast_axolotl.axolotl.host_name", lambda: "Axolotl 9.9")
     patches = [
         Patch("a", "active", "", "m:a"),
         Patch("a", "waiting", "", "m:b"),
@@ -188,8 +187,7 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
         Patch("e", "check", "m:e has unknown source code", "m:e"),
     ]
     assert status_line({}, patches) == (
-        "WARNING: 2 of 3 replacements are active on Axolotl 9.9, 1 of them after a comparison on "
-        "your data; inactive because the source code is unknown: 1; see `fast-axolotl status`; "
+        "WARNING: 2 of 3 replacements are active on Axolotl 9.9, see `fast-axolotl status`; "
         "accelerated: a; compared with stock first: e; switched off: b; not replaced: c"
     )
     assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"

@@ -151,11 +151,13 @@ def test_packed_rows_are_those_of_the_oracle(
     output: str, too_long: str, sequences: list[list[int]], width: int, dtype: str
 ) -> None:
     expected = oracle_pack(sequences, width, too_long)
-    options: dict[str, Any] = {"output": output, "too_long": too_long, "dtype": dtype} | EXTRA
+    options: dict[str, Any] = {"output": output, "too_long": too_long, "dtype": dtype}
     for form in (sequences, flat(sequences), flat(sequences, "int32")):
-        packed = pack_sequences(form, width, PAD, EOS, **options)
-        assert as_lists(packed) == expected
+        packed = as_lists(pack_sequences(form, width, PAD, EOS, **options | EXTRA))
+        assert packed == expected
         assert list(packed) == list(expected)
+        plain = as_lists(pack_sequences(form, width, PAD, EOS, **options))
+        assert plain == {name: packed[name] for name in EMPTY}
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -168,14 +170,16 @@ def test_concatenated_rows_are_those_of_the_oracle(
     labels = [[data.draw(st.sampled_from([-100, token])) for token in row] for row in sequences]
     masks = [[token % 2 for token in row] for row in sequences]
     expected = oracle_concatenate((sequences, labels, masks), width, too_long)
-    options: dict[str, Any] = {"output": output, "too_long": too_long} | EXTRA
+    options: dict[str, Any] = {"output": output, "too_long": too_long}
     for columns in (
         (sequences, labels, masks),
         (flat(sequences, "int32"), labels, flat(masks, "int8")),
     ):
-        packed = concatenate_and_pack(*columns, width, PAD, **options)
-        assert as_lists(packed) == expected
+        packed = as_lists(concatenate_and_pack(*columns, width, PAD, **options | EXTRA))
+        assert packed == expected
         assert list(packed) == list(expected)
+        plain = as_lists(concatenate_and_pack(*columns, width, PAD, **options))
+        assert plain == {name: packed[name] for name in EMPTY}
 
 
 @settings(deadline=None)
@@ -267,8 +271,8 @@ def test_too_long_sequences_are_named_whatever_the_input(form: Any) -> None:
         ({"too_long": "drop"}, "too_long must be 'error' or 'truncate' or 'split', not 'drop'"),
         ({"dtype": "int8"}, "dtype must be 'int64' or 'int32', not 'int8'"),
         ({"num_threads": -1}, "num_threads must be 0 .all processors. or more, not -1"),
-        ({"max_length": 0}, "max_length must be at least 1, not 0"),
-        ({"max_length": -1}, "max_length must be at least 1, not -1"),
+        ({"max_length": 0}, "max_length must be 1 or more, not 0"),
+        ({"max_length": -1}, "max_length must be 1 or more, not -1"),
         ({"max_length": 8.0}, r"max_length must be an integer, not 8.0 \(float\)"),
         ({"pad_token_id": None}, r"pad_token_id must be an integer, not None"),
         ({"eos_token_id": "1"}, r"eos_token_id must be an integer, not '1' \(str\)"),
@@ -297,7 +301,7 @@ def test_lists_that_become_lists_load_nothing_beside_numpy() -> None:
     loaded = python_output(
         "-c",
         "import sys; from fast_axolotl import pack_sequences, concatenate_and_pack, pad_sequences\n"
-        "pack_sequences([[5]], 8, 0, 1, position_ids=True, cu_seqlens=True)\n"
+        "pack_sequences([[5]], 8, 0, 1)\n"
         "concatenate_and_pack([[5]], [[5]], [[1]], 8, 0)\n"
         "pad_sequences([[5], [6, 7]], attention_mask=True)\n"
         "print([name for name in ('numba', 'pyarrow', 'torch') if name in sys.modules])",

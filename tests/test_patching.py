@@ -144,14 +144,17 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    fingerprint.cache_clear()
-    fingerprints._lines.cache_clear()
-    fingerprints._definition.cache_clear()
+    forget()
     yield importlib.import_module
     for name in [name for name in sys.modules if name.startswith("patchhost")]:
         del sys.modules[name]
-    fingerprint.cache_clear()
-    fingerprints._definition.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    """What was read of files that a test writes."""
+    for cached in (fingerprint, fingerprints._parse):
+        cached.cache_clear()
 
 
 @pytest.fixture
@@ -172,19 +175,6 @@ def patched(module: ModuleType, *items: Replacement) -> Patchwork:
 
 def states(patchwork: Patchwork) -> dict[str, str]:
     return {patch.target: patch.state for patch in patchwork.patches()}
-
-
-def test_a_definition_is_the_text_that_inspect_shows(work: ModuleType) -> None:
-    for name, value in [
-        ("double", work.double),
-        ("Box.fill", work.Box.fill),
-        ("Box.make", work.Box.__dict__["make"].__func__),
-        ("decorated", work.decorated),
-        ("twice_decorated", work.twice_decorated),
-        ("Box", work.Box),
-    ]:
-        found = "".join(fingerprints._definition(f"patchhost.work:{name}"))
-        assert found.rstrip() == inspect.getsource(value).rstrip(), name
 
 
 @pytest.mark.parametrize(
@@ -210,8 +200,7 @@ def test_a_fingerprint_is_of_what_a_function_does(
     assert edit[0] in text
     head, _, tail = text.partition("def double")
     file.write_text(head + ("def double" + tail).replace(*edit, 1))
-    for cached in (fingerprints._lines, fingerprints._definition, fingerprints.fingerprint):
-        cached.cache_clear()
+    forget()
     assert (fingerprint("patchhost.work:double") == before) is is_same
 
 
@@ -322,10 +311,10 @@ def test_reasons_and_warnings_are_bounded(
     for value in range(50):
         work.double(value)
     [patch] = patchwork.patches()
-    assert len(patch.fallbacks) == 21
+    assert len(patch.fallbacks) == 11
     assert sum(dict(patch.fallbacks).values()) == 50
-    assert dict(patch.fallbacks)["other reasons"] == 30
-    assert len(caplog.records) == 5
+    assert dict(patch.fallbacks)["other reasons"] == 40
+    assert len(caplog.records) == 10
 
 
 def test_modules_that_imported_by_name_are_swept_and_every_original_comes_back(
@@ -392,18 +381,6 @@ def test_a_function_that_someone_else_replaced_is_left_alone(
     assert "other code" in patch.reason
     [record] = caplog.records
     assert (record.levelno, "other code" in record.getMessage()) == (logging.WARNING, True)
-
-
-def test_a_reload_is_noticed_and_mended(work: ModuleType) -> None:
-    patchwork = patched(work)
-    importlib.reload(work)
-    assert set(states(patchwork).values()) == {"lost"}
-    assert work.double(2) == 4
-    patchwork.apply(work, is_late=True)
-    assert set(states(patchwork).values()) == {"active"}
-    assert work.double(2) == ("ours", 2, 2)
-    patchwork.remove()
-    assert work.double(2) == 4
 
 
 def test_switched_off_stays_off(work: ModuleType) -> None:

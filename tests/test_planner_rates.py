@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.plan import hardware
-from fast_axolotl.plan.hardware import Price, find_price
+from fast_axolotl.plan import predict
 from fast_axolotl.plan.memory import Layout
-from fast_axolotl.plan.predict import Plan, Reference, make_plan
+from fast_axolotl.plan.predict import Plan, Price, Reference, find_price, make_plan
 from fast_axolotl.plan.shape import parse_config
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.devices import find_gpu
@@ -40,7 +39,8 @@ def measured(**values: Any) -> Reference:
 def plan(counts: list[int], **values: Any) -> Plan:
     reference = values.pop("reference", None)
     layout = values.pop("layout", LAYOUT if reference is None else reference.layout)
-    return make_plan(SHAPE, values.pop("gpu", H100), counts, layout, reference=reference, **values)
+    offers = [(values.pop("gpu", H100), values.pop("price", None))]
+    return make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_prices_have_a_source_and_a_date_and_no_placeholders() -> None:
     assert 1.0 < price.dollars < 12.0
     assert price.source.endswith("2026-08-22")
     assert find_price(find_gpu("GB200")) is None
-    path = Path(hardware.__file__).with_name("gpu_prices.json")
+    path = Path(predict.__file__).with_name("gpu_prices.json")
     table = json.loads(path.read_text(encoding="utf-8"))
     assert min(row[2] for row in table["prices"]) > 0.3
     assert not {"runpod", "mithril", "vast"} & {row[0] for row in table["prices"]}

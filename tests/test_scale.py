@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.cli.scale import scale
+from fast_axolotl.cli.plan import scale
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.scale import Run, Scaling, make_scaling
 from fast_axolotl.protocol.plan import Plan, plan_arm, plan_world_sizes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
 from fast_axolotl.errors import UsageError
-from fast_axolotl.packing.inputs import flatten, plain_rows, read
+from fast_axolotl.packing.sequences import flatten, plain_rows, read
 
 pytestmark = pytest.mark.kernels
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fast_axolotl.cli.show import show
+from fast_axolotl.cli.report import show
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, SystemRecord

@@ -59,7 +59,7 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
     assert "until the time was up" in table
     for label in ("working set", "resident memory", "mean read request"):
         assert label in table
-    assert "Stall, rows/s, tokens/s and MFU cannot be seen from outside" in table
+    assert "the process was only watched from outside" in " ".join(table.split())
     assert "fast-axolotl measure -- COMMAND" in table
     record = read_run(tmp_path / "run").system
     assert record is not None
@@ -122,12 +122,8 @@ def test_json_alone_goes_to_standard_output(sleeper: subprocess.Popen[str]) -> N
     done = run(sleeper.pid, "--seconds", "0.2", "--json")
     found = json.loads(done.stdout)
     assert "processes 1" in done.stderr
-    assert found["root_pid"] == sleeper.pid
-    assert found["command"][-1] == SLEEPER
-    assert found["most_processes"] == 1
     assert found["working_set_bytes"] > 1_000_000
     assert found["verdict"]["subtype"] == "unseen"
-    assert found["ending"] == "the time was up"
 
 
 def test_a_pid_that_is_not_there_is_an_error() -> None:
@@ -182,12 +178,13 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(
 
 
 @linux
-def test_the_watcher_below_the_watched_shell_is_not_counted() -> None:
-    done = run(os.getpid(), "--seconds", "0.1", "--json")
-    found = json.loads(done.stdout)
+def test_the_watcher_below_the_watched_shell_is_not_counted(tmp_path: Path) -> None:
+    assert run(os.getpid(), "--seconds", "0.1", "-o", tmp_path).returncode == 0
+    record = read_run(tmp_path).system
+    assert record is not None
     children = [
         pid
         for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
         if (stat := processes.read_stat(pid)) is not None and stat.parent_pid == os.getpid()
     ]
-    assert found["most_processes"] == 1 + len(children)
+    assert max(sample.processes for sample in record.samples) == 1 + len(children)

@@ -13,35 +13,24 @@ import re
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer import Exit, Option
 from typer.core import TyperGroup
 
 from fast_axolotl import __version__
-from fast_axolotl.cli.batch import BATCH_EXAMPLES, batch
-from fast_axolotl.cli.bench import BENCH_EXAMPLES, bench
-from fast_axolotl.cli.dedupe import DEDUPE_EXAMPLES, dedupe
-from fast_axolotl.cli.demo import DEMO_EXAMPLES, demo
-from fast_axolotl.cli.doctor import DOCTOR_EXAMPLES, doctor
-from fast_axolotl.cli.measure import (
-    MEASURE_EXAMPLES,
-    RUN_EXAMPLES,
-    STATUS_EXAMPLES,
-    measure,
-    run,
-    status,
-)
+from fast_axolotl.cli.bench import bench
+from fast_axolotl.cli.data import dedupe, prepare, read, warmup
+from fast_axolotl.cli.demo import demo
+from fast_axolotl.cli.doctor import doctor
+from fast_axolotl.cli.live import watch
+from fast_axolotl.cli.measure import measure, run, status
 from fast_axolotl.cli.options import name_options
-from fast_axolotl.cli.plan import PLAN_EXAMPLES, plan
-from fast_axolotl.cli.prepare import PREPARE_EXAMPLES, prepare
-from fast_axolotl.cli.prove import COMPARE_EXAMPLES, PROTOCOL_EXAMPLES, compare, protocol
-from fast_axolotl.cli.read import READ_EXAMPLES, WARMUP_EXAMPLES, read, warmup
-from fast_axolotl.cli.report import REPORT_EXAMPLES, report
-from fast_axolotl.cli.scale import SCALE_EXAMPLES, scale
-from fast_axolotl.cli.show import SHOW_EXAMPLES, show
-from fast_axolotl.cli.trace import TRACE_EXAMPLES, trace
-from fast_axolotl.cli.watch import WATCH_EXAMPLES, watch
+from fast_axolotl.cli.plan import batch, plan, scale, trace
+from fast_axolotl.cli.prove import compare, protocol
+from fast_axolotl.cli.report import report, show
 from fast_axolotl.errors import FastAxolotlError, UsageError
 
 __all__ = ["app", "main"]
@@ -85,32 +74,116 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-_PANELS = {
-    "Measure and accelerate a run": (
-        (measure, MEASURE_EXAMPLES), (run, RUN_EXAMPLES), (show, SHOW_EXAMPLES),
-        (report, REPORT_EXAMPLES), (watch, WATCH_EXAMPLES), (status, STATUS_EXAMPLES),
-        (doctor, DOCTOR_EXAMPLES),
-    ),
-    "Prove a difference": (
-        (demo, DEMO_EXAMPLES), (protocol, PROTOCOL_EXAMPLES), (compare, COMPARE_EXAMPLES),
-        (bench, BENCH_EXAMPLES),
-    ),
-    "Work on data": (
-        (read, READ_EXAMPLES), (dedupe, DEDUPE_EXAMPLES),
-        (prepare, PREPARE_EXAMPLES), (warmup, WARMUP_EXAMPLES),
-    ),
-    "Plan the next run": (
-        (plan, PLAN_EXAMPLES), (batch, BATCH_EXAMPLES), (scale, SCALE_EXAMPLES),
-        (trace, TRACE_EXAMPLES),
-    ),
-}  # fmt: skip
-"""The commands as the help groups them, with their examples."""
-# What follows the first word belongs to the command that is run, flags included.
-_OF_A_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-for _panel, _commands in _PANELS.items():
-    for _command, _examples in _commands:
-        _settings = _OF_A_COMMAND if _command in (measure, run) else None
-        app.command(epilog=_examples, rich_help_panel=_panel, context_settings=_settings)(_command)
+_COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
+    "Measure and accelerate a run": {
+        measure: (
+            "measure -- axolotl train config.yml",
+            "measure --live -- python train.py",
+            "measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
+        ),
+        run: (
+            "run -- axolotl preprocess config.yml",
+            "run -- axolotl train config.yml --launcher torchrun",
+            "run --live -- axolotl train config.yml",
+            "run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
+        ),
+        show: (
+            "show",
+            "show fast-axolotl-runs/20300131-120000-axolotl --all",
+            "show outputs/fast-axolotl-measure --json",
+        ),
+        report: (
+            "report",
+            "report protocol/ -o answer.html",
+            "report runs/before runs/after --markdown comment.md",
+        ),
+        watch: (
+            "watch fast-axolotl-runs/20300131-120000-axolotl",
+            "watch 4711",
+            "watch 4711 --seconds 60 --output runs/first",
+        ),
+        status: ("status", "status --json"),
+        doctor: ("doctor", "doctor --json"),
+    },
+    "Prove a difference": {
+        demo: ("demo", "demo -o report.html"),
+        protocol: (
+            "protocol config.yml --pin max_steps=200",
+            "protocol config.yml --streaming --sequence-len 16384 "
+            "--pin max_steps=200,num_workers=2",
+            "protocol --baseline 'python train.py --workers 0' "
+            "--candidate 'python train.py --workers 4' -o protocols/workers",
+            "protocol --command 'torchrun --nproc-per-node {world_size} train.py' "
+            "--world-size 1,2,4 --profile-steps 5 --pairs 3",
+        ),
+        compare: (
+            "compare runs/before runs/after",
+            "compare protocols/workers --markdown",
+            "compare protocols/main protocols/branch --fail-if 'tokens_per_second < 0.97' "
+            "--fail-if 'stall_fraction > +0.02'",
+        ),
+        bench: (
+            "bench reader data.jsonl",
+            "bench hash data.jsonl --column text",
+            "bench dedupe data.jsonl --column prompt --column answer",
+            "bench pack tokens.parquet --sequence-len 4096",
+        ),
+    },
+    "Work on data": {
+        read: (
+            "read train.jsonl.zst",
+            "read data/ --split train --columns messages --head 3",
+            "read 's3://bucket/*.parquet' --json",
+        ),
+        dedupe: (
+            "dedupe train.jsonl -o clean.jsonl",
+            "dedupe data/*.parquet -o clean.parquet --columns messages",
+            "dedupe train.parquet -o clean.parquet --against test.parquet "
+            "--report duplicates.parquet",
+            "dedupe s3://bucket/raw/*.parquet -o s3://bucket/clean --engine ray",
+        ),
+        prepare: (
+            "prepare config.yml",
+            "prepare config.yml --memory 2GiB --workers 8",
+            "prepare config.yml --engine ray --address 10.0.0.1:6379 --output /shared/prepared",
+        ),
+        warmup: ("warmup",),
+    },
+    "Plan the next run": {
+        plan: (
+            "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
+            "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B "
+            "--price 2.5/h,5.5/h",
+            "plan --model config.json --gpu H100-SXM --gpus 8,64,512 --tokens 1T",
+        ),
+        batch: (
+            "batch config.yml",
+            "batch config.yml --micro-batches 1,2,4,8 --global-batch 256 --ranks 8 "
+            "-o batches/llama",
+            "batch --command 'python train.py --micro-batch {micro_batch} "
+            "--accumulation {accumulation} --steps {steps}' --global-batch 64",
+        ),
+        scale: ("scale runs/1-gpu runs/2-gpus", "scale protocols/sizes"),
+        trace: (
+            "trace traces/",
+            "trace rank0.json.gz rank1.json.gz",
+            "trace traces/ --steps 3:8",
+        ),
+    },
+}
+"""The commands as the help groups them, each with examples."""
+for _panel, _commands in _COMMANDS.items():
+    for _command, _examples in _commands.items():
+        # What follows the first word belongs to the command that is run, flags included.
+        _is_run = _command in (measure, run)
+        app.command(
+            epilog="\n\n".join(["Examples:", *(f"  fast-axolotl {text}" for text in _examples)]),
+            rich_help_panel=_panel,
+            context_settings={
+                "allow_interspersed_args": not _is_run,
+                "ignore_unknown_options": _is_run,
+            },
+        )(_command)
 
 
 def main() -> None:
@@ -144,11 +217,11 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"fast-axolotl {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -1,31 +1,49 @@
-"""``fast-axolotl bench``: how this package fares on the user's own files, in this environment."""
+"""``fast-axolotl bench``: how this package fares on the user's own files, in this environment.
+
+One function for each operation brings the rows into the form of each library, which is not timed.
+Plain Python is written as a careful programmer writes it, and each package is used as its
+documentation says.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
+from hashlib import sha256
+from importlib import import_module
+from itertools import chain, islice
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
-from fast_axolotl.cli.options import Inputs, examples
-from fast_axolotl.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from fast_axolotl.cli.race import Timing
-    from fast_axolotl.report.document import Table
-
-BENCH_EXAMPLES = examples(
-    "bench reader data.jsonl",
-    "bench hash data.jsonl --column text",
-    "bench dedupe data.jsonl --column prompt --column answer",
-    "bench pack tokens.parquet --sequence-len 4096",
-    "bench pad tokens.parquet",
+from fast_axolotl.cli.options import Inputs
+from fast_axolotl.cli.race import (
+    Contender,
+    Digest,
+    Timing,
+    digest_columns,
+    digest_items,
+    run_race,
 )
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.record.units import count_words, format_bytes, format_seconds
+from fast_axolotl.report.document import Block, Bullets, Document, Row, Table
+
+BATCH_ROWS = 1000
+_PAD_ROWS = 64
+"""Rows padded together, to the longest of them: a batch of a training."""
+_MOST_PLAIN_ROWS = 20_000
+"""For first fit in plain Python, which looks at every pack for every row."""
+_MOST_ROWS = 200
+"""Axolotl's default: the most sequences in one pack."""
+
+OURS, OURS_PYTHON = "fast-axolotl", "fast-axolotl, Python"
 
 _DOES = {"reader": "reads", "hash": "hashes", "dedupe": "dedupes", "pack": "packs", "pad": "pads"}
 _TOKENS = "lists of token ids", r"(large_|fixed_size_)?list<\w+: u?int"
@@ -33,40 +51,31 @@ _NEEDS = {"hash": ("text", r"(large_)?string$"), "pack": _TOKENS, "pad": _TOKENS
 """What the column has to be: in words, and as the beginning of the name of its type."""
 _VERSIONS = ("fast-axolotl", "numpy", "numba", "pyarrow", "datasets")
 
+Request = Mapping[str, Any]
+
 
 def bench(
     operation: Annotated[
         Literal["reader", "hash", "dedupe", "pack", "pad"],
-        typer.Argument(
-            help="reader: read all columns; hash: SHA-256 of a text column; dedupe: exact "
-            "deduplication; pack and pad: lists of token ids.",
-            metavar="OPERATION",
+        Argument(
+            help="hash takes texts; pack and pad take lists of token ids.", metavar="OPERATION"
         ),
     ],
     paths: Inputs,
     column: Annotated[
         list[str] | None,
-        typer.Option(help="The column to use; dedupe takes several. Default: input_ids, or all."),
+        Option(help="The column; dedupe takes several. Default: input_ids, or all."),
     ] = None,
-    sequence_len: Annotated[int, typer.Option(help="Tokens per pack.", min=1)] = 2048,
-    rows: Annotated[
-        int, typer.Option(help="Use at most this many rows, from the start.", min=1)
-    ] = 20_000,
-    share: Annotated[
-        bool,
-        typer.Option("--share", help="Print Markdown to share, without paths, names or values."),
-    ] = False,
+    sequence_len: Annotated[int, Option(help="Tokens per pack.", min=1)] = 2048,
+    rows: Annotated[int, Option(help="Use at most this many rows.", min=1)] = 20_000,
 ) -> None:
     """Compare this package with other installed libraries on your own files.
 
     Results are compared first: a library that returns another result is not timed. Then repeats
-    alternate.
+    alternate. The result names no paths, columns or values, so you can share it.
     """
-    from fast_axolotl.cli.contenders import CONTENDERS
-    from fast_axolotl.cli.race import run_race
-    from fast_axolotl.report.document import Block, Bullets, Document
-    from fast_axolotl.report.markdown import document_markdown
     from fast_axolotl.report.terminal import print_document
+    from fast_axolotl.system import describe
 
     if operation in ("pack", "pad"):
         column = column or ["input_ids"]
@@ -79,25 +88,34 @@ def bench(
             CONTENDERS[operation](request),
             progress=lambda text: print(text, file=sys.stderr, flush=True),
         )
-    table = _table(timings)
-    if share:
-        blocks: list[Block] = [Bullets(_shared_facts(request)), table]
-        print(document_markdown(Document(title=f"fast-axolotl bench {operation}", blocks=blocks)))
-        return
-    files = "this file" if len(request["files"]) == 1 else f"these {len(request['files'])} files"
-    print("\n".join(_sentences(f"{_DOES[operation]} {files}", timings)))
-    measured = f"{timings[0].rows:,} rows with a value, of the first {rows:,} at most (--rows)."
+    for name, reason in left_out.items():
+        # Apart from the result, because it may quote paths and values.
+        print(f"{name}: not measured: {reason}", file=sys.stderr)
+    files = count_words(len(request["files"]), "file")
+    print("\n".join(_sentences(f"{_DOES[operation]} {files} of yours", timings)))
+    table: list[Row] = []
+    for one in timings:
+        seconds = median(one.seconds)
+        result = "{}× ({}–{})".format(*map(_format_ratio, one.ratio)) if one.ratio else "–"
+        speed = [format_seconds(seconds), f"{one.rows / seconds:,.0f}", result]
+        table.append([one.contender.name, one.contender.gives, *speed])
+    machine = describe()
+    installed = machine["versions"]
+    versions = [f"{name} {installed[name]}" for name in _VERSIONS if name in installed]
     notes = [
-        measured,
-        *(f"{item.contender.name}: not equal: {item.reason}" for item in timings if item.reason),
-    ]
-    notes += [f"{name}: not measured: {reason}" for name, reason in left_out.items()]
-    notes += [
+        f"{timings[0].rows:,} rows with a value, of the first {rows:,} at most (--rows).",
+        f"Data: {request['format']}, {files}, {count_words(len(request['types']), 'column')}, "
+        f"{format_bytes(request['num_bytes'])} read.",
+        f"Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
+        f"Python {machine['python']}, {', '.join(versions)}.",
+        *(f"{name}: not measured, for the reason above." for name in left_out),
         "ours ÷ theirs: ratio of throughputs, above 1 if fast-axolotl is faster, between libraries "
         "that return the same kind of result.",
         "Not included: imports, compiling or loading kernels, and a first pass over a few rows.",
     ]
-    print_document(Document(title=f"bench {operation}", blocks=[table, Bullets(notes, True)]))
+    header = ["", "returns", "median", "rows/s", "ours ÷ theirs"]
+    blocks: list[Block] = [Table(header=header, rows=table), Bullets(notes, True)]
+    print_document(Document(title=f"bench {operation}", blocks=blocks))
 
 
 def _look(
@@ -162,41 +180,196 @@ def _format_ratio(ratio: float) -> str:
     return f"{ratio:,.{digits}f}"
 
 
-def _table(timings: Sequence[Timing]) -> Table:
-    from fast_axolotl.record.units import format_seconds
-    from fast_axolotl.report.document import Table
+def read(request: Request) -> list[Contender]:
+    """Readers of the files, stopped after the rows that are asked for; opening is timed."""
+    from fast_axolotl.reading import convert, open_dataset
 
-    rows = []
-    for timing in timings:
-        cells, result = ["–", "–"], "–" if timing.contender.against is None else "not equal"
-        if timing.reason is None:
-            seconds = median(timing.seconds)
-            cells = [format_seconds(seconds), f"{timing.rows / seconds:,.0f}"]
-        if timing.ratio is not None:
-            result = "{}× ({}–{})".format(*map(_format_ratio, timing.ratio))
-        rows.append([timing.contender.name, timing.contender.gives, *cells, result])
-    header = ["", "returns", "median", "rows/s", "ours ÷ theirs"]
-    return Table(header=header, rows=rows)
+    rows, form, files = request["rows"], request["format"], request["files"]
 
+    def ours() -> Iterator[Any]:
+        return _cut(open_dataset(request["paths"], batch_size=BATCH_ROWS), rows)
 
-def _shared_facts(request: dict[str, Any]) -> list[str]:
-    """About the machine and the data, and nothing about whose they are.
+    def in_python() -> Iterator[Any]:
+        return (convert(batch, "python") for batch in ours())
 
-    Paths, names, values and the kernel's release stay out; so do reasons, which may quote them.
-    """
-    from fast_axolotl.record.units import count_words, format_bytes
-    from fast_axolotl.system import describe
+    def datasets() -> Iterator[Any]:
+        package = import_module("datasets")
+        package.disable_progress_bars()
+        name = {"jsonl": "json", "feather": "arrow"}.get(form, form)
+        found = package.load_dataset(name, data_files=files, split="train", streaming=True)
+        return islice(found, rows)
 
-    machine = describe()
-    memory = min(machine["memory_bytes"], machine.get("limit_bytes", machine["memory_bytes"]))
-    installed = machine["versions"]
-    versions = [f"{name} {installed[name]}" for name in _VERSIONS if name in installed]
+    def pyarrow() -> Iterator[Any]:
+        from pyarrow import csv, dataset, input_stream
+        from pyarrow import json as pa_json
+
+        named: Any = {"arrow": "ipc", "feather": "feather", "parquet": "parquet"}.get(form)
+        if form == "jsonl":
+            # The fastest of 1, 2, 4 and 8 MiB on two cores.
+            block = pa_json.ReadOptions(block_size=2 * 1024 * 1024)
+            opened = (pa_json.open_json(input_stream(file), block) for file in files)
+            return _cut(chain.from_iterable(opened), rows)
+        if form == "csv":
+            named = dataset.CsvFileFormat(csv.ParseOptions(newlines_in_values=True))
+        elif named is None:
+            raise NotImplementedError(f"it does not stream {form} files")
+        return _cut(dataset.dataset(files, format=named).to_batches(), rows)
+
+    def plain() -> Iterator[Any]:
+        if form != "jsonl":
+            raise NotImplementedError("it reads JSON lines only")
+        for file in files:
+            with Path(file).open(encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
+
+    def entry(name: str, gives: str, run: Any, kind: str, *against: str) -> Contender:
+        return Contender(name, gives, run, partial(digest_items, kind=kind), *against)
+
+    hf = "HF datasets, streaming"
     return [
-        f"Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
-        f"{format_bytes(memory)} of memory, {sys.platform}",
-        f"Versions: Python {machine['python']}, {', '.join(versions)}",
-        f"Data: {request['format']}, {count_words(len(request['files']), 'file')}, "
-        f"{count_words(len(request['types']), 'column')}, {request['rows']:,} rows, "
-        f"{format_bytes(request['num_bytes'])} read",
-        "Alternating repeats, after the results were compared",
+        entry(OURS, "Arrow batches", ours, "arrow"),
+        entry(OURS_PYTHON, "dicts of lists", in_python, "python"),
+        entry(hf, "rows", datasets, "rows", OURS_PYTHON, "datasets"),
+        entry("pyarrow", "Arrow batches", pyarrow, "arrow", OURS),
+        entry("plain Python", "rows", lambda: islice(plain(), rows), "rows", OURS_PYTHON),
     ]
+
+
+def _cut(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+    """The first rows, in batches of at most the same size."""
+    for batch in batches:
+        for start in range(0, min(rows, len(batch)), BATCH_ROWS):
+            yield batch.slice(start, min(BATCH_ROWS, rows - start))
+        rows -= len(batch)
+        if rows <= 0:
+            return
+
+
+def read_table(request: Request) -> Any:
+    """The chosen columns of the rows, as Arrow."""
+    import pyarrow as pa
+
+    from fast_axolotl.reading import open_dataset
+
+    with open_dataset(request["paths"], columns=request["columns"]) as reader:
+        return pa.Table.from_batches(_cut(reader, request["rows"])).combine_chunks()
+
+
+def hash_texts(request: Request) -> list[Contender]:
+    """SHA-256 of every text of a list."""
+    from fast_axolotl.dedupe import parallel_hash_rows
+
+    rows = read_table(request).column(0).drop_null().to_pylist()
+
+    def digest(hashes: Any) -> Digest:
+        return digest_columns({"hash": hashes}, len(rows))
+
+    def plain() -> list[str]:
+        return [sha256(row.encode()).hexdigest() for row in rows]
+
+    return [
+        Contender(OURS, "list → list", lambda: parallel_hash_rows(rows), digest),
+        Contender("hashlib", "list → list", plain, digest, OURS),
+    ]
+
+
+def dedupe(request: Request) -> list[Contender]:
+    """The numbers of the rows that are the first of their kind."""
+    from fast_axolotl.dedupe import unique_rows
+
+    table = read_table(request)
+    columns = [column.to_pylist() for column in table.columns]
+    rows = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def plain() -> list[int]:
+        """A set of the values; of the rows as text, where they are no texts."""
+        seen: set[Any] = set()
+        first = []
+        for index, value in enumerate(rows if isinstance(rows[0], str) else map(str, rows)):
+            if value not in seen:
+                seen.add(value)
+                first.append(index)
+        return first
+
+    def digest(indices: Any) -> Digest:
+        return digest_columns({"row": indices}, len(table))
+
+    return [
+        Contender(OURS, "Arrow → rows", lambda: unique_rows(table), digest),
+        Contender("Python set", "lists → rows", plain, digest, OURS),
+    ]
+
+
+def plan(request: Request) -> list[Contender]:
+    """Which rows of tokens share a pack, by first fit; longer ones count as full."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from fast_axolotl.packing import plan_packs
+
+    capacity = request["sequence_len"]
+    column = read_table(request).column(0).drop_null()
+    lengths = np.minimum(pc.list_value_length(column).to_numpy(), capacity).astype(np.int64)
+
+    def plain() -> list[list[int]]:
+        if len(lengths) > _MOST_PLAIN_ROWS:
+            raise NotImplementedError(f"it is quadratic: up to {_MOST_PLAIN_ROWS:,} rows only")
+        return first_fit(lengths.tolist(), capacity, _MOST_ROWS)
+
+    def digest(packs: Any) -> Digest:
+        return digest_columns({"pack": packs}, len(lengths))
+
+    ours = partial(plan_packs, lengths, capacity, max_rows=_MOST_ROWS)
+    return [
+        Contender(OURS, "lengths → packs", ours, digest),
+        Contender("Python first fit", "lengths → packs", plain, digest, OURS),
+    ]
+
+
+def first_fit(lengths: Iterable[int], capacity: int, max_rows: int) -> list[list[int]]:
+    """Each length into the first pack that has room for it."""
+    free: list[int] = []
+    packs: list[list[int]] = []
+    for index, length in enumerate(lengths):
+        for place, room in enumerate(free):
+            if room >= length and len(packs[place]) < max_rows:
+                free[place] = room - length
+                packs[place].append(index)
+                break
+        else:
+            free.append(capacity - length)
+            packs.append([index])
+    return packs
+
+
+def pad_rows(request: Request) -> list[Contender]:
+    """Batch by batch, as a training pads: each is gone before the next one."""
+    from fast_axolotl.packing import pad_sequences
+
+    rows = read_table(request).column(0).drop_null().to_pylist()
+    batches = [rows[start : start + _PAD_ROWS] for start in range(0, len(rows), _PAD_ROWS)]
+
+    def digest(padded: Any) -> Digest:
+        return digest_columns({"rows": chain.from_iterable(padded)}, len(rows))
+
+    return [
+        Contender(OURS, "lists → lists", lambda: map(pad_sequences, batches), digest),
+        Contender("plain Python", "lists → lists", lambda: map(_pad, batches), digest, OURS),
+    ]
+
+
+def _pad(sequences: Sequence[list[int]]) -> list[list[int]]:
+    """Every sequence with its padding behind it, which is made once for each length."""
+    lengths = set(map(len, sequences))
+    fillers = {length: [0] * (max(lengths) - length) for length in lengths}
+    return [row + fillers[len(row)] for row in sequences]
+
+
+CONTENDERS: Mapping[str, Callable[[Request], list[Contender]]] = {
+    "reader": read,
+    "hash": hash_texts,
+    "dedupe": dedupe,
+    "pack": plan,
+    "pad": pad_rows,
+}
+"""Operation to its libraries; the first peer is the one that the answer begins with."""

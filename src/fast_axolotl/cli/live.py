@@ -1,52 +1,62 @@
-"""The live view of a record, and of a command that is started here."""
+"""``fast-axolotl watch``, and the live view of a command that is started here."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from fast_axolotl.cli.options import say
+from typer import Argument, Option
 
-if TYPE_CHECKING:
-    from fast_axolotl.record import RunRecord
+from fast_axolotl.cli.options import AsJson, say
+from fast_axolotl.cli.report import show
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.record import RunRecord, read_run
 
 LOG_FILE = "log.txt"
 """In the folder of a record: what the command printed."""
 
-_SETTLED_SECONDS = 3.0
-"""Without a line after the watcher has written its last, for a rank to count as cut off."""
-_DEAD_SECONDS = 10.0
-"""Without a line, for a run whose processes are gone to count as cut off."""
 _FAILED_LINES = 20
-_NO_KEYBOARD = (
-    "the live view captures the keyboard, so the command's stdin was empty: run it without --live"
-)
-_END_OF_INPUT = re.compile(r"\bEOF|end of (file|input)|\bstdin\b|not a (tty|terminal)", re.I)
-"""In what a command prints that wanted to read."""
 
 
-def watch_record(folder: Path, seconds: float | None, *, as_json: bool) -> None:
-    """Follow the folder of a record until the run ends, the time is up, or somebody quits."""
-    from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
-    from fast_axolotl.record.codec import to_json
+def watch(
+    target: Annotated[
+        str,
+        Argument(help="A process, with its children, or the folder of a run.", metavar="PID|RUN"),
+    ],
+    seconds: Annotated[
+        float | None, Option(help="Stop after so many seconds. Default: when it ends.", min=0.1)
+    ] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="For a PID: save the record in this folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a run live: what limits it so far, throughput, memory, disk and swap.
 
-    ending = watch_folder(folder, seconds, _how_run_ended, title=str(folder), as_json=as_json)
-    if as_json:
-        print(to_json(summarise(read_run(folder))))
+    For the folder of a run that is being measured, it shows all figures. For any other process, it
+    shows what can be seen from outside: CPU, memory, disk, swap and GPU.
+
+    Ctrl-C quits. Without a terminal, it prints one line per second. The watched process is
+    not changed. To watch a folder whose name is a number, write ./4711.
+    """
+    if target.isdecimal():
+        _watch_process(int(target), seconds, output, as_json=as_json)
         return
-    print(f"\nWatched until {ending}.")
-    print(f"Every figure: fast-axolotl show --all {shlex.quote(str(folder))}")
+    if output is not None:
+        raise UsageError("--output needs a PID; a run that is measured has its own record")
+    folder = Path(target)
+    ending = _watch_folder(folder, seconds, _how_run_ended, title=target, as_json=as_json)
+    if not as_json:
+        print(f"\nWatched until {ending}.")
+    show(folder, as_json=as_json)
 
 
-def watch_folder(
+def _watch_folder(
     folder: Path,
     seconds: float | None,
     ending: Callable[[RunRecord], str],
@@ -56,31 +66,86 @@ def watch_folder(
 ) -> str:
     """Show a record, on stderr if stdout is for JSON; why that ended."""
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
-    from fast_axolotl.report.live import LiveView, ScreenDisplay, open_display
+    from fast_axolotl.report.live import Display, follow
 
     read_run(folder)  # What is no record is refused before the terminal is taken.
-    display = open_display(sys.stderr if as_json else sys.stdout)
-    why = LiveView(lambda: read_run(folder), summarise, display, title, ending).run(seconds)
-    if isinstance(display, ScreenDisplay) and not as_json:
+    display = Display(sys.stderr if as_json else sys.stdout)
+    why = follow(
+        lambda: read_run(folder), summarise, display, title=title, ending=ending, seconds=seconds
+    )
+    if display.is_screen and not as_json:
         display.print_last()
     return why
+
+
+def _how_run_ended(record: RunRecord) -> str:
+    """Empty while a process is writing into the record."""
+    from fast_axolotl.measure.writers import find_writer
+
+    if any(find_writer(file) is not None for file in Path(record.path).glob("*.jsonl")):
+        return ""
+    ends = [rank.end for rank in record.ranks.values()]
+    ends += [system.end for system in record.systems.values()]
+    words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
+    for reason, text in words.items():
+        for end in ends:
+            if end is not None and end.reason == reason:
+                return f"{text}: {end.error}" if end.error else text
+    return "the run was cut off: its processes are gone" if None in ends else "the run finished"
+
+
+def _watch_process(pid: int, seconds: float | None, output: Path | None, *, as_json: bool) -> None:
+    """Sample a process into a record, and show that as it grows."""
+    from fast_axolotl.measure.sampler import SystemSampler, check_process
+    from fast_axolotl.record import LineWriter
+
+    check_process(pid)
+    if output is not None and (output / "system.jsonl").exists():
+        raise UsageError(f"{output / 'system.jsonl'} already exists: choose another --output")
+    made = tempfile.TemporaryDirectory(prefix="fast-axolotl-watch-")
+    with made if output is None else nullcontext(output) as name:
+        folder = Path(name)
+        writer = LineWriter(folder / "system.jsonl")
+        sampler = SystemSampler(pid, writer, exclude_pids=(os.getpid(),), source="watch")
+        if writer.failure:
+            raise DataError(
+                f"the record cannot be written: {writer.failure}; choose another --output"
+            )
+        why = ""
+        try:
+            sampler.start()
+            start = sampler.begin()
+            title = f"process {pid}  {' '.join(start.command)}"
+            why = _watch_folder(
+                folder,
+                seconds,
+                lambda _: sampler.failure or ("" if sampler.is_alive else "the process ended"),
+                title=title,
+                as_json=as_json,
+            )
+        finally:
+            sampler.stop("interrupted" if why in ("", "Ctrl-C") else "finished")
+        if not as_json:
+            print(f"\nWatched until {why}.")
+        show(folder, is_all=True, as_json=as_json)
+        if writer.failure:
+            raise DataError(
+                f"the record ends early: {writer.failure}; free space or choose another folder"
+            )
 
 
 class LiveRun:
     """The view of a command that is being run. Without a terminal its output is left alone."""
 
     def __init__(self, run_dir: str, environment: Mapping[str, str]) -> None:
-        from fast_axolotl.report.live import ScreenDisplay, open_display
+        from fast_axolotl.report.live import Display
 
         self.streams: dict[str, Any] = {}
         """Where the command reads and writes, as Popen takes it; for the rest, as we do."""
         self.environment = dict(environment)
         self._folder = Path(run_dir)
-        self._display = open_display(sys.stderr)
-        is_screen = isinstance(self._display, ScreenDisplay)
-        self._log = self._folder / LOG_FILE if is_screen else None
-        self._is_log_shown = False
+        self._display = Display(sys.stderr)
+        self._log = self._folder / LOG_FILE if self._display.is_screen else None
 
     def __enter__(self) -> LiveRun:
         if self._log is None:
@@ -90,55 +155,36 @@ class LiveRun:
         for name in ("stdout", "stderr"):
             if getattr(sys, name).isatty():
                 self.streams[name] = opened
-        if sys.stdin is not None and sys.stdin.isatty():
-            # The keys are the view's.
-            self.streams["stdin"] = subprocess.DEVNULL
         # Python holds back what it prints to a file; to a terminal it does not.
         self.environment.setdefault("PYTHONUNBUFFERED", "1")
         return self
 
     def __exit__(self, *error: object) -> None:
-        for stream in {id(one): one for one in self.streams.values()}.values():
-            if stream is not subprocess.DEVNULL:
-                stream.close()
+        for stream in self.streams.values():
+            stream.close()
 
     def show(self, is_running: Callable[[], bool]) -> None:
-        """Draw until the command ends; if somebody quits before, show its output as it comes."""
+        """Draw until the command ends, to which Ctrl-C goes."""
         log = self._log
         try:
             from fast_axolotl.measure.summary import summarise
             from fast_axolotl.protocol.child import read_last_lines
-            from fast_axolotl.record import RunRecord, read_run
-            from fast_axolotl.report.live import LiveView
+            from fast_axolotl.report.live import follow
 
             def read() -> RunRecord:
                 has_begun = any(self._folder.glob("*.jsonl"))
                 return read_run(self._folder) if has_begun else RunRecord(path=str(self._folder))
 
-            ending = LiveView(
+            follow(
                 read,
                 summarise,
                 self._display,
                 title=self._folder.name,
                 ending=lambda record: "" if is_running() else "the command ended",
                 read_log=lambda: () if log is None else read_last_lines(log, 8),
-            ).run()
+            )
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
             say(f"the live view stopped, the command continues: {error!r}")
-            return
-        if log is None or not is_running():
-            return
-        self._is_log_shown = True
-        say(f"{ending}: the command continues; Ctrl-C stops it")
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            was_running = True
-            while was_running:
-                was_running = is_running()
-                while chunk := file.read(65536):
-                    sys.stderr.buffer.write(chunk)
-                sys.stderr.flush()
-                time.sleep(0.1 if was_running else 0.0)
 
     def print_end(self, code: int) -> None:
         """Where the output is; if the command failed, its exit code and the end of its output."""
@@ -152,51 +198,6 @@ class LiveRun:
         lines = read_last_lines(self._log, _FAILED_LINES)
         how = f"was stopped by signal {-code}" if code < 0 else f"failed with exit code {code}"
         say(f"the command {how}{'; its last lines:' if lines else ' and printed nothing'}")
-        if not self._is_log_shown:
-            for line in lines:
-                print(line, file=sys.stderr)
-        if "stdin" in self.streams and any(_END_OF_INPUT.search(line) for line in lines):
-            say(_NO_KEYBOARD)
-        elif "stdin" in self.streams and not lines and 0 < code < 128:
-            say(f"if it reads input: {_NO_KEYBOARD}")
+        for line in lines:
+            print(line, file=sys.stderr)
         sys.stderr.flush()
-
-
-def _how_run_ended(record: RunRecord) -> str:
-    """Empty while it goes on."""
-    systems = record.systems.values()
-    files = Path(record.path).glob("*.jsonl")
-    quiet = time.time() - max((file.stat().st_mtime for file in files), default=0.0)
-    ends = [rank.end for rank in record.ranks.values()] + [system.end for system in systems]
-    world = max((rank.start.world_size for rank in record.ranks.values()), default=0)
-    is_complete = None not in ends and len(record.ranks) >= world
-    is_settled = bool(systems) and all(system.end is not None for system in systems)
-    if not is_complete and not (is_settled and quiet > _SETTLED_SECONDS):
-        is_dead = quiet > _DEAD_SECONDS and not _may_be_alive(record)
-        return "the run was cut off: its processes are gone" if is_dead else ""
-    words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
-    for reason, text in words.items():
-        for end in ends:
-            if end is not None and end.reason == reason:
-                return f"{text}: {end.error}" if end.error else text
-    return "the run finished"
-
-
-def _may_be_alive(record: RunRecord) -> bool:
-    """Whether a process of the run lives, or lies on another machine where nobody can tell."""
-    from fast_axolotl.system import node_name
-
-    processes = [(rank.start.host, rank.start.pid) for rank in record.ranks.values()]
-    watched = [system.start for system in record.systems.values()]
-    processes += [(start.host, start.root_pid) for start in watched]
-    for host, pid in processes:
-        if host != node_name():
-            return True
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            continue
-        except PermissionError:
-            pass
-        return True
-    return False

@@ -16,65 +16,37 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-import typer
+from typer import Argument, Option
 
 from fast_axolotl.cli.options import (
     DataPath,
     ResultAsJson,
-    examples,
     parse_names,
     say,
     unused_folder,
 )
 from fast_axolotl.errors import DataError, UsageError
 
-RUN_EXAMPLES = examples(
-    "run -- axolotl preprocess config.yml",
-    "run -- axolotl train config.yml --launcher torchrun",
-    "run --skip collators,fetch -- axolotl train config.yml",
-    "run --measure -- axolotl train config.yml",
-    "run --live -- axolotl train config.yml",
-    "run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py\n\n"
-    "  srun fast-axolotl run --measure --output runs/two-nodes -- torchrun … train.py",
-)
-MEASURE_EXAMPLES = examples(
-    "measure -- axolotl train config.yml",
-    "measure --live -- python train.py",
-    "measure --profile-steps 5 -- torchrun --nproc-per-node 8 train.py",
-)
-STATUS_EXAMPLES = examples("status", "status --json")
-
-Command = Annotated[
-    list[str], typer.Argument(help="The command and its arguments, after --.", metavar="COMMAND")
-]
-Live = Annotated[bool, typer.Option("--live", help="Measure, and show live figures.")]
+Command = Annotated[list[str], Argument(help="What to run, after --.", metavar="COMMAND")]
+Live = Annotated[bool, Option("--live", help="Measure, and show live figures.")]
 Output = Annotated[
-    Path | None,
-    typer.Option(help="Folder for the record. Default: fast-axolotl-runs/TIME-COMMAND."),
+    Path | None, Option(help="Folder for the record. Default: fast-axolotl-runs/TIME-COMMAND.")
 ]
 PeakTflops = Annotated[
-    float | None,
-    typer.Option(help="Peak TFLOP/s of one GPU, if its name is unknown here.", min=0.001),
+    float | None, Option(help="Peak TFLOP/s of one GPU, if its name is unknown here.", min=0.001)
 ]
-ProfileSteps = Annotated[
-    int, typer.Option(help="Profile this many steps with torch.profiler, once.", min=0)
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Do not print the summary of the record at the end.")
-]
+ProfileSteps = Annotated[int, Option(help="Profile so many steps with torch.profiler.", min=0)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Do not print the summary at the end.")]
 
 
 def run(
     command: Command,
     skip: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated replacements to skip; fast-axolotl status lists them."),
+        str | None, Option(help="Replacements to skip (comma-separated), as status names them.")
     ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Record the run and print what limits it.")
-    ] = False,
+    measure: Annotated[bool, Option("--measure", help="Also record the run.")] = False,
     live: Live = False,
     output: Output = None,
     data_path: DataPath = None,
@@ -92,18 +64,17 @@ def run(
     fast-axolotl measure.
 
     With --live, you see the figures while the command runs. Its output goes to log.txt in the
-    folder of the record, and the last lines are shown. The live view captures the keyboard: for a
-    command that reads input, use --measure instead.
+    folder of the record, and the last lines are shown.
 
     FAST_AXOLOTL=0 in the environment turns the replacements off.
     """
+    from fast_axolotl.axolotl import status_line
     from fast_axolotl.axolotl.patches import REPLACEMENTS
     from fast_axolotl.axolotl.startup import SWITCH_NAME
     from fast_axolotl.integrations.launch import (
         cannot_start,
         find_program,
         launch_environment,
-        status_line,
     )
 
     names = parse_names(skip) if skip else []
@@ -111,19 +82,10 @@ def run(
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
+    recorded = (live, output, data_path, peak_tflops, profile_steps, quiet)
     if measure or live:
-        _measure(
-            command,
-            skip=names,
-            accelerate=True,
-            live=live,
-            output=output,
-            data_path=data_path,
-            peak_tflops=peak_tflops,
-            profile_steps=profile_steps,
-            quiet=quiet,
-        )
-    if any((output, data_path, quiet, peak_tflops, profile_steps)):
+        _measure(command, *recorded, skip=names)
+    if any(recorded):
         raise UsageError(
             "--output, --quiet, --data-path, --peak-tflops and --profile-steps need a measured "
             "run: add --measure"
@@ -159,52 +121,45 @@ def measure(
     --measure).
 
     With --live, you see the figures while the command runs. Its output goes to log.txt in the
-    folder of the record. The live view captures the keyboard.
+    folder of the record.
     """
-    _measure(
-        command,
-        skip=(),
-        accelerate=False,
-        live=live,
-        output=output,
-        data_path=data_path,
-        peak_tflops=peak_tflops,
-        profile_steps=profile_steps,
-        quiet=quiet,
-    )
+    _measure(command, live, output, data_path, peak_tflops, profile_steps, quiet)
 
 
 def _measure(
     command: list[str],
-    *,
-    skip: Sequence[str],
-    accelerate: bool,
     live: bool,
     output: Path | None,
     data_path: Path | None,
+    peak_tflops: float | None,
+    profile_steps: int,
     quiet: bool,
-    **device: Any,
+    skip: Sequence[str] | None = None,
 ) -> NoReturn:
-    """Run the command as a child, with a record; ends as it does."""
+    """Run the command as a child, with a record; ends as it does. Without ``skip``, the names of
+    the functions to leave alone, nothing is replaced."""
+    from fast_axolotl.axolotl import status_line
     from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.launch import (
         Order,
         end_as,
         find_program,
         launch_environment,
-        status_line,
         supervise,
     )
 
     order = Order(
         run_dir=str(_run_dir(output, command[0])),
         data_paths=(str(data_path),) if data_path else (),
-        **device,
+        peak_tflops=peak_tflops,
+        profile_steps=profile_steps,
     )
-    environment = launch_environment(os.environ, skip, order=order, accelerate=accelerate)
+    environment = launch_environment(
+        os.environ, skip or (), order=order, accelerate=skip is not None
+    )
     program = find_program(command[0], environment)
     os.environ.update(environment)
-    say(status_line(environment) if accelerate else "no function of Axolotl is replaced")
+    say("no function of Axolotl is replaced" if skip is None else status_line(environment))
     say(f"measuring into {order.run_dir}")
     begin = time.time()
     try:
@@ -232,14 +187,14 @@ def _measure(
 
 def status(as_json: ResultAsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
-    from fast_axolotl.axolotl import axolotl_version, check, host_name
-    from fast_axolotl.integrations.launch import status_line
+    from fast_axolotl.axolotl import check, host_name, status_line
     from fast_axolotl.report.terminal import show_matrix
 
-    version = axolotl_version()
-    patches = check() if host_name() else ()
+    host, _, version = host_name().partition(" ")
+    patches = check() if host else ()
     if as_json:
-        found = {"axolotl": version, "patches": [patch._asdict() for patch in patches]}
+        known = version if host == "Axolotl" else None
+        found = {"axolotl": known, "patches": [patch._asdict() for patch in patches]}
         print(json.dumps(found, indent=2))
         return
     if patches:

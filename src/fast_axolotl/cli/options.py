@@ -4,106 +4,35 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.record.units import count_words
 
-Inputs = Annotated[
-    list[str], typer.Argument(help="Files, folders, globs or URIs, read in this order.")
-]
-Format = Annotated[
-    str, typer.Option(help="auto, or parquet, arrow, feather, csv, json, jsonl or text.")
-]
-Split = Annotated[
-    str | None,
-    typer.Option(help="Which split to read from a folder with several; all reads every split."),
-]
-OnError = Annotated[
-    Literal["raise", "skip"],
-    typer.Option(help="For a row that cannot be read: stop, or skip it and count it."),
-]
-OnConflict = Annotated[
-    Literal["raise", "json"],
-    typer.Option(help="For a column with incompatible types: stop, or write it as JSON text."),
-]
-JsonField = Annotated[
-    str | None, typer.Option(help="The field of a JSON document that contains the rows.")
-]
+if TYPE_CHECKING:
+    from fast_axolotl.report.document import Document
+
+Inputs = Annotated[list[str], Argument(help="Files, folders, globs or URIs, read in this order.")]
 DataPath = Annotated[
-    Path | None,
-    typer.Option(help="The training data, to measure the read speed of its disk.", exists=True),
+    Path | None, Option(help="Training data, to measure the read speed of its disk.", exists=True)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
-ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsJson = Annotated[bool, Option("--json", help="Print the summary as JSON.")]
+ResultAsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
-Matters = Annotated[
-    str | None, typer.Option(help="Smallest change that counts as a change. Default: 1%.")
-]
-
-Address = Annotated[
-    str | None,
-    typer.Option(help="HOST:PORT of the Ray cluster. Default: the cluster of this node."),
-]
-Workers = Annotated[
-    int, typer.Option(help="Tasks that run at the same time; 0 uses every core.", min=0)
-]
-WorkerMemory = Annotated[str, typer.Option(help="Memory limit of one worker process.")]
-Work = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder for intermediate files: a path or URL that every node can reach. "
-        "Default: the output's name with .work appended."
-    ),
-]
-Restart = Annotated[
-    bool, typer.Option("--restart", help="Delete the files of an interrupted run and start again.")
-]
-
-
-def job_options(
-    engine: str,
-    *,
-    address: str | None,
-    workers: int,
-    memory: str,
-    work: str | None,
-    restart: bool,
-) -> dict[str, Any]:
-    """What a job on data is given, whichever it is."""
-    if address is not None and engine != "ray":
-        raise UsageError("--address names a Ray cluster: add --engine ray")
-    return {
-        "engine": engine,
-        "address": address or "auto",
-        "workers": workers,
-        "memory": parse_size(memory),
-        "work": work,
-        "restart": restart,
-    }
-
+Matters = Annotated[str | None, Option(help="Smallest change that counts. Default: 1%.")]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
-_MOST_REJECTIONS = 20
-_ARGUMENTS = "json_field|memory_budget|on_conflict|on_error"
+_ARGUMENTS = "memory_budget|on_error"
 _WORDS = "columns|format|infer|memory|overwrite|split"
 _ARGUMENT = re.compile(
     rf"\b({_ARGUMENTS}|{_WORDS})=(?:[\"'](\w+)[\"']|True(?: \(--\w+\))?)"
     rf"|\b({_ARGUMENTS})\b|^({_WORDS})(?= must )"
 )
 """An argument of Python that is an option here: with a value, or by its name alone."""
-_SKIPPING = re.compile(r"; [^;]*on_error=.*")
-"""How to skip a row, which was done."""
-
-
-def examples(*commands: str) -> str:
-    """The examples below the help of a command."""
-    return "\n\n".join(["Examples:", *(f"  fast-axolotl {command}" for command in commands)])
 
 
 def parse_size(text: str) -> int:
@@ -158,6 +87,14 @@ def say(line: str) -> None:
     print(f"fast-axolotl: {line}", file=sys.stderr, flush=True)
 
 
+def print_result(result: Any, document: Callable[[Any], Document], *, as_json: bool) -> None:
+    """What a command found: as JSON, or as the document that is made of it."""
+    from fast_axolotl.record.codec import to_json
+    from fast_axolotl.report.terminal import print_document
+
+    print(to_json(result)) if as_json else print_document(document(result))
+
+
 def name_options(message: str) -> str:
     """A message about arguments of Python in terms of the command line.
 
@@ -170,17 +107,3 @@ def name_options(message: str) -> str:
         return f"--{name.replace('_', '-')} {found[2] or ''}".rstrip()
 
     return _ARGUMENT.sub(write, message)
-
-
-def describe_rejected(num_rows: int, rejections: Sequence[Mapping[str, Any]]) -> str:
-    """How many rows could not be read, then where and why, line by line."""
-    shown = rejections[:_MOST_REJECTIONS]
-    unknown = sum(item["num_rows"] is None for item in rejections)
-    more = f", and an unknown number in {count_words(unknown, 'place')}" if unknown else ""
-    lines = [f"{num_rows:,}{more}"]
-    for item in shown:
-        reason = name_options(_SKIPPING.sub("", item["reason"]))
-        lines.append(f"{item['path']}, {item['place']}: {reason}")
-    if len(rejections) > len(shown):
-        lines.append(f"… {len(rejections) - len(shown)} more; --json lists them")
-    return "\n".join(lines)

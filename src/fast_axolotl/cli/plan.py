@@ -1,61 +1,75 @@
-"""``fast-axolotl plan``: from a short run to tokens/s, memory, time and money on other GPUs."""
+"""``fast-axolotl plan``, ``scale``, ``batch`` and ``trace``: what the next run should look like."""
 
 from __future__ import annotations
 
+import os
+import sys
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Exit, Option
 
-from fast_axolotl.cli.options import ResultAsJson, examples, parse_names
-from fast_axolotl.errors import UsageError
+from fast_axolotl.cli.options import (
+    AsJson,
+    ResultAsJson,
+    parse_names,
+    print_result,
+    say,
+    unused_folder,
+)
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.record.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_seconds,
+    format_share,
+)
+from fast_axolotl.report.document import (
+    Block,
+    Bullets,
+    Card,
+    Document,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+)
 
 if TYPE_CHECKING:
     from fast_axolotl.plan.predict import Plan
-    from fast_axolotl.report.document import Document
+    from fast_axolotl.plan.scale import Run, Scaling
+    from fast_axolotl.plan.trace import TraceSummary
+    from fast_axolotl.record.protocol_result import Trial
 
-PLAN_EXAMPLES = examples(
-    "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
-    "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B --price 2.5/h,5.5/h",
-    "plan --model config.json --gpu H100-SXM --gpus 8,64,512 --tokens 1T",
-)
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_MOST_STEPS = 24
+_MOST_COLLECTIVES = 12
+_MOST_KERNELS = 5
 
 
 def plan(
-    run: Annotated[
-        Path | None, typer.Argument(help="The folder of a record.", metavar="[RUN]")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="config.json of the model; required without RUN.")
-    ] = None,
+    run: Annotated[Path | None, Argument(help="The folder of a record.", metavar="[RUN]")] = None,
+    model: Annotated[Path | None, Option(help="config.json, required without RUN.")] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(help="Kinds of GPU, for example H100-SXM,B200. Default: that of the run."),
+        str | None, Option(help="Kinds, for example H100-SXM,B200. Default: that of the run.")
     ] = None,
-    gpus: Annotated[str, typer.Option(help="Numbers of GPUs (comma-separated).")] = "8,16,64",
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, for example 300M, 10B or 1.5T.")
-    ] = None,
+    gpus: Annotated[str, Option(help="Numbers of GPUs (comma-separated).")] = "8,16,64",
+    tokens: Annotated[str | None, Option(help="Tokens to train on: 300M, 10B, 1.5T.")] = None,
     price: Annotated[
         str | None,
-        typer.Option(
-            help="Dollars per GPU and hour, for example 2.5/h, or one price per kind of GPU "
-            "(comma-separated). Default: the median of a dated table."
+        Option(
+            help="Dollars per GPU and hour: 2.5/h, or one per kind. Default: from a dated table."
         ),
     ] = None,
     network: Annotated[
-        float | None,
-        typer.Option(
-            help="GB/s per GPU between nodes. Default: that of the usual network adapter."
-        ),
+        float | None, Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
     ] = None,
-    sequence_len: Annotated[int, typer.Option(help="Without RUN: tokens per sample.")] = 4096,
-    micro_batch: Annotated[
-        int, typer.Option(help="Without RUN: samples per GPU and forward pass.")
-    ] = 1,
+    sequence_len: Annotated[int, Option(help="Without RUN: tokens per sample.")] = 4096,
+    micro_batch: Annotated[int, Option(help="Without RUN: samples per GPU and forward pass.")] = 1,
     method: Annotated[
-        Literal["full", "lora", "qlora"], typer.Option(help="Without RUN: training method.")
+        Literal["full", "lora", "qlora"], Option(help="Without RUN: training method.")
     ] = "full",
     as_json: ResultAsJson = False,
 ) -> None:
@@ -65,13 +79,10 @@ def plan(
     what its loader can deliver. Every prediction has a 90 % interval and says what limits it:
     compute, memory, communication or data. Without a record, the intervals are wide.
     """
-    from fast_axolotl.plan.hardware import Price, find_price
     from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import join_plans, make_plan
+    from fast_axolotl.plan.predict import Price, find_price, make_plan
     from fast_axolotl.plan.shape import read_config
-    from fast_axolotl.record.codec import to_json
     from fast_axolotl.record.devices import find_gpu
-    from fast_axolotl.report.terminal import print_document
 
     positive = {"network": network, "micro-batch": micro_batch, "sequence-len": sequence_len}
     for name, value in positive.items():
@@ -117,21 +128,16 @@ def plan(
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
     if not counts or min(counts) < 1:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
-    plans = [
-        make_plan(
-            shape,
-            kind,
-            counts,
-            layout,
-            reference=reference,
-            tokens=amount,
-            price=cost,
-            network=network,
-        )
-        for kind, cost in zip(kinds, costs, strict=True)
-    ]
-    found = join_plans(plans)
-    print(to_json(found)) if as_json else print_document(plan_document(found))
+    found = make_plan(
+        shape,
+        list(zip(kinds, costs, strict=True)),
+        counts,
+        layout,
+        reference=reference,
+        tokens=amount,
+        network=network,
+    )
+    print_result(found, plan_document, as_json=as_json)
 
 
 def _read_positive(text: str) -> float:
@@ -145,8 +151,6 @@ def _read_positive(text: str) -> float:
 
 def plan_document(plan: Plan) -> Document:
     """The fastest and the cheapest candidate, all of them, and what to know about them."""
-    from fast_axolotl.record.units import format_bytes, format_count, format_duration, format_share
-    from fast_axolotl.report.document import Bullets, Card, Document, Row, Section, Table
 
     def dollars(value: float) -> str:
         return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
@@ -191,3 +195,302 @@ def plan_document(plan: Plan) -> Document:
             Section(title="Notes", blocks=[Bullets(plan.notes)]),
         ],
     )
+
+
+def scale(
+    runs: Annotated[
+        list[Path], Argument(help="Records, or a protocol made with --world-size.", metavar="RUN…")
+    ],
+    as_json: ResultAsJson = False,
+) -> None:
+    """Compare runs of one job on several numbers of GPUs: efficiency, and what reduces it.
+
+    Several runs on the same number of GPUs count as repeats. For numbers that were not measured,
+    use fast-axolotl plan.
+    """
+    from fast_axolotl.measure.summary import summarise
+    from fast_axolotl.plan.scale import make_scaling, read_scaling_run
+    from fast_axolotl.protocol.statistics import compare_runs
+    from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
+    from fast_axolotl.record.run_folders import read_training
+
+    pairs: dict[Path, str] = {}
+    for path in {path.resolve(): path for path in runs}.values():
+        if not (path / PROTOCOL_FILE).is_file():
+            pairs[path] = ""
+            continue
+        for arm in ProtocolResult.read(path).arms:
+            done = [run for run in arm.runs if run.pair >= 0 and run.status == "done"]
+            pairs |= {path / run.folder: f"{path}:{run.pair}" for run in done}
+            if not done:
+                say(f"{path}: {arm.name} has no measured run and is left out")
+    figures: list[Run] = []
+    unit = ""
+    for path, pair in pairs.items():
+        summary = summarise(record := read_training(path))
+        unit = unit or ("tokens" if summary.tokens_per_second else "samples")
+        if summary.verdict.kind in ("inconclusive", "cpu"):
+            say(f"{path}: {summary.verdict.headline}")
+        figures.append(read_scaling_run(record, summary, pair, unit))
+    found = make_scaling(figures, compare_runs, unit=unit)
+    print_result(found, scale_document, as_json=as_json)
+
+
+def scale_document(found: Scaling) -> Document:
+    """Every number of GPUs, where efficiency goes, and what to know."""
+    rows: list[Row] = []
+    losses: list[Row] = []
+    names = list(dict.fromkeys(name for one in found.counts for name in one.losses))
+    names.sort(key="not explained".__eq__)
+    for one in found.counts:
+        row = [str(one.gpus), str(one.runs), format_count(one.rate)]
+        row += [f"{format_count(one.rate_low)} to {format_count(one.rate_high)}"]
+        row += [format_count(one.rate_per_gpu), format_share(one.efficiency)]
+        row += [f"{format_share(one.efficiency_low)} to {format_share(one.efficiency_high)}"]
+        row += [format_seconds(one.step_seconds), format_count(one.batch_per_gpu)]
+        row += [format_share(one.added, decimals=0)]
+        rows.append([cell.replace("– to –", "–") for cell in row])
+        lost = [1 - one.efficiency, *(one.losses.get(name) for name in names)]
+        losses.append([str(one.gpus), *map(format_share, lost)])
+    header = ["GPUs", "runs", f"{found.unit}/s", "95 %", "per GPU", "efficiency", "95 %"]
+    header += ["step p50", "batch per GPU", "gain of one more GPU"]
+    same = {"weak": "same batch per GPU", "strong": "same global batch"}
+    kind = same.get(found.kind, "batch per GPU and global batch both change")
+    title = "Lost efficiency in points, by cause"
+    blocks: list[Block] = [
+        Table(header=header, rows=rows),
+        Section(title=title, blocks=[Table(header=["GPUs", "lost", *names], rows=losses[1:])]),
+        *(Paragraph(warning, "warning") for warning in found.warnings),
+        Bullets(found.notes, is_muted=True),
+    ]
+    return Document(title=f"Scaling, {found.kind}: {kind}", blocks=blocks)
+
+
+def batch(
+    config: Annotated[Path | None, Argument(help="The Axolotl configuration.")] = None,
+    command: Annotated[
+        str | None,
+        Option(
+            help="The training, with {micro_batch}, {accumulation} and {steps}; or axolotl train."
+        ),
+    ] = None,
+    micro_batches: Annotated[
+        str | None, Option(help="Sizes to try: 1,2,4,8. Default: double until memory is full.")
+    ] = None,
+    global_batch: Annotated[
+        int | None, Option(help="Samples per step. Default: the configuration's.", min=1)
+    ] = None,
+    ranks: Annotated[int, Option(help="Ranks that share --global-batch.", min=1)] = 1,
+    steps: Annotated[int, Option(help="Steps per run; the first 5 are warm-up.", min=8)] = 20,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Folder; continues what was interrupted there.")
+    ] = None,
+    as_json: ResultAsJson = False,
+) -> None:
+    """Find the best micro-batch: try several, and compare tokens/s, memory and step time.
+
+    Each size is one short recorded run. The global batch stays the same: a larger micro-batch needs
+    fewer accumulation steps. If a size runs out of memory, the search continues below it. With a
+    configuration, the longest batches of the data are tried at the recommended size, too.
+    """
+    from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
+    from fast_axolotl.protocol.axolotl_plan import plan_batches
+    from fast_axolotl.protocol.plan import Plan, plan_arm
+    from fast_axolotl.protocol.runner import open_running
+    from fast_axolotl.protocol.state import write_json
+    from fast_axolotl.protocol.sweep import run_trial
+    from fast_axolotl.report.terminal import protocol_progress
+
+    wanted = [int(name) if name.isdecimal() else 0 for name in parse_names(micro_batches or "")]
+    if min(wanted, default=1) < 1:
+        raise UsageError(f"cannot read --micro-batches {micro_batches!r}; write 1,2,4,8")
+    share, rest = divmod(global_batch or 0, ranks)
+    if rest:
+        raise UsageError(f"--global-batch {global_batch} cannot be divided among {ranks} ranks")
+    folder = output or unused_folder("fast-axolotl-batches", f"{datetime.now():%Y%m%d-%H%M%S}")
+    folder = folder.resolve()
+    if config is not None:
+        arm, own = plan_batches(config, command, steps=steps, prepared=folder / "prepared")
+        share = share or own
+    elif command is None or "{micro_batch}" not in command:
+        raise UsageError("pass an Axolotl configuration, or --command with {micro_batch} in it")
+    elif ("{accumulation}" in command) != bool(share):
+        raise UsageError(
+            "{accumulation} in --command and --global-batch go together: pass both to keep the "
+            "global batch, or neither to let it grow with the micro-batch"
+        )
+    else:
+        arm = plan_arm("training", command.replace("{steps}", str(steps)))
+        if "{steps}" not in command:
+            say("--command has no {steps}: every run trains as long as the command does")
+    sizes, notes = find_sizes(share, wanted)
+    if not sizes:
+        raise UsageError(f"none of --micro-batches {micro_batches} divides {share} samples")
+    say(f"measuring into {folder}; if interrupted, the same command with --output continues")
+    trials: list[Trial] = []
+    found: dict[str, Any] = {"trials": trials, "notes": notes}
+    with (
+        protocol_progress() as update,
+        open_running(
+            Plan(title="batch sizes", arms=(arm,), warmup=0),
+            folder,
+            environment=os.environ,
+            progress=lambda text, done, total, seconds, left: update(
+                text.partition(",")[0], len(trials), 0, seconds, None
+            ),
+            warn=say,
+        ) as running,
+    ):
+        while size := choose_next(trials, sizes, is_listed=bool(wanted)):
+            trial = run_trial(running, size, share // size or 1)
+            trials.append(trial)
+            if len(trials) == 1 and trial.outcome != "out of memory" and trial.rate is None:
+                print(trial.reason, file=sys.stderr)
+                why = "failed" if trial.outcome == "failed" else "gave no throughput"
+                raise DataError(f"the first run {why}", path=f"{folder}/{trial.folder}/log.txt")
+            if trial.outcome == "ran" and global_batch and trial.ranks != ranks:
+                raise UsageError(f"{trial.ranks} ranks, not {ranks}: add --ranks {trial.ranks}")
+        found["advice"] = advice = advise(trials, is_axolotl=config is not None)
+        chosen = next((one for one in trials if one.micro_batch == advice.knee), None)
+        if config is not None and chosen is not None:
+            from fast_axolotl.axolotl.longest import copy_longest
+
+            size, log, target = chosen.micro_batch, folder / chosen.folder / "log.txt", "longest"
+            # Gradients of an earlier pass, and the state after a first step, take memory, too.
+            passes, rows = min(2, chosen.accumulation), size * chosen.ranks
+            try:
+                tokens = copy_longest(arm.config or {}, log, folder / target, rows, 4 * passes)
+            except DataError as error:
+                found["longest_sentence"] = f"The longest batch was not tried: {error}."
+            else:
+                keys = {"dataset_prepared_path": str(folder / target), "curriculum_sampling": True}
+                trial = run_trial(running, size, passes, target, max_steps=2, **keys)
+                found |= {"longest": trial, "longest_tokens": tokens}
+                found["longest_sentence"] = describe_longest(trial, tokens, sizes)
+    write_json(folder / "batch.json", found)
+    print_result(found, batch_document, as_json=as_json)
+    if chosen is None:
+        raise Exit(1)
+
+
+def batch_document(found: dict[str, Any]) -> Document:
+    """A row for each size, then what to do and what to know."""
+    advice, title, lines = found["advice"], "Batch sizes", list(found["notes"])
+    rows: list[Row] = []
+    for one in sorted(found["trials"], key=lambda trial: trial.micro_batch):
+        used = one.peak_bytes / one.total_bytes if one.peak_bytes and one.total_bytes else None
+        row = (
+            f"{one.micro_batch} × {one.accumulation}",
+            format_count(one.rate) if one.outcome == "ran" else one.outcome,
+            f"{format_count(one.low)} to {format_count(one.high)}" if one.low else "–",
+            format_seconds(one.step_seconds),
+            f"{format_bytes(one.peak_bytes)} ({format_share(used, decimals=0)})" if used else "–",
+            {advice.best: "best", advice.knee: "← recommended"}.get(one.micro_batch, ""),
+        )
+        rows.append(row)
+        if one.outcome != "ran":
+            reason = (one.reason or "it left no message").splitlines()[-1]
+            lines.append(f"{row[0]}: {one.outcome}: {reason[:300]} ({one.folder}/log.txt).")
+        if one.micro_batch == advice.knee:
+            title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"
+    header = ("micro-batch × accumulation", found["trials"][0].unit, "95 %", "step", "peak", "")
+    longest = [found["longest_sentence"]] if "longest_sentence" in found else []
+    blocks: list[Block] = [
+        Table(header=header, rows=rows),
+        *(Paragraph(sentence, "lead") for sentence in advice.sentences[:1]),
+        Bullets([*advice.sentences[1:], *longest, *lines]),
+        *(Paragraph(warning, "warning") for warning in advice.warnings),
+    ]
+    return Document(title=title, blocks=blocks)
+
+
+def trace(
+    traces: Annotated[
+        list[str], Argument(help="Of torch.profiler, one per rank.", metavar="TRACE…")
+    ],
+    as_json: AsJson = False,
+    steps: Annotated[str | None, Option(help="Only some: 3:8 means 3 to 7.")] = None,
+) -> None:
+    """Split step time into compute, communication and idle time, from torch.profiler traces.
+
+    Pass files, folders or globs, one trace per rank. With several ranks, it separates waiting for
+    other ranks from transfer and names the straggler. Traces of some ranks are enough; what needs
+    the others stays empty.
+    """
+    from fast_axolotl.plan.trace import summarise_traces
+
+    chosen = None
+    if steps is not None:
+        first, colon, end = steps.partition(":")
+        if colon and f"{first}{end}0".isdecimal():
+            chosen = range(int(first or 0), int(end or 2**62))
+        if not chosen:
+            raise UsageError(
+                f"cannot read {steps!r} as steps; write 3:8 for 3 to 7, or 3: for the rest"
+            )
+    files: list[Path] = []
+    for text in traces:
+        path = Path(text)
+        found = [path] if path.exists() else sorted(Path(path.anchor).glob(text.lstrip("/")))
+        if path.is_dir():
+            every = sorted((*path.rglob("*.json"), *path.rglob("*.json.gz")))
+            found = [file for file in every if ".pt.trace.json" in file.name] or every
+        if not found:
+            raise MissingFileError("no trace (.json or .json.gz) found here", path=text)
+        files += found
+    summary = summarise_traces(list(dict.fromkeys(files)), steps=chosen)
+    print_result(summary, trace_document, as_json=as_json)
+
+
+def trace_document(summary: TraceSummary) -> Document:
+    """The mean step of each rank, every step where there are few, communication, slow kernels."""
+    parts = ["step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle"]
+    means: list[Row] = []
+    every: list[Row] = []
+    for one in (*summary.ranks, *summary.steps):
+        shares = (one.compute_seconds, one.overlapped_seconds, one.exposed_seconds)
+        rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds)
+        whole = one.seconds or 1
+        cells = [format_share(None if part is None else part / whole) for part in (*shares, *rest)]
+        cells.insert(0, format_seconds(one.seconds))
+        if len(means) < len(summary.ranks):
+            count = sum(step.rank == one.rank for step in summary.steps)
+            means.append([str(one.rank), f"{count:,}", *cells])
+        else:
+            every.append([f"{one.rank}, {one.step}", *cells])
+    notes = list(summary.notes)
+    if len(means) > 1:
+        rank = "none" if summary.straggler is None else f"rank {summary.straggler}"
+        notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
+    blocks: list[Block] = [Table(header=["rank", "steps", *parts], rows=means)]
+    blocks.append(Bullets(notes, is_muted=True))
+
+    def add(title: str, header: list[str], rows: list[Row]) -> None:
+        blocks.append(Section(title=title, blocks=[Table(header=header, rows=rows)]))
+
+    if len(means) < len(every) <= _MOST_STEPS:
+        add("Every step", ["rank, step", *parts], every)
+    if summary.collectives:
+        title = "Communication, all ranks together"
+        if len(summary.collectives) > _MOST_COLLECTIVES:
+            title += f" (the {_MOST_COLLECTIVES} with the most time; --json has all)"
+        header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
+        rows: list[Row] = []
+        for row in summary.collectives[:_MOST_COLLECTIVES]:
+            speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
+            group = "–" if row.group is None else row.group[:24] or "not named"
+            cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
+            cells += [f"{row.count:,}", format_seconds(row.seconds)]
+            cells.append(format_seconds(row.waiting_seconds))
+            rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
+        add(title, [*header, "bus bandwidth"], rows)
+    if summary.slowdown is not None:
+        title = f"Kernels take {summary.slowdown:.2f} times as long while communication runs"
+        rows = []
+        for kernel in summary.slowdowns[:_MOST_KERNELS]:
+            alone, beside = kernel.alone_seconds, kernel.beside_seconds
+            cells = [kernel.name[:60], f"{kernel.alone:,}", format_seconds(alone)]
+            cells += [f"{kernel.beside:,}", format_seconds(beside), f"{kernel.ratio:.2f}"]
+            rows.append(cells)
+        add(title, ["kernel", "alone", "median", "with communication", "median", "ratio"], rows)
+    return Document(title="Mean step of each rank", blocks=blocks)

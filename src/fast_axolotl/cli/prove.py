@@ -13,15 +13,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from fast_axolotl.cli.measure import ProfileSteps
 from fast_axolotl.cli.options import (
     DataPath,
     Matters,
     ResultAsJson,
-    examples,
     parse_percent,
+    print_result,
     say,
     unused_folder,
 )
@@ -31,22 +31,6 @@ if TYPE_CHECKING:
     from fast_axolotl.protocol import Plan
     from fast_axolotl.record.protocol_result import ProtocolResult
 
-PROTOCOL_EXAMPLES = examples(
-    "protocol config.yml --pin max_steps=200",
-    "protocol config.yml --streaming --sequence-len 16384 --pin max_steps=200,num_workers=2",
-    "protocol config.yml --command 'axolotl train {config} --launcher torchrun' --max-minutes 60",
-    "protocol --baseline 'python train.py --workers 0' --candidate 'python train.py --workers 4' "
-    "-o protocols/workers",
-    "protocol --command 'torchrun --nproc-per-node {world_size} train.py' --world-size 1,2,4 "
-    "--profile-steps 5 --pairs 3",
-)
-COMPARE_EXAMPLES = examples(
-    "compare runs/before runs/after",
-    "compare protocols/workers --markdown",
-    "compare protocols/main protocols/branch --fail-if 'tokens_per_second < 0.97' "
-    "--fail-if 'stall_fraction > +0.02'",
-    "compare protocols/main protocols/branch --require 'tokens_per_second > 0.97'",
-)
 
 _BROKEN = 3
 """Exit code where a limit is broken, apart from 1 (the data) and 2 (how it was called)."""
@@ -55,64 +39,31 @@ _UNCHECKED = 4
 
 
 def protocol(
-    config: Annotated[
-        Path | None, typer.Argument(help="The Axolotl configuration.", metavar="CONFIG.yml")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Without a configuration: the command to compare with (A).")
-    ] = None,
-    candidate: Annotated[
-        str | None, typer.Option(help="Without a configuration: the command to test (B).")
-    ] = None,
-    streaming: Annotated[
-        bool, typer.Option("--streaming", help="Also compare streaming by our reader.")
-    ] = False,
-    sequence_len: Annotated[
-        int | None, typer.Option(help="sequence_len of the streaming variant.", min=1)
-    ] = None,
-    dedupe: Annotated[
-        bool, typer.Option("--dedupe", help="Also time dedupe alone, on your rows.")
-    ] = False,
-    pairs: Annotated[
-        int, typer.Option(help="Measured runs of each variant; at least 3 for an answer.", min=1)
-    ] = 5,
-    warmup: Annotated[
-        int, typer.Option(help="Warm-up runs of each variant, which do not count.", min=0)
-    ] = 1,
+    config: Annotated[Path | None, Argument(help="The Axolotl configuration.")] = None,
+    baseline: Annotated[str | None, Option(help="The command to compare with (A).")] = None,
+    candidate: Annotated[str | None, Option(help="The command to test (B).")] = None,
+    streaming: Annotated[bool, Option("--streaming", help="Also compare our streaming.")] = False,
+    sequence_len: Annotated[int | None, Option(help="Of the streaming variant.", min=1)] = None,
+    dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe, on your rows.")] = False,
+    pairs: Annotated[int, Option(help="Measured runs of each variant; at least 3.", min=1)] = 5,
+    warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,
     max_minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Start no pair that would end later; a pair that has started is finished.",
-            min=0.01,
-        ),
+        float | None, Option(help="Start no pair after so many minutes.", min=0.01)
     ] = None,
     pin: Annotated[
-        str | None,
-        typer.Option(
-            help="Set these keys of the configuration in every variant: "
-            "num_workers=2,prefetch_factor=4,max_steps=200."
-        ),
+        str | None, Option(help="Keys to set in every variant: num_workers=2,max_steps=200.")
     ] = None,
     command: Annotated[
-        str | None, typer.Option(help="How to start Axolotl. Default: 'axolotl train {config}'.")
+        str | None, Option(help="How to start Axolotl. Default: 'axolotl train {config}'.")
     ] = None,
     world_size: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of GPUs to compare, such as 1,2,4, in place of {world_size} in --command."
-        ),
+        str | None, Option(help="Numbers of GPUs, as 1,2,4, for {world_size} in --command.")
     ] = None,
     profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder for the protocol; an interrupted one is continued. "
-            "Default: fast-axolotl-protocols/TIME.",
-        ),
+        Path | None, Option("--output", "-o", help="Folder; continues what was interrupted there.")
     ] = None,
     as_json: ResultAsJson = False,
 ) -> None:
@@ -175,7 +126,7 @@ def protocol(
     print_protocol(result, as_json=as_json)
     say(f"the records are in {folder}; as an HTML report: fast-axolotl report {folder}")
     if not result.pairs:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
@@ -190,52 +141,31 @@ def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
 
 def print_protocol(result: ProtocolResult, *, as_json: bool = False) -> None:
     """The matrix and what it means."""
-    from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.comparison import protocol_document
-    from fast_axolotl.report.terminal import print_document
 
-    print(to_json(result)) if as_json else print_document(protocol_document(result))
+    print_result(result, protocol_document, as_json=as_json)
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="A record or a protocol.", metavar="A")],
+    first: Annotated[Path, Argument(help="A record or a protocol.", metavar="A")],
     second: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Another one. Default: compare the variants of protocol A.", metavar="B"
-        ),
+        Path | None, Argument(help="Default: compare the variants of protocol A.", metavar="B")
     ] = None,
-    arm: Annotated[
-        str | None,
-        typer.Option(help="Variant of the protocols. Default: the last one that both have."),
-    ] = None,
+    arm: Annotated[str | None, Option(help="Variant. Default: the last that both have.")] = None,
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fail-if",
+        Option(
             help="A limit on the ratio B ÷ A, 'tokens_per_second < 0.97', or with a sign on the "
-            "difference B − A, 'stall_fraction > +0.02'. Repeatable.",
+            "difference B − A, 'stall_fraction > +0.02'. Repeatable."
         ),
     ] = None,
     require: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--require",
-            help="Fail unless this is proven, written in the same way: 'tokens_per_second > 0.97'. "
-            "Repeatable.",
-        ),
+        list[str] | None, Option(help="Fail unless this is proven: 'tokens_per_second > 0.97'.")
     ] = None,
-    single: Annotated[
-        bool,
-        typer.Option(
-            "--single", help="Check limits on two single runs, although noise is unknown."
-        ),
-    ] = False,
+    single: Annotated[bool, Option("--single", help="Check limits on single runs, too.")] = False,
     matters: Matters = None,
     as_json: ResultAsJson = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the result as Markdown.")
-    ] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Compare two runs or protocols, for example in CI, and fail if a limit is exceeded.
 
@@ -263,4 +193,4 @@ def compare(
     else:
         print_document(document)
     if found.is_broken or found.is_unchecked:
-        raise typer.Exit(_BROKEN if found.is_broken else _UNCHECKED)
+        raise Exit(_BROKEN if found.is_broken else _UNCHECKED)

@@ -117,8 +117,6 @@ class Timing:
     """The result of one contender."""
 
     contender: Contender
-    reason: str | None
-    """How its result differs from ours: then it is not timed."""
     rows: int
     seconds: Sequence[float]
     """Every repeat, in the order run."""
@@ -168,7 +166,7 @@ def run_race(
             left_out[one.name] = f"{one.package} is not installed"
             continue
         try:
-            ready[one.name] = one, one.digest(one.run())
+            digest = one.digest(one.run())
         except (FastAxolotlError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -179,32 +177,23 @@ def run_race(
             if one.against is None:
                 raise DataError(f"{one.name} failed: {reason}") from error
             left_out[one.name] = reason
-    reasons = {
-        name: difference(ready[one.against or name][1], digest)
-        for name, (one, digest) in ready.items()
-    }
-    equal = {
-        name: partial(timed_pass, one.run)
-        for name, (one, _) in ready.items()
-        if reasons[name] is None
-    }
+            continue
+        if one.against is not None and (other := difference(ready[one.against][1], digest)):
+            left_out[one.name] = f"another answer: {other}"
+        else:
+            ready[one.name] = one, digest
     # What the imported packages hold is nobody's garbage.
     gc.collect()
     gc.freeze()
     try:
-        seconds = interleave(equal, repeats, progress)
+        timed = {name: partial(timed_pass, one.run) for name, (one, _) in ready.items()}
+        seconds = interleave(timed, repeats, progress)
     finally:
         gc.unfreeze()
     timings = []
     for name, (one, digest) in ready.items():
-        pairs = zip(seconds.get(name, ()), seconds.get(one.against or "", ()), strict=False)
+        pairs = zip(seconds[name], seconds.get(one.against or "", ()), strict=False)
         ratios = [theirs / ours for theirs, ours in pairs]
-        timing = Timing(
-            contender=one,
-            reason=reasons[name],
-            rows=digest.rows,
-            seconds=seconds.get(name, ()),
-            ratio=(median(ratios), min(ratios), max(ratios)) if ratios else None,
-        )
-        timings.append(timing)
+        ratio = (median(ratios), min(ratios), max(ratios)) if ratios else None
+        timings.append(Timing(contender=one, rows=digest.rows, seconds=seconds[name], ratio=ratio))
     return timings, left_out

@@ -1,28 +1,23 @@
-"""``fast-axolotl report``: runs or a protocol as one HTML file that opens anywhere."""
+"""``fast-axolotl show`` and ``report``: runs on the screen, or as one HTML file."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from fast_axolotl.cli.options import AsJson, examples, latest_run
-from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
+from fast_axolotl.cli.options import AsJson, latest_run
+from fast_axolotl.errors import FastAxolotlError, UsageError
 
 if TYPE_CHECKING:
     from fast_axolotl.report.document import Document
     from fast_axolotl.report.runs import ReportRun
 
-REPORT_EXAMPLES = examples(
-    "report",
-    "report fast-axolotl-runs/20300131-120000-axolotl",
-    "report protocol/ -o answer.html",
-    "report runs/before runs/after --markdown comment.md",
-)
 
 _DEFAULT = Path("report.html")
 _MARKDOWN_MARK = "<!-- fast-axolotl report -->"
@@ -34,23 +29,12 @@ _HEAD_BYTES = 4096
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            help="Folders of records, or of a protocol. Default: the latest run in "
-            "fast-axolotl-runs/.",
-            metavar="[RUN…]",
-        ),
+        Argument(help="Records, or a protocol. Default: the latest run here.", metavar="[RUN…]"),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The HTML file. Default: report.html, unless --markdown is given.",
-        ),
+        Path | None, Option("--output", "-o", help="Default: report.html, unless with --markdown.")
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Also write Markdown, for a pull request.")
-    ] = None,
+    markdown: Annotated[Path | None, Option(help="Also write Markdown.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about runs or a protocol: verdict, comparison, charts, settings, data.
@@ -96,6 +80,31 @@ def report(
         print(note)
     for path in written:
         print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB")
+
+
+def show(
+    run: Annotated[
+        Path | None, Argument(help="A record. Default: the latest one here.", metavar="[RUN]")
+    ] = None,
+    is_all: Annotated[bool, Option("--all", help="Print every figure.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what limits a run: the verdict, the reasons, the advice and the main figures.
+
+    It also works while the run is still going on, and after the run was killed.
+    """
+    from fast_axolotl.record.codec import to_json
+    from fast_axolotl.report.runs import run_document, show_short_summary
+    from fast_axolotl.report.terminal import print_document
+
+    run = run or latest_run()
+    shown = read_report_run(run, "")
+    if as_json:
+        print(to_json(shown.summary))
+    elif is_all:
+        print_document(run_document(shown))
+    else:
+        show_short_summary(shown.summary, shown.record)
 
 
 def make_documents(folders: Sequence[Path]) -> tuple[Document, Document]:
@@ -170,20 +179,12 @@ def check_targets(*, output: Path | None = None, markdown: Path | None = None) -
     ):
         if path is None or not path.exists():
             continue
-        if not path.is_file():
-            raise UsageError(
-                f"{path} already exists and is not a file: choose another name with {flag}"
-            )
-        try:
-            with path.open("rb") as opened:
+        is_ours = False
+        if path.is_file():
+            with suppress(OSError), path.open("rb") as opened:
                 head = opened.read(_HEAD_BYTES)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise DataError(
-                f"already exists and cannot be read ({reason}): choose another name with {flag}",
-                path=str(path),
-            ) from error
-        if head and mark.encode() not in head:
+                is_ours = not head or mark.encode() in head
+        if not is_ours:
             raise UsageError(
                 f"{path} already exists and is not a {what}: choose another name with {flag}"
             )

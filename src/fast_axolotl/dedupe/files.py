@@ -43,7 +43,6 @@ from fast_axolotl.reading import (
     Rejection,
     TypeClash,
     conform,
-    is_json_text,
     join_schemas,
     open_dataset,
 )
@@ -121,7 +120,7 @@ def dedupe_files(
         num_threads: Decode threads; 0 uses all available CPU cores.
         temp_dir: Where data spills beyond the memory budget; by default next to ``output``.
         progress: Called after every batch.
-        read_options: For ``open_dataset``: ``format``, ``split``, ``json_field``, ``on_error``, ….
+        read_options: For ``open_dataset``: ``format``, ``split``, ``on_error``, ….
     """
     started = time.perf_counter()
     target = Path(output)
@@ -369,7 +368,7 @@ def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | 
 
 def _is_json(field: pa.Field) -> bool:
     """Whether values of several kinds are held as JSON text, which no plain value equals."""
-    return is_json_text(field) or field.type == MIXED
+    return bool(field.type == MIXED)
 
 
 def _conflict(clash: TypeClash) -> ConflictError:

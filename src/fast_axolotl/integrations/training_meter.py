@@ -74,7 +74,6 @@ class TrainingMeter:
         run_dir: The folder of the record.
         peak_tflops: The device's, where its name is not known here.
         profile_steps: So many steps are run under torch's profiler, once.
-        matmul: Whether the matmul rate of the device is measured first, for a second.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
         log: Whether figures join the trainer's logs.
@@ -87,7 +86,6 @@ class TrainingMeter:
         *,
         peak_tflops: float | None = None,
         profile_steps: int = 0,
-        matmul: bool = False,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
         log: bool = True,
@@ -105,7 +103,6 @@ class TrainingMeter:
         self._is_logging = log
         self._peak_tflops = peak_tflops
         self._profile_steps = profile_steps
-        self._matmul = matmul
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
         self._settings = dict(settings or {})
@@ -155,7 +152,7 @@ class TrainingMeter:
         self.meter.settings(**{**known, **self._settings})
         if model is not None:
             self.meter.settings(**read_parallelism(model))
-            record_model(self.meter, model, matmul=self._matmul, **shape)
+            record_model(self.meter, model, **shape)
         self._watch = TorchWatch(
             self.meter,
             optimizers=False,

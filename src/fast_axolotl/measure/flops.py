@@ -107,7 +107,7 @@ def utilisation(
     if shape.matmul_tflops is None:
         reasons["matmul_share"] = shape.reasons.get(
             "matmul_tflops",
-            "the matmul rate of this GPU was not measured; set FAST_AXOLOTL_MATMUL=1",
+            "the matmul rate of this GPU was not measured",
         )
     if tokens_per_second is None:
         rates = ("model_flops_per_second", "mfu", "hfu", "matmul_share")

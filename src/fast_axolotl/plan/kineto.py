@@ -1,15 +1,14 @@
-"""Profiler traces (Kineto JSON, plain or gzip), read in bounded memory.
+"""Profiler traces (Kineto JSON, plain or gzip), read event by event.
 
-A trace is decoded object by object over a sliding buffer, so a file of any size costs what is kept
-of it: 40 bytes for each event of the device, 24 for each launch, 16 for each CPU op, and an object
-for each collective. Times are whole nanoseconds, so that sums are exact.
+A trace costs its own text and what is kept of it: 40 bytes for each event of the device, 24 for
+each launch, 16 for each CPU op, and an object for each collective. Times are whole nanoseconds, so
+that sums are exact.
 
 Communication is recognised by name: see ``is_collective``, and gloo's ranges on the CPU.
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import json
 import math
@@ -19,7 +18,7 @@ from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
@@ -34,9 +33,7 @@ _LAUNCHES = ("runtime", "driver")
 _CALLS = (*CPU_COLLECTIVES, "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
-_CHUNK_BYTES = _MOST_RANKS = 1 << 20
-_LONGEST_VALUE = 1 << 24
-"""Characters after which something that does not end is not JSON, rather than not yet read."""
+_MOST_RANKS = 1 << 20
 
 _GAP = re.compile(r"[\s,]*")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
@@ -109,12 +106,11 @@ def read_trace(path: Path) -> Trace:
     """Read one file; ``DataError`` with the place where it is cut, foreign or empty."""
     trace = Trace(path=str(path))
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            _read(trace, _Text(gzip.GzipFile(fileobj=file) if packed else file, trace.path))
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"the file cannot be read: {error}", path=trace.path) from None
+    _read(trace, _Text(data.decode(errors="replace"), trace.path))
     if not (trace.device or trace.ops or trace.ranges):
         raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
@@ -124,63 +120,33 @@ def read_trace(path: Path) -> Trace:
 
 
 class _Text:
-    """A sliding window over a file, from which JSON values are taken one by one."""
+    """The text of a file, from which JSON values are taken one by one."""
 
-    def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: str) -> None:
-        self._stream = stream
+    def __init__(self, text: str, path: str) -> None:
+        self._text = text
         self._path = path
         self._decode = json.JSONDecoder(strict=False).raw_decode
-        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._text = ""
         self.at = 0
-        self._passed = 0
-        self._is_over = False
         self.events = 0
 
     def peek(self) -> str:
         """The next character that is no gap; empty at the end of the file."""
-        while True:
-            match = _GAP.match(self._text, self.at)
-            self.at = match.end() if match else self.at
-            if self.at < len(self._text):
-                return self._text[self.at]
-            if not self._fill():
-                return ""
+        if gap := _GAP.match(self._text, self.at):
+            self.at = gap.end()
+        return self._text[self.at : self.at + 1]
 
     def value(self) -> Any:
         """The next JSON value, whole."""
-        if not self.peek():
-            raise self.error("the file is truncated here; copy it again")
-        while True:
-            try:
-                value, end = self._decode(self._text, self.at)
-            except (json.JSONDecodeError, RecursionError) as error:
-                if len(self._text) - self.at > _LONGEST_VALUE:
-                    raise self.error(f"this is not JSON: {error}") from None
-                if not self._fill():
-                    raise self.error(
-                        f"the file is truncated here, inside a value ({error})"
-                    ) from None
-                continue
-            if end < len(self._text) or not self._fill():
-                self.at = end
-                return value
+        self.peek()
+        try:
+            value, self.at = self._decode(self._text, self.at)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise self.error(f"the file is truncated here, or this is not JSON: {error}") from None
+        return value
 
     def error(self, message: str) -> DataError:
         place = f"event {self.events:,}" if self.events else "the header"
-        place += f", character {self._passed + self.at + 1:,}"
-        return DataError(message, path=self._path, place=place)
-
-    def _fill(self) -> bool:
-        """Read on. Twice as much as is left, so that a long value is not tried too often."""
-        if self._is_over:
-            return False
-        self._passed += self.at
-        self._text, self.at = self._text[self.at :], 0
-        data = self._stream.read(max(_CHUNK_BYTES, len(self._text)))
-        self._is_over = not data
-        self._text += self._bytes.decode(data, final=self._is_over)
-        return not self._is_over
+        return DataError(message, path=self._path, place=f"{place}, character {self.at + 1:,}")
 
 
 def _read(trace: Trace, text: _Text) -> None:

@@ -6,20 +6,23 @@ are of 90 %, in logarithms; their widths are the errors of ``benchmarks.plan_err
 quadrature for all that differs between the reference and the candidate.
 
 A candidate keeps the global batch by accumulating less, and changes what does not fit: sharding,
-recomputation, the micro-batch, tensor parallelism, in this order. Congestion, topology and uneven
+recomputation, the micro-batch, tensor parallelism. Congestion, topology and uneven
 experts are not predicted.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from itertools import product
+from statistics import median
 from typing import Any
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.batch import SLOW
-from fast_axolotl.plan.hardware import Price
 from fast_axolotl.plan.memory import Layout, Memory, predict_memory
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
@@ -48,6 +51,26 @@ _ODD_LEVEL = (0.2, 1.8)
 """Levels outside of which a record is doubted: published stacks have 0.5 to 1.4."""
 _LARGE_BATCH = 4.0
 """Times the reference's global batch from which the training is another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one device costs per hour, by the dated table beside this file. Rows that the table's
+    source fills with placeholders are not in it."""
+
+    dollars: float
+    source: str
+
+
+def find_price(gpu: Gpu) -> Price | None:
+    """The median over the clouds that list it on demand; ``None`` where none does."""
+    text = files("fast_axolotl.plan").joinpath("gpu_prices.json").read_text(encoding="utf-8")
+    table = json.loads(text)
+    dollars = sorted(row[2] for row in table["prices"] if row[1] in gpu.priced_as)
+    if not dollars:
+        return None
+    source = f"median of {len(dollars)} offers from {dollars[0]:g} to {dollars[-1]:g}, "
+    return Price(dollars=median(dollars), source=f"{source}{table['source']}, {table['date']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +164,16 @@ def interval_width(
 
 def make_plan(
     shape: Shape,
-    gpu: Gpu,
+    offers: Sequence[tuple[Gpu, Price | None]],
     counts: Sequence[int],
     layout: Layout,
     *,
     reference: Reference | None = None,
     tokens: float | None = None,
-    price: Price | None = None,
     network: float | None = None,
 ) -> Plan:
-    """A candidate for each number of GPUs; ``layout`` is the reference's, or where to start."""
+    """A candidate for each kind and number of GPUs, from the layout of the reference, or the one to
+    start with."""
     level = slowness = real_share = 1.0
     beyond = seen = 0.0
     if reference is not None:
@@ -162,14 +185,14 @@ def make_plan(
         if share is not None and step.communication:
             level = (step.total - step.communication) / (measured * (1 - share))
             slowness = min(5.0, max(0.2, measured * share * level / step.communication))
-        own = predict_memory(shape, known).total
-        beyond = max(0.0, (reference.memory_bytes or own) - own)
-    usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
-    if reference is not None and gpu == reference.gpu:
-        usable = max(usable, reference.memory_bytes or 0.0)  # it has run
-    usable -= beyond
-    candidates = []
-    for count in sorted(set(counts)):
+        predicted = predict_memory(shape, known).total
+        beyond = max(0.0, (reference.memory_bytes or predicted) - predicted)
+    candidates: list[Candidate] = []
+    for (gpu, price), count in product(offers, sorted(set(counts))):
+        usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
+        if reference is not None and gpu == reference.gpu:
+            usable = max(usable, reference.memory_bytes or 0.0)  # it has run
+        usable -= beyond
         chosen, changes = _fit(shape, gpu, layout, count, usable)
         memory = predict_memory(shape, chosen)
         found = Candidate(
@@ -220,34 +243,24 @@ def make_plan(
             dollars=time.times(price.dollars * count / 3600) if time and price else None,
         )
         candidates.append(found)
+    notes = []
+    for gpu, price in offers:
+        own = [one for one in candidates if one.gpu == gpu.key]
+        said = (*_warn(own, reference, level), *_assume(own, gpu, reference, network, price))
+        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
     return Plan(
-        gpu=gpu.key,
+        gpu=", ".join(gpu.key for gpu, _ in offers),
         parameters=shape.parameters,
         tokens=tokens,
         level=None if reference is None else level,
         candidates=tuple(candidates),
-        notes=(
-            *_warn(candidates, reference, level),
-            *_assume(candidates, gpu, reference, network, price),
-        ),
-    )
-
-
-def join_plans(plans: Sequence[Plan]) -> Plan:
-    """Plans of the same run on several kinds of GPU, as one."""
-    first, *others = plans
-    if not others:
-        return first
-    return replace(
-        first,
-        gpu=", ".join(one.gpu for one in plans),
-        candidates=tuple(candidate for one in plans for candidate in one.candidates),
-        notes=tuple(f"{one.gpu}: {note}" for one in plans for note in one.notes),
+        notes=tuple(notes),
     )
 
 
 def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> tuple[Layout, str]:
-    """The layout on ``count`` GPUs at the same global batch, changed until it fits."""
+    """The layout on ``count`` GPUs at the same global batch; if it does not fit, the fastest of its
+    changes that does."""
     if count < 1:
         raise UsageError(f"--gpus {count}: pass numbers of at least 1")
     split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
@@ -261,23 +274,20 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     start = change(layout, gpus=count, ep=ep, shard=shard, **split)
     if predict_memory(shape, start).total <= usable:
         return start, ""
-    easy: list[dict[str, Any]] = [
-        {"sharding": "fsdp"},
-        {"recompute": "full"},
-        {"sharding": "fsdp", "recompute": "full"},
-    ]
-    least = [{**values, "micro_batch": min(1.0, layout.micro_batch)} for values in easy]
     sizes = [size for size in (2, 4, 8) if start.tp < size <= gpu.node_size]
-    sizes = [size for size in sizes if count % (size * start.pp * start.cp) == 0]
-    for options in (easy, least, *([{**least[-1], "tp": size}] for size in sizes)):
-        layouts = [change(start, **values) for values in options]
-        fitting = [one for one in layouts if predict_memory(shape, one).total <= usable]
-        start = min((start, *layouts), key=lambda one: predict_memory(shape, one).total)
-        if fitting:
-            start = max(
-                fitting, key=lambda one: one.step_tokens / predict_step(shape, gpu, one).total
-            )
-            break
+    layouts = [
+        change(start, sharding=sharding, recompute=recompute, micro_batch=samples, tp=tp)
+        for tp, samples, recompute, sharding in product(
+            (start.tp, *(size for size in sizes if count % (size * start.pp * start.cp) == 0)),
+            dict.fromkeys((layout.micro_batch, min(1.0, layout.micro_batch))),
+            dict.fromkeys((layout.recompute, "full")),
+            dict.fromkeys((layout.sharding, "fsdp")),
+        )
+    ]
+    fitting = [one for one in layouts if predict_memory(shape, one).total <= usable]
+    start = min(layouts, key=lambda one: predict_memory(shape, one).total)
+    if fitting:
+        start = max(fitting, key=lambda one: one.step_tokens / predict_step(shape, gpu, one).total)
     texts = {
         "sharding": "shards weights (FSDP or ZeRO-3)",
         "recompute": "recomputes activations",

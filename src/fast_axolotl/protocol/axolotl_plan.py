@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
-from fast_axolotl.protocol.plan import ArmPlan, Plan
+from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_arm
 
 COMMAND = "axolotl train {config}"
 _PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
@@ -33,7 +32,7 @@ _SHORT_NAMES = {
 }
 _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
-_OWN_CACHES = ("HF_DATASETS_CACHE",)
+_OWN_CACHE = "HF_DATASETS_CACHE"
 """What one run has tokenised, the next would find there."""
 _NOT_IN_A_TRIAL = (
     *("save_steps", "saves_per_epoch", "save_first_step", "load_best_model_at_end"),
@@ -102,8 +101,7 @@ def plan_axolotl(
             config=variant,
             # A longer sequence_len is other work.
             times_decide=name == "drop-in" or (name == "streaming" and sequence_len is None),
-            own_folders=folders,
-            own_caches=_OWN_CACHES,
+            own_folders=(*folders, _OWN_CACHE),
         )
         for name, text, variant in variants
     )
@@ -210,10 +208,7 @@ def parse_pins(text: str) -> dict[str, Any]:
 
 
 def _split(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise UsageError(f"--command {command!r} cannot be split into words: {error}") from None
+    words = plan_arm("command", command).command
     if not any("{config}" in word for word in words):
         raise UsageError(f"--command {command!r} has no {{config}}; try {COMMAND!r}")
     return words

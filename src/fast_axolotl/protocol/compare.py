@@ -18,6 +18,7 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
 from fast_axolotl.protocol.build import differing_settings
 from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row, read_figures
+from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
 
@@ -30,28 +31,21 @@ _SINGLE = "With a single run on one side, a change cannot be told from noise."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """``tokens_per_second < 0.97``: fails when the ratio B ÷ A is below 0.97."""
+class Check:
+    """A limit, ``tokens_per_second < 0.97``, and what came of it."""
 
-    text: str
-    name: str
+    limit: str
+    figure: str
     sign: str
-    """``<`` or ``>``."""
+    """``<`` or ``>``: fails when the ratio B ÷ A is below the bound, or above it."""
     bound: float
     is_difference: bool = False
     """The bound has a sign of its own, ``> +0.02``, and is about B − A."""
     is_required: bool = False
     """Fails unless it is shown, instead of when it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A limit, and what came of it."""
-
-    limit: str
-    is_broken: bool
+    is_broken: bool = False
     is_checked: bool = True
-    sentence: str
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +78,14 @@ class _Side:
     name: str
     columns: Mapping[str, tuple[Sequence[float | None], str]]
     """The values of each figure, and why there are none."""
-    runs: int
     settings: Mapping[str, Any]
-    note: str = ""
-    alarm: str = ""
+    notes: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
     error: str = ""
     """With which the only run ended."""
 
 
-def parse_check(text: str, *, is_required: bool = False) -> Limit:
+def parse_check(text: str, *, is_required: bool = False) -> Check:
     """A limit as it is written on the command line."""
     found = _LIMIT.fullmatch(text)
     names = {figure.name: figure.near_zero is not None for figure in MATRIX}
@@ -110,9 +103,9 @@ def parse_check(text: str, *, is_required: bool = False) -> Limit:
             f"{name} is never near 0, so its limit is a ratio, without a sign; limits on a "
             f"difference are for {', '.join(zeros)}"
         )
-    return Limit(
-        text=" ".join(text.split()),
-        name=name,
+    return Check(
+        limit=" ".join(text.split()),
+        figure=name,
         sign=sign,
         bound=float(prefix + number),
         is_difference=bool(prefix),
@@ -125,7 +118,7 @@ def compare_folders(
     second: str | Path | None = None,
     *,
     arm: str | None = None,
-    limits: Sequence[Limit] = (),
+    limits: Sequence[Check] = (),
     is_single: bool = False,
     matters: float | None = None,
 ) -> Comparison:
@@ -143,7 +136,6 @@ def compare_folders(
         found.matrix,
         matters=found.matrix.matters if matters is None else matters,
         times={found.second: [row.name for row in found.matrix.rows if row.cells[1].is_deciding]},
-        is_paired=second is None,
     )
     notes = (*matrix.notes, *filter(None, [describe_judgement(matrix)]))
     checks = tuple(_check(limit, matrix, is_single) for limit in limits)
@@ -201,15 +193,18 @@ def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bo
         for figure in MATRIX
     )
     settings = dict(zip(names, (side.settings for side in sides), strict=True))
+    runs = (max((len(one) for one, _ in side.columns.values()), default=0) for side in sides)
+    is_single = min(runs) <= 1
     return Comparison(
         first=names[0],
         second=names[1],
         matrix=Matrix(arms=names, rows=rows),
-        alarms=tuple(side.alarm for side in sides if side.alarm),
+        alarms=(*sides[0].alarms, *sides[1].alarms),
         notes=(
-            *(side.note for side in sides if side.note),
-            *differing_settings(settings, can_pin=False),
-            _SINGLE if min(side.runs for side in sides) <= 1 else _APART,
+            *sides[0].notes,
+            *sides[1].notes,
+            *differing_settings(settings),
+            _SINGLE if is_single else _APART,
         ),
     )
 
@@ -217,14 +212,17 @@ def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bo
 def _read_side(folder: Path, arm: str | None) -> _Side:
     if not (folder / PROTOCOL_FILE).exists():
         run = read_figures(folder)
-        end, error = run.summary.end_reason, run.summary.error
+        end = f"{run.end_reason}{f': {run.error}' if run.error else ''}"
+        columns: dict[str, tuple[Sequence[float | None], str]] = {
+            figure.name: ((finite(run.figures[figure.name]),), run.reasons.get(figure.name, ""))
+            for figure in MATRIX
+        }
         return _Side(
             name=str(folder),
-            columns={name: ((run.values[name],), run.reasons.get(name, "")) for name in run.values},
-            runs=1,
-            settings=run.summary.settings,
-            note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
-            error=(error or end) if end in ("exception", "cut off") else "",
+            columns=columns,
+            settings=run.settings,
+            notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
+            error=end if run.end_reason in ("exception", "cut off") else "",
         )
     protocol = ProtocolResult.read(folder)
     matrix = protocol.matrix
@@ -234,44 +232,44 @@ def _read_side(folder: Path, arm: str | None) -> _Side:
     if chosen not in matrix.arms:
         raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(matrix.arms)}")
     at = matrix.arms.index(chosen)
-    columns = {row.name: (row.cells[at].values, row.cells[at].reason) for row in matrix.rows}
+    is_different = protocol.are_losses_equal is False
     return _Side(
         name=f"{folder} {chosen}",
-        columns=columns,
-        runs=max((len(values) for values, _ in columns.values()), default=0),
+        columns={row.name: (row.cells[at].values, row.cells[at].reason) for row in matrix.rows},
         settings=protocol.arms[at].settings,
-        note=f"{folder}: the runs of {chosen}.",
-        alarm=f"{folder}: {protocol.losses}" if protocol.are_losses_equal is False else "",
+        notes=(f"{folder}: the runs of {chosen}.",),
+        alarms=(f"{folder}: {protocol.losses}",) if is_different else (),
     )
 
 
-def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
+def _check(limit: Check, matrix: Matrix, is_single: bool) -> Check:
     option = "--require" if limit.is_required else "--fail-if"
-    refused = f"{option} {limit.text!r} cannot be checked"
-    row = next((row for row in matrix.rows if row.name == limit.name), None)
+    refused = f"{option} {limit.limit!r} cannot be checked"
+    row = next((row for row in matrix.rows if row.name == limit.figure), None)
     if row is None:
         raise DataError(
-            f"{refused}: the version that wrote this protocol did not record {limit.name}; run "
+            f"{refused}: the version that wrote this protocol did not record {limit.figure}; run "
             "fast-axolotl protocol again"
         )
     for name, cell in zip(matrix.arms, row.cells, strict=True):
         if cell.value is None:
-            raise DataError(f"{refused}: {limit.name} was not measured in {name}: {cell.reason}")
-    value, low, high = cell.ratio, cell.low, cell.high
+            raise DataError(f"{refused}: {limit.figure} was not measured in {name}: {cell.reason}")
+    value, low, high, kind = cell.ratio, cell.low, cell.high, "ratio"
     if limit.is_difference:
         value, low, high = cell.difference, cell.difference_low, cell.difference_high
+        kind = "difference"
     if value is None:
         can_differ = not limit.is_difference and cell.difference is not None
-        example = "+0.02" if FIGURES[limit.name].unit == "share" else "+1000000"
+        example = "+0.02" if FIGURES[limit.figure].unit == "share" else "+1000000"
         cure = f"; set a limit on the difference: {limit.sign} {example}" if can_differ else ""
         raise DataError(f"{refused}: {cell.reason or 'it has no ratio'}{cure}")
-    found, is_checked = f"{'difference' if limit.is_difference else 'ratio'} {value:.4g}", True
+    is_checked = is_single
+    found = f"{kind} {value:.4g}, from a single run on at least one side"
     if low is not None and high is not None:
-        found += f", 95 % interval {low:.4g} to {high:.4g}"
+        is_checked = True
+        found = f"{kind} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     else:
         low = high = value
-        is_checked = is_single
-        found += ", from a single run on at least one side"
     is_shown = high < limit.bound if limit.sign == "<" else low > limit.bound
     is_broken = is_checked and is_shown is not limit.is_required
     if not is_checked:
@@ -280,5 +278,5 @@ def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
         result = "FAILED, not confirmed" if is_broken else "confirmed"
     else:
         result = "FAILED" if is_broken else ""
-    sentence = ": ".join(filter(None, [limit.text, result, found]))
-    return Check(limit=limit.text, is_broken=is_broken, is_checked=is_checked, sentence=sentence)
+    sentence = ": ".join(filter(None, [limit.limit, result, found]))
+    return replace(limit, is_broken=is_broken, is_checked=is_checked, sentence=sentence)

@@ -29,7 +29,6 @@ from fast_axolotl.reading.order import (
     check_shard,
     warn_of_sharing,
 )
-from fast_axolotl.reading.remote import BlockCache
 from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
@@ -98,15 +97,11 @@ def open_dataset(
     epoch: int = 0,
     even: Literal["drop", "pad"] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
-    on_conflict: Literal["raise", "json"] = "raise",
     infer: Literal["auto", "scan"] = "auto",
     split: str | None = None,
-    json_field: str | None = None,
     csv: CsvDialect | None = None,
     storage_options: dict[str, Any] | None = None,
     retry_seconds: float = 300.0,
-    cache_dir: str | Path | None = None,
-    cache_bytes: int = 10 * 1024 * MIB,
 ) -> Reader:
     """Open files of any supported format; the ``Reader`` yields ``pyarrow.RecordBatch``es.
 
@@ -124,22 +119,17 @@ def open_dataset(
             ``pad`` repeats rows and marks them in a column ``is_padding``.
         on_error: ``raise``, or ``skip`` to skip rows and files that cannot be read; ``stats``
             counts and lists them.
-        on_conflict: ``raise``, or ``json`` to get a column with conflicting types as JSON text.
         infer: ``auto`` infers the types of JSON and CSV from the first rows and then keeps them;
             ``scan`` reads all files once before the first batch.
         split: The split to read if a folder has several; ``all`` reads all of them.
-        json_field: The field of a JSON document that holds the rows.
         csv: The CSV dialect; detected by default.
         storage_options: Options for fsspec, such as credentials.
         retry_seconds: How long to retry a failed remote request, in total.
-        cache_dir: A folder that caches the parts read from remote files; processes may share it.
-        cache_bytes: Size limit of the cache; the least recently read parts are removed first.
     """
     for name, value, choices in (
         ("infer", infer, ("auto", "scan")),
         ("even", even, (None, "drop", "pad")),
         ("on_error", on_error, ("raise", "skip")),
-        ("on_conflict", on_conflict, ("raise", "json")),
     ):
         if value not in choices:
             raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
@@ -148,27 +138,16 @@ def open_dataset(
     ):
         raise UsageError(f"columns must be a list of distinct names, not {columns!r}")
     _check_at_least("memory_budget", memory_budget, LEAST_MEMORY_BUDGET)
-    _check_at_least("cache_bytes", cache_bytes, MIB)
     if not retry_seconds >= 0:
         raise UsageError(f"retry_seconds must be at least 0, not {retry_seconds!r}")
-    cache = None
-    if cache_dir is not None:
-        folder = str(Path(cache_dir).expanduser().absolute())
-        cache = BlockCache(folder=folder, num_bytes=cache_bytes)
     sources, ignored = find_files(
-        paths,
-        split=split,
-        storage_options=storage_options,
-        retry_seconds=retry_seconds,
-        cache=cache,
+        paths, split=split, storage_options=storage_options, retry_seconds=retry_seconds
     )
     block_bytes = max(MIB // 4, min(memory_budget // 32, 8 * MIB))
     total = sum(source.num_bytes for source in sources)
     options = ReadOptions(
         on_error=on_error,
-        on_conflict=on_conflict,
         csv=csv or CsvDialect(),
-        json_field=json_field,
         columns=None if columns is None else tuple(columns),
         block_bytes=block_bytes,
         unit_bytes=max(_LEAST_UNIT_BYTES, min(total // _UNITS, _MOST_UNIT_BYTES)),

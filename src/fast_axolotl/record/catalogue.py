@@ -182,7 +182,7 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
             "by convention: recomputation costs one whole forward pass"),
         Figure("matmul_share", "share of the matmul rate", "share", "higher",
             "`model_flops_per_second` ÷ (GPUs · the rate that large square matmuls reach on this "
-            "GPU: `FAST_AXOLOTL_MATMUL=1`)", "measured for one second, before the training"),
+            "GPU)", "only in records of earlier versions"),
         Figure("peak_tflops", "peak of one GPU", "TFLOP/s", "",
             "from the data sheet, dense, by the exact name of the GPU and the data type; or "
             "`--peak-tflops`", "clocks are lower under load"),

@@ -1,0 +1,436 @@
+"""``fast-axolotl read``, ``dedupe``, ``prepare`` and ``warmup``: work on a dataset.
+
+A job of many tasks shows how far it is: in a terminal a bar for its stage; elsewhere a line when a
+stage begins, every 30 s, and when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Argument, Exit, Option
+
+from fast_axolotl.cli.options import (
+    AsJson,
+    Inputs,
+    name_options,
+    parse_names,
+    parse_size,
+    say,
+)
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.record.units import (
+    count_words,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_seconds,
+    format_share,
+)
+
+if TYPE_CHECKING:
+    from fast_axolotl.cluster.job import JobSummary
+    from fast_axolotl.cluster.tasks import Event
+    from fast_axolotl.reading import Rejection
+
+
+Format = Annotated[str, Option(help="auto, or parquet, arrow, feather, csv, json, jsonl or text.")]
+Split = Annotated[str | None, Option(help="Which split to read; all reads every split.")]
+OnError = Annotated[
+    Literal["raise", "skip"],
+    Option(help="Stop at a row that cannot be read, or skip and count it."),
+]
+Address = Annotated[str | None, Option(help="HOST:PORT of Ray. Default: that of this node.")]
+Workers = Annotated[int, Option(help="Tasks that run at the same time; 0 uses every core.", min=0)]
+WorkerMemory = Annotated[str, Option(help="Memory limit of one worker process.")]
+Work = Annotated[
+    str | None,
+    Option(help="Folder that all nodes reach, for intermediate files. Default: OUTPUT.work."),
+]
+Restart = Annotated[bool, Option("--restart", help="Delete what an interrupted run left.")]
+
+_LINE_SECONDS = 30.0
+_MOST_REJECTIONS = 20
+
+
+def read(
+    paths: Inputs,
+    columns: Annotated[str | None, Option(help="Read only these (comma-separated).")] = None,
+    head: Annotated[int | None, Option(help="Print the first N rows as JSON.", min=1)] = None,
+    as_json: AsJson = False,
+    format: Format = "auto",
+    split: Split = None,
+    on_error: OnError = "raise",
+    infer: Annotated[
+        Literal["auto", "scan"], Option(help="scan reads JSON and CSV twice, to know all types.")
+    ] = "auto",
+) -> None:
+    """Read a dataset once and report rows/s, MB/s, memory and the rows that could not be read.
+
+    With --head, print the first rows instead. Formats: Parquet, Arrow, Feather, JSON, JSON lines,
+    CSV and text, also compressed with gzip, zstd and others, from disk or from S3 and other stores.
+    """
+    from fast_axolotl.reading import convert, open_dataset
+    from fast_axolotl.report.terminal import phase_progress, show_pairs
+    from fast_axolotl.system import peak_memory_bytes
+
+    start = time.perf_counter()
+    reader = open_dataset(
+        list(paths),
+        format=format,
+        columns=None if columns is None else parse_names(columns),
+        on_error=on_error,
+        infer=infer,
+        split=split,
+    )
+    shown: list[str] = []
+    total = reader.num_bytes
+    first: float | None = None
+    with reader, phase_progress() as update:
+        for batch in reader:
+            first = time.perf_counter() - start if first is None else first
+            if head is not None:
+                values = convert(batch.slice(0, head - len(shown)), "python")
+                for row in zip(*values.values(), strict=True):
+                    named = dict(zip(values, row, strict=True))
+                    shown.append(json.dumps(named, ensure_ascii=False, default=str))
+                if len(shown) >= head:
+                    break
+            update("reading", reader.stats.num_bytes, total, reader.stats.rows)
+        seconds = time.perf_counter() - start
+    # After the bar has gone: it takes stdout over while it is drawn.
+    for line in shown:
+        print(line)
+    stats = reader.stats
+    summary: dict[str, Any] = {
+        "rows": stats.rows,
+        "batches": stats.batches,
+        "files": len(reader.files),
+        "num_bytes": stats.num_bytes,
+        "seconds": seconds,
+        "first_batch_seconds": first,
+        "rows_per_second": stats.rows / seconds if seconds else 0.0,
+        "bytes_per_second": stats.num_bytes / seconds if seconds else 0.0,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "rejected_rows": stats.rejected_rows,
+        "rejections": [asdict(item) for item in stats.rejections],
+        "ignored_files": list(stats.ignored_files),
+        "columns": {field.name: str(field.type) for field in reader.schema},
+    }
+    if as_json:
+        print(json.dumps(summary, ensure_ascii=False, indent=None if shown else 2))
+    elif head is None:
+        batches, files = count_words(stats.batches, "batch"), count_words(len(reader.files), "file")
+        types = [f"{name}: {kind}" for name, kind in summary["columns"].items()]
+        pairs = [
+            ("rows", f"{stats.rows:,} in {batches} from {files}"),
+            ("time", f"{format_seconds(seconds)}, first batch after {format_seconds(first)}"),
+            ("rows/s", f"{summary['rows_per_second']:,.0f}"),
+            ("bytes/s", f"{format_bytes(summary['bytes_per_second'])}/s (size of the files)"),
+            ("peak memory", f"{format_bytes(peak_memory_bytes())} of this process"),
+            ("rejected rows", describe_rejected(stats.rejected_rows, stats.rejections)),
+            ("columns", "\n".join(types)),
+        ]
+        show_pairs("", pairs)
+    if stats.rejections and not stats.rows:
+        say("no row could be read")
+        raise Exit(1)
+
+
+def describe_rejected(num_rows: int, rejections: Sequence[Rejection]) -> str:
+    """How many rows could not be read, then where and why, line by line."""
+    unknown = sum(item.num_rows is None for item in rejections)
+    more = f", and an unknown number in {count_words(unknown, 'place')}" if unknown else ""
+    lines = [f"{num_rows:,}{more}"]
+    for item in rejections[:_MOST_REJECTIONS]:
+        # How to skip a row is left out, since that was done.
+        reason = name_options(re.sub(r"; [^;]*on_error=.*", "", item.reason))
+        lines.append(f"{item.path}, {item.place}: {reason}")
+    if len(rejections) > _MOST_REJECTIONS:
+        lines.append(f"… {len(rejections) - _MOST_REJECTIONS} more; --json lists them")
+    return "\n".join(lines)
+
+
+def warmup() -> None:
+    """Compile all numba kernels now and cache them, so that no later run waits for it."""
+    from fast_axolotl.kernels.jit import all_kernels
+    from fast_axolotl.report.terminal import phase_progress
+
+    start = time.perf_counter()
+    kernels = all_kernels()
+    with phase_progress("kernels") as progress:
+        for index, kernel in enumerate(kernels):
+            progress(kernel.name, index, len(kernels), index)
+            kernel.compile()
+    if not all(kernel.is_kept for kernel in kernels):
+        raise DataError(
+            "the compiled code could not be cached, because no cache folder is writable. Set "
+            "NUMBA_CACHE_DIR to a writable folder, or every process compiles again"
+        )
+    print(f"{len(kernels)} kernels ready after {format_seconds(time.perf_counter() - start)}")
+
+
+def dedupe(
+    inputs: Inputs,
+    output: Annotated[
+        str,
+        Option(
+            "--output",
+            "-o",
+            help="The file to write: .parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst. With "
+            "--engine: a folder or URL for Parquet files.",
+        ),
+    ],
+    columns: Annotated[str | None, Option(help="Compare these (comma-separated).")] = None,
+    against: Annotated[
+        list[str] | None,
+        Option(
+            help="Also remove rows of this data, for example a test set. Repeatable; quote globs."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, Option(help="List the removed rows here, each with the row it repeats.")
+    ] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace output and report.")] = False,
+    as_json: AsJson = False,
+    format: Format = "auto",
+    split: Split = None,
+    on_error: OnError = "raise",
+    memory_budget: Annotated[str, Option(help="Memory; spills to disk beyond it.")] = "1GiB",
+    engine: Annotated[
+        Literal["local", "ray"] | None, Option(help="Work in processes here, or on a Ray cluster.")
+    ] = None,
+    address: Address = None,
+    workers: Workers = 0,
+    memory: WorkerMemory = "4GiB",
+    work: Work = None,
+    restart: Restart = False,
+) -> None:
+    """Remove duplicate rows: keep the first of equal rows, in order, in bounded memory.
+
+    Rows are compared exactly, not approximately. With --engine, the same rows are written to a
+    folder of Parquet files; if that is interrupted, the same command continues where it stopped.
+    """
+    from fast_axolotl.report.terminal import phase_progress, show_pairs
+    from fast_axolotl.system import peak_memory_bytes
+
+    settings: dict[str, Any] = {
+        "columns": None if columns is None else parse_names(columns),
+        "overwrite": overwrite,
+        "format": format,
+        "split": split,
+        "on_error": on_error,
+    }
+    if engine is not None:
+        if against or report is not None:
+            raise UsageError("--against and --report do not work with --engine")
+        job = _job_options(engine, address, workers, memory, work, restart)
+        from fast_axolotl.cluster.tables import dedupe_on
+
+        done = _watch_job(dedupe_on, inputs=inputs, output=output, **settings, **job)
+        print_job(done, as_json=as_json)
+        return
+    if address is not None or work is not None or workers or restart:
+        raise UsageError("--address, --workers, --work and --restart need --engine local or ray")
+    from fast_axolotl.dedupe import dedupe_files
+
+    with phase_progress() as progress:
+        summary = dedupe_files(
+            inputs,
+            output,
+            against=against or None,
+            report=report,
+            memory_budget=parse_size(memory_budget),
+            progress=progress,
+            **settings,
+        )
+    if as_json:
+        print(json.dumps(summary.to_json() | {"peak_memory_bytes": peak_memory_bytes()}, indent=2))
+        return
+    share = summary.duplicates / summary.rows_in if summary.rows_in else 0.0
+    dropped = f"{summary.duplicates:,} ({share:.1%})"
+    if summary.duplicates_of_others:
+        dropped += f", {summary.duplicates_of_others:,} of them also in --against"
+    if summary.files_against:
+        dropped += f" ({count_words(summary.files_against, 'file')} in --against)"
+    files, rejections = count_words(summary.files_in, "file"), summary.rejections
+    rejected = describe_rejected(summary.rejected_rows, rejections) if rejections else None
+    spilled = f", {format_bytes(summary.spilled_bytes)} on disk" if summary.spilled_bytes else ""
+    pairs = [
+        ("rows in", f"{summary.rows_in:,} ({format_bytes(summary.bytes_in)}) from {files}"),
+        ("rejected rows", rejected),
+        ("duplicates", dropped),
+        ("rows out", f"{summary.rows_out:,} ({format_bytes(summary.bytes_out)})"),
+        ("time", f"{format_seconds(summary.seconds)}, {summary.rows_per_second or 0:,.0f} rows/s"),
+        (
+            "peak memory",
+            f"{format_bytes(peak_memory_bytes())}, "
+            f"{format_bytes(summary.state_bytes)} of it to remember rows{spilled}",
+        ),
+        ("output", summary.output),
+        ("report", summary.report),
+    ]
+    show_pairs("", [(label, value) for label, value in pairs if value is not None])
+
+
+def prepare(
+    config: Annotated[Path, Argument(help="The Axolotl configuration.", exists=True)],
+    engine: Annotated[
+        Literal["local", "ray"], Option(help="Work in processes here, or on a Ray cluster.")
+    ] = "local",
+    address: Address = None,
+    memory: WorkerMemory = "4GiB",
+    workers: Workers = 0,
+    output: Annotated[
+        str | None, Option("--output", "-o", help="Instead of dataset_prepared_path; may be a URL.")
+    ] = None,
+    work: Work = None,
+    restart: Restart = False,
+    as_json: AsJson = False,
+) -> None:
+    """Do what axolotl preprocess does, on all cores or on a Ray cluster, in bounded memory.
+
+    The result is the same folder with the same rows in the same order, for any number of nodes and
+    workers. axolotl train finds the dataset there and starts at once.
+
+    If it is interrupted, the same command continues where it stopped. If a node fails, its tasks
+    run again on another node.
+    """
+    job = _job_options(engine, address, workers, memory, work, restart)
+    if find_spec("axolotl") is None:
+        raise UsageError(
+            "prepare reads the configuration and tokenises with Axolotl, which is not installed "
+            "here: pip install axolotl"
+        )
+    from fast_axolotl.cluster.prepare import prepare as prepare_dataset
+
+    summary = _watch_job(prepare_dataset, config=str(config), overrides={}, output=output, **job)
+    # Axolotl opens a prepared dataset from a path only.
+    is_remote = output is not None and "://" in output
+    place = ["--dataset-prepared-path", "FOLDER" if is_remote else output] if output else []
+    command = shlex.join(["axolotl", "train", str(config), *place])
+    command = f"copy {output} to FOLDER, then {command}" if is_remote else command
+    print_job(summary, as_json=as_json, next_command=command)
+
+
+def _job_options(
+    engine: str, address: str | None, workers: int, memory: str, work: str | None, restart: bool
+) -> dict[str, Any]:
+    """What a job on data is given, whichever it is."""
+    if address is not None and engine != "ray":
+        raise UsageError("--address names a Ray cluster: add --engine ray")
+    job = {"engine": engine, "address": address or "auto", "memory": parse_size(memory)}
+    return {**job, "workers": workers, "work": work, "restart": restart}
+
+
+@dataclass(slots=True)
+class _Stage:
+    begun: float
+    total: int = 0
+    done: int = 0
+    rows: int = 0
+    """Of the tasks that are done."""
+
+
+def job_progress(
+    update: Callable[[str, int, int, int], None],
+    write: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[Event], None]:
+    """What shows how far a job is, from what it tells: ``update`` takes a stage, its tasks done and
+    in all, and rows; ``write`` takes lines."""
+    stages: dict[str, _Stage] = {}
+    written = 0.0
+
+    def hear(event: Event) -> None:
+        nonlocal written
+        now = clock()
+        stage = stages.setdefault(event.stage, _Stage(now))
+        word = ""
+        if event.kind == "stage":
+            stage.total += event.total
+            word = "starting, "
+        elif event.kind == "retried":
+            word = f"a task is tried again, since {event.reason}; "
+        elif event.kind == "done":
+            stage.done += 1
+            stage.rows += (event.answer or {}).get("rows") or 0
+            word = "done, " if stage.done == stage.total else ""
+        update(event.stage, stage.done, stage.total, stage.rows)
+        if word or now - written >= _LINE_SECONDS:
+            written = now
+            rows = f", {stage.rows:,} rows" if stage.rows else ""
+            took = f" in {format_duration(now - stage.begun)}" if stage.done else ""
+            write(f"{event.stage}: {word}{stage.done:,}/{stage.total:,} tasks{rows}{took}")
+
+    return hear
+
+
+def _watch_job(job: Callable[..., JobSummary], **arguments: Any) -> JobSummary:
+    """Does a job, and shows how far it is."""
+    from fast_axolotl.report.terminal import phase_progress
+
+    write = (lambda _: None) if sys.stderr.isatty() else say
+    try:
+        # Stdout is for results; what Ray and Axolotl print goes elsewhere.
+        with redirect_stdout(sys.stderr), phase_progress() as update:
+            return job(**arguments, heard=job_progress(update, write))
+    except KeyboardInterrupt:
+        say("finished work is kept: the same command continues, --restart starts again")
+        raise
+
+
+def print_job(job: JobSummary, *, as_json: bool, next_command: str = "") -> None:
+    """Print what a job has done: its stages and its rows."""
+    from fast_axolotl.report.terminal import show_matrix, show_pairs
+
+    if as_json:
+        print(json.dumps(job.to_json() | {"next_command": next_command}, indent=2))
+        return
+    stages = [
+        [
+            stage.name,
+            *(f"{count:,}" for count in (stage.tasks, stage.done_before, stage.retried)),
+            *map(format_duration, (stage.seconds, stage.task_seconds)),
+            format_bytes(stage.bytes_out),
+        ]
+        for stage in job.stages
+    ]
+    header = ("stage", "tasks", "done before", "retried", "time", "task time", "written")
+    show_matrix("", header, stages)
+    peak = max(job.nodes, key=lambda node: node.peak_bytes, default=None)
+    # Rows that an earlier run has prepared took no time now.
+    earlier = sum(stage.done_before for stage in job.stages)
+    rate = f" ({format_count(job.tokens / job.seconds)} tokens/s)" if not earlier else ""
+    before = f"; {count_words(earlier, 'task')} done by an earlier run" if earlier else ""
+    reasons = "".join(f", {count:,} {reason}" for reason, count in job.dropped.items())
+
+    def part(rows: int) -> str:
+        return f"{rows:,} ({format_share(rows / max(1, job.rows_in))})"
+
+    pairs = [
+        ("rows in", f"{job.rows_in:,} ({format_bytes(job.bytes_in)})"),
+        ("dropped", part(sum(job.dropped.values())) + reasons),
+        ("duplicates", part(job.duplicates)),
+        ("rows out", f"{job.rows_out:,} ({format_bytes(job.bytes_out)})"),
+        ("tokens", f"{job.tokens:,}{rate}" if job.tokens else "– (rows are not tokenised)"),
+        ("time", f"{format_duration(job.seconds)}{before}"),
+        (
+            "peak memory",
+            f"{format_bytes(peak.peak_bytes)} of a process on {peak.name}" if peak else "",
+        ),
+        ("rejected", "\n".join(job.extra.get("rejections", ())[:_MOST_REJECTIONS])),
+        ("output", ", ".join(job.outputs)),
+        ("next", next_command),
+    ]
+    show_pairs("", [(label, value) for label, value in pairs if value])
