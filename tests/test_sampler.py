@@ -128,7 +128,7 @@ def test_the_first_line_says_why_figures_are_missing(tmp_path: Path) -> None:
     assert start.command == ("python", "train.py")
     assert start.memory_bytes == 1000 * 1024
     assert set(start.reasons) == {"limit_bytes", "disk_bytes_per_second", "gpus"}
-    assert "names a file" in start.reasons["disk_bytes_per_second"]
+    assert "--data-path" in start.reasons["disk_bytes_per_second"]
     assert start.reasons["gpus"] == NO_GPU.reason
     sampler.stop()
     kinds = [line["kind"] for line in lines_of(tmp_path / "run")]
@@ -302,46 +302,20 @@ def test_the_last_sample_before_the_root_is_waited_for_holds_all_it_read(tmp_pat
     assert (last.read_chars or 0) >= 9_000_000
 
 
-def test_the_path_of_the_data_is_found_in_the_ranks_records(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
-    data = tmp_path / "data.bin"
-    data.write_bytes(os.urandom(9 << 20))
-    stale = tmp_path / "rank-1.jsonl"
-    stale.write_text('{"kind":"settings","t":0,"values":{"data_paths":["/of/an/earlier/run"]}}\n')
-    os.utime(stale, (1, 1))
-    writer = LineWriter(tmp_path / "system.jsonl")
-    sampler = SystemSampler(sleeper.pid, writer, rank_folder=tmp_path, gpu=NO_GPU)
-    sampler.begin()
-    sampler._look_for_data()
-    assert sampler.disk is None
-    rank = tmp_path / "rank-0.jsonl"
-    rank.write_text('{"kind":"start"}\n{"kind":"settings","t":0,"values":{"data_pa')
-    sampler._look_for_data()
-    assert sampler.disk is None
-    line = {"kind": "settings", "t": 0, "values": {"data_paths": ["hub/name"]}}
-    rank.write_text(json.dumps(line) + "\n")
-    sampler._look_for_data()
-    assert sampler.disk is None
-    line["values"]["data_paths"].append(str(data))
-    rank.write_text(json.dumps(line) + '\n{"kin')
-    sampler._look_for_data()
-    assert sampler.disk is not None
-    assert sampler.disk.path == str(data)
-    assert (sampler.sample().device_reads is None) is (sampler._device is None)
-    sampler.stop()
-    assert [line["kind"] for line in lines_of(tmp_path)].count("disk") == 1
-
-
 @pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no O_DIRECT")
 def test_inside_the_run_the_reads_of_the_probe_are_not_the_runs(tmp_path: Path) -> None:
     data = tmp_path / "data.bin"
     data.write_bytes(os.urandom(9 << 20))
-    sampler = SystemSampler(os.getpid(), gpu=NO_GPU)
+    writer = LineWriter(tmp_path / "system.jsonl")
+    sampler = SystemSampler(os.getpid(), writer, gpu=NO_GPU)
     before = sampler.sample().read_bytes
     sampler._probe(str(data))
+    assert sampler.disk is not None
+    assert sampler.disk.path == str(data)
     assert sampler.sample().read_bytes - before < 4 << 20
+    assert (sampler.sample().device_reads is None) is (sampler._device is None)
     sampler.stop()
+    assert [line["kind"] for line in lines_of(tmp_path)].count("disk") == 1
 
 
 def test_a_fault_in_the_thread_is_noted_and_goes_no_further(

@@ -100,7 +100,7 @@ def full_run() -> RunRecord:
         for name, seconds in (("first_fetch", 1.0), ("first_batch", 1.5), ("first_step", 2.5)):
             rank.marks.insert(0, Mark(t=seconds, name=name))
         # More devices than one, for an MFU that can be.
-        rank.add(replace(SHAPE, matmul_tflops=700.0, is_packed=True, num_devices=64))
+        rank.add(replace(SHAPE, is_packed=True, num_devices=64))
         rank.add(Log(t=3.0, step=200, values={"tokens/train_per_sec_per_gpu": 1000.0}))
         rank.add(Phase(t=4.0, name="steady", seconds=3.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
         rank.add(
