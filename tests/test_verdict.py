@@ -205,25 +205,21 @@ def test_a_worker_or_a_rank_that_was_killed_counts_like_the_run() -> None:
 
 
 def test_a_record_without_an_end_that_was_near_its_limit_says_so() -> None:
-    record = run(end=None, system=LIMITED)
-    record.system.end = None
+    record = run(end=None, system={**LIMITED, "end": None})
     verdict = verdict_of(record)
     assert verdict.kind == "compute"
     assert "if the run is over, it probably ran out of memory" in verdict.evidence[-1]
 
 
 def test_a_kill_in_the_runs_own_cgroup_is_not_blamed_on_other_programs() -> None:
-    record = killed(pss_bytes=2 * GIGABYTE, counter="machine_oom_kills")
-    assert "other programs" in verdict_of(record).action
-    record = killed(pss_bytes=2 * GIGABYTE, counter="oom_kills")
-    record.ranks[0].settings[0].values.update(num_workers=8, prefetch_factor=2)
-    assert "num_workers=4" in verdict_of(record).action
+    for counter, words in (("machine_oom_kills", "other programs"), ("oom_kills", "num_workers=4")):
+        record = killed(pss_bytes=2 * GIGABYTE, counter=counter)
+        record.ranks[0].settings[0].values.update(num_workers=8, prefetch_factor=2)
+        assert words in verdict_of(record).action
 
 
 def test_a_busy_gpu_has_lost_nothing_to_a_busy_machine() -> None:
-    record = run(system=BUSY)
-    gpu = DeviceSample(index=0, utilization=0.97)
-    record.system.samples = [replace(sample, gpus=(gpu,)) for sample in record.system.samples]
+    record = run(system={**BUSY, "gpus": (DeviceSample(index=0, utilization=0.97),)})
     verdict = verdict_of(record)
     assert verdict.kind == "compute"
     assert any("other programs used 50.0 %" in line for line in verdict.evidence)
