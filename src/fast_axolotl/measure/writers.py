@@ -3,7 +3,7 @@
 A file belongs to the process that its first line names until that process or the record has ended.
 A script that trains may start another that reads a loader and inherits the order to record, and the
 child must not take its parent's file away. A process of another machine cannot be looked at. It
-counts as writing while its file is younger than a minute, by the clock of the disk. One of another
+counts as writing while its file is younger than a minute. One of another
 container of this machine counts as ended: most often that is this very container, started again.
 
 The ranks of a node need not be one process tree: torchrun's are siblings, those of srun belong to a
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -147,12 +147,9 @@ def _is_alive(start: Start | SystemStart) -> bool:
 
 
 def _is_fresh(path: Path, *, only_empty: bool = False) -> bool:
-    """Whether a file was written within the last minute, by the clock that dates files there: a
-    file server's may differ from ours."""
-    try:
+    """Whether a file was written within the last minute."""
+    with suppress(OSError):
         stat = path.stat()
-        with tempfile.TemporaryFile(dir=path.parent) as new:
-            age = os.fstat(new.fileno()).st_mtime - stat.st_mtime
-    except OSError:
-        return False
-    return age < _FRESH_SECONDS and not (only_empty and stat.st_size)
+        is_wanted = not (only_empty and stat.st_size)
+        return is_wanted and time.time() - stat.st_mtime < _FRESH_SECONDS
+    return False
