@@ -131,7 +131,7 @@ class StepBlock:
     """From a batch's arrival to the start of its backward pass, summed: of the device where events
     time it, else of the host. No collective of data parallelism runs in it."""
     step_waits: str = ""
-    """The waits of all single steps, condensed to a byte each; see ``stall``."""
+    """The waits of all single steps, condensed to a byte each; see ``waits``."""
     host_waits: dict[str, int] = field(default_factory=dict)
     """Histogram of the fetches' host waits; see ``histogram``."""
     device_waits: dict[str, int] | None = None
