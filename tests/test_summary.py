@@ -102,7 +102,7 @@ def full_run() -> RunRecord:
         # More devices than one, for an MFU that can be.
         rank.add(replace(SHAPE, is_packed=True, num_devices=64))
         rank.add(Log(t=3.0, step=200, values={"tokens/train_per_sec_per_gpu": 1000.0}))
-        rank.add(Phase(t=4.0, name="steady", seconds=3.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
+        rank.add(Phase(t=4.0, name="evaluate", seconds=3.0))
         rank.add(
             ProfileWindow(
                 t=5.0,
@@ -118,7 +118,6 @@ def full_run() -> RunRecord:
         device_reads=10,
         device_read_bytes=1e7,
         pss_anon_bytes=2 * GIGABYTE,
-        pss_file_bytes=GIGABYTE,
         pss_shared_bytes=GIGABYTE,
         swap_bytes=0,
         cpu_seconds=4.0,
@@ -344,7 +343,7 @@ def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
 def test_the_share_of_the_limit_is_of_what_cannot_give_way() -> None:
     """A process that has mapped 40 GB of Arrow files under a limit of 8 GB is in no danger."""
     limit = {"limit_bytes": 8 * GIGABYTE}
-    mapped = {"pss_file_bytes": 40 * GIGABYTE, "rss_bytes": 43 * GIGABYTE}
+    mapped = {"rss_bytes": 43 * GIGABYTE}
     sizes = {"pss_anon_bytes": GIGABYTE, "pss_shared_bytes": GIGABYTE, "pss_bytes": 42 * GIGABYTE}
     summary = summarise(make_run(make_rank(), system=make_system(start=limit, **sizes, **mapped)))
     assert summary.working_set_bytes == summary.working_set_peak_bytes == 2 * GIGABYTE

@@ -150,8 +150,6 @@ class SystemSampler:
         if self._gpu.reason:
             reasons["gpus"] = self._gpu.reason
         usage = processes.read_usage(self._processors, proc=self._proc)
-        count = None if usage is None else usage[2]
-        quota = None if self._quota is None else self._quota.cores
         self.begun = SystemStart(
             time=self._time,
             host=system.node_name(),
@@ -162,8 +160,7 @@ class SystemSampler:
             limit_bytes=limit_bytes,
             data_path=self._data_path,
             gpu_names=self._gpu.names,
-            cores=min(filter(None, (count, quota)), default=None),
-            processors=count,
+            processors=None if usage is None else usage[2],
             source=self.source,
             reasons=reasons,
         )
