@@ -149,7 +149,7 @@ class _Source:
     """How often it was used up in this pass."""
     is_new: bool = True
     """Whether no row of the current epoch was read yet."""
-    batches: Iterator[pa.RecordBatch] = iter(())
+    batches: Iterator[pa.RecordBatch] = field(init=False)
     held: list[pa.RecordBatch] = field(default_factory=list)
     """Rows for the batch in the making."""
     taken: int | None = None
