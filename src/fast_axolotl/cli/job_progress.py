@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.cli.options import say
@@ -25,21 +24,11 @@ from fast_axolotl.record.units import (
 from fast_axolotl.report.terminal import phase_progress, show_matrix, show_pairs
 
 if TYPE_CHECKING:
-    from fast_axolotl.cluster.job import JobSummary
-    from fast_axolotl.cluster.tasks import Event
+    from fast_axolotl.cluster.job import JobSummary, Stage
 
 _LINE_SECONDS = 30.0
 _MOST_NODES = 16
 _MOST_REJECTIONS = 20
-
-
-@dataclass(slots=True)
-class _Stage:
-    begun: float
-    total: int = 0
-    done: int = 0
-    rows: int = 0
-    """Of the tasks that are done."""
 
 
 class JobProgress:
@@ -56,30 +45,18 @@ class JobProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._update, self._write, self._clock = update, write, clock
-        self._stages: dict[str, _Stage] = {}
         self._written = 0.0
 
-    def hear(self, event: Event) -> None:
-        """Take up what happened."""
+    def hear(self, stage: Stage, what: str) -> None:
+        """Take up how far a stage is, and what happened."""
         now = self._clock()
-        stage = self._stages.setdefault(event.stage, _Stage(now))
-        word = ""
-        if event.kind == "stage":
-            stage.total += event.total
-            word = "starting, "
-        elif event.kind == "retried":
-            word = f"a task is tried again, since {event.reason}; "
-        elif event.kind == "done":
-            stage.done += 1
-            stage.rows += (event.answer or {}).get("rows") or 0
-            word = "done, " if stage.done == stage.total else ""
-        self._update(event.stage, stage.done, stage.total, stage.rows)
-        if word or now - self._written >= _LINE_SECONDS:
+        self._update(stage.name, stage.done, stage.tasks, stage.rows)
+        if what or now - self._written >= _LINE_SECONDS:
             self._written = now
             rows = f", {stage.rows:,} rows" if stage.rows else ""
-            took = f" in {format_duration(now - stage.begun)}" if stage.done else ""
-            tasks = f"{stage.done:,}/{stage.total:,} tasks"
-            self._write(f"{event.stage}: {word}{tasks}{rows}{took}")
+            took = f" in {format_duration(stage.seconds)}" if stage.done else ""
+            tasks = f"{stage.done:,}/{stage.tasks:,} tasks"
+            self._write(f"{stage.name}: {what}{', ' if what else ''}{tasks}{rows}{took}")
 
 
 def watch_job(job: Callable[..., JobSummary], **arguments: Any) -> JobSummary:
