@@ -231,10 +231,8 @@ class TorchDataset(IterableDataset[Any]):
         options["num_threads"] = max(1, (num_threads or usable_threads()) // count)
         options["memory_budget"] = max(budget // count, min(budget, LEAST_MEMORY_BUDGET))
         options["batch_size"] = _MIXED_ROWS
-        mixing["epoch"], mixing["on_conflict"] = (
-            options["epoch"],
-            options.get("on_conflict", "raise"),
-        )
+        mixing["epoch"] = options["epoch"]
+        mixing["on_conflict"] = options.get("on_conflict", "raise")
         pairs = {
             name: (open_dataset(paths, **options), weight)
             for name, (paths, weight) in self._sources.items()
