@@ -263,27 +263,23 @@ def test_saving_is_that_of_stock_with_its_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_large_datasets_get_as_many_shards_as_with_stock(
+def test_shards_by_size_splits_infos_and_nested_columns_are_saved_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
+    from datasets import ClassLabel, Dataset, DatasetInfo, Features, Value
 
     monkeypatch.setattr(datasets.config, "MAX_SHARD_SIZE", "1KB")
     save_both(tokenised(80), tmp_path / "all", dataset_num_proc=1)
     some = tokenised(80).select(range(0, 80, 2))
     save_both(some, tmp_path / "some", dataset_num_proc=1)
-
-
-def test_splits_infos_and_nested_columns_are_saved_alike(tmp_path: Path, in_process: None) -> None:
-    from datasets import ClassLabel, Dataset, DatasetInfo, Features, Value
-
     features = Features(
         {"c": ClassLabel(names=["a", "b"]), "m": [{"role": Value("string")}], "n": Value("null")}
     )
     rows = {"c": [0, 1, None], "m": [[{"role": "u"}], None, []], "n": [None] * 3}
     info = DatasetInfo(description="words", features=features, version="1.2.3")
     dataset = Dataset.from_dict(rows, info=info, split="train")
-    folder = save_both(dataset, tmp_path, dataset_num_proc=1)
+    folder = save_both(dataset, tmp_path / "nested", dataset_num_proc=1)
     assert json.loads((folder / "state.json").read_text())["_split"] == "train"
 
 
