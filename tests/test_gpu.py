@@ -108,31 +108,21 @@ def test_once_the_tree_is_seen_on_a_device_only_such_devices_count(nvml: Nvml) -
         nvml.running = {}
 
 
-def test_without_the_package_the_reason_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    reader = open_gpus()
-    assert reader.read() == ()
-    assert reader.reason == "GPU figures need NVML: pip install nvidia-ml-py"
-    reader.close()
-
-
-def test_without_a_driver_the_reason_is_what_nvml_answers(
+def test_without_package_driver_or_device_the_reason_says_which(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise NVMLError("NVML Shared Library Not Found")
 
-    monkeypatch.setattr(nvml, "nvmlInit", fail)
-    reader = open_gpus()
-    assert reader.names == ()
-    assert reader.reason == "NVML reports: NVML Shared Library Not Found"
-
-
-def test_a_driver_without_a_device_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(count=0))
+    nvml.count = 0
     assert open_gpus().reason == "NVML finds no GPU"
+    monkeypatch.setattr(nvml, "nvmlInit", fail)
+    assert open_gpus().reason == "NVML reports: NVML Shared Library Not Found"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    reader = open_gpus()
+    assert reader.reason == "GPU figures need NVML: pip install nvidia-ml-py"
+    assert (reader.names, reader.read()) == ((), ())
+    reader.close()
 
 
 def test_the_real_thing_reads_devices_or_gives_a_reason() -> None:

@@ -99,15 +99,12 @@ def test_a_number_that_is_none_is_null_in_json_and_nan_when_it_is_read() -> None
     assert math.isnan(block.walls[1])
 
 
-def test_what_earlier_versions_wrote_is_read() -> None:
+def test_what_earlier_versions_wrote_is_read_and_what_does_not_fit_is_an_error() -> None:
     found = parse_line('{"kind":"log","t":1.0,"step":3,"values":{"loss":NaN}}')
     assert isinstance(found, Log)
     assert math.isnan(found.values["loss"])
     sample = parse_line('{"kind":"system","t":1,"processes":2.0,"read_bytes":1e6}')
     assert sample == SystemSample(t=1.0, processes=2, read_bytes=1_000_000)
-
-
-def test_a_value_that_does_not_fit_is_an_error_that_names_its_place() -> None:
     with pytest.raises(ValueError, match=r"`int`, got `str` - at `\$.steps`"):
         from_plain(StepBlock, {**asdict(BLOCK), "steps": "two"})
 
@@ -172,19 +169,15 @@ def test_files_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     assert record.notes[1].startswith("rank-2.jsonl cannot be read: Is a directory")
 
 
-def test_a_later_format_says_what_to_do(tmp_path: Path) -> None:
+def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
     late = Start(schema=SCHEMA + 1, time=1, pid=1, host="here", version="9")
-    write(tmp_path / "rank-0.jsonl", late)
+    write(tmp_path / "late" / "rank-0.jsonl", late)
     with pytest.raises(DataError, match=f"format {SCHEMA + 1}.*up to format {SCHEMA}: .*newer"):
-        read_run(tmp_path)
-
-
-def test_what_is_no_record_says_so(tmp_path: Path) -> None:
+        read_run(tmp_path / "late")
     with pytest.raises(MissingFileError, match="no such folder"):
         read_run(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(DataError, match="a record is a folder"):
-        read_run(tmp_path / "file")
+        read_run(tmp_path / "late" / "rank-0.jsonl")
     # A folder with records below is no protocol yet.
     write(tmp_path / "runs" / "before" / "system.jsonl")
     with pytest.raises(DataError, match=r"holds no record: .*measure"):
@@ -206,7 +199,9 @@ def test_a_protocol_s_folder_names_what_reads_it(tmp_path: Path) -> None:
     assert "run --measure" not in str(found.value)
 
 
-def test_an_earlier_file_is_kept_and_not_read(tmp_path: Path) -> None:
+def test_an_earlier_file_is_kept_and_not_read_and_a_refused_one_is_left_as_it_is(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "rank-0.jsonl"
     write(path, START, BLOCK)
     write(path, START)
@@ -215,6 +210,13 @@ def test_an_earlier_file_is_kept_and_not_read(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     write(tmp_path / "empty.jsonl", START)
     assert not (tmp_path / "empty.jsonl.1").exists()
+    theirs = path.read_text()
+    writer = LineWriter(path, refusal="it is another's")
+    writer.write(End(t=0.0, reason="finished"))
+    writer.close()
+    assert writer.failure == f"{path}: it is another's"
+    assert path.read_text() == theirs
+    assert not (tmp_path / "rank-0.jsonl.2").exists()
 
 
 def test_files_of_a_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
@@ -297,14 +299,3 @@ def test_the_worst_share_is_of_the_longest() -> None:
     histogram.add(0.001, 99)
     histogram.add(0.901)
     assert histogram.worst_share(0.01) == pytest.approx(0.901 / 1.0, rel=0.02)
-
-
-def test_a_refused_file_is_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    path.write_text("theirs\n")
-    writer = LineWriter(path, refusal="it is another's")
-    writer.write(End(t=0.0, reason="finished"))
-    writer.close()
-    assert writer.failure == f"{path}: it is another's"
-    assert path.read_text() == "theirs\n"
-    assert [file.name for file in tmp_path.iterdir()] == ["rank-0.jsonl"]

@@ -51,7 +51,6 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             rank=(trainer.global_rank, trainer.world_size, trainer.local_rank),
             accumulation=trainer.accumulate_grad_batches,
             settings=_read_layout(trainer),
-            dataset=getattr(trainer.train_dataloader, "dataset", None),
         )
         assert self.meter is not None
         meter, save = self.meter, trainer.save_checkpoint

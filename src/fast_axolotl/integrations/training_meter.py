@@ -28,7 +28,6 @@ from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
-from fast_axolotl.measure.loaders import find_data_paths
 from fast_axolotl.measure.writers import has_sampler
 from fast_axolotl.record.run_folders import free_folder
 from fast_axolotl.system import MEASURE
@@ -125,7 +124,6 @@ class TrainingMeter:
         rank: tuple[int, int, int],
         accumulation: int,
         settings: Mapping[str, Any] | None = None,
-        dataset: Any = None,
         **shape: Any,
     ) -> None:
         """A training begins: open a meter and hook into torch's loaders.
@@ -144,7 +142,7 @@ class TrainingMeter:
             accumulation=accumulation,
             told_steps=True,
             peak_tflops=self._peak_tflops,
-            data_paths=self._data_paths or find_data_paths(dataset),
+            data_paths=self._data_paths,
             sample_system=self._sample_system,
             error_at_exit=GIVEN_UP,
         )

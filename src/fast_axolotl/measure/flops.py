@@ -104,13 +104,8 @@ def utilisation(
     if shape.peak_tflops is not None:
         peak, source = shape.peak_tflops, "set with --peak-tflops"
     reasons = {} if peak is not None else dict.fromkeys(("mfu", "hfu", "peak_tflops"), source)
-    if shape.matmul_tflops is None:
-        reasons["matmul_share"] = shape.reasons.get(
-            "matmul_tflops",
-            "the matmul rate of this GPU was not measured",
-        )
     if tokens_per_second is None:
-        rates = ("model_flops_per_second", "mfu", "hfu", "matmul_share")
+        rates = ("model_flops_per_second", "mfu", "hfu")
         reasons.update(dict.fromkeys(rates, "tokens were not counted"))
     rate, hardware = times(tokens_per_second, flops.model), times(tokens_per_second, flops.hardware)
     whole = times(peak, 1e12 * devices)
@@ -127,7 +122,6 @@ def utilisation(
         "model_flops_per_second": rate,
         "mfu": mfu,
         "hfu": hfu,
-        "matmul_share": ratio(rate, times(shape.matmul_tflops, 1e12 * devices)),
         "peak_tflops": peak,
         "peak_source": "" if peak is None else source,
         "flops_convention": flops.convention,
@@ -136,7 +130,6 @@ def utilisation(
 
 
 def _unknown(reason: str) -> tuple[dict[str, Any], dict[str, str]]:
-    names = ("model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "matmul_share")
-    missing = (*names, "peak_tflops")
+    missing = ("model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "peak_tflops")
     texts = {"peak_source": "", "flops_convention": ""}
     return dict.fromkeys(missing) | texts, dict.fromkeys(missing, reason)

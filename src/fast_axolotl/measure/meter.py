@@ -452,8 +452,6 @@ class Meter:
     def settings(self, **values: Any) -> None:
         """Record settings of the run. ``num_workers`` and ``prefetch_factor`` tell how many batches
         must be ready or requested for all workers to be busy."""
-        if "data_paths" in self._journal.values:
-            values.pop("data_paths", None)  # those that were given go before those that were found
         self._journal.settings(values)
         workers, prefetch = map(self._journal.values.get, ("num_workers", "prefetch_factor"))
         self._tracker.queue_room = None

@@ -52,7 +52,7 @@ _SLACK = 0.9
 _PATIENCE_SECONDS = 5.0
 """Reading of a process that hangs inside the kernel can hang, too."""
 
-_NO_DATA = "neither the configuration nor the dataset names a file on this machine"
+_NO_DATA = "no path of the data was given: use --data-path"
 
 
 class SystemSampler:
@@ -127,7 +127,6 @@ class SystemSampler:
                 if self._stopping.wait(max(0.0, due - self._clock())):
                     return
                 self.sample()
-                self._look_for_data()
                 due = max(due + self._pause(), self._clock())
         except Exception as error:  # noqa: BLE001 - the run that is watched must go on
             self.failure = f"sampling stopped: {type(error).__name__}: {error}"
@@ -266,13 +265,6 @@ class SystemSampler:
         """Of the processes' own cgroup, where there is one, else of the machine."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
         return processes.read_pressure_seconds(own or self._proc / "pressure" / name)
-
-    def _look_for_data(self) -> None:
-        """Probe the data's device once a rank has noted where its data lies."""
-        if self.disk is None and self._ranks is not None:
-            here = next(filter(os.path.exists, self._ranks.find_data(self._time)), None)
-            if here is not None:
-                self._probe(here)
 
     def _probe(self, path: str) -> None:
         t, before = self._clock() - self._start, processes.read_io("self", proc=self._proc)

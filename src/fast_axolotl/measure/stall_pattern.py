@@ -1,9 +1,9 @@
 """How waiting is spread over a run: in which pattern waits come, and whether the end is different.
 
-*Pattern.* All along, in bursts, or once in a long while. Long waits are those that hold the
-waiting: a third as long as the one at half of it, or longer. Where they are few, their mean distance
-is the period. Up to 64 fetches it is a burst: a ready queue that deep
-hides it. A longer one is periodic, and so are waits that come with an epoch's or a shard's begin.
+*Pattern.* All along, in bursts, or once in a long while. Long waits hold most of the waiting:
+a third as long as the one at half of it, or longer. Where they are few, their mean distance is the
+period. Up to 64 fetches it is a burst: a ready queue that deep hides it. A longer one is periodic,
+and so are waits that come with an epoch's or a shard's begin.
 
 *End.* A run that was fine for hours can be starved. The steady time is cut into tenths. The last
 one is a change if it is long enough to be judged, and its stall is five points above that of seven

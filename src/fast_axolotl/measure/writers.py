@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from fast_axolotl.record import LineWriter, Settings, Start, SystemStart
+from fast_axolotl.record import LineWriter, Start, SystemStart
 from fast_axolotl.record.folder import SYSTEM_FILES, UNREADABLE, parse_line, system_file
 from fast_axolotl.system import node_name, pid_namespace
 
@@ -32,8 +32,6 @@ most five seconds apart, and clients of a file server see them up to some second
 _CLOCK_SECONDS = 2.0
 """A process that began this long after the record is another one with the same number."""
 _LAST_LINE_BYTES = 4096
-_LOOK_BYTES, _LOOK_FILES = 1 << 16, 4
-"""Of a rank's record, the part that is searched for the path of the data; and of how many ranks."""
 _RANK_FILE = re.compile(r"rank-\d+\.jsonl")
 
 
@@ -131,19 +129,6 @@ class LocalRanks:
                 if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
                     pids.append(start.pid)
         return pids
-
-    def find_data(self, since: float) -> list[str]:
-        """Where the data of a run that began since then lies, by the heads of its records."""
-        for path in sorted(self._folder.glob("rank-*.jsonl"))[:_LOOK_FILES]:
-            # A line that is still being written is left for later.
-            with suppress(OSError, *UNREADABLE), path.open("rb") as opened:
-                if path.stat().st_mtime < since:
-                    continue  # of an earlier run
-                for text in opened.read(_LOOK_BYTES).splitlines():
-                    line = parse_line(text.decode()) if b'"data_paths"' in text else None
-                    if isinstance(line, Settings):
-                        return [str(one) for one in line.values["data_paths"]]
-        return []
 
 
 def _is_visible(start: Start | SystemStart) -> bool:

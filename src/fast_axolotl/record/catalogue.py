@@ -180,9 +180,6 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
             "its parts must be wrong"),
         Figure("hfu", "HFU", "share", "higher", "the same, with recomputed activations counted",
             "by convention: recomputation costs one whole forward pass"),
-        Figure("matmul_share", "share of the matmul rate", "share", "higher",
-            "`model_flops_per_second` ÷ (GPUs · the rate that large square matmuls reach on this "
-            "GPU)", "only in records of earlier versions"),
         Figure("peak_tflops", "peak of one GPU", "TFLOP/s", "",
             "from the data sheet, dense, by the exact name of the GPU and the data type; or "
             "`--peak-tflops`", "clocks are lower under load"),

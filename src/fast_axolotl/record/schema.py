@@ -214,8 +214,6 @@ class ModelShape:
     num_devices: int = 1
     peak_tflops: float | None = None
     """Given by the user; else looked up by ``device_name``."""
-    matmul_tflops: float | None = None
-    """Measured on this very device."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
