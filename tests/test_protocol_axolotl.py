@@ -131,7 +131,6 @@ def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
     assert {arm.own_folders for arm in plan.arms} == {("output_dir", "HF_DATASETS_CACHE")}
     assert plan.notes[0].startswith("Each run has its own output_dir, datasets cache; all runs")
-    assert "share dataset_prepared_path, Hugging Face downloads" in plan.notes[0]
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:

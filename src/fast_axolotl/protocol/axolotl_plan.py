@@ -71,10 +71,9 @@ def plan_axolotl(
         pins, config = pins | alike, config | alike
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
-    shared = [key for key in _OWN_FOLDERS if key in pins] + ["Hugging Face downloads"]
     notes = [
         f"Each run has its own {', '.join([*folders, 'datasets cache'])}; all runs share "
-        f"{', '.join([*shared, 'the page cache'])} and compiled kernels."
+        "everything else, such as the page cache and compiled kernels."
     ]
     if pins:
         pinned = ", ".join(f"{key}={value}" for key, value in pins.items())

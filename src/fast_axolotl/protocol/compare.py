@@ -157,12 +157,11 @@ def _compare_arms(folder: Path, arm: str | None) -> Comparison:
     if missing := find_missing(protocol.arms[0], protocol.arms[at]):
         raise DataError(missing, path=str(folder))
     rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-    judged = describe_judgement(matrix)
-    notes = tuple(note for note in matrix.notes if note != judged)
     return Comparison(
         first=matrix.arms[0],
         second=chosen,
-        matrix=replace(matrix, arms=(matrix.arms[0], chosen), rows=rows, notes=notes),
+        # How the runs were judged is told anew.
+        matrix=replace(matrix, arms=(matrix.arms[0], chosen), rows=rows, notes=matrix.notes[:1]),
         alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
         notes=protocol.differing_settings,
     )
