@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROTOCOL_EXAMPLES = examples(
     "protocol config.yml --pin max_steps=200",
-    "protocol config.yml --streaming --sequence-len 16384 --pin max_steps=200,num_workers=2",
+    "protocol config.yml --streaming --pin max_steps=200,num_workers=2",
     "protocol config.yml --command 'axolotl train {config} --launcher torchrun' --max-minutes 60",
     "protocol --baseline 'python train.py --workers 0' --candidate 'python train.py --workers 4' "
     "-o protocols/workers",
@@ -67,9 +67,6 @@ def protocol(
     streaming: Annotated[
         bool, typer.Option("--streaming", help="Also compare streaming by our reader.")
     ] = False,
-    sequence_len: Annotated[
-        int | None, typer.Option(help="sequence_len of the streaming variant.", min=1)
-    ] = None,
     dedupe: Annotated[
         bool, typer.Option("--dedupe", help="Also time dedupe alone, on your rows.")
     ] = False,
@@ -139,7 +136,6 @@ def protocol(
             dedupe=dedupe,
             command=command or COMMAND,
             pins=parse_pins(pin) if pin else {},
-            sequence_len=sequence_len,
         )
     elif world_size is not None:
         if baseline or candidate or not command:
@@ -147,10 +143,10 @@ def protocol(
         arm = plan_arm("command", command)
         plan = Plan(title=arm.text, arms=(arm,))
     else:
-        if streaming or dedupe or pin or sequence_len or command:
+        if streaming or dedupe or pin or command:
             raise UsageError(
-                "--streaming, --dedupe, --pin, --sequence-len and --command need an Axolotl "
-                "configuration; they do not work with two commands"
+                "--streaming, --dedupe, --pin and --command need an Axolotl configuration; they do "
+                "not work with two commands"
             )
         if not baseline or not candidate:
             raise UsageError("pass a configuration, or both --baseline and --candidate")
