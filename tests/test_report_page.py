@@ -215,17 +215,15 @@ def test_a_name_cannot_turn_the_page_around() -> None:
     assert not [label for label in labels if "\u202e" in label]
 
 
-def test_charts_and_cards_say_which_run_of_an_arm_they_are_of() -> None:
+def test_cards_say_which_run_of_an_arm_they_are_of() -> None:
     protocol = make_protocol()
     first, *others = protocol.arms
     arms = (replace(first, shown_run=first.runs[2].folder), *others)
     names = [arm.name for arm in arms]
     report = as_report(*[one_step()] * 3, names=names, protocol=replace(protocol, arms=arms))
     html = render_page(report)
-    place = html.index('id="charts"')
     for words in ("07-baseline", "14-drop-in", "15-streaming"):
-        assert f"Verdict of run {words}." in html[:place]
-        assert words in html[place:]
+        assert f"Verdict of run {words}." in html
 
 
 def test_a_protocol_that_was_stopped_is_not_called_running() -> None:
