@@ -78,7 +78,7 @@ def noisy(scale: float) -> FakeLaunch:
 def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) -> None:
     found = run(plan(pairs=5), tmp_path / "quiet", noisy(0.0002))
     assert found.paragraph.startswith("candidate: no change that matters.\n")
-    assert "a faster reader cannot help" in found.paragraph
+    assert "a faster loader would change nothing" in found.paragraph
     assert not any(note.startswith("One pair") for note in found.notes)
     found = run(plan(pairs=5), tmp_path / "loud", noisy(0.02))
     cell = cell_of(found, "tokens_per_second")
@@ -191,7 +191,7 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
 def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
     launch = FakeLaunch(stall={"baseline": 0.4, "candidate": 0.01}, step_seconds=slower)
     found = run(plan(), tmp_path / "p", launch)
-    assert "Stall: 40.0 % → 1.0 %: data was a bottleneck" in found.paragraph
+    assert "Stall: 40.0 % → 1.0 %." in found.paragraph
     assert found.arms[0].verdict.startswith("data")
     assert "Use the candidate." in found.paragraph
 

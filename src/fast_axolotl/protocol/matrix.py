@@ -237,9 +237,7 @@ def find_cell(matrix: Matrix, name: str, arm: str) -> Cell | None:
 
 def primary_name(matrix: Matrix, arm: str) -> str:
     """The figure that answers whether an arm is better than the baseline; empty: there is none."""
-    known = set()
-    for row in matrix.rows:
-        cells = [find_cell(matrix, row.name, name) for name in (matrix.arms[0], arm)]
-        if all(cell is not None and cell.value is not None for cell in cells):
-            known.add(row.name)
+    at = matrix.arms.index(arm)
+    both = {row.name: (row.cells[0].value, row.cells[at].value) for row in matrix.rows}
+    known = {name for name, values in both.items() if None not in values}
     return next((name for name in PRIMARY if name in known), "")
