@@ -31,8 +31,8 @@ from benchmarks.command import Tell, execute, race_parser
 from benchmarks.result import Result, Table, record_table
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.summary import summarise
+from fast_axolotl.protocol.build import compare_losses
 from fast_axolotl.protocol.child import launch, with_own_programs
-from fast_axolotl.protocol.losses import compare_losses
 from fast_axolotl.record.run_folders import read_training
 from fast_axolotl.record.units import format_seconds, format_share, format_value
 

@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fast_axolotl import unique_rows
 from fast_axolotl.axolotl import data
 from fast_axolotl.axolotl.data import (
     deduplicate_and_log_datasets,
     get_dataset_lengths,
+    row_numbers,
     save_preprocessed_dataset,
 )
 from fast_axolotl.axolotl.patching import Unfamiliar
@@ -48,8 +50,9 @@ samplers = Later("axolotl.utils.samplers.utils")
 # Dedupe.
 
 VALUES: dict[str, list[Any]] = {
-    "text": ["a", "b", None, "", "a", "'", '"', "\\", "\n", "é", "é", "None"],
-    "floats": [0.0, -0.0, NAN, -NAN, 1.0, math.inf, -math.inf, None, 1e-323, 0.1],
+    "text": ["a", "b", None, "", "a", "'", '"', "\\", "\n", "é", "é", "e\u0301", "None"],
+    "floats": [0.0, -0.0, NAN, -NAN, 1.0, math.inf, -math.inf, None, 1e-323, 0.1, 0.1 + 1e-17],
+    "lists of floats": [[0.0], [-0.0], [NAN], [NAN], None, []],
     "lists": [[1, 2], [1], None, [], [1, None], [None, 1], [1, 2]],
     "bools": [True, False, None, True],
     "structs": [{"a": 1, "b": "x"}, {"a": None, "b": None}, None, {"a": 1, "b": "x"}],
@@ -85,7 +88,11 @@ def test_dedupe_agrees_on_every_kind_of_value(name: str) -> None:
     from datasets import Dataset
 
     values = VALUES[name] * 2
-    same_dedupe(Dataset.from_dict({"x": values, "y": [0] * len(values)}))
+    dataset = Dataset.from_dict({"x": values, "y": [0] * len(values)})
+    same_dedupe(dataset)
+    kept = deduplicate_and_log_datasets(dataset)[0]
+    numbers = range(len(kept)) if kept._indices is None else row_numbers(kept)
+    assert unique_rows(dataset.data.table).tolist() == [*numbers]
 
 
 @EQUAL_TO_STOCK
@@ -183,18 +190,14 @@ def test_lengths_of_any_width_are_int64(kind: str) -> None:
         {"text": ["x"]},
     ],
 )
-@pytest.mark.parametrize("from_arrow", [False, True])
-def test_odd_lengths_are_left_to_stock(columns: dict[str, Any], from_arrow: bool) -> None:
+def test_odd_lengths_are_left_to_stock(columns: dict[str, Any]) -> None:
     from datasets import Dataset
 
-    with pytest.raises(Unfamiliar):
-        get_dataset_lengths(Dataset(pa.table(columns)), from_arrow)
-
-
-def test_lengths_of_formatted_datasets_are_left_to_stock() -> None:
-    for dataset in (tokenised(3).with_format("torch"), [1, 2]):
-        with pytest.raises(Unfamiliar):
-            get_dataset_lengths(dataset)
+    odd = Dataset(pa.table(columns))
+    for dataset in (odd, tokenised(3).with_format("torch"), [1, 2]):
+        for from_arrow in (False, True):
+            with pytest.raises(Unfamiliar):
+                get_dataset_lengths(dataset, from_arrow)
 
 
 # Saving.
@@ -260,27 +263,23 @@ def test_saving_is_that_of_stock_with_its_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_large_datasets_get_as_many_shards_as_with_stock(
+def test_shards_by_size_splits_infos_and_nested_columns_are_saved_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
+    from datasets import ClassLabel, Dataset, DatasetInfo, Features, Value
 
     monkeypatch.setattr(datasets.config, "MAX_SHARD_SIZE", "1KB")
     save_both(tokenised(80), tmp_path / "all", dataset_num_proc=1)
     some = tokenised(80).select(range(0, 80, 2))
     save_both(some, tmp_path / "some", dataset_num_proc=1)
-
-
-def test_splits_infos_and_nested_columns_are_saved_alike(tmp_path: Path, in_process: None) -> None:
-    from datasets import ClassLabel, Dataset, DatasetInfo, Features, Value
-
     features = Features(
         {"c": ClassLabel(names=["a", "b"]), "m": [{"role": Value("string")}], "n": Value("null")}
     )
     rows = {"c": [0, 1, None], "m": [[{"role": "u"}], None, []], "n": [None] * 3}
     info = DatasetInfo(description="words", features=features, version="1.2.3")
     dataset = Dataset.from_dict(rows, info=info, split="train")
-    folder = save_both(dataset, tmp_path, dataset_num_proc=1)
+    folder = save_both(dataset, tmp_path / "nested", dataset_num_proc=1)
     assert json.loads((folder / "state.json").read_text())["_split"] == "train"
 
 

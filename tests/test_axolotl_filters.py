@@ -143,8 +143,10 @@ STRATEGIES: list[dict[str, Any]] = [
 
 @on_every_variant(STRATEGIES)
 def test_rows_out_of_range_are_handled_as_by_stock(
-    name: str, options: dict[str, Any], tmp_path: Path
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (data, filters):
+        monkeypatch.setattr(module, "_ROWS_AT_ONCE", 4)
     longest = 9 if options.get("excess_length_strategy") == "raise" else 3
     LONG.same(rows_of(name, tmp_path), longest, config({"is_preprocess": True, **options}))
 
@@ -252,15 +254,6 @@ def test_position_ids_across_batches(count: int) -> None:
         ours, _ = PACKING.same(config({"sample_packing": True}), item, None)
         assert str(ours.features["position_ids"]) == "List(Value('int64'))"
         assert str(ours.features["length"]) == "Value('int64')"
-
-
-@pytest.mark.parametrize("name", FILLED)
-def test_steps_of_few_rows_change_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(filters, "_ROWS_AT_ONCE", 4)
-    LONG.same(rows_of(name, tmp_path), 3, config({}))
 
 
 def test_existing_columns_are_written_over_in_place() -> None:

@@ -1,4 +1,4 @@
-"""The plugin: our keys in Axolotl's schema, and what they switch."""
+"""The plugin: our keys in Axolotl's schema, and what they switch; see ``test_axolotl_cli``, too."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from support.children import run_python
 
 Import = Callable[[str], Any]
 
+pytestmark = AGAINST_AXOLOTL
+
 
 def test_without_axolotl_the_plugin_says_what_is_missing() -> None:
     code = (
@@ -26,164 +28,168 @@ def test_without_axolotl_the_plugin_says_what_is_missing() -> None:
     assert "pip install axolotl" in run_python(code).stdout
 
 
-class TestKeys:
-    pytestmark = AGAINST_AXOLOTL
+@pytest.fixture
+def manager(stock: Import, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    base = stock("axolotl.integrations.base")
+    monkeypatch.setattr(base.PluginManager, "_instance", None)
+    monkeypatch.setattr(base.PluginManager, "plugins", {})
+    yield base.PluginManager.get_instance()
+    fast_axolotl.uninstall()
 
-    @pytest.fixture
-    def manager(self, stock: Import, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        base = stock("axolotl.integrations.base")
-        monkeypatch.setattr(base.PluginManager, "_instance", None)
-        monkeypatch.setattr(base.PluginManager, "plugins", {})
-        yield base.PluginManager.get_instance()
-        fast_axolotl.uninstall()
 
-    @pytest.fixture
-    def plugin(self, manager: Any) -> Any:
-        manager.register(PLUGIN)
-        return manager.plugins[PLUGIN]
+@pytest.fixture
+def plugin(manager: Any) -> Any:
+    manager.register(PLUGIN)
+    return manager.plugins[PLUGIN]
 
-    @pytest.fixture
-    def config(self, stock: Import) -> Callable[..., Any]:
-        dict_default = stock("axolotl.utils.dict").DictDefault
-        always = {
-            "base_model": "model",
-            "datasets": [{"path": "rows.jsonl", "type": "alpaca"}],
-            "learning_rate": 1e-4,
-            "micro_batch_size": 1,
-            "gradient_accumulation_steps": 1,
-        }
-        return lambda **keys: dict_default({**always, **keys})
 
-    def test_keys_of_ours_survive_validation(
-        self, stock: Import, manager: Any, config: Callable[..., Any]
-    ) -> None:
-        keys = {
-            "dataset_use_rust_streaming": True,
-            "fast_axolotl_buffer_bytes": 1024,
-            "fast_axolotl_skip": ["save"],
-        }
-        written = config(plugins=[PLUGIN], **keys)
-        stock("axolotl.cli.config").prepare_plugins(written)
-        checked = stock("axolotl.utils.config").validate_config(written)
-        assert {key: checked[key] for key in keys} == keys
+@pytest.fixture
+def config(stock: Import) -> Callable[..., Any]:
+    dict_default = stock("axolotl.utils.dict").DictDefault
+    always = {
+        "base_model": "model",
+        "datasets": [{"path": "rows.jsonl", "type": "alpaca"}],
+        "learning_rate": 1e-4,
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+    }
+    return lambda **keys: dict_default({**always, **keys})
 
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [
-            ("dataset_use_rust_streaming", "perhaps"),
-            ("fast_axolotl_buffer_bytes", "much"),
-            ("fast_axolotl_buffer_bytes", 0),
-            ("fast_axolotl_skip", "save"),
-        ],
+
+def test_keys_of_ours_survive_validation(
+    stock: Import, manager: Any, config: Callable[..., Any]
+) -> None:
+    keys = {
+        "dataset_use_rust_streaming": True,
+        "fast_axolotl_buffer_bytes": 1024,
+        "fast_axolotl_skip": ["save"],
+    }
+    written = config(plugins=[PLUGIN], **keys)
+    stock("axolotl.cli.config").prepare_plugins(written)
+    checked = stock("axolotl.utils.config").validate_config(written)
+    assert {key: checked[key] for key in keys} == keys
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dataset_use_rust_streaming", "perhaps"),
+        ("fast_axolotl_buffer_bytes", "much"),
+        ("fast_axolotl_buffer_bytes", 0),
+        ("fast_axolotl_skip", "save"),
+    ],
+)
+def test_wrong_types_are_refused_by_name(
+    stock: Import, plugin: Any, config: Callable[..., Any], key: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=key):
+        stock("axolotl.utils.config").validate_config(config(plugins=[PLUGIN], **{key: value}))
+
+
+def test_registering_installs_and_tells_on_the_first_rank(
+    plugin: Any,
+    config: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plugin.register(config(fast_axolotl_skip=["save"]))
+    assert fast_axolotl.status().installed
+    line = capsys.readouterr().err
+    assert line.startswith(("fast-axolotl: Axolotl ", TOLD_LESS))
+    assert "switched off: save" in line
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    plugin.register(config())
+    assert "fast-axolotl:" not in capsys.readouterr().err
+
+
+def test_false_in_the_configuration_turns_everything_off(
+    plugin: Any, config: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast_axolotl.install()
+    plugin.register(config(fast_axolotl=False))
+    assert not fast_axolotl.status().installed
+    assert "fast_axolotl: false" in capsys.readouterr().err
+
+
+def test_our_keys_and_nothing_else_bring_the_plugin_along(
+    stock: Import, manager: Any, config: Callable[..., Any]
+) -> None:
+    module = stock("axolotl.cli.config")
+    fast_axolotl.install()
+    without = config()
+    module.prepare_plugins(without)
+    assert not without.plugins
+    assert not manager.plugins
+    written = config(dataset_use_rust_streaming=True)
+    module.prepare_plugins(written)
+    assert written.plugins == [PLUGIN]
+    checked = stock("axolotl.utils.config").validate_config(written)
+    assert checked.dataset_use_rust_streaming is True
+
+
+@pytest.mark.parametrize("is_plugin_alone", [False, True])
+def test_misspelt_keys_are_named_once_with_the_nearest_known(
+    stock: Import,
+    manager: Any,
+    config: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_plugin_alone: bool,
+) -> None:
+    from fast_axolotl.integrations import axolotl_plugin
+
+    monkeypatch.setattr(axolotl_plugin, "_NAMED", set())
+    meant = {
+        "fast_axolotl_mesure": "did you mean fast_axolotl_measure?",
+        "fast-axolotl-skip": "did you mean fast_axolotl_skip?",
+        "fastaxolotl_buffer_bytes": "did you mean fast_axolotl_buffer_bytes?",
+        "dataset_use_rust": "did you mean dataset_use_rust_streaming?",
+        "fast_axolotl_x1y2z3_x1y2z3_x1y2z3": "the known keys are fast_axolotl, ",
+    }
+    module = stock("axolotl.cli.config")
+    if not is_plugin_alone:
+        fast_axolotl.install()
+    plugins = {"plugins": [PLUGIN]} if is_plugin_alone else {"fast_axolotl_measure": False}
+    for _ in range(2):
+        module.prepare_plugins(config(**meant, **plugins))
+    found = [line for line in capsys.readouterr().err.splitlines() if " not a key " in line]
+    for line, (key, text) in zip(found, meant.items(), strict=True):
+        assert line.startswith(f"fast-axolotl: the configuration has {key}, which is not a key")
+        assert text in line
+    # Keys of Axolotl's own are none of ours.
+    axolotl_plugin.name_unknown_keys(
+        stock("axolotl.utils.schemas.config").AxolotlInputConfig.model_fields
     )
-    def test_wrong_types_are_refused_by_name(
-        self, stock: Import, plugin: Any, config: Callable[..., Any], key: str, value: object
-    ) -> None:
-        with pytest.raises(ValueError, match=key):
-            stock("axolotl.utils.config").validate_config(config(plugins=[PLUGIN], **{key: value}))
+    assert capsys.readouterr().err == ""
 
-    def test_registering_installs_and_tells_on_the_first_rank(
-        self,
-        plugin: Any,
-        config: Callable[..., Any],
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        plugin.register(config(fast_axolotl_skip=["save"]))
-        assert fast_axolotl.status().installed
-        line = capsys.readouterr().err
-        assert line.startswith(("fast-axolotl: Axolotl ", TOLD_LESS))
-        assert "switched off: save" in line
-        monkeypatch.setenv("LOCAL_RANK", "1")
-        plugin.register(config())
-        assert "fast-axolotl:" not in capsys.readouterr().err
 
-    def test_false_in_the_configuration_turns_everything_off(
-        self, plugin: Any, config: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        fast_axolotl.install()
-        plugin.register(config(fast_axolotl=False))
-        assert not fast_axolotl.status().installed
-        assert "fast_axolotl: false" in capsys.readouterr().err
+def test_the_plugin_takes_to_workers_of_ray_what_the_environment_asks_for(
+    stock: Import,
+    manager: Any,
+    config: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast_axolotl.install()
+    written = config(use_ray=True)
+    stock("axolotl.cli.config").prepare_plugins(written)
+    assert (written.plugins, written.fast_axolotl_skip) == ([PLUGIN], None)
+    monkeypatch.setenv("FAST_AXOLOTL_SKIP", "dedupe,save")
+    monkeypatch.setenv("FAST_AXOLOTL_MEASURE", "/record")
+    written = config(use_ray=True, fast_axolotl_skip=["save"])
+    stock("axolotl.cli.config").prepare_plugins(written)
+    assert written.fast_axolotl_skip == ["save", "dedupe"]
+    assert written.fast_axolotl_measure == "/record"
 
-    def test_our_keys_and_nothing_else_bring_the_plugin_along(
-        self, stock: Import, manager: Any, config: Callable[..., Any]
-    ) -> None:
-        module = stock("axolotl.cli.config")
-        fast_axolotl.install()
-        without = config()
-        module.prepare_plugins(without)
-        assert not without.plugins
-        assert not manager.plugins
-        written = config(dataset_use_rust_streaming=True)
-        module.prepare_plugins(written)
-        assert written.plugins == [PLUGIN]
-        checked = stock("axolotl.utils.config").validate_config(written)
-        assert checked.dataset_use_rust_streaming is True
 
-    @pytest.mark.parametrize("is_plugin_alone", [False, True])
-    def test_misspelt_keys_are_named_once_with_the_nearest_known(
-        self,
-        stock: Import,
-        manager: Any,
-        config: Callable[..., Any],
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-        is_plugin_alone: bool,
-    ) -> None:
-        from fast_axolotl.integrations import axolotl_plugin
+def test_the_folder_is_the_key_s_unless_the_command_line_gave_one() -> None:
+    from fast_axolotl.integrations.axolotl_plugin import FastAxolotlArgs, measure_order
 
-        monkeypatch.setattr(axolotl_plugin, "_NAMED", set())
-        meant = {
-            "fast_axolotl_mesure": "did you mean fast_axolotl_measure?",
-            "fast-axolotl-skip": "did you mean fast_axolotl_skip?",
-            "fastaxolotl_buffer_bytes": "did you mean fast_axolotl_buffer_bytes?",
-            "dataset_use_rust": "did you mean dataset_use_rust_streaming?",
-            "fast_axolotl_x1y2z3_x1y2z3_x1y2z3": "the known keys are fast_axolotl, ",
-        }
-        module = stock("axolotl.cli.config")
-        if not is_plugin_alone:
-            fast_axolotl.install()
-        plugins = {"plugins": [PLUGIN]} if is_plugin_alone else {"fast_axolotl_measure": False}
-        for _ in range(2):
-            module.prepare_plugins(config(**meant, **plugins))
-        found = [line for line in capsys.readouterr().err.splitlines() if " not a key " in line]
-        for line, (key, text) in zip(found, meant.items(), strict=True):
-            assert line.startswith(f"fast-axolotl: the configuration has {key}, which is not a key")
-            assert text in line
-        # Keys of Axolotl's own are none of ours.
-        axolotl_plugin.name_unknown_keys(
-            stock("axolotl.utils.schemas.config").AxolotlInputConfig.model_fields
-        )
-        assert capsys.readouterr().err == ""
-
-    def test_the_plugin_takes_to_workers_of_ray_what_the_environment_asks_for(
-        self,
-        stock: Import,
-        manager: Any,
-        config: Callable[..., Any],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        fast_axolotl.install()
-        written = config(use_ray=True)
-        stock("axolotl.cli.config").prepare_plugins(written)
-        assert (written.plugins, written.fast_axolotl_skip) == ([PLUGIN], None)
-        monkeypatch.setenv("FAST_AXOLOTL_SKIP", "dedupe,save")
-        monkeypatch.setenv("FAST_AXOLOTL_MEASURE", "/record")
-        written = config(use_ray=True, fast_axolotl_skip=["save"])
-        stock("axolotl.cli.config").prepare_plugins(written)
-        assert written.fast_axolotl_skip == ["save", "dedupe"]
-        assert written.fast_axolotl_measure == "/record"
-
-    def test_the_folder_is_the_key_s_unless_the_command_line_gave_one(self) -> None:
-        from fast_axolotl.integrations.axolotl_plugin import FastAxolotlArgs, measure_order
-
-        config = {"output_dir": "out"}
-        assert measure_order(config, None) is None
-        assert measure_order({**config, "fast_axolotl_measure": False}, None) is None
-        for value, folder in ((True, "out/fast-axolotl-measure"), ("runs/a", "runs/a")):
-            checked = FastAxolotlArgs(fast_axolotl_measure=value).fast_axolotl_measure
-            found = measure_order({**config, "fast_axolotl_measure": checked}, None)
-            assert found == Order(run_dir=folder)
-            asked = Order(run_dir="elsewhere", profile_steps=3)
-            assert measure_order({**config, "fast_axolotl_measure": checked}, asked) == asked
+    config = {"output_dir": "out"}
+    assert measure_order(config, None) is None
+    assert measure_order({**config, "fast_axolotl_measure": False}, None) is None
+    for value, folder in ((True, "out/fast-axolotl-measure"), ("runs/a", "runs/a")):
+        checked = FastAxolotlArgs(fast_axolotl_measure=value).fast_axolotl_measure
+        found = measure_order({**config, "fast_axolotl_measure": checked}, None)
+        assert found == Order(run_dir=folder)
+        asked = Order(run_dir="elsewhere", profile_steps=3)
+        assert measure_order({**config, "fast_axolotl_measure": checked}, asked) == asked

@@ -6,7 +6,6 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -358,38 +357,23 @@ def test_samples_without_answers_stay(kind: str) -> None:
     assert drop_long_sequences(*arguments) is rl._drop_long_sequences(*arguments) is True
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"prompt": None},
-        {"prompt": ""},
-        {"chosen": [{"role": "user", "content": "a"}]},
-        {"rejected": 3},
-        {"rejected": None},
-    ],
-)
-def test_samples_without_three_texts_are_unfamiliar(tokenizers: Any, change: Any) -> None:
-    with pytest.raises(Unfamiliar):
-        drop_long_sequences({**SAMPLE, **change}, rl.RLType.DPO, tokenizers["plain"], 64)
-
-
-def test_odd_tokenizers_and_arguments_are_unfamiliar() -> None:
+def test_odd_samples_tokenizers_and_arguments_are_unfamiliar() -> None:
     from transformers import PreTrainedTokenizerFast
 
     class Mine(PreTrainedTokenizerFast):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return super().__call__(*args, **kwargs)
 
-    own = Mine(tokenizer_object=byte_tokenizer()._tokenizer)
     plain = byte_tokenizer()
-    for kind, tokenizer, length in (
-        (rl.RLType.DPO, own, 64),
-        (rl.RLType.DPO, len, 64),
-        (rl.RLType.DPO, plain, 64.0),
-        ("unknown", plain, 64),
-    ):
+    own = Mine(tokenizer_object=byte_tokenizer()._tokenizer)
+    conversation = [{"role": "user", "content": "a"}]
+    odd = {"prompt": [None, ""], "chosen": [conversation], "rejected": [3, None]}
+    cases = [({name: value}, {}) for name, values in odd.items() for value in values]
+    cases += [({}, {"tokenizer": own}), ({}, {"tokenizer": len}), ({}, {"sequence_len": 64.0})]
+    for change, options in (*cases, ({}, {"rl": "unknown"})):
+        arguments = {"rl": rl.RLType.DPO, "tokenizer": plain, "sequence_len": 64, **options}
         with pytest.raises(Unfamiliar):
-            drop_long_sequences(SAMPLE, kind, tokenizer, length)
+            drop_long_sequences({**SAMPLE, **change}, **arguments)
 
 
 def test_a_rust_tokenizer_that_truncates_is_left_for_axolotl_to_reset() -> None:
@@ -408,20 +392,3 @@ def test_a_rust_tokenizer_that_truncates_is_left_for_axolotl_to_reset() -> None:
         assert (rust.truncation, rust.padding, rust.encode_special_tokens) == state
         assert rl._drop_long_sequences(*arguments) is True
         assert drop_long_sequences(*arguments) is True
-
-
-def test_a_dataset_filtered_by_two_processes_is_the_same(tokenizers: Any) -> None:
-    from datasets import Dataset
-
-    rows = [{**SAMPLE, "rejected": "hello ünï " * (index % 7 + 1)} for index in range(60)]
-    kept = [
-        Dataset.from_list(rows)
-        .filter(
-            partial(function, rl=rl.RLType.DPO, tokenizer=tokenizers["nfc"], sequence_len=40),
-            num_proc=2,
-        )
-        .to_list()
-        for function in (rl._drop_long_sequences, drop_long_sequences)
-    ]
-    assert kept[0] == kept[1]
-    assert 0 < len(kept[0]) < len(rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 import venv
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -194,34 +193,22 @@ def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_nam
             assert item["values"]["batches_least"] == item["values"]["batches_most"]
 
 
-@pytest.mark.parametrize(
-    ("race", "arguments", "message"),
-    [
+def test_a_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytest.importorskip("torch").cuda, "is_available", lambda: False)
+    for race, arguments, message in (
         ("reader", ("--cases", "nonsense"), "no case is called 'nonsense'"),
         ("operations", ("hash", "--sizes", "much"), "cannot read 'much' as a size"),
         ("meter_gpu", (), "needs a GPU"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(
-    race: str,
-    arguments: Sequence[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if race == "meter_gpu":
-        monkeypatch.setattr(pytest.importorskip("torch").cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as stopped:
-        import_module(f"benchmarks.{race}").main(arguments)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            import_module(f"benchmarks.{race}").main(arguments)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 # Axolotl.
-
-
-def ledger(marks: Mapping[str, Mapping[str, float]], **changes: Any) -> dict[str, Any]:
-    return {"started": 100.0, "marks": marks, "waits": [], "batches": [], **changes}
 
 
 def test_a_run_is_watched_from_outside_and_says_why_it_failed(
@@ -288,24 +275,22 @@ def test_prepared_datasets_are_compared_by_all_but_their_fingerprint(tmp_path: P
 
 
 def test_losses_and_batches_are_compared_to_the_last_digit(tmp_path: Path) -> None:
-    def train(name: str, *losses: float, batches: Sequence[str] = ("x", "y")) -> Run:
+    def train(name: str, *losses: float, batches: str = "xy") -> Run:
         state = tmp_path / name / "output" / "checkpoint-2" / "trainer_state.json"
         state.parent.mkdir(parents=True)
         history = [{"loss": loss, "grad_norm": 0.5} for loss in losses]
         state.write_text(json.dumps({"log_history": [*history, {"train_runtime": 1.0}]}))
-        ledgers = [ledger({}, batches=list(batches))]
-        return Run(folder=tmp_path / name, wall_seconds=20.0, ledgers=ledgers)
+        ledger = {"started": 100.0, "marks": {}, "waits": [], "batches": list(batches)}
+        return Run(folder=tmp_path / name, wall_seconds=20.0, ledgers=[ledger])
 
     stock = train("a", 0.1, 0.2)
-    assert axolotl_runs.losses_difference(stock, train("b", 0.1, 0.2)) is None
-    other = train("c", 0.1, 0.20000000000000004)
-    assert (
-        axolotl_runs.losses_difference(stock, other)
-        == "step 2: loss 0.20000000000000004 in place of 0.2"
-    )
-    assert axolotl_runs.losses_difference(stock, train("d", 0.1)) == "1 logged steps in place of 2"
-    mixed = train("e", 0.1, 0.2, batches=("x", "z"))
-    assert axolotl_runs.losses_difference(stock, mixed) == "batch 2 differs, and 0 more of 2"
+    for run, difference in (
+        (train("b", 0.1, 0.2), None),
+        (train("c", 0.1, 0.20000000000000004), "step 2: loss 0.20000000000000004 in place of 0.2"),
+        (train("d", 0.1), "1 logged steps in place of 2"),
+        (train("e", 0.1, 0.2, batches="xz"), "batch 2 differs, and 0 more of 2"),
+    ):
+        assert axolotl_runs.losses_difference(stock, run) == difference
 
 
 # The meter, the protocol, the advice.
@@ -324,18 +309,14 @@ def test_what_is_wrong_with_a_cell_is_said() -> None:
     assert meter.judge_cell("burst", 0.30, found) == []
 
 
-def test_a_cell_is_near_the_truth(tmp_path: Path) -> None:
+def test_a_cell_is_near_the_truth_and_a_loop_is_run_against_a_slower_one(tmp_path: Path) -> None:
     cell = replace(meter.cells_of("loop", 0, 1)[0], pattern="burst", planned_share=0.5)
     found = meter.run_cell(cell, tmp_path, 300)
     # How near it comes is the race's affair: machines that run tests are busy.
     assert found["stall_fraction"] == pytest.approx(found["true_stall"], abs=0.1)
     assert found["verdict"] == "data"
-
-
-def test_a_loop_is_run_against_a_slower_one(tmp_path: Path) -> None:
     trials = ["--same", "0", "--different", "1", "--pairs", "2", "--steps", "40", "--slower", "2"]
-    data = run_race("protocol", *trials, folder=tmp_path)
-    (slow,) = data["trials"]
+    (slow,) = run_race("protocol", *trials, folder=tmp_path)["trials"]
     assert slow["kind"] == "A/B"
     # Three times as slow: seen in each single pair, whatever else the machine does.
     pairs = zip(slow["baseline"], slow["candidate"], strict=True)

@@ -54,12 +54,17 @@ def test_reading_reports_rows_speed_and_working_set(rows_file: Path) -> None:
         assert word in done.stdout
 
 
-def test_json_gives_every_figure(rows_file: Path) -> None:
+def test_json_gives_every_figure_and_rejected_rows_are_counted_and_listed(
+    rows_file: Path, broken_file: Path
+) -> None:
     summary = read_json(rows_file)
     assert (summary["rows"], summary["batches"], summary["files"]) == (2500, 3, 1)
     assert summary["columns"] == {"id": "int64", "text": "string"}
     assert summary["rows_per_second"] > 0
     assert summary["rejections"] == []
+    summary = read_json(broken_file, "--on-error", "skip")
+    assert (summary["rows"], summary["rejected_rows"]) == (2500, 1)
+    assert summary["rejections"][0]["place"] == "line 2501"
 
 
 def test_head_prints_rows_as_json_lines_and_all_where_there_are_fewer(rows_file: Path) -> None:
@@ -67,12 +72,6 @@ def test_head_prints_rows_as_json_lines_and_all_where_there_are_fewer(rows_file:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert rows == [{"text": "row 0"}, {"text": "row 1"}]
     assert len(run("read", rows_file, "--head", "9999").stdout.splitlines()) == 2500
-
-
-def test_rejected_rows_are_counted_and_listed(broken_file: Path) -> None:
-    summary = read_json(broken_file, "--on-error", "skip")
-    assert (summary["rows"], summary["rejected_rows"]) == (2500, 1)
-    assert summary["rejections"][0]["place"] == "line 2501"
 
 
 def test_a_misnamed_file_is_read_with_a_warning(tmp_path: Path) -> None:
@@ -90,12 +89,6 @@ def test_a_closed_pipe_is_no_traceback(rows_file: Path) -> None:
     )
     assert done.stdout.splitlines() == ['{"id": 0, "text": "row 0"}']
     assert "Traceback" not in done.stderr
-
-
-def test_errors_name_options_of_the_command_line(broken_file: Path) -> None:
-    stated = run("read", broken_file).stderr
-    assert "--on-error skip" in stated
-    assert "on_error" not in stated
 
 
 def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_rows(

@@ -163,21 +163,17 @@ def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
     assert find_program(str(script), {"PATH": "/nowhere"}) == str(script)
 
 
-def test_trl_without_axolotl_is_a_host_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name == "axolotl":
             raise metadata.PackageNotFoundError
         return "1.2"
 
-    monkeypatch.setattr(metadata, "version", version)
-    patches = [
-        Patch("chat", "absent", "axolotl is not installed", "a:b"),
-        Patch("trl-sft", "ready", "", "trl:x"),
-    ]
-    assert status_line({}, patches) == "TRL 1.2; accelerated: trl-sft"
-
-
-def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", version)
+        found = [Patch("chat", "absent", "axolotl is not installed", "a:b")]
+        found.append(Patch("trl-sft", "ready", "", "trl:x"))
+        assert status_line({}, found) == "TRL 1.2; accelerated: trl-sft"
     monkeypatch.setattr("fast_axolotl.axolotl.host_name", lambda: "Axolotl 9.9")
     patches = [
         Patch("a", "active", "", "m:a"),

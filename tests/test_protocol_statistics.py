@@ -9,7 +9,7 @@ import re
 import pytest
 
 from fast_axolotl.protocol import matrix as matrix_module
-from fast_axolotl.protocol.losses import compare_losses
+from fast_axolotl.protocol.build import compare_losses
 from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row
 from fast_axolotl.protocol.statistics import (
     adjust_by_holm,
@@ -89,7 +89,7 @@ def test_a_detectable_change_is_found_in_four_of_five_protocols(
 def test_chance_makes_a_row_better_or_worse_in_one_of_twenty_matrices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(matrix_module, "_with_power", lambda cell, *_, **__: cell)
+    monkeypatch.setattr(matrix_module, "detectable_change", lambda *_, **__: 0.0)
     chosen = random.Random(3)
     figures = [figure for figure in MATRIX if figure.near_zero is None]
     figures += [Figure(f"x{at}", "", "", "lower", "") for at in range(15 - len(figures))]

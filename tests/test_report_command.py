@@ -98,19 +98,17 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert list(runs_of(*folders)) == [str(folder) for folder in folders]
 
 
-def test_a_later_training_of_a_run_has_what_was_seen_from_outside(tmp_path: Path) -> None:
-    some_run(tmp_path / "run")
-    for name, is_seen in (("run-2", True), ("other-2", False)):
-        write_run(tmp_path / name, make_run(make_rank(wait=steady(0.3))))
-        [summary] = runs_of(tmp_path / name).values()
-        assert (summary.rss_bytes is not None) == is_seen
-
-
-def test_an_earlier_report_is_replaced_and_no_other_file_is(tmp_path: Path) -> None:
+def test_an_earlier_report_is_replaced_a_link_stays_one_and_no_other_file_is_replaced(
+    tmp_path: Path,
+) -> None:
     page, comment, other = (tmp_path / name for name in ("page.html", "comment.md", "train.yml"))
     comment.touch()
+    (tmp_path / "link.md").symlink_to(comment)
     for share in (0.3, 0.01):
-        report([some_run(tmp_path / f"run-{share}", share)], output=page, markdown=comment)
+        report(
+            [some_run(tmp_path / f"run-{share}", share)], output=page, markdown=tmp_path / "link.md"
+        )
+    assert (tmp_path / "link.md").is_symlink()
     text = comment.read_text(encoding="utf-8")
     assert text.startswith("<!-- fast-axolotl report -->\n\n**Compute-bound")
     other.write_text("base_model: x", encoding="utf-8")
@@ -120,13 +118,6 @@ def test_an_earlier_report_is_replaced_and_no_other_file_is(tmp_path: Path) -> N
             report([tmp_path / "run-0.3"], **target)
         assert other.read_text(encoding="utf-8") == "base_model: x"
     assert not (tmp_path / "new.html").exists(), "nothing is written before all can be"
-
-
-def test_a_link_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "link.md").symlink_to(tmp_path / "real.md")
-    report([some_run(tmp_path / "run")], markdown=tmp_path / "link.md")
-    assert (tmp_path / "link.md").is_symlink()
-    assert (tmp_path / "real.md").read_text(encoding="utf-8").startswith("<!--")
 
 
 def test_what_cannot_be_a_report_is_refused(tmp_path: Path) -> None:

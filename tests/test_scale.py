@@ -71,9 +71,8 @@ def test_parts_add_up_to_the_loss_and_what_is_left_is_shown() -> None:
 
 
 def test_batches_tell_weak_from_strong_and_from_neither() -> None:
-    assert scaled(made(1, 10.0, 8), made(2, 19.0, 16)).kind == "weak"
-    assert scaled(made(1, 10.0, 8), made(2, 19.0, 8)).kind == "strong"
-    assert scaled(made(1, 10.0, 8), made(2, 19.0, 11)).kind == "neither"
+    for batch, kind in ((16, "weak"), (8, "strong"), (11, "neither")):
+        assert scaled(made(1, 10.0, 8), made(2, 19.0, batch)).kind == kind
 
 
 def test_intervals_come_from_repeats_or_pairs() -> None:

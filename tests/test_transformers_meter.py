@@ -82,14 +82,8 @@ class AtStepEnd(transformers.TrainerCallback):  # type: ignore[name-defined,misc
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
     return transformers.LlamaForCausalLM(config)
 
 

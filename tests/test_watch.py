@@ -86,15 +86,6 @@ def test_watching_ends_with_the_process(sleeper: subprocess.Popen[str]) -> None:
 
 
 @linux
-def test_a_zombie_ends_the_watching_too(sleeper: subprocess.Popen[str]) -> None:
-    assert sleeper.stdin is not None
-    sleeper.stdin.close()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(UsageError, match=f"process {sleeper.pid} has ended"):
-        check_process(sleeper.pid)
-
-
-@linux
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_an_interrupt_is_the_usual_end_and_the_record_is_closed(
     sleeper: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, code: int
@@ -134,14 +125,15 @@ def test_a_pid_that_is_not_there_is_an_error() -> None:
     assert done.stderr.startswith(f"fast-axolotl: there is no process {gone.pid}")
 
 
-@pytest.mark.parametrize("pid", [0, -5])
-def test_a_number_that_is_no_pid_is_refused(pid: int) -> None:
-    with pytest.raises(UsageError, match=f"there is no process {pid}"):
-        check_process(pid)
-
-
 @linux
-def test_a_thread_is_no_process_and_the_error_names_the_process() -> None:
+def test_what_is_no_process_that_can_be_watched_is_refused_with_the_reason(
+    sleeper: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    for pid in (0, -5):
+        with pytest.raises(UsageError, match=f"there is no process {pid}"):
+            check_process(pid)
+    with pytest.raises(UsageError, match="only be watched on Linux"):
+        check_process(os.getpid(), proc=tmp_path)
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -151,14 +143,14 @@ def test_a_thread_is_no_process_and_the_error_names_the_process() -> None:
     finally:
         done.set()
         thread.join()
+    assert sleeper.stdin is not None
+    sleeper.stdin.close()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(UsageError, match=f"process {sleeper.pid} has ended"):
+        check_process(sleeper.pid)
 
 
-def test_without_procfs_nobody_can_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="only be watched on Linux"):
-        check_process(os.getpid(), proc=tmp_path)
-
-
-def test_a_record_that_is_there_is_not_overwritten(
+def test_a_record_that_is_there_is_kept_and_a_folder_that_cannot_be_written_is_an_error_at_once(
     sleeper: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     (tmp_path / "system.jsonl").write_text("kept")
@@ -166,13 +158,7 @@ def test_a_record_that_is_there_is_not_overwritten(
     assert done.returncode == 2
     assert "already exists: choose another --output" in done.stderr
     assert (tmp_path / "system.jsonl").read_text() == "kept"
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_at_once(
-    sleeper: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    done = run(sleeper.pid, "-o", tmp_path / "file" / "run")
+    done = run(sleeper.pid, "-o", tmp_path / "system.jsonl" / "run")
     assert done.returncode == 1
     assert "the record cannot be written" in done.stderr
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, StepBlock, read_run
@@ -58,13 +54,6 @@ def text_of(document: Document, width: int = 100) -> str:
 def shown(record: RunRecord, *, width: int = 100, **changed: Any) -> str:
     """A run with every figure, as a pipe receives it."""
     return text_of(run_document(report_run(record, **changed)), width)
-
-
-def embedded(html: str, name: str) -> Any:
-    """The data of a page."""
-    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', html, re.S)
-    assert found is not None
-    return json.loads(found.group(1), parse_constant=pytest.fail)
 
 
 def make_protocol(

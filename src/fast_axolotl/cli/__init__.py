@@ -109,8 +109,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         demo: ("demo", "demo -o report.html"),
         protocol: (
             "protocol config.yml --pin max_steps=200",
-            "protocol config.yml --streaming --sequence-len 16384 "
-            "--pin max_steps=200,num_workers=2",
+            "protocol config.yml --streaming --pin max_steps=200,num_workers=2",
             "protocol --baseline 'python train.py --workers 0' "
             "--candidate 'python train.py --workers 4' -o protocols/workers",
             "protocol --command 'torchrun --nproc-per-node {world_size} train.py' "

@@ -68,12 +68,9 @@ def read_shape(
     if not hasattr(model, "named_modules"):
         raise UsageError(f"read_shape needs a torch module, not a {type(model).__name__}")
     # The model below ``torch.compile``, DDP, FSDP, DeepSpeed's engine and the like.
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None:
-            inner = getattr(model, "module", None)
-        if not hasattr(inner, "named_modules"):
-            break
+    while hasattr(
+        inner := getattr(model, "_orig_mod", getattr(model, "module", None)), "named_modules"
+    ):
         model = inner
     whole = getattr(model, "config", None)
     ask = getattr(whole, "get_text_config", None)

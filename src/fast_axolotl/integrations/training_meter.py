@@ -16,6 +16,7 @@ import logging
 import os
 import shlex
 import sys
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -156,8 +157,8 @@ class TrainingMeter:
             optimizers=False,
             is_training=self._is_training,
             profile_steps=self._profile_steps,
+            thread=threading.get_ident(),
         )
-        self._watch.use_this_thread()
         self._watch.start()
 
     def _begin_span(self, name: str) -> None:

@@ -130,7 +130,10 @@ def plan_packs(
     group_size = min(most, group_size)
     total_length = _sum(values)
     is_sorted = method.endswith("_decreasing") and len(values) > 0
-    order, packs = _decreasing(values, group_size) if is_sorted else (_NONE, values.copy())
+    order, packs = _NONE, values.copy()
+    if is_sorted:  # of equal lengths the first index first, group by group
+        order = np.lexsort((-values, np.arange(len(values)) // group_size))
+        packs = values[order]
     place = binpack.next_fit if method == "sequential" else binpack.first_fit
     num_packs = place(packs, group_size, capacity, max_rows)
     indices, offsets = np.empty_like(packs), np.zeros(num_packs + 1, np.int64)
@@ -148,17 +151,6 @@ def plan_packs(
         lower_bound=-(-fitting // capacity) + len(over_long),
         efficiency=(fitting + len(over_long) * capacity) / slots if slots else None,
     )
-
-
-def _decreasing(lengths: _Integers, group_size: int) -> tuple[_Integers, _Integers]:
-    """Indices and lengths, group by group, longest first; of equal ones the first index first."""
-    missing = int(lengths.max()) - lengths
-    if missing.max() < 1 << 16:
-        missing = missing.astype(np.uint16)  # which numpy sorts by their digits
-    order: _Integers = np.argsort(missing, kind="stable")
-    if group_size < len(lengths):
-        order = order[np.argsort(order // group_size, kind="stable")]
-    return order, lengths[order]
 
 
 def _sum(lengths: _Integers) -> int:

@@ -271,7 +271,7 @@ class _Rules:
             add(name, fill.lay, tokens.values, *own, eos, padding)
         if "attention_mask" not in columns:
             add("attention_mask", fill.mark, *layout)
-        if self.position_ids:
+        if self.position_ids or self.cu_seqlens:
             add("position_ids", fill.positions, *layout)
         try:
             fill.fill(fillers, layout, self.num_threads)
@@ -281,6 +281,8 @@ class _Rules:
                 require_fit(tokens, self.held, name, longest)
             raise
         if self.cu_seqlens:
-            edges = np.empty(len(targets) + num_places // self.width, np.int32)
-            filled["cu_seqlens"] = edges[: fill.boundaries(*layout, edges)].copy()
+            starts = np.flatnonzero(filled["position_ids"] == 0)
+            filled["cu_seqlens"] = np.append(starts, num_places).astype(np.int32)
+        if not self.position_ids:
+            filled.pop("position_ids", None)
         return {name: deliver(column, self.output) for name, column in filled.items()}

@@ -1,7 +1,6 @@
-"""The answer of a protocol in plain words: does it help, why, and what to do.
+"""The answer of a protocol in plain words: does it help, by how much, and what to do.
 
-A stall that drops means that the data was the bottleneck; tokens that
-do not move with a stall near 0 mean that the model's own work takes the time, and no reader helps.
+What bounds each arm, and so whether a reader can help at all, its own verdict says.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import Any
 
 from fast_axolotl.protocol.matrix import find_cell, primary_name
 from fast_axolotl.record.protocol_result import Arm, Matrix, MatrixRow
-from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.record.units import count_words, format_share, format_value
 
 _MOST_PERCENT = 2.0
@@ -82,17 +80,7 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
         before, after = (cell.value for cell in (rows[stall].cells[0], rows[stall].cells[at]))
         if before is None or after is None:
             continue
-        if arm.verdict.startswith("inconclusive"):
-            why = ""
-        elif before >= DATA_STALL and after < before / 2:
-            why = ": data was a bottleneck, and now is less of one"
-        elif after >= DATA_STALL:
-            why = f": training {'still waits' if before >= DATA_STALL else 'waits'} for data"
-        elif before < FREE_STALL and "better" not in outcomes.values():
-            why = ": the model is the limit, so a faster reader cannot help"
-        else:
-            why = ": little time is spent waiting for data"
-        sentences.append(f"Stall: {format_share(before)} → {format_share(after)}{why}.")
+        sentences.append(f"Stall: {format_share(before)} → {format_share(after)}.")
         break
     for row in matrix.rows:
         if row.name in _WORDS and row not in deciding and row.cells[at].outcome in _FOUND:

@@ -17,16 +17,23 @@ from typing import Any
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
 from fast_axolotl.protocol.build import differing_settings
-from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row, read_figures
-from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.protocol.matrix import (
+    build_matrix,
+    describe_judgement,
+    judge_matrix,
+    make_row,
+    read_figures,
+)
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
-from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, Cell, Matrix, ProtocolResult
 
 _LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
 _APART = (
     "The two sides were not run alternately: any change of the machine in between counts as a "
     "change."
 )
+_RECORD = ""
+"""The name of the only arm of a record."""
 _SINGLE = "With a single run on one side, a change cannot be told from noise."
 
 
@@ -69,20 +76,6 @@ class Comparison:
     def is_unchecked(self) -> bool:
         """Whether any limit could not be checked."""
         return not all(check.is_checked for check in self.checks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    """The runs of one folder."""
-
-    name: str
-    columns: Mapping[str, tuple[Sequence[float | None], str]]
-    """The values of each figure, and why there are none."""
-    settings: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    alarms: tuple[str, ...] = ()
-    error: str = ""
-    """With which the only run ended."""
 
 
 def parse_check(text: str, *, is_required: bool = False) -> Check:
@@ -131,7 +124,7 @@ def compare_folders(
     if second is None:
         found = _compare_arms(Path(first), arm)
     else:
-        found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
+        found = _compare_sides((Path(first), Path(second)), arm, is_checked=bool(limits))
     matrix = judge_matrix(
         found.matrix,
         matters=found.matrix.matters if matters is None else matters,
@@ -157,8 +150,8 @@ def _compare_arms(folder: Path, arm: str | None) -> Comparison:
     if missing := find_missing(protocol.arms[0], protocol.arms[at]):
         raise DataError(missing, path=str(folder))
     rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-    judged = describe_judgement(matrix)
-    notes = tuple(note for note in matrix.notes if note != judged)
+    # How the runs were judged is told anew.
+    notes = tuple(note for note in matrix.notes if note != describe_judgement(matrix))
     return Comparison(
         first=matrix.arms[0],
         second=chosen,
@@ -168,90 +161,83 @@ def _compare_arms(folder: Path, arm: str | None) -> Comparison:
     )
 
 
-def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
+def _compare_sides(folders: tuple[Path, Path], arm: str | None, *, is_checked: bool) -> Comparison:
     """Two folders, each a record or one arm of a protocol."""
-    folders = (first, second)
-    if arm is None and all((folder / PROTOCOL_FILE).exists() for folder in folders):
-        arms, others = (ProtocolResult.read(folder).matrix.arms for folder in folders)
+    sides = [_read_side(folder, is_checked=is_checked) for folder in folders]
+    arms, others = (side.matrix.arms for side in sides)
+    if arm is None and arms and others and (_RECORD,) not in (arms, others):
         arm = next((name for name in arms[::-1] if name in others), None)
         if arm is None:
             raise UsageError(
-                f"{first} has the variants {', '.join(arms)} and {second} has "
+                f"{folders[0]} has the variants {', '.join(arms)} and {folders[1]} has "
                 f"{', '.join(others)}: they have none in common"
             )
-    sides = (_read_side(first, arm), _read_side(second, arm))
-    for side in sides:
-        if side.error and is_checked:
-            reason = f"the run did not finish, so no limit is checked: {side.error}"
-            raise DataError(reason, path=side.name)
-    names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
-    unknown: tuple[Sequence[float | None], str] = ((), "not recorded")
-    rows = tuple(
-        make_row(
-            figure, [side.columns.get(figure.name, unknown) for side in sides], is_paired=False
-        )
-        for figure in MATRIX
-    )
-    settings = dict(zip(names, (side.settings for side in sides), strict=True))
-    runs = (max((len(one) for one, _ in side.columns.values()), default=0) for side in sides)
-    is_single = min(runs) <= 1
+    names: list[str] = []
+    cells: list[dict[str, Cell]] = []
+    notes: list[str] = []
+    alarms: list[str] = []
+    settings: dict[str, Mapping[str, Any]] = {}
+    for folder, side in zip(folders, sides, strict=True):
+        arms = side.matrix.arms
+        if not arms:
+            raise DataError("it has no variants to compare, only dedupe", path=str(folder))
+        chosen = _RECORD if arms == (_RECORD,) else arm or arms[-1]
+        if chosen not in arms:
+            raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(arms)}")
+        at = arms.index(chosen)
+        name = f"{folder} {chosen}".strip()
+        names.append(f"{name} (B)" if name in names else name)
+        cells.append({row.name: row.cells[at] for row in side.matrix.rows})
+        settings[names[-1]] = side.arms[at].settings
+        notes += [f"{folder}: the runs of {chosen}."] if chosen else side.notes
+        alarms += [f"{folder}: {side.losses}"] if side.are_losses_equal is False else []
+    unknown = Cell(value=None, reason="not recorded")
+    columns = {figure: [side.get(figure.name, unknown) for side in cells] for figure in MATRIX}
+    rows = [
+        make_row(figure, [(cell.values, cell.reason) for cell in both], is_paired=False)
+        for figure, both in columns.items()
+    ]
+    most = (max((len(cell.values) for cell in side.values()), default=0) for side in cells)
+    is_single = min(most) <= 1
     return Comparison(
         first=names[0],
         second=names[1],
-        matrix=Matrix(arms=names, rows=rows),
-        alarms=(*sides[0].alarms, *sides[1].alarms),
-        notes=(
-            *sides[0].notes,
-            *sides[1].notes,
-            *differing_settings(settings),
-            _SINGLE if is_single else _APART,
-        ),
+        matrix=Matrix(arms=tuple(names), rows=tuple(rows)),
+        alarms=tuple(alarms),
+        notes=(*notes, *differing_settings(settings), _SINGLE if is_single else _APART),
     )
 
 
-def _read_side(folder: Path, arm: str | None) -> _Side:
-    if not (folder / PROTOCOL_FILE).exists():
-        run = read_figures(folder)
-        end = f"{run.end_reason}{f': {run.error}' if run.error else ''}"
-        columns: dict[str, tuple[Sequence[float | None], str]] = {
-            figure.name: ((finite(run.figures[figure.name]),), run.reasons.get(figure.name, ""))
-            for figure in MATRIX
-        }
-        return _Side(
-            name=str(folder),
-            columns=columns,
-            settings=run.settings,
-            notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
-            error=end if run.end_reason in ("exception", "cut off") else "",
-        )
-    protocol = ProtocolResult.read(folder)
-    matrix = protocol.matrix
-    if not matrix.arms:
-        raise DataError("it has no variants to compare, only dedupe", path=str(folder))
-    chosen = arm or matrix.arms[-1]
-    if chosen not in matrix.arms:
-        raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(matrix.arms)}")
-    at = matrix.arms.index(chosen)
-    is_different = protocol.are_losses_equal is False
-    return _Side(
-        name=f"{folder} {chosen}",
-        columns={row.name: (row.cells[at].values, row.cells[at].reason) for row in matrix.rows},
-        settings=protocol.arms[at].settings,
-        notes=(f"{folder}: the runs of {chosen}.",),
-        alarms=(f"{folder}: {protocol.losses}",) if is_different else (),
+def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
+    """A protocol; or a record, as one with a single run of an arm without a name."""
+    if (folder / PROTOCOL_FILE).exists():
+        return ProtocolResult.read(folder)
+    run = read_figures(folder)
+    end = f"{run.end_reason}{f': {run.error}' if run.error else ''}"
+    if is_checked and run.end_reason in ("exception", "cut off"):
+        reason = f"the run did not finish, so no limit is checked: {end}"
+        raise DataError(reason, path=str(folder))
+    return ProtocolResult(
+        title=str(folder),
+        started=run.started,
+        seconds=run.duration_seconds,
+        pairs=1,
+        order=(_RECORD,),
+        arms=(Arm(name=_RECORD, text="", command=(), settings=run.settings),),
+        matrix=build_matrix({_RECORD: [run]}),
+        losses="",
+        are_losses_equal=None,
+        paragraph="",
+        notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
     )
 
 
 def _check(limit: Check, matrix: Matrix, is_single: bool) -> Check:
     option = "--require" if limit.is_required else "--fail-if"
     refused = f"{option} {limit.limit!r} cannot be checked"
-    row = next((row for row in matrix.rows if row.name == limit.figure), None)
-    if row is None:
-        raise DataError(
-            f"{refused}: the version that wrote this protocol did not record {limit.figure}; run "
-            "fast-axolotl protocol again"
-        )
-    for name, cell in zip(matrix.arms, row.cells, strict=True):
+    known = [row.cells for row in matrix.rows if row.name == limit.figure]
+    unknown = Cell(value=None, reason="an earlier version wrote this protocol; run it again")
+    for name, cell in zip(matrix.arms, known[0] if known else [unknown] * 2, strict=True):
         if cell.value is None:
             raise DataError(f"{refused}: {limit.figure} was not measured in {name}: {cell.reason}")
     value, low, high, kind = cell.ratio, cell.low, cell.high, "ratio"

@@ -162,15 +162,14 @@ def judge_matrix(
             }
             adjusted = adjust_by_holm(list(tested.values()))
             for number, p_adjusted in zip(tested, adjusted, strict=True):
-                column[number] = replace(column[number], p_adjusted=p_adjusted)
-            if not group:
-                continue
-            found = sum(p_adjusted <= LEVEL for p_adjusted in adjusted)
-            for number in tested:
-                # Holm's threshold for a figure that is not found, beside those that are.
-                others = found - ((column[number].p_adjusted or 0.0) <= LEVEL)
-                level = LEVEL / (len(tested) - others)
-                column[number] = _with_power(column[number], matters, level)
+                cell, size = column[number], None
+                if group and cell.ratio and cell.error is not None and cell.degrees is not None:
+                    # By the smallest of Holm's thresholds.
+                    level, least = LEVEL / len(tested), math.log1p(matters)
+                    size = math.expm1(
+                        detectable_change(cell.error, cell.degrees, level=level, least=least)
+                    )
+                column[number] = replace(cell, p_adjusted=p_adjusted, detectable=size)
         columns.append(
             [_judge(row, cell, matters) for row, cell in zip(matrix.rows, column, strict=True)]
         )
@@ -179,15 +178,6 @@ def judge_matrix(
         for row, cells in zip(matrix.rows, zip(*columns, strict=True), strict=True)
     )
     return replace(matrix, rows=rows, matters=matters)
-
-
-def _with_power(cell: Cell, matters: float, level: float) -> Cell:
-    """A ratio with the smallest change of it that would show."""
-    if cell.ratio is None or cell.error is None or cell.degrees is None:
-        return cell
-    least = math.log1p(matters)
-    size = detectable_change(cell.error, cell.degrees, level=level, least=least)
-    return replace(cell, detectable=math.expm1(size))
 
 
 def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
@@ -247,9 +237,7 @@ def find_cell(matrix: Matrix, name: str, arm: str) -> Cell | None:
 
 def primary_name(matrix: Matrix, arm: str) -> str:
     """The figure that answers whether an arm is better than the baseline; empty: there is none."""
-    known = set()
-    for row in matrix.rows:
-        cells = [find_cell(matrix, row.name, name) for name in (matrix.arms[0], arm)]
-        if all(cell is not None and cell.value is not None for cell in cells):
-            known.add(row.name)
+    at = matrix.arms.index(arm)
+    both = {row.name: (row.cells[0].value, row.cells[at].value) for row in matrix.rows}
+    known = {name for name, values in both.items() if None not in values}
     return next((name for name in PRIMARY if name in known), "")

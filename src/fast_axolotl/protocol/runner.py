@@ -46,7 +46,7 @@ the runs so far, ``None`` before the first has ended."""
 
 
 def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResult:
-    """Everything that is not done yet, and the result; for options see ``open_running``."""
+    """Everything that is not done yet, and the result; for options see ``Running``."""
     with open_running(plan, folder, **options) as running:
         # Pairs of earlier sessions are kept, also with a smaller --pairs.
         rounds = -(-max(running.state.runs, default=0) // max(1, len(plan.arms)))
@@ -55,35 +55,16 @@ def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResu
 
 
 @contextlib.contextmanager
-def open_running(
-    plan: Plan,
-    folder: str | Path,
-    *,
-    environment: Mapping[str, str],
-    progress: Progress = lambda *_: None,
-    warn: Callable[[str], None] = lambda line: None,
-    launch: Launch | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Running]:
-    """A protocol in its folder, which is locked; one that was interrupted is continued.
-
-    ``warn`` is told at once what makes a run, or all of them, worth less. ``launch`` and ``clock``
-    are there for tests.
-    """
+def open_running(plan: Plan, folder: str | Path, **options: Any) -> Iterator[Running]:
+    """A protocol in its folder, which is locked; one that was interrupted is continued."""
     root = Path(folder).resolve()
     # A folder that is not for this protocol is refused before anything is written there.
-    open_state(root, plan)
-    with hold(root, warn) as opened:
-        yield Running(
-            plan=plan,
-            root=root,
-            state=open_state(root, plan),
-            environment=environment,
-            progress=progress,
-            warn=warn,
-            launch=launch or functools.partial(child.launch, inherit=opened),
-            clock=clock,
-        )
+    running = Running(plan=plan, root=root, state=open_state(root, plan), **options)
+    with hold(root, running.warn) as opened:
+        running.state = open_state(root, plan)
+        if running.launch is child.launch:
+            running.launch = functools.partial(child.launch, inherit=opened)
+        yield running
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,10 +75,11 @@ class Running:
     root: Path
     state: State
     environment: Mapping[str, str]
-    progress: Progress
-    warn: Callable[[str], None]
-    launch: Launch
-    clock: Callable[[], float]
+    progress: Progress = lambda *_: None
+    warn: Callable[[str], None] = lambda line: None
+    """Told at once what makes a run, or all of them, worth less."""
+    launch: Launch = child.launch
+    clock: Callable[[], float] = time.monotonic
     figures: dict[int, RunSummary] = field(default_factory=dict)
     """Of the runs that count, by the number of the turn."""
     notes: list[str] = field(default_factory=list)

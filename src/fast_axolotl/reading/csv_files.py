@@ -34,7 +34,14 @@ import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Unit
-from fast_axolotl.reading.lines import BOM, MOST_BLOCK_BYTES, BadRows, line_at, whole_file
+from fast_axolotl.reading.lines import (
+    BOM,
+    MOST_BLOCK_BYTES,
+    BadRows,
+    line_at,
+    places_of,
+    whole_file,
+)
 from fast_axolotl.reading.storage import Source, Supply, head_of
 
 _CANDIDATES = ",\t;|"
@@ -146,7 +153,7 @@ class CsvFile:
         dialect, raw = self.dialect, np.frombuffer(text, dtype=np.uint8)
         if dialect.escape is not None and dialect.escape.encode() in text:
             return None
-        quotes = np.flatnonzero(raw == ord(dialect.quote))
+        quotes = places_of(text, dialect.quote.encode())
         beside = np.zeros(256, dtype=bool)
         beside[list(f"{dialect.delimiter}\r\n{dialect.quote}".encode())] = True
         openings, closings = quotes[::2], quotes[1::2]
@@ -168,18 +175,26 @@ class CsvFile:
         text.drop(min(self.start, len(text.held)))
         is_first = True  # which tells the columns of a file without rows
         while text.held or is_first:
-            held, is_last = text.held, text.ended
-            stop = self._end(held, is_last)
-            if stop is None:
-                whole = held + b"\n" if is_last else held[: held.rfind(b"\n") + 1]
-                decoded, stop = self._parse_exactly(whole, text.offset, is_last)
-                block = _block(stop, partial(replace, decoded))
-            else:
-                block = _block(stop, partial(self._parse, partial(bytes, held[:stop]), text.offset))
-            if stop or is_last:
+            block = self._next_block(text)
+            stop = block.weight
+            if stop or text.ended:
                 is_first = False
                 yield block
-            text.advance(min(stop, len(held)))
+            text.advance(min(stop, len(text.held)))
+
+    def _next_block(self, text: Supply) -> Block:
+        """The whole records at the beginning of a text."""
+        held, offset = text.held, text.offset
+        stop = self._end(held, text.ended)
+        if stop is None:
+            whole = held + b"\n" if text.ended else held[: held.rfind(b"\n") + 1]
+            decoded, stop = self._parse_exactly(whole, offset, text.ended)
+            return _block(stop, partial(replace, decoded))
+        # A plain file is read again where it is decoded: what waits for that takes no memory.
+        read = partial(self.source.read_at, offset, stop)
+        if self.compression is not None:
+            read = partial(bytes, held[:stop])
+        return _block(stop, partial(self._parse, read, offset))
 
     def _parse(self, read: Callable[[], bytes], offset: int) -> Decoded:
         """Whole records by pyarrow; by Python where a row does not fit."""

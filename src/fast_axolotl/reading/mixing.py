@@ -149,35 +149,9 @@ class _Source:
     """How often it was used up in this pass."""
     is_new: bool = True
     """Whether no row of the current epoch was read yet."""
-    batches: Iterator[pa.RecordBatch] = iter(())
-    held: list[pa.RecordBatch] = field(default_factory=list)
-    """Rows for the batch in the making."""
+    batches: Iterator[pa.RecordBatch] = field(init=False)
     taken: int | None = None
-    """Rows of the last batch that was held which were delivered, if not all."""
-
-    @property
-    def num_held(self) -> int:
-        return sum(map(len, self.held))
-
-    def begin(self, mix_epoch: int, epoch: int) -> None:
-        self.epoch, self.is_new, self.held, self.taken = epoch, True, [], None
-        self.reader.set_epoch(mix_epoch + epoch * _EPOCH_STRIDE)
-
-    def read(self, count: int) -> bool:
-        """Holds some of the next rows, at most so many; false if there are none."""
-        batch = next_rows(self.reader, self.batches, count)
-        if batch is not None:
-            self.held.append(batch)
-            self.is_new = False
-        return batch is not None
-
-    def take(self, count: int) -> pa.Table:
-        """So many of the rows that are held; the others will be read again."""
-        surplus = self.num_held - count
-        self.taken = len(self.held[-1]) - surplus if surplus else None
-        table = pa.Table.from_batches(self.held, self.reader.schema if not self.held else None)
-        self.held = []
-        return table.slice(0, count)
+    """Rows of the reader's last batch that were delivered, if not all."""
 
 
 class MixedReader:
@@ -221,10 +195,9 @@ class MixedReader:
 
     @property
     def num_rows(self) -> int:
-        """The draws of a whole pass; needs what ``Reader.num_rows`` needs."""
-        draws = self._draws()
+        """The rows of a whole pass; needs what ``Reader.num_rows`` needs."""
         ends = [
-            draws.place(index, source.reader.num_rows)
+            self._draws.place(index, source.reader.num_rows)
             for index, source in enumerate(self._sources)
             if source.epoch == 0
         ]
@@ -244,12 +217,17 @@ class MixedReader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go back to the beginning, with the order of another epoch."""
+        self._start(self._seed, epoch)
+
+    def _start(self, seed: int, epoch: int) -> None:
         self.close()
+        self._seed, self._epoch, self._restored = seed, epoch, False
         for source in self._sources:
-            source.begin(epoch, 0)
+            source.epoch, source.is_new, source.taken = 0, True, None
+            source.reader.set_epoch(epoch)
         self.schema = self._base
         """The columns known so far: final where those of the readers are."""
-        self._epoch, self._restored = epoch, False
+        self._draws = Draws([source.weight for source in self._sources], seed, epoch)
         self._given = np.zeros(len(self._sources), dtype=np.int64)
         """How often each source was drawn."""
 
@@ -288,8 +266,8 @@ class MixedReader:
                     f"the state has {key}={found[0]!r} and this mix {key}={expected[key]!r}; use "
                     "the same sources and options as when the state was saved"
                 )
-        self.set_epoch(expected["epoch"])
-        self._seed, self._restored = expected["seed"], True
+        self._start(expected["seed"], expected["epoch"])
+        self._restored = True
         own = [one for one in states if tuple(one["shard"]) == self._shard]
         if own:
             states = own[:1]
@@ -321,12 +299,10 @@ class MixedReader:
         try:
             for source in self._sources:
                 self.stats.rows[source.name] = 0
-                source.batches = iter(source.reader)
-                self._count_epoch(source)
-            draws = self._draws()
+                self._read(source)
             is_last = False
             while not is_last:
-                batch, is_last = self._next_batch(draws)
+                batch, is_last = self._next_batch()
                 if batch is None:
                     return
                 self.stats.batches += 1
@@ -341,22 +317,26 @@ class MixedReader:
                 for source in self._sources:
                     source.reader.close()
 
-    def _count_epoch(self, source: _Source) -> None:
+    def _read(self, source: _Source) -> None:
+        """Begins to read the current epoch of a source."""
+        source.batches = iter(source.reader)
         self.stats.epochs[source.name] = source.epoch + 1
         self.stats.read[source.name] = source.reader.stats
 
-    def _draws(self) -> Draws:
-        weights = [source.weight for source in self._sources]
-        return Draws(weights, self._seed, self._epoch)
-
-    def _next_batch(self, draws: Draws) -> tuple[pa.RecordBatch | None, bool]:
+    def _next_batch(self) -> tuple[pa.RecordBatch | None, bool]:
         """The rows of the next draws, and whether the pass ends with them."""
-        size = self.batch_size
-        drawn = draws.draw(self._given, size)
+        drawn = self._draws.draw(self._given, self.batch_size)
+        size = len(drawn)
+        held: list[list[pa.RecordBatch]] = []
         for index, source in enumerate(self._sources):
             place = np.flatnonzero(drawn == index)
-            while (missing := int(np.searchsorted(place, size)) - source.num_held) > 0:
-                if source.read(missing):
+            parts, num_rows = list[pa.RecordBatch](), 0
+            while (missing := int(np.searchsorted(place, size)) - num_rows) > 0:
+                part = next_rows(source.reader, source.batches, missing)
+                if part is not None:
+                    parts.append(part)
+                    num_rows += part.num_rows
+                    source.is_new = False
                     continue
                 if source.is_new:
                     raise DataError(
@@ -364,23 +344,24 @@ class MixedReader:
                         f"{self._shard[1]}; remove the source, use fewer shards, or open the "
                         'readers with even="pad"'
                     )
-                others = [one.epoch for one in self._sources if one is not source]
-                if self._stop == "first" or all(others):
-                    size = int(place[source.num_held])
+                if self._stop == "first" or all(s.epoch for s in self._sources if s is not source):
+                    size = int(place[num_rows])
                 else:
-                    held = source.held
-                    source.begin(self._epoch, source.epoch + 1)
-                    source.held, source.batches = held, iter(source.reader)
-                    self._count_epoch(source)
+                    source.epoch, source.is_new = source.epoch + 1, True
+                    source.reader.set_epoch(self._epoch + source.epoch * _EPOCH_STRIDE)
+                    self._read(source)
+            held.append(parts)
         given = np.bincount(drawn[:size], minlength=len(self._sources))
         self._given += given
         pieces: list[pa.Table] = []
-        for source, count in zip(self._sources, given.tolist(), strict=True):
+        for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
             self.stats.rows[source.name] += count
-            piece = source.take(count)
+            surplus = sum(map(len, parts)) - count
+            source.taken = len(parts[-1]) - surplus if surplus else None
             if count:
+                piece = pa.Table.from_batches(parts).slice(0, count)
                 if self._source_column is not None:
-                    names = pa.repeat(source.name, piece.num_rows)
+                    names = pa.repeat(source.name, count)
                     piece = piece.append_column(self._source_column, names)
                 try:
                     self.schema = join_schemas(self.schema, piece.schema, settled=self.schema)

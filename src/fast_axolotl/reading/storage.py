@@ -192,7 +192,8 @@ class Supply:
     """
 
     def __init__(self, source: Source, compression: str | None, size: int) -> None:
-        self._path, self._chunks = source.path, open_chunks(source, compression, size)
+        self._source, self._size = source, size
+        self._chunks = None if compression is None else open_chunks(source, compression, size)
         self._failure: DataError | None = None
         self.offset = 0
         """Where ``held`` begins."""
@@ -211,18 +212,22 @@ class Supply:
         """Drops what was consumed and reads on."""
         self.drop(consumed)
         left = len(self.held)
-        check_record(left, self._path, self.offset)
-        pieces, wanted = [self.held], max(1, left)
-        while wanted > 0 and self._failure is None:
-            try:
-                pieces.append(next(self._chunks, b""))
-            except DataError as error:
-                self._failure = error
-                break
-            wanted -= len(pieces[-1])
-            if not pieces[-1]:
-                break
-        self.held = b"".join(pieces)
+        check_record(left, self._source.path, self.offset)
+        if self._chunks is None:
+            # Reading the rest again costs less than putting it before what comes.
+            self.held = self._source.read_at(self.offset, left + max(self._size, left))
+        else:
+            pieces, wanted = [self.held], max(1, left)
+            while wanted > 0 and self._failure is None:
+                try:
+                    pieces.append(next(self._chunks, b""))
+                except DataError as error:
+                    self._failure = error
+                    break
+                wanted -= len(pieces[-1])
+                if not pieces[-1]:
+                    break
+            self.held = b"".join(pieces)
         self.ended = len(self.held) == left
         if self.ended and self._failure is not None:
             raise self._failure

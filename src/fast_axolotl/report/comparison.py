@@ -41,7 +41,6 @@ from fast_axolotl.report.document import (
     Tone,
 )
 from fast_axolotl.report.runs import (
-    VERDICTS,
     ReportRun,
     describe_value,
     figure_group,
@@ -158,22 +157,6 @@ def shown_run(arm: Arm) -> ArmRun | None:
     return next(reversed(chosen or _counted_runs(arm) or done), None)
 
 
-def describe_run(arm: Arm) -> str:
-    """``08-baseline``, the run that stands for an arm; empty where there is none."""
-    run = shown_run(arm)
-    name = "" if run is None else run.folder.rstrip("/").rpartition("/")[2]
-    return f"{name}, a warm-up run" if run is not None and run.pair < 0 else name
-
-
-def describe_drawn(protocol: ProtocolResult, names: Sequence[str]) -> str:
-    """Which run of each arm the charts are of; empty where none was drawn."""
-    arms = [arm for arm in protocol.arms if arm.name in names]
-    parts = [f"{arm.name} {words}" for arm in arms if (words := describe_run(arm))]
-    if not parts:
-        return ""
-    return f"One run of each variant: {'; '.join(parts)}."
-
-
 def describe_progress(protocol: ProtocolResult) -> str:
     """How far a protocol has come that has not made every run; empty for all others."""
     runs = [run for arm in protocol.arms for run in arm.runs]
@@ -240,10 +223,7 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
 def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     """What an arm is, how often it ran, and the verdict of the run that stands for it."""
     kind, _, subtype = arm.verdict.partition(" ")
-    badges: list[tuple[Tone, str]] = []
-    if arm.verdict:
-        is_known = kind in VERDICTS
-        badges.append(verdict_badge(kind, subtype) if is_known else ("plain", arm.verdict))
+    badges = [verdict_badge(kind, subtype)] if kind else []
     shown = shown_run(arm)
     done = sum(run.status == "done" for run in arm.runs)
     counted = len(_counted_runs(arm))
@@ -252,7 +232,8 @@ def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
     notes = [f"{arm.text}; {', '.join(parts)}."]
     if arm.verdict and shown is not None:
-        notes.append(f"Verdict of run {describe_run(arm)}.")
+        name = shown.folder.rstrip("/").rpartition("/")[2]
+        notes.append(f"Verdict of run {name}{', a warm-up run' if shown.pair < 0 else ''}.")
     headline = arm.headline or _no_counted_run(protocol)
     return Card(name=arm.name, badges=badges, headline=headline, action=arm.action, notes=notes)
 

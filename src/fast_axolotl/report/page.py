@@ -26,7 +26,6 @@ from fast_axolotl.record.units import format_date, format_duration, format_share
 from fast_axolotl.report.charts import RunCurves, make_charts
 from fast_axolotl.report.comparison import (
     beside_each_other,
-    describe_drawn,
     protocol_details,
     protocol_document,
 )
@@ -86,7 +85,6 @@ def report_document(
     version: str,
 ) -> Document:
     """Everything about runs, or about a protocol: one run of each arm, then runs beside it."""
-    names = [run.name for run in runs]
     data: dict[str, Any] = {"title": title, "made": made, "version": version, "protocol": None}
     data["runs"] = [
         {"name": run.name, "summary": run.summary, "series": read_series(run.record, run.summary)}
@@ -97,7 +95,7 @@ def report_document(
         for place, (run, own) in enumerate(zip(runs, data["runs"], strict=False))
     ]
     charts: list[Block] = list(make_charts(curves))
-    drawn = "" if protocol is None else describe_drawn(protocol, names)
+    drawn = "" if protocol is None else "One run of each variant: the one its verdict is of."
     if len(runs) > MOST_RUNS:
         drawn = f"{drawn} Charts show the first {MOST_RUNS} of {len(runs)} runs.".strip()
     if charts:

@@ -178,23 +178,18 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
     if tables:
         blocks.append(Section(title="Nodes and ranks", blocks=tables, is_open=False))
     for title in ("settings", "environment"):
-        values = [getattr(run.summary, title) for run in runs]
-        blocks += settings_section(title.title(), [run.name for run in runs], values)
+        values: list[dict[str, Any]] = [getattr(run.summary, title) for run in runs]
+        rows = [
+            (key, *(describe_value(one[key]) if key in one else "–" for one in values))
+            for key in dict.fromkeys(key for one in values for key in one)
+        ]
+        header: tuple[str, ...] = ("", *(run.name for run in runs))
+        if all(len(set(row[1:])) == 1 for row in rows):
+            # One column where all are the same.
+            header, rows = (), [row[:2] for row in rows]
+        if rows:
+            blocks.append(Section(title=title.title(), blocks=[Table(header=header, rows=rows)]))
     return blocks
-
-
-def settings_section(
-    title: str, names: Sequence[str], values: Sequence[Mapping[str, Any]]
-) -> list[Block]:
-    """Settings beside each other, or one column where all are the same."""
-    keys = dict.fromkeys(key for one in values for key in one)
-    rows = [
-        (key, *(describe_value(one[key]) if key in one else "–" for one in values)) for key in keys
-    ]
-    header: tuple[str, ...] = ("", *names)
-    if all(len(set(row[1:])) == 1 for row in rows):
-        header, rows = (), [row[:2] for row in rows]
-    return [Section(title=title, blocks=[Table(header=header, rows=rows)])] if rows else []
 
 
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
@@ -282,7 +277,7 @@ def _figure_rows(
     for name in names:
         for run in runs:
             if read_figure(run.summary, name) is None:
-                reason = missing_reason(run.summary, name)
+                reason = run.summary.reasons.get(name) or FIGURES[name].missing
                 missing.setdefault(reason, {})[FIGURES[name].label] = None
     is_nothing = not rows and len(missing) == 1
     reasons = [
@@ -339,11 +334,6 @@ def read_figure(summary: RunSummary, name: str) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def missing_reason(summary: RunSummary, name: str) -> str:
-    """Why a figure has no value."""
-    return summary.reasons.get(name) or FIGURES[name].missing
-
-
 def describe_value(value: Any) -> str:
     """A setting, whatever it is, in one line."""
     if isinstance(value, Mapping):
@@ -357,7 +347,7 @@ def describe_value(value: Any) -> str:
 
 def verdict_badge(kind: str, subtype: str) -> tuple[Tone, str]:
     """``Data-bound (burst)``, and its tone."""
-    title, tone = VERDICTS[kind]
+    title, tone = VERDICTS.get(kind, (kind, "plain"))
     return tone, f"{title} ({subtype})" if subtype else title
 
 

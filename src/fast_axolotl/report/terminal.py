@@ -190,7 +190,7 @@ def protocol_progress() -> Iterator[Update]:
 
         def update(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
             nonlocal printed
-            rest = [] if left is None else [describe_left(left)]
+            rest = [] if left is None else [f"about {format_duration(max(1.0, left))} left"]
             if draw is not None:
                 runs = [f"{done}/{total} runs"] if total else []
                 draw(f"{text}, {seconds:.0f} s", done, total, "  ".join([*runs, *rest]))
@@ -223,8 +223,3 @@ def _bar(
             bar.update(task, description=text, completed=done, more=more)
 
         yield draw
-
-
-def describe_left(seconds: float) -> str:
-    """An estimate: ``about 12 min 30 s left``."""
-    return f"about {format_duration(max(1.0, seconds))} left"

@@ -1,0 +1,492 @@
+"""``fast-axolotl plan``: memory against measured peaks, rates, money, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast_axolotl.cli.plan import plan as plan_command
+from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.plan import predict
+from fast_axolotl.plan.memory import Layout, adapter_parameters, predict_memory
+from fast_axolotl.plan.predict import Plan, Price, Reference, find_price, make_plan
+from fast_axolotl.plan.reference import read_reference
+from fast_axolotl.plan.shape import Shape, parse_config, read_config, shape_of_record
+from fast_axolotl.plan.steptime import predict_step
+from fast_axolotl.record import ModelShape, RunRecord
+from fast_axolotl.record.devices import find_gpu
+from support.records import make_ranks, make_run, steady, write_run
+
+LLAMA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+SIZES = {
+    "0.3B": (12, 1024, 16, 8, 4096, 32_000),
+    "1.2B": (16, 2048, 32, 8, 8192, 128_256),
+    "3B": (26, 3072, 24, 8, 8192, 32_000),
+    "8B": (32, 4096, 32, 8, 14336, 128_256),
+}
+MEASURED: list[tuple[str, float, dict[str, Any]]] = [
+    ("0.3B", 18.91, {"micro_batch": 8}),
+    ("0.3B", 8.42, {"micro_batch": 8, "recompute": "full"}),
+    ("0.3B", 22.93, {"micro_batch": 8, "states": "mixed"}),
+    ("1.2B", 15.81, {"micro_batch": 1}),
+    ("1.2B", 35.62, {"micro_batch": 8, "recompute": "full"}),
+    ("1.2B", 25.55, {"micro_batch": 2, "accumulation": 4}),
+    ("1.2B", 32.43, {"micro_batch": 4, "states": "mixed", "recompute": "full"}),
+    ("1.2B", 29.04, {"micro_batch": 4, "method": "lora"}),
+    ("1.2B", 16.35, {"micro_batch": 4, "method": "lora", "recompute": "full"}),
+    ("3B", 35.58, {"micro_batch": 16, "recompute": "full"}),
+    ("3B", 27.24, {"micro_batch": 1, "seq_len": 8192, "recompute": "full", "accumulation": 2}),
+    ("3B", 34.50, {"micro_batch": 4, "method": "lora"}),
+    ("8B", 64.33, {"micro_batch": 1, "recompute": "full"}),
+    ("8B", 46.99, {"micro_batch": 2, "method": "lora"}),
+    ("8B", 46.16, {"micro_batch": 8, "method": "lora", "recompute": "full"}),
+]
+"""``max_memory_allocated`` in GB of an H200 on 2026-11-16: torch 2.11, transformers 5.17."""
+
+
+def llama(size: str) -> Shape:
+    layers, hidden, heads, keys, ffn, vocabulary = SIZES[size]
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=keys,
+        head_size=hidden // heads,
+        ffn=ffn,
+        vocabulary=vocabulary,
+    )
+
+
+@pytest.mark.parametrize(("size", "gigabytes", "changes"), MEASURED)
+def test_the_peak_is_what_torch_measured(
+    size: str, gigabytes: float, changes: dict[str, Any]
+) -> None:
+    layout = Layout(**{"gpus": 1, "seq_len": 2048, **changes})
+    assert predict_memory(llama(size), layout).total == pytest.approx(gigabytes * 1e9, rel=0.02)
+
+
+def test_each_way_of_sharding_divides_more() -> None:
+    shape, plain = llama("8B"), Layout(gpus=8, states="master", accumulation=2)
+    ddp, zero1, zero2, fsdp = (
+        predict_memory(shape, replace(plain, sharding=sharding))  # type: ignore[arg-type]
+        for sharding in ("ddp", "zero1", "zero2", "fsdp")
+    )
+    assert ddp.optimizer == pytest.approx(12 * shape.parameters)
+    assert zero1.optimizer == pytest.approx(ddp.optimizer / 8)
+    assert zero2.gradients == pytest.approx(ddp.gradients / 8)
+    assert fsdp.weights == pytest.approx(ddp.weights / 8)
+    assert fsdp.gathered > 0 == ddp.gathered
+    assert ddp.total > zero1.total > zero2.total > fsdp.total
+
+
+def test_tensor_and_pipeline_parallelism_divide_the_model() -> None:
+    shape = llama("8B")
+    whole = predict_memory(shape, Layout(gpus=8, accumulation=8))
+    tensor = predict_memory(shape, Layout(gpus=8, tp=4, accumulation=8))
+    pipeline = predict_memory(shape, Layout(gpus=8, pp=4, accumulation=8))
+    assert tensor.weights == pytest.approx(whole.weights / 4)
+    assert tensor.activations == pytest.approx(whole.activations / 4)
+    assert pipeline.optimizer == pytest.approx(whole.optimizer / 4)
+    # The first stage has a quarter of the layers, and four micro-batches in flight.
+    assert pipeline.activations == pytest.approx(whole.activations, rel=0.05)
+
+
+def test_lora_trains_its_adapters_alone_and_qlora_packs_the_rest() -> None:
+    shape, plain = llama("8B"), Layout(gpus=1, recompute="full")
+    lora = predict_memory(shape, replace(plain, method="lora"))
+    qlora = predict_memory(shape, replace(plain, method="qlora"))
+    assert adapter_parameters(shape, 16) == pytest.approx(41.9e6, rel=0.01)  # PEFT's own count
+    assert lora.optimizer == pytest.approx(4 * 41.9e6, rel=0.01)
+    assert qlora.weights < 0.4 * lora.weights
+    assert qlora.optimizer == lora.optimizer
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [
+        (LLAMA_8B, 8.03, 7.50),
+        ({**LLAMA_8B, "model_type": "qwen3", "tie_word_embeddings": True}, 7.50, 7.50),
+        ({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
+          "tie_word_embeddings": True}, 0.1235, 0.1235),
+        ({"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+          "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000,
+          "num_local_experts": 8, "num_experts_per_tok": 2}, 46.7, 12.7),
+        ({"hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+          "intermediate_size": 18432, "vocab_size": 129280, "n_routed_experts": 256,
+          "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
+          "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536,
+          "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}, 671.0, 36.6),
+    ],
+)  # fmt: skip
+def test_a_config_gives_the_parameters_its_maker_states(
+    config: dict[str, Any], billions: float, active: float
+) -> None:
+    shape = parse_config(config)
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_windows_limit_how_far_a_token_attends_and_a_record_has_its_parameters() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 16
+    shape = parse_config({**LLAMA_8B, "layer_types": kinds, "sliding_window": 128})
+    assert shape.attended(4096) == 16 * 4096 + 16 * 128
+    assert SHAPE.attended(4096) == 32 * 4096
+    shape = shape_of_record(MODEL)
+    assert shape.parameters == pytest.approx(8.03e9, rel=0.02)
+    assert (shape.layers, shape.attention_width) == (32, 4096)
+
+
+def test_bad_configs_name_the_file_and_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"config\.json"):
+        read_config(tmp_path)
+    file = tmp_path / "config.json"
+    for text, words in [
+        ("{", "JSON"),
+        ("[]", "no JSON object"),
+        ("{}", "hidden_size"),
+        (json.dumps({**LLAMA_8B, "mamba_num_heads": 64}), "state-space"),
+        (json.dumps({**LLAMA_8B, "layer_types": ["linear_attention"]}), "not supported in a plan"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(DataError, match=words) as caught:
+            read_config(tmp_path)
+        assert str(file) in str(caught.value)
+    file.write_text(json.dumps({"text_config": LLAMA_8B}))
+    assert read_config(file).layers == 32
+
+
+# Rates, intervals and money.
+
+SHAPE = parse_config(LLAMA_8B)
+H100, A100, L40S = find_gpu("H100-SXM"), find_gpu("a100-80gb"), find_gpu("NVIDIA L40S")
+LAYOUT = Layout(gpus=8, sharding="fsdp", seq_len=4096, micro_batch=2, accumulation=4)
+
+
+def rate(layout: Layout, gpu: Any = H100, **options: Any) -> float:
+    """Predicted tokens/s and GPU."""
+    step = predict_step(SHAPE, gpu, layout, **options)
+    return layout.step_tokens / step.total / layout.gpus
+
+
+def measured(**values: Any) -> Reference:
+    """A run that is as fast as predicted, unless it is said otherwise."""
+    layout = values.get("layout", LAYOUT)
+    values = {"gpu": H100, "layout": layout, "tokens_per_second": 8 * rate(layout), **values}
+    return Reference(**values)
+
+
+def plan(counts: list[int], **values: Any) -> Plan:
+    reference = values.pop("reference", None)
+    layout = values.pop("layout", LAYOUT if reference is None else reference.layout)
+    offers = [(values.pop("gpu", H100), values.pop("price", None))]
+    return make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
+
+
+@pytest.mark.parametrize(
+    ("layout", "gpu", "published"),
+    [
+        # Rows of three sources: NeMo 24.07, fms-fsdp, torchtitan.
+        (Layout(gpus=8, cp=2, sharding="zero1", seq_len=8192, accumulation=32, precision="fp8"),
+         H100, 12036),
+        (Layout(gpus=128, shard=8, sharding="fsdp", seq_len=4096, micro_batch=2), A100, 3900),
+        (Layout(gpus=32, sharding="fsdp", seq_len=8192, micro_batch=2, precision="fp8",
+                recompute="selective"), find_gpu("H200"), 10938),
+    ],
+)  # fmt: skip
+def test_without_a_run_rates_are_near_published_ones(
+    layout: Layout, gpu: Any, published: float
+) -> None:
+    assert rate(layout, gpu) == pytest.approx(published, rel=0.25)
+
+
+def test_a_small_model_takes_what_it_took_on_an_h200() -> None:
+    # The host launches kernels no faster than the first.
+    for seconds, changes in (
+        (0.0563, {"seq_len": 512}),
+        (0.3191, {"seq_len": 2048, "micro_batch": 32}),
+    ):
+        layout = Layout(gpus=1, **changes)
+        step = predict_step(llama("0.3B"), find_gpu("H200"), layout)
+        assert step.total == pytest.approx(seconds, rel=0.15)
+
+
+def test_what_costs_time_costs_tokens() -> None:
+    plain = rate(LAYOUT)
+    assert rate(replace(LAYOUT, recompute="full")) < 0.85 * plain
+    assert rate(replace(LAYOUT, seq_len=32768, micro_batch=0.25)) < plain
+    assert rate(replace(LAYOUT, attended=512)) > plain
+    fused = replace(LAYOUT, is_fused=True)
+    assert rate(fused) > 1.05 * plain
+    # LoRA saves a third of the products; unfused, its adapters give half of that back.
+    assert rate(replace(fused, method="lora")) > 1.2 * rate(fused)
+    assert rate(fused) > rate(replace(LAYOUT, method="lora")) > plain
+    assert rate(replace(LAYOUT, precision="fp8")) > 1.2 * plain
+    # Weights are read for few tokens; then not even launching the kernels is fast enough.
+    small = rate(replace(LAYOUT, micro_batch=0.05))
+    assert small < 0.6 * plain
+    assert rate(replace(LAYOUT, micro_batch=0.001)) < 0.03 * small
+    pipeline = replace(LAYOUT, pp=4, sharding="zero1")
+    assert (
+        rate(replace(pipeline, accumulation=64))
+        > rate(pipeline)
+        > rate(replace(pipeline, accumulation=1))
+    )
+    assert rate(replace(LAYOUT, tp=8)) < plain
+    far = replace(LAYOUT, gpus=64)
+    assert rate(far, network=1.0) < 0.8 * rate(far)
+    assert rate(replace(LAYOUT, optimizer="offload", accumulation=1)) < plain
+
+
+def test_a_run_sets_the_level_and_narrows_the_interval() -> None:
+    slow = measured(tokens_per_second=4 * rate(LAYOUT))
+    found = plan([8], reference=slow)
+    (own,) = found.candidates
+    assert found.level == pytest.approx(0.5)
+    assert own.tokens_per_second is not None
+    assert own.tokens_per_second.value == pytest.approx(slow.tokens_per_second)
+    assert not [note for note in found.notes if "published stack" in note]
+    odd = plan([8], reference=measured(tokens_per_second=80 * rate(LAYOUT)))
+    assert "10 times as fast as predicted" in odd.notes[0]
+    wide = plan([8]).candidates[0].tokens_per_second
+    assert wide is not None
+    assert own.tokens_per_second.high / own.tokens_per_second.low < 1.3
+    assert wide.high / wide.low > 2
+    assert "No run of yours calibrates this plan" in plan([8]).notes[0]
+
+
+def test_the_global_batch_stays_until_accumulation_is_one() -> None:
+    found = plan([8, 16, 32, 128], reference=measured())
+    assert [one.layout.accumulation for one in found.candidates] == [4, 2, 1, 1]
+    batches = [one.global_batch_tokens / LAYOUT.step_tokens for one in found.candidates]
+    assert batches == [1, 1, 1, 4]
+    assert not [note for note in found.notes if "too large" in note]
+
+
+def test_planning_from_one_gpu_warns_of_communication() -> None:
+    alone = replace(LAYOUT, gpus=1, sharding="ddp", recompute="full", micro_batch=1)
+    reference = measured(layout=alone, tokens_per_second=10_000.0, gpu=find_gpu("H200"))
+    found = plan([1, 64], reference=reference, gpu=find_gpu("H200"), network=2.0)
+    (note,) = [note for note in found.notes if "one GPU" in note]
+    many = found.candidates[1]
+    assert "640,000 tokens/s" in note
+    assert many.tokens_per_second is not None
+    assert many.communication_share is not None
+    assert many.tokens_per_second.value < 640_000
+    assert f"{many.communication_share:.0%}".replace("%", " %") in note
+    # What no run has measured widens the interval.
+    one = found.candidates[0].tokens_per_second
+    assert one is not None
+    assert many.tokens_per_second.high / many.tokens_per_second.low > one.high / one.low
+    assert not [note for note in plan([64], reference=measured()).notes if "one GPU" in note]
+
+
+@pytest.mark.parametrize(("scales", "binding"), [(True, []), (False, [64])])
+def test_the_loader_binds_where_it_cannot_keep_up(scales: bool, binding: list[int]) -> None:
+    ceiling = 8 * 4 * rate(LAYOUT)
+    reference = measured(loader_tokens_per_second=ceiling, loader_scales=scales)
+    found = plan([8, 64], reference=reference)
+    assert [one.gpus for one in found.candidates if one.binds == "data"] == binding
+    notes = [note for note in found.notes if "loader must deliver" in note]
+    assert len(notes) == len(binding)
+    if binding:
+        last = found.candidates[1]
+        assert last.tokens_per_second is not None
+        assert last.tokens_per_second.value == pytest.approx(ceiling)
+        assert "On 64 GPUs" in notes[0]
+        assert f"yours delivers {ceiling:,.0f}" in notes[0]
+
+
+def test_slow_links_bind_and_make_more_gpus_dearer() -> None:
+    price = Price(dollars=2.0, source="--price")
+    found = plan([8, 64], reference=measured(), tokens=1e9, price=price, network=0.5)
+    near, far = found.candidates
+    assert (near.binds, far.binds) == ("compute", "communication")
+    assert near.seconds is not None
+    assert near.dollars is not None
+    assert far.dollars is not None
+    assert near.dollars.value == pytest.approx(near.seconds.value / 3600 * 2.0 * 8)
+    assert near.dollars.low < near.dollars.value < near.dollars.high
+
+
+def test_what_does_not_fit_is_changed_and_said() -> None:
+    whole = replace(LAYOUT, gpus=1, sharding="ddp", micro_batch=1)
+    one, eight = plan([1, 8], layout=whole, gpu=L40S).candidates
+    assert (one.binds, one.tokens_per_second) == ("memory", None)
+    assert "needs at least" in one.changes
+    assert eight.changes.startswith("fits if it shards weights")
+    assert eight.memory_bytes < 0.92 * 48.3e9
+    assert plan([8], layout=replace(whole, method="qlora"), gpu=L40S).candidates[0].changes == ""
+
+
+def test_prices_have_a_source_and_a_date_and_no_placeholders() -> None:
+    price = find_price(H100)
+    assert price is not None
+    assert 1.0 < price.dollars < 12.0
+    assert price.source.endswith("2026-08-22")
+    assert find_price(find_gpu("GB200")) is None
+    path = Path(predict.__file__).with_name("gpu_prices.json")
+    table = json.loads(path.read_text(encoding="utf-8"))
+    assert min(row[2] for row in table["prices"]) > 0.3
+    assert not {"runpod", "mithril", "vast"} & {row[0] for row in table["prices"]}
+
+
+# The command.
+
+MODEL = ModelShape(
+    num_parameters=7_504_924_672,
+    num_total=8_030_261_248,
+    layers=32,
+    attention_width=4096,
+    sequence_len=4096,
+    is_checkpointed=True,
+    device_name="NVIDIA H100 80GB HBM3",
+)
+
+
+def recorded(stall: float = 0.0, model: ModelShape = MODEL, **settings: Any) -> RunRecord:
+    """Eight ranks of FSDP, two samples of 4096 tokens in 1.2 s, of which a tenth is padding."""
+    ranks = make_ranks(
+        8,
+        own_seconds=1.2,
+        wait=steady(stall, 1.2),
+        fetches=300,
+        samples=2,
+        tokens=7372,
+        padded=8192,
+        settings={"fsdp": True, "batch_size": 2, **settings},
+    )
+    for rank in ranks:
+        rank.add(model)
+    return make_run(*ranks)
+
+
+def test_a_record_calibrates_by_its_rate_without_the_stall() -> None:
+    for stall in (0.0, 0.3):
+        record = recorded(stall)
+        shape, reference = read_reference(record, summarise(record))
+        assert shape.parameters == pytest.approx(8.03e9, rel=0.02)
+        assert reference.gpu.key == "H100-SXM"
+        layout = reference.layout
+        assert (layout.gpus, layout.sharding, layout.recompute) == (8, "fsdp", "full")
+        assert (layout.seq_len, layout.micro_batch) == (4096, pytest.approx(2, rel=0.01))
+        assert reference.tokens_per_second == pytest.approx(8 * 2 * 4096 / 1.2, rel=0.01)
+        assert reference.real_share == pytest.approx(0.9, rel=0.01)
+
+
+def test_adapters_groups_and_the_loader_are_read() -> None:
+    model = ModelShape(
+        num_parameters=7_546_867_712, num_total=8_072_204_288, num_adapter=41_943_040,
+        num_frozen=7_504_924_672, layers=32, attention_width=4096, device_name="NVIDIA H200",
+    )  # fmt: skip
+    record = recorded(model=model, config={"adapter": "qlora"}, tensor_parallel=2, num_workers=1)
+    for rank in record.ranks.values():
+        rank.blocks = [replace(one, produced=10, producing_seconds=1.0) for one in rank.blocks]
+    _, reference = read_reference(record, summarise(record))
+    layout = reference.layout
+    assert (layout.method, layout.tp, layout.seq_len) == ("qlora", 2, 4096)
+    assert layout.lora_rank == pytest.approx(16, abs=2)
+    assert reference.loader_scales
+    alone = recorded(dispatcher=True)
+    assert not read_reference(alone, summarise(alone))[1].loader_scales
+    # Each of four readers gives 20 samples per second; 12 times what the model takes.
+    assert reference.loader_tokens_per_second == pytest.approx(4 * 20 * 3686, rel=0.02)
+
+
+def test_json_holds_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", recorded())
+    plan_command(run=tmp_path / "run", gpus="8", tokens="1.5B", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["candidates"]
+    rate = one["tokens_per_second"]
+    assert rate["value"] == pytest.approx(8 * 2 * 3686 / 1.2, rel=0.01)
+    assert rate["low"] < rate["value"] < rate["high"]
+    assert one["seconds"]["value"] == pytest.approx(1.5e9 / rate["value"])
+    assert "2026-08-22" in found["notes"][-1]
+
+
+def test_several_kinds_of_gpu_become_one_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", recorded())
+    options: dict[str, Any] = {"gpu": "H100-SXM,B200", "gpus": "8,64", "tokens": "1.5B"}
+    plan_command(run=tmp_path / "run", **options, price="2,100")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "8.03 B parameters on H100-SXM, B200, 1.5 B tokens" in text
+    assert "Fastest: 64 × B200, " in text
+    assert "Cheapest: 8 × H100-SXM, " in text
+    assert "B200: The run was on H100-SXM" in text
+    assert "Dollars per GPU and hour: H100-SXM: $2, by --price." in text
+    assert "No run of yours" not in text
+    with pytest.raises(UsageError, match="one per kind of GPU"):
+        plan_command(run=tmp_path / "run", **options, price="1,2,3")
+
+
+def test_latency_that_hides_a_low_throughput_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", recorded(gradient_accumulation=16))
+    plan_command(run=tmp_path / "run", gpus="8,1024", network=5.0)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Low latency is not high throughput: a step takes" in text
+    assert "on 1024 GPUs and 1.20 s on 8, but a GPU does only" in text
+    assert "tokens per GPU instead of 8,192" in text
+    plan_command(run=tmp_path / "run", gpus="8,16", tokens="1B")
+    assert "Low latency" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpus": ""}, "cannot read --gpus"),
+        ({"gpu": ","}, "pass the folder of a record"),
+        ({"network": 0.0}, "--network 0: pass a number above 0"),
+        ({"network": float("nan")}, "--network nan"),
+        ({"micro_batch": -1}, "--micro-batch -1"),
+        ({"sequence_len": 0}, "--sequence-len 0"),
+        ({"gpu": "B200,b200", "price": "1,2"}, "or 1: one per kind of GPU"),
+        ({"gpus": "8,x"}, "write 8,16,64"),
+        ({"price": "cheap"}, "such as 2.5/h"),
+        ({"gpu": "L41"}, r"'L41' is not known; choose one of .*L40S"),
+        ({"tokens": "many"}, "300M, 10B"),
+        ({"tokens": "-1B"}, "300M, 10B"),
+        ({"model": None}, "pass the folder of a record"),
+    ],
+)
+def test_numbers_that_make_no_plan_are_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    with pytest.raises(UsageError, match=words):
+        plan_command(**{"model": tmp_path, "gpu": "B200", "gpus": "8", **options})
+
+
+def test_without_a_record_a_sentence_says_that_intervals_are_wide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    plan_command(model=tmp_path, gpu="b200", gpus="8", tokens="1T", method="lora")
+    text = capsys.readouterr().out
+    assert "No run of yours calibrates this plan" in text
+    assert "skypilot-org/skypilot-catalog" in text
+
+
+def test_a_record_without_a_gpu_or_tokens_cannot_calibrate() -> None:
+    record = make_run(*make_ranks(1))
+    with pytest.raises(DataError, match="does not name the model and the GPU"):
+        read_reference(record, summarise(record))
+    record.ranks[0].add(MODEL)
+    with pytest.raises(DataError, match="has no tokens/s"):
+        read_reference(record, summarise(record))
