@@ -48,19 +48,14 @@ def ids_of(batches: Any) -> list[int]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_partition_the_rows(path: Path, num_workers: int) -> None:
-    loader = DataLoader(dataset(path), batch_size=None, num_workers=num_workers)
-
-    for _ in range(2):
-        assert sorted(ids_of(loader)) == ALL
-
-
-def test_forked_workers_may_follow_a_read_in_the_parent(path: Path) -> None:
     data = dataset(path, num_threads=2)
+    loader = DataLoader(data, batch_size=None, num_workers=num_workers)
     batches = iter(data)
     next(batches)
 
-    assert sorted(ids_of(DataLoader(data, batch_size=None, num_workers=2))) == ALL
-    assert len(ids_of(batches)) == NUM_ROWS - 50
+    for _ in range(2):
+        assert sorted(ids_of(loader)) == ALL
+    assert len(ids_of(batches)) == NUM_ROWS - 50, "workers may follow a read in the parent"
 
 
 def test_ranks_come_from_the_environment_and_workers_divide_them(
