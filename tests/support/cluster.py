@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 PROGRAM = (sys.executable, "-m", "support.prepare_driver")
 
 
-class Nodes:
+class Machines:
     """A head that does no tasks, and nodes with one core each."""
 
     def __init__(self, port: int = 0) -> None:
