@@ -195,7 +195,7 @@ def nodes() -> Iterator[Machines]:
         made = Machines()
         try:
             made.add("n1", wait=False)
-            made.add("n2", wait=False)
+            made.last = made.add("n2", wait=False)
             made.cluster.wait_for_nodes()
             yield made
         finally:
@@ -217,16 +217,15 @@ def test_nodes_do_all_tasks_and_others_do_those_of_a_lost_one(
         perform_all(engine, tmp_path, [task("complain")])
     with pytest.raises(DataError, match=r"divide failed: ZeroDivision.*\(on node n[12]\)\n"):
         perform_all(engine, tmp_path, [task("divide")])
-    lost = nodes.add("n3")
     reasons: list[str] = []
 
     def kill_while_it_works() -> None:
-        wait_for((tmp_path / "n3.pid").exists)
-        nodes.kill(lost)
+        wait_for((tmp_path / "n2.pid").exists)
+        nodes.kill(nodes.last)
 
     with ThreadPoolExecutor() as threads:
         killed = threads.submit(kill_while_it_works)
-        tasks = squares(20, 0.2, stuck_on="n3")
+        tasks = squares(20, 0.2, stuck_on="n2")
         assert_squares(perform_all(engine, tmp_path, tasks, reasons.append), 20)
         killed.result()
     assert 1 <= len(reasons) <= 2

@@ -33,6 +33,7 @@ class Machines:
         head |= {"gcs_server_port": port} if port else {}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
+        self.last: Any = None
 
     def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
         variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)

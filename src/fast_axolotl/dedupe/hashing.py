@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fast_axolotl.dedupe.row_bytes import BINARY, TEXT, is_one_of, text_bytes
-from fast_axolotl.dedupe.seen import SeenRows
+from fast_axolotl.dedupe.seen import SeenRows, require_threads
 from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
@@ -64,7 +64,7 @@ def parallel_hash_rows(
     or bytes, dictionary-encoded or not, gives an Arrow column of ``fixed_size_binary(32)`` in the
     same chunks, null where the row is null.
     """
-    _require_threads(num_threads)
+    require_threads(num_threads)
     _require_many("rows", rows)
     if isinstance(rows, pa.Array | pa.ChunkedArray):
         return _hash_arrow(rows, num_threads)
@@ -84,7 +84,7 @@ def deduplicate_indices(
     ``existing_hashes`` are digests as ``parallel_hash_rows`` returns them for a list; rows with one
     of these are dropped. ``rows`` may be what that function takes, but without nulls.
     """
-    _require_threads(num_threads)
+    require_threads(num_threads)
     known = () if existing_hashes is None else existing_hashes
     _require_many("existing_hashes", known)
     _require_many("rows", rows)
@@ -103,11 +103,6 @@ def deduplicate_indices(
     return indices.tolist(), _hex(digests[len(known_digests) :][indices])
 
 
-def _require_threads(num_threads: int) -> None:
-    if num_threads < 0:
-        raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
-
-
 def _require_many(name: str, values: object) -> None:
     if isinstance(values, str | bytes):
         raise TypeError(f"{name} is a single {type(values).__name__}; pass a list")
@@ -115,10 +110,16 @@ def _require_many(name: str, values: object) -> None:
 
 def _hex(digests: ByteArray) -> list[str]:
     """One string per digest, cut from a text of lines, since that takes no loop in Python."""
+    if len(digests) < _FEW_ROWS:
+        return digests.tobytes().hex("\n", _DIGEST_BYTES).split()
+    from fast_axolotl.kernels.sha256 import write_hex
+
     texts: list[str] = []
+    lines = np.empty((min(len(digests), _HEX_ROWS), 2 * _DIGEST_BYTES + 1), np.uint8)
     for start in range(0, len(digests), _HEX_ROWS):
         some = digests[start : start + _HEX_ROWS]
-        texts += some.tobytes().hex("\n", _DIGEST_BYTES).split("\n")
+        write_hex(some.reshape(-1), lines.reshape(-1))
+        texts += str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
     return texts
 
 
