@@ -437,45 +437,19 @@ def with_call(arguments: Any) -> list[Any]:
     return [turn("user", "a"), turn("assistant", "b", tool_calls=[{"function": function}])]
 
 
+PARTS_TRAINED = [{"text": "abc ", "train": True}, {"text": "def", "weight": 0}]
+REASONED = turn("assistant", "abc", reasoning_content=PARTS_TRAINED[:1], detail=DETAIL)
 RARE_ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tools": (TALK, {"tools": [TOOL, TOOL]}),
     "tools as text": (TALK, {"tools": json.dumps([TOOL])}),
-    "empty tools": (TALK, {"tools": []}),
     "calls": ([turn("user", "a"), turn("assistant", "b", tool_calls=[CALL])], {"tools": [TOOL]}),
-    "calls as text": (with_call('{"a": 1}'), {}),
-    "list as content": ([turn("user", [{"type": "text", "text": "a"}])], {}),
-    "trained parts": (
-        [turn("assistant", [{"text": "abc ", "train": True}, {"text": "def", "weight": 0}])],
-        {},
-    ),
+    "trained parts": ([turn("assistant", PARTS_TRAINED)], {}),
     "no content": ([turn("user", "a"), {"role": "assistant", "tool_calls": [CALL]}], {}),
     "text": ('[{"role": "user", "content": "a"}]', {}),
-    "odd verdict": ([turn("user", "a", train="yes")], {}),
     "detail": ([turn("assistant", "abcdef", detail=DETAIL)], {}),
     "detail beyond": ([turn("assistant", "abc", detail=[{**DETAIL[0], "begin_offset": 9}])], {}),
-    "detail of nothing": ([turn("assistant", "", detail=DETAIL)], {}),
-    "empty detail": ([turn("assistant", "abc", detail=[])], {}),
-    "reasoning": ([turn("assistant", "abc", reasoning_content="def")], {}),
-    "reasoning and detail": (
-        [
-            turn(
-                "assistant", "abc", reasoning_content=[{"text": "de", "train": True}], detail=DETAIL
-            )
-        ],
-        {},
-    ),
+    "reasoning and detail": ([REASONED], {}),
     "thinking": ([turn("assistant", "<think> a </think> b")], {}),
-    "solution": (
-        [
-            turn(
-                "assistant",
-                "<|begin_of_thought|>a<|end_of_thought|>"
-                "<|begin_of_solution|> b <|end_of_solution|>",
-            )
-        ],
-        {},
-    ),
-    "system": (TALK, {"system": "be good"}),
     "null system": (TALK, {"system": None}),
 }
 """Rows that are rare in a dataset: messages, and other columns."""
