@@ -83,14 +83,12 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         run: (
             "run -- axolotl preprocess config.yml",
-            "run -- axolotl train config.yml --launcher torchrun",
             "run --live -- axolotl train config.yml",
             "run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
         ),
         show: (
             "show",
             "show fast-axolotl-runs/20300131-120000-axolotl --all",
-            "show outputs/fast-axolotl-measure --json",
         ),
         report: (
             "report",
@@ -126,7 +124,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
             "bench reader data.jsonl",
             "bench hash data.jsonl --column text",
             "bench dedupe data.jsonl --column prompt --column answer",
-            "bench pack tokens.parquet --sequence-len 4096",
         ),
     },
     "Work on data": {
@@ -137,7 +134,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         dedupe: (
             "dedupe train.jsonl -o clean.jsonl",
-            "dedupe data/*.parquet -o clean.parquet --columns messages",
             "dedupe train.parquet -o clean.parquet --against test.parquet "
             "--report duplicates.parquet",
             "dedupe s3://bucket/raw/*.parquet -o s3://bucket/clean --engine ray",
@@ -166,7 +162,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         scale: ("scale runs/1-gpu runs/2-gpus", "scale protocols/sizes"),
         trace: (
             "trace traces/",
-            "trace rank0.json.gz rank1.json.gz",
             "trace traces/ --steps 3:8",
         ),
     },
