@@ -29,12 +29,12 @@ from benchmarks.command import Tell, execute, race_parser
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import Case, Goal, Measurement, Result
 from fast_axolotl.cli.bench import CONTENDERS, OURS, Request, read_table
-from fast_axolotl.cli.race import Contender, Digest, digest_columns
+from fast_axolotl.cli.race import Contender
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import peak_memory_bytes
 
 NOTES = (
-    "answers are compared before anything is timed, by a digest of each column",
+    "answers are compared before anything is timed, by a digest",
     "alternating repeats, each the median of as many passes as take 0.2 s; ratios are of medians",
     "not included: imports, compiling or loading kernels, and a first pass",
 )
@@ -174,13 +174,10 @@ def _in_frames(request: Request) -> list[Contender]:
         query = "SELECT min(rowid) AS row FROM texts GROUP BY text ORDER BY row"
         return connection().sql(query).fetchnumpy()["row"]
 
-    def digest(indices: Any) -> Digest:
-        return digest_columns({"row": indices}, len(table))
-
     return [
         *CONTENDERS["dedupe"](request),
-        Contender("Polars", "frame → rows", polars, digest, OURS, "polars"),
-        Contender("DuckDB", "table → rows", duckdb, digest, OURS, "duckdb"),
+        Contender("Polars", "frame → rows", polars, list, OURS, "polars"),
+        Contender("DuckDB", "table → rows", duckdb, list, OURS, "duckdb"),
     ]
 
 
@@ -191,12 +188,7 @@ def _in_lists(session: Session, request: Request) -> list[Contender]:
     texts = read_table(request)["text"].to_pylist()
     gives = "list → lists"
     return [
-        Contender(
-            OURS_LISTS,
-            gives,
-            lambda: deduplicate_indices(texts),
-            lambda pair: digest_columns({"row": pair[0], "hash": pair[1]}, len(texts)),
-        ),
+        Contender(OURS_LISTS, gives, lambda: deduplicate_indices(texts), list),
         session.earlier(request, "deduplicate_indices", gives, OURS_LISTS),
     ]
 
@@ -289,15 +281,12 @@ def _packers(session: Session, request: Request) -> list[Contender]:
         tensor = import_module("torch").tensor
         return {name: tensor(column) for name, column in plain().items()}
 
-    def digest(columns: Any) -> Digest:
-        return digest_columns(columns, len(sequences))
-
     lists, tensors = "lists → lists", "lists → torch"
     return [
-        Contender(OURS, lists, ours, digest),
-        Contender(OURS_TORCH, tensors, partial(ours, "torch"), digest, None, "torch"),
-        Contender("plain Python", lists, plain, digest, OURS),
-        Contender("plain + torch.tensor", tensors, torch, digest, OURS_TORCH, "torch"),
+        Contender(OURS, lists, ours, dict),
+        Contender(OURS_TORCH, tensors, partial(ours, "torch"), dict, None, "torch"),
+        Contender("plain Python", lists, plain, dict, OURS),
+        Contender("plain + torch.tensor", tensors, torch, dict, OURS_TORCH, "torch"),
         session.earlier(request, "pack_sequences", lists, **_PACK),
     ]
 

@@ -23,14 +23,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from fast_axolotl.cli.options import Inputs
-from fast_axolotl.cli.race import (
-    Contender,
-    Digest,
-    Timing,
-    digest_columns,
-    digest_items,
-    run_race,
-)
+from fast_axolotl.cli.race import Contender, Timing, columns, run_race
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import count_words, format_bytes, format_seconds
 from fast_axolotl.report.document import Block, Bullets, Document, Row, Table
@@ -97,13 +90,13 @@ def bench(
     for one in timings:
         seconds = median(one.seconds)
         result = "{}× ({}–{})".format(*map(_format_ratio, one.ratio)) if one.ratio else "–"
-        speed = [format_seconds(seconds), f"{one.rows / seconds:,.0f}", result]
+        speed = [format_seconds(seconds), f"{request['rows'] / seconds:,.0f}", result]
         table.append([one.contender.name, one.contender.gives, *speed])
     machine = describe()
     installed = machine["versions"]
     versions = [f"{name} {installed[name]}" for name in _VERSIONS if name in installed]
     notes = [
-        f"{timings[0].rows:,} rows with a value, of the first {rows:,} at most (--rows).",
+        f"{request['rows']:,} rows, of the first {rows:,} at most (--rows).",
         f"Data: {request['format']}, {files}, {count_words(len(request['types']), 'column')}, "
         f"{format_bytes(request['num_bytes'])} read.",
         f"Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
@@ -223,7 +216,7 @@ def read(request: Request) -> list[Contender]:
                 yield from map(json.loads, lines)
 
     def entry(name: str, gives: str, run: Any, kind: str, *against: str) -> Contender:
-        return Contender(name, gives, run, partial(digest_items, kind=kind), *against)
+        return Contender(name, gives, run, partial(columns, kind=kind), *against)
 
     hf = "HF datasets, streaming"
     return [
@@ -261,15 +254,12 @@ def hash_texts(request: Request) -> list[Contender]:
 
     rows = read_table(request).column(0).drop_null().to_pylist()
 
-    def digest(hashes: Any) -> Digest:
-        return digest_columns({"hash": hashes}, len(rows))
-
     def plain() -> list[str]:
         return [sha256(row.encode()).hexdigest() for row in rows]
 
     return [
-        Contender(OURS, "list → list", lambda: parallel_hash_rows(rows), digest),
-        Contender("hashlib", "list → list", plain, digest, OURS),
+        Contender(OURS, "list → list", lambda: parallel_hash_rows(rows), list),
+        Contender("hashlib", "list → list", plain, list, OURS),
     ]
 
 
@@ -291,12 +281,9 @@ def dedupe(request: Request) -> list[Contender]:
                 first.append(index)
         return first
 
-    def digest(indices: Any) -> Digest:
-        return digest_columns({"row": indices}, len(table))
-
     return [
-        Contender(OURS, "Arrow → rows", lambda: unique_rows(table), digest),
-        Contender("Python set", "lists → rows", plain, digest, OURS),
+        Contender(OURS, "Arrow → rows", lambda: unique_rows(table), list),
+        Contender("Python set", "lists → rows", plain, list, OURS),
     ]
 
 
@@ -316,13 +303,10 @@ def plan(request: Request) -> list[Contender]:
             raise NotImplementedError(f"it is quadratic: up to {_MOST_PLAIN_ROWS:,} rows only")
         return first_fit(lengths.tolist(), capacity, _MOST_ROWS)
 
-    def digest(packs: Any) -> Digest:
-        return digest_columns({"pack": packs}, len(lengths))
-
     ours = partial(plan_packs, lengths, capacity, max_rows=_MOST_ROWS)
     return [
-        Contender(OURS, "lengths → packs", ours, digest),
-        Contender("Python first fit", "lengths → packs", plain, digest, OURS),
+        Contender(OURS, "lengths → packs", ours, list),
+        Contender("Python first fit", "lengths → packs", plain, list, OURS),
     ]
 
 
@@ -349,12 +333,11 @@ def pad_rows(request: Request) -> list[Contender]:
     rows = read_table(request).column(0).drop_null().to_pylist()
     batches = [rows[start : start + _PAD_ROWS] for start in range(0, len(rows), _PAD_ROWS)]
 
-    def digest(padded: Any) -> Digest:
-        return digest_columns({"rows": chain.from_iterable(padded)}, len(rows))
-
     return [
-        Contender(OURS, "lists → lists", lambda: map(pad_sequences, batches), digest),
-        Contender("plain Python", "lists → lists", lambda: map(_pad, batches), digest, OURS),
+        Contender(OURS, "lists → lists", lambda: map(pad_sequences, batches), chain.from_iterable),
+        Contender(
+            "plain Python", "lists → lists", lambda: map(_pad, batches), chain.from_iterable, OURS
+        ),
     ]
 
 
