@@ -28,7 +28,7 @@ from benchmarks.children import RunError, run_child
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import Case, Goal, Measurement, Result
-from fast_axolotl.cli.bench import CONTENDERS, OURS, Request, read_table
+from fast_axolotl.cli.bench import CONTENDERS, OURS, Request
 from fast_axolotl.cli.race import Contender
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import peak_memory_bytes
@@ -111,6 +111,7 @@ def _race(
     path, size = session.folder / "input.parquet", len(table)
     pq.write_table(table, path)
     request = {"paths": [str(path)], "columns": table.column_names, "rows": size}
+    request["table"] = table.combine_chunks()
     request["sequence_len"] = sequence_len
     name = f"{kind}-{size_name(size)}"
     case = run_case(session, name, f"{size:,} {text}", contenders(request), rows=size)
@@ -154,7 +155,7 @@ def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
 
 def _in_frames(request: Request) -> list[Contender]:
     """The numbers of the rows that are the first of their kind."""
-    table = read_table(request)
+    table = request["table"]
 
     @cache
     def frame() -> Any:
@@ -185,7 +186,7 @@ def _in_lists(session: Session, request: Request) -> list[Contender]:
     """Lists, to indices and hashes."""
     from fast_axolotl.dedupe import deduplicate_indices
 
-    texts = read_table(request)["text"].to_pylist()
+    texts = request["table"]["text"].to_pylist()
     gives = "list → lists"
     return [
         Contender(OURS_LISTS, gives, lambda: deduplicate_indices(texts), list),
@@ -269,7 +270,7 @@ def pack_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
 def _packers(session: Session, request: Request) -> list[Contender]:
     from fast_axolotl.packing import pack_sequences
 
-    sequences = read_table(request).column(0).to_pylist()
+    sequences = request["table"].column(0).to_pylist()
 
     def ours(output: Any = "lists") -> Any:
         return pack_sequences(sequences, **_PACK, output=output)

@@ -27,6 +27,9 @@ from support.files import write_csv, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("default")
 
+BENCH: Any = sys.modules["fast_axolotl.cli.bench"]
+"""The module: its package has the command of the same name."""
+
 ROWS = [
     {
         "id": index,
@@ -88,15 +91,15 @@ def test_the_answer_comes_first_and_every_library_gives_the_same(
     # What is printed can be shared.
     assert [word for word in ("text", str(Path(files[file]).parent)) if word in shown] == []
     assert f"cores, Python {sys.version.split()[0]}, fast-axolotl {__version__}" in text
-    request = {"paths": [files[file]], "files": [files[file]], "format": file, "rows": 60}
-    request |= {"columns": [{"hash": "text", "dedupe": "text"}.get(operation, "input_ids")]}
+    column = {"hash": ["text"], "dedupe": ["text"], "reader": None}.get(operation, ["input_ids"])
+    request = BENCH._look(operation, [files[file]], column, 60)
     for contender in CONTENDERS[operation](request | {"sequence_len": 32}):
         assert contender.name in text
 
 
 def test_what_cannot_be_raced_is_named_with_its_cure(files: Mapping[str, str]) -> None:
     for words, error, message in (
-        ("hash jsonl --column nope", UsageError, "no column 'nope'; there are id, text"),
+        ("hash jsonl --column nope", UsageError, "no column 'nope'; the data has: id, text"),
         ("hash jsonl --column id", UsageError, "has the type int64, but bench hash needs text"),
         ("pack jsonl --column text", UsageError, "needs lists of token ids"),
         ("pad csv", UsageError, "no column 'input_ids'"),
@@ -145,7 +148,7 @@ def test_sentences_say_plainly_who_is_faster() -> None:
             Timing(contender=contender(name), seconds=(1.0,), ratio=ratio)
             for name, ratio in ratios.items()
         ]
-        found: list[str] = sys.modules["fast_axolotl.cli.bench"]._sentences("reads it", timings)
+        found: list[str] = BENCH._sentences("reads it", timings)
         return found
 
     found = sentences(
