@@ -97,7 +97,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         watch: (
             "watch fast-axolotl-runs/20300131-120000-axolotl",
-            "watch 4711",
             "watch 4711 --seconds 60 --output runs/first",
         ),
         status: ("status", "status --json"),
@@ -107,8 +106,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         demo: ("demo", "demo -o report.html"),
         protocol: (
             "protocol config.yml --pin max_steps=200",
-            "protocol config.yml --streaming --sequence-len 16384 "
-            "--pin max_steps=200,num_workers=2",
+            "protocol config.yml --streaming --pin max_steps=200,num_workers=2",
             "protocol --baseline 'python train.py --workers 0' "
             "--candidate 'python train.py --workers 4' -o protocols/workers",
             "protocol --command 'torchrun --nproc-per-node {world_size} train.py' "
@@ -116,7 +114,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         compare: (
             "compare runs/before runs/after",
-            "compare protocols/workers --markdown",
             "compare protocols/main protocols/branch --fail-if 'tokens_per_second < 0.97' "
             "--fail-if 'stall_fraction > +0.02'",
         ),
@@ -134,8 +131,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         dedupe: (
             "dedupe train.jsonl -o clean.jsonl",
-            "dedupe train.parquet -o clean.parquet --against test.parquet "
-            "--report duplicates.parquet",
+            "dedupe train.parquet -o clean.parquet --against test.parquet",
             "dedupe s3://bucket/raw/*.parquet -o s3://bucket/clean --engine ray",
         ),
         prepare: (
@@ -148,14 +144,12 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
     "Plan the next run": {
         plan: (
             "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
-            "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B "
-            "--price 2.5/h,5.5/h",
+            "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B",
             "plan --model config.json --gpu H100-SXM --gpus 8,64,512 --tokens 1T",
         ),
         batch: (
             "batch config.yml",
-            "batch config.yml --micro-batches 1,2,4,8 --global-batch 256 --ranks 8 "
-            "-o batches/llama",
+            "batch config.yml --micro-batches 1,2,4,8 --global-batch 256 --ranks 8",
             "batch --command 'python train.py --micro-batch {micro_batch} "
             "--accumulation {accumulation} --steps {steps}' --global-batch 64",
         ),
