@@ -30,9 +30,10 @@ from benchmarks.children import last_error, offline_environment
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.result import Result, Table, record_table
 from fast_axolotl.errors import UsageError
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.protocol.build import compare_losses
 from fast_axolotl.protocol.child import launch, with_own_programs
-from fast_axolotl.protocol.losses import compare_losses
-from fast_axolotl.protocol.matrix import read_figures
+from fast_axolotl.record.run_folders import read_training
 from fast_axolotl.record.units import format_seconds, format_share, format_value
 
 _ROWS = 3000
@@ -73,9 +74,11 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     is_accelerated = False
     while len(rounds) < _MOST_ROUNDS:
         number = len(rounds) + 1
-        found = read_figures(_train(folder, number, options.steps, settings, is_accelerated))
-        summary, verdict = found.summary, found.summary.verdict
-        first_losses = first_losses or found.losses
+        record = read_training(_train(folder, number, options.steps, settings, is_accelerated))
+        summary = summarise(record)
+        verdict = summary.verdict
+        losses = tuple(line.values["loss"] for line in record.find_losses())
+        first_losses = first_losses or losses
         rounds.append(
             {
                 "settings": dict(settings),
@@ -86,7 +89,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
                 "stall_fraction": summary.stall_fraction,
                 "wait_max_seconds": summary.wait_max_seconds,
                 "tokens_per_second": summary.tokens_per_second,
-                "losses": compare_losses([first_losses], [found.losses], "the last round").sentence,
+                "losses": compare_losses([first_losses], [losses], "the last round")[1],
                 "seconds": summary.duration_seconds,
             }
         )

@@ -103,12 +103,15 @@ def verdict(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Verdi
     return judge(evidence(source, stall, **values))
 
 
-def test_an_unknown_number_of_workers_is_not_none() -> None:
+def test_what_is_not_known_is_not_stated_and_nothing_is_promised_of_it() -> None:
     action = verdict("loop", 0.3).action
     assert "The current number was not recorded." in action
     assert "0 workers" not in action
     none = verdict(stall=0.3, num_workers=0).action
     assert "currently loaded in the main process (0 workers)" in none
+    assert [possible_gain(share) for share in (0.0, 0.5, 1.0)] == [0.0, 1.0, None]
+    assert verdict().gain is None
+    assert "Expect" not in verdict().action
 
 
 @pytest.mark.parametrize(
@@ -138,12 +141,6 @@ def test_a_deeper_queue_gives_no_more_than_the_loader() -> None:
     assert summary.verdict.gain == pytest.approx(0.3 / 0.7, rel=0.02)
     slow = Evidence(figures=with_figures(summary, reader_ratio=1.05), source="loop")
     assert judge(slow).gain == pytest.approx(0.05)
-
-
-def test_nothing_is_promised_where_nothing_is_known_or_gained() -> None:
-    assert [possible_gain(share) for share in (0.0, 0.5, 1.0)] == [0.0, 1.0, None]
-    assert verdict().gain is None
-    assert "Expect" not in verdict().action
 
 
 def test_under_a_quota_no_workers_are_advised() -> None:

@@ -7,13 +7,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl.axolotl.chat import difference, tokenize_prompt
@@ -40,18 +39,7 @@ CHATML = (
 ASKS = {
     "length": "{% if m.content|length > 6 %}long{% endif %}{{ m.content }}",
     "contains": "{% if 'h' in m.content %}h{% endif %}{{ m.content }}",
-    "equals": "{% if m.content == 'hello' %}h{% endif %}{{ m.content }}",
-    "startswith": "{% if m.content.startswith('h') %}h{% endif %}{{ m.content }}",
-    "tilde": "{% set x = 'a' ~ m.content %}{% if 'h' in x %}h{% endif %}{{ x }}",
-    "macro": "{% macro f(x) %}{{ x }}{% endmacro %}{% if 'h' in f(m.content) %}h{% endif %}"
-    "{{ m.content }}",
-    "trimmed truth": "{% if m.content|trim %}h{% endif %}{{ m.content }}",
-    "split": "{{ m.content.split(' ')[0] }}",
-    "changed": "{% if loop.changed(m.content) %}h{% endif %}{{ m.content }}",
-    "generation": "{% generation %}{{ m.content }}{% endgeneration %}",
     "truth": "{% if m.content %}{{ m.content }}{% else %}nothing{% endif %}",
-    "number": "{% if m.content|length is number and m.content|length in [5, 1] %}h{% endif %}"
-    "{{ m.content }}",
     "sorted": "{% for x in messages|sort(attribute='content') %}{{ x.content }}{% endfor %}",
     "tojson": "{{ m.content|tojson }}",
     "date": "{{ strftime_now('%d %b %Y') }}{{ m.content }}",
@@ -61,17 +49,11 @@ ASKS = {
 LOOKS_INSIDE = {
     "is contained": "{% if m.content in 'hello world' %}h{% endif %}{{ m.content }}",
     "format": "{% set x = '%s'|format(m.content) %}{% if 'h' in x %}h{% endif %}{{ x }}",
-    "int": "{{ m.content|int }}{{ m.content }}",
     "any character": "{% for c in m.content %}{% if c == 'h' %}h{% endif %}{% endfor %}",
-    "no key of characters": "{% for c in m.content %}{% if c['type'] == 'image' %}{% else %}h"
-    "{% endif %}{% endfor %}{{ m.content }}",
-    "json": "{{ m|tojson }}",
     "dict key": "{% set d = {'hello': 'h'} %}{{ d.get(m.content, '') }}{{ m.content }}",
     "repeats": "{{ m.content * 2 }}",
     "message": "{{ m }}",
-    "calculated length": "{{ (m.content|length - 1) * 2 }}{{ m.content }}",
     "place by length": "{{ m.content[messages[0].content|length] }}{{ m.content }}",
-    "time": "{{ strftime_now('%H') }}{{ m.content }}",
 }
 
 COPIES = {
@@ -156,7 +138,8 @@ def rows_of_stock(num_rows: int) -> Iterator[None]:
     """So many rows inside are left to the stock function, and counted."""
     with pytest.MonkeyPatch.context() as patch:
         counts: list[int] = []
-        patch.setattr("fast_axolotl.axolotl.chat.tally", lambda *told: counts.append(told[-1]))
+        name = "fast_axolotl.axolotl.tokenizers.tally"
+        patch.setattr(name, lambda *told: counts.append(told[-1]))
         yield
     assert sum(counts) == num_rows
 
@@ -256,36 +239,22 @@ CALLS = st.lists(
     ),
     max_size=2,
 )
+FIELD = st.fixed_dictionaries(
+    {"type": st.sampled_from(["string", "array", "object"]), "description": CONTENTS}
+)
+PARAMETERS = st.fixed_dictionaries(
+    {"type": st.just("object"), "properties": st.dictionaries(st.sampled_from("abc"), FIELD)},
+    optional={"required": st.lists(st.sampled_from("abc"), max_size=2)},
+)
+FUNCTION = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from("fg"),
+        "description": CONTENTS,
+        "parameters": PARAMETERS | VALUES.map(json.dumps),
+    }
+)
 TOOLS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "type": st.just("function"),
-            "function": st.fixed_dictionaries(
-                {
-                    "name": st.sampled_from("fg"),
-                    "description": CONTENTS,
-                    "parameters": st.fixed_dictionaries(
-                        {
-                            "type": st.just("object"),
-                            "properties": st.dictionaries(
-                                st.sampled_from("abc"),
-                                st.fixed_dictionaries(
-                                    {
-                                        "type": st.sampled_from(["string", "array", "object"]),
-                                        "description": CONTENTS,
-                                    }
-                                ),
-                                max_size=2,
-                            ),
-                        },
-                        optional={"required": st.lists(st.sampled_from("abc"), max_size=2)},
-                    )
-                    | VALUES.map(json.dumps),
-                }
-            ),
-        }
-    ),
-    max_size=2,
+    st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION}), max_size=2
 )
 
 
@@ -334,7 +303,7 @@ def test_shipped_templates_with_hostile_contents_and_all_options(name: str) -> N
     text = shipped(name)
 
     @settings(
-        max_examples=int(os.environ.get("FAST_AXOLOTL_FUZZ", "8")),
+        max_examples=int(os.environ.get("FAST_AXOLOTL_FUZZ", "6")),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],  # to shrink an example takes minutes
@@ -585,29 +554,13 @@ def test_what_is_no_batch_of_rows_is_unfamiliar(batch: Any) -> None:
     refused(make_strategy(), batch)
 
 
-class Calendar:
-    """A clock that can be set: ``datetime`` of the module that renders."""
+def test_odd_strategies_and_tokenizers_are_unfamiliar() -> None:
+    from transformers import PreTrainedTokenizerFast
 
-    def __init__(self, day: int) -> None:
-        self.day = day
+    class OwnTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
+        def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._encode_plus(*args, **kwargs)
 
-    def now(self) -> datetime:
-        return datetime(2026, 11, self.day)
-
-
-def test_a_date_is_the_date_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.utils import chat_template_utils
-
-    strategy = make_strategy(shipped("llama3_2_vision"))
-    results = []
-    for day in (16, 17):
-        monkeypatch.setattr(chat_template_utils, "datetime", Calendar(day))
-        with rows_of_stock(0):
-            results.append(check(strategy, {"messages": [TALK, TALK]}))
-    assert results[0] != results[1]
-
-
-def test_odd_strategies_are_unfamiliar() -> None:
     class Mine(chat.ChatTemplateStrategy):  # type: ignore[name-defined,misc]
         pass
 
@@ -624,23 +577,12 @@ def test_odd_strategies_are_unfamiliar() -> None:
     ]
     for strategy in odd:
         refused(strategy)
-    for name in ("transform_message", "get_conversation_thread"):
-        altered = make_strategy()
-        setattr(altered, name, lambda value: value)
-        refused(altered, match="modified")
-
-
-def test_a_tokenizer_with_methods_of_its_own_is_unfamiliar() -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    class Mine(PreTrainedTokenizerFast):  # type: ignore[misc]
-        def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
-            return super()._encode_plus(*args, **kwargs)
-
-    own = Mine(tokenizer_object=make_tokenizer()._tokenizer, eos_token="<|im_end|>")
-    altered = make_tokenizer()
+    modified = make_strategy()
+    modified.transform_message = lambda value: value
+    refused(modified, match="modified")
+    own = OwnTokenizer(tokenizer_object=make_tokenizer()._tokenizer, eos_token="<|im_end|>")
+    altered, random = make_tokenizer(), make_tokenizer()
     altered.__dict__["apply_chat_template"] = print
-    random = make_tokenizer()
     random._tokenizer.model.dropout = 0.5
     for tokenizer in (own, altered, random):
         strategy = make_strategy(tokenizer=make_tokenizer())
@@ -653,24 +595,14 @@ def test_texts_longer_than_one_call_takes() -> None:
     check(make_strategy(), {"messages": rows})
 
 
-def test_a_second_content_beside_the_mapped_one_is_taken_as_axolotl_takes_it() -> None:
-    template = (
-        "{% macro f(x) %}{{ x }}{% endmacro %}{% for message in messages %}<|im_start|>"
-        "{{ message['role'] }} {{ f(message['content']) }}<|im_end|>{% endfor %}"
-    )
-    mappings = {"role": "from", "content": "value"}
-    strategy = make_strategy(template, prompter={"message_property_mappings": mappings})
-    row = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello", "content": "world"}]
-    check(strategy, {"messages": [row]})
-    row[1]["content"] = [{"type": "text", "text": "world"}]  # type: ignore[assignment]
-    check(strategy, {"messages": [row]})
-
-
 PIECES = st.text(alphabet="ab🙂é\n", max_size=12)
 
 
 @settings(max_examples=200, deadline=None)
 @given(start=PIECES, left=PIECES, right=PIECES, end=PIECES, times=st.integers(1, 40))
+@example(start="", left="", right="", end="", times=1)
+@example(start="", left="a" * 9000, right="b", end="", times=1)
+@example(start="ab", left="", right="ab", end="ab", times=2500)
 def test_differences_are_found_at_the_same_characters(
     start: str, left: str, right: str, end: str, times: int
 ) -> None:
@@ -678,11 +610,3 @@ def test_differences_are_found_at_the_same_characters(
     full, dummy = (start * times + text + end * times for text in (left, right))
     assert difference(full, dummy) == stock(full, dummy)
     assert difference(dummy, full) == stock(dummy, full)
-
-
-@pytest.mark.parametrize(
-    ("full", "dummy"),
-    [("", ""), ("", "a"), ("a", ""), ("a", "a"), ("ab" * 5000, "ab" * 5001), ("a" * 9000, "b")],
-)
-def test_differences_of_empty_equal_and_repeating_texts(full: str, dummy: str) -> None:
-    assert difference(full, dummy) == chat.ChatTemplateStrategy._diff_char_span(full, dummy)

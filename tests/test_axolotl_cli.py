@@ -1,11 +1,13 @@
-"""The three ways in, with Axolotl's real command line: same prepared rows, same losses.
+"""Axolotl's real command line alone, with the plugin and behind ``run``: same rows, same losses.
 
-Each run starts an interpreter that imports Axolotl, so there are few of them, made once.
+Each run starts an interpreter that imports Axolotl, so there are three, made once. The first is
+measured from outside, the second by a key of its configuration.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,52 +22,53 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from support.axolotl import (
-    AGAINST_AXOLOTL,
-    ON_A_PROCESSOR,
-    PLUGIN,
-    TOLD_LESS,
-    VERSION,
-    run_child,
-)
+from fast_axolotl.record import read_run
+from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR, PLUGIN, TOLD_LESS, VERSION
+from support.children import FAST_AXOLOTL, clean_environment, run_child
+from support.hosts import end_of, total
 
 pytestmark = AGAINST_AXOLOTL
 
-ROWS = 600
-STEPS = 4
+ROWS = 400
+STEPS = 6
 TRAINING = {"max_steps": STEPS, "save_steps": STEPS, "dataloader_num_workers": 1, **ON_A_PROCESSOR}
+TRAINING |= {"gradient_accumulation_steps": 2, "num_epochs": 4, "sequence_len": 512}
 
 
-def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = run_child(*command, **environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-def ours(*command: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "fast_axolotl", "run", "--", *command)
-
-
-def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in done.stderr.splitlines() if line.startswith("fast-axolotl: ")]
-
-
-class Bench:
-    """A model, data, and runs of Axolotl on them."""
+class Trainings:
+    """A model and data, and trainings of Axolotl on them, each with a preparation of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.model = folder / "model"
-        write_model(self.model)
+        write_model(folder / "model")
         self.data = write_rows(folder / "chat.jsonl", ROWS)
+        record = str(folder / "record")
+        # The plugin in the configuration does not change that stock is measured.
+        measured = (*FAST_AXOLOTL, "measure", "--output", record, "--", "axolotl", "train")
+        self.stock = self.train("stock", measured, plugins=[PLUGIN])
+        keys = {"fast_axolotl_measure": True, "fast_axolotl_skip": ["save"]}
+        self.plugin = self.train("plugin", ("axolotl", "train"), plugins=[PLUGIN], **keys)
+        run, launcher = (
+            (*FAST_AXOLOTL, "run", "--", "axolotl", "train"),
+            ("accelerate", "--", "--cpu"),
+        )
+        self.run = self.train("run", run, launcher=launcher)
 
-    def config(self, name: str, **keys: Any) -> dict[str, Any]:
+    def train(
+        self, name: str, command: tuple[str, ...], launcher: Any = ("python",), **keys: Any
+    ) -> subprocess.CompletedProcess[str]:
         prepared = self.folder / name / "prepared"
-        prepared.parent.mkdir(exist_ok=True)
-        return {**preprocess_config(self.model, self.data, prepared), **keys}
-
-    def write(self, name: str, config: dict[str, Any]) -> str:
-        return str(write_config(config, self.folder / f"{name}.yml"))
+        prepared.parent.mkdir()
+        config = preprocess_config(self.folder / "model", self.data, prepared)
+        config = {**train_config(config, self.folder / name / "out"), **TRAINING, **keys}
+        path = str(write_config(config, self.folder / f"{name}.yml"))
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = clean_environment(PATH=programs)
+        done = run_child(
+            *(*command, path, "--launcher", *launcher), environment=environment, timeout=600
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done
 
     def prepared(self, name: str) -> Any:
         from datasets import load_from_disk
@@ -74,27 +77,24 @@ class Bench:
         [found] = (p for p in (self.folder / name / "prepared").iterdir() if p.is_dir())
         return load_from_disk(str(found))
 
-    def losses(self, name: str) -> list[Any]:
-        [state] = (self.folder / name).glob("checkpoint-*/trainer_state.json")
-        history = json.loads(state.read_text())["log_history"]
-        return [entry["loss"] for entry in history if "loss" in entry]
+    def logs(self, name: str) -> list[dict[str, Any]]:
+        [state] = (self.folder / name / "out").glob("checkpoint-*/trainer_state.json")
+        history: list[dict[str, Any]] = json.loads(state.read_text())["log_history"]
+        return [entry for entry in history if "loss" in entry]
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("axolotl"))
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    return Trainings(tmp_path_factory.mktemp("axolotl"))
 
 
-@pytest.fixture(scope="module")
-def as_it_is(bench: Bench) -> Any:
-    """Rows that stock's training prepares first; by the command that ``axolotl train`` starts."""
-    config = train_config(bench.config("stock"), bench.folder / "train-stock")
-    program = (sys.executable, "-m", "axolotl.cli.train")
-    start(*program, bench.write("stock", {**config, **TRAINING}), FAST_AXOLOTL="0")
-    return bench.prepared("stock")
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("fast-axolotl: ")]
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+@pytest.mark.parametrize("name", ["plugin", "run"])
+def test_rows_and_losses_are_those_of_stock(trainings: Trainings, name: str) -> None:
+    found, wanted = trainings.prepared(name), trainings.prepared("stock")
     assert found.features == wanted.features
     assert found.column_names == wanted.column_names
     assert len(found) == len(wanted) < ROWS
@@ -102,38 +102,56 @@ def assert_same(found: Any, wanted: Any) -> None:
     assert [Path(item["filename"]).name for item in found.cache_files] == [
         Path(item["filename"]).name for item in wanted.cache_files
     ]
+    losses = [[entry["loss"] for entry in trainings.logs(item)] for item in (name, "stock")]
+    assert len(losses[0]) == STEPS
+    assert losses[0] == losses[1]
 
 
-def test_run_in_front_of_the_command(bench: Bench, as_it_is: Any) -> None:
-    done = start(*ours("axolotl", "preprocess", bench.write("run", bench.config("run"))))
-    assert_same(bench.prepared("run"), as_it_is)
-    first, last = lines(done)
-    told = (f"fast-axolotl: Axolotl {VERSION}; accelerated: dedupe, save", TOLD_LESS)
-    assert first.startswith(told)
+def test_lines_say_what_is_replaced_and_what_was_used(trainings: Trainings) -> None:
+    first, last = lines(trainings.run)[0], lines(trainings.run)[-1]
+    assert first.startswith((f"fast-axolotl: Axolotl {VERSION}; accelerated: dedupe", TOLD_LESS))
     is_whole = not first.startswith(TOLD_LESS)  # older releases are told which are inactive
-    for name in ("dedupe ×1", "save ×1", *(["packing ×1", "long ×1"] if is_whole else [])):
+    for name in ("dedupe ×1", "save ×1", "sampler ×", *(["packing ×1", "long ×1"] * is_whole)):
         assert name in last
-    assert "stock Axolotl calls" not in last
+    own = last.partition("stock Axolotl calls")[2]
+    assert not any(name in own for name in ("dedupe", "save", "packing", "long", "tokenize"))
+    said = "\n".join(lines(trainings.plugin))
+    assert "accelerated: dedupe, " in said or TOLD_LESS in said
+    assert "switched off: save" in said
+    assert "accelerated calls: dedupe ×1" in said
+    assert "save ×" not in said
 
 
-def test_one_line_of_yaml(bench: Bench, as_it_is: Any) -> None:
-    config = bench.config("plugin", plugins=[PLUGIN], fast_axolotl_skip=["save"])
-    done = start("axolotl", "preprocess", bench.write("plugin", config))
-    assert_same(bench.prepared("plugin"), as_it_is)
-    first, last = lines(done)
-    assert "accelerated: dedupe, " in first or first.startswith(TOLD_LESS)
-    assert "switched off: save" in first
-    assert "accelerated calls: dedupe ×1" in last
-    assert "save" not in last
+@pytest.mark.parametrize(
+    ("name", "record"), [("stock", "record"), ("plugin", "plugin/out/fast-axolotl-measure")]
+)
+def test_a_training_is_measured(trainings: Trainings, name: str, record: str) -> None:
+    found = read_run(trainings.folder / record)
+    assert list(found.ranks) == [0]
+    rank = found.ranks[0]
+    assert rank.start.source == "axolotl"
+    assert (total(rank, "steps"), total(rank, "fetches")) == (STEPS, 2 * STEPS + 1)
+    assert total(rank, "trainable_tokens") > 0
+    assert total(rank, "rows") > total(rank, "samples")  # packed
+    assert rank.values["num_workers"] == 1
+    assert rank.values["gradient_accumulation"] == 2
+    assert rank.values["sample_packing"] is True
+    assert rank.values["config"]["sequence_len"] == 512
+    [shape] = rank.models
+    assert (shape.layers, shape.is_packed, shape.sequence_len) == (2, True, 512)
+    assert end_of(trainings.folder / record) == ("finished", "")
+    assert found.system is not None
+    assert any(sample.pss_bytes for sample in found.system.samples)
+    assert {"collators", "sampler"} <= set(rank.values["replacements"]) or name == "stock"
+    [path, *_] = rank.values["data_paths"]
+    assert Path(path).suffix == ".arrow"
+    for figure in ("stall_fraction", "tokens_per_second", "working_set_gb"):
+        assert trainings.logs(name)[-1][f"fast_axolotl/{figure}"] >= 0
 
 
-def test_training_through_accelerate_launch_logs_the_same_losses(
-    bench: Bench, as_it_is: Any
-) -> None:
-    config = train_config(bench.config("stock"), bench.folder / "train-ours")
-    arguments = ("axolotl", "train", bench.write("train-ours", {**config, **TRAINING}))
-    done = start(*ours(*arguments, "--launcher", "accelerate", "--", "--cpu"))
-    assert bench.losses("train-ours") == bench.losses("train-stock")
-    assert len(bench.losses("train-ours")) == STEPS
-    last = lines(done)[-1]
-    assert "sampler ×" in last
+def test_measure_leaves_axolotl_as_it_is(trainings: Trainings) -> None:
+    said = trainings.stock.stderr
+    assert read_run(trainings.folder / "record").ranks[0].values["replacements"] == []
+    assert "replaced    none" in said
+    assert "accelerated calls" not in said
+    assert "Inconclusive" in said

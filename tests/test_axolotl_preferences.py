@@ -47,16 +47,6 @@ ROWS: dict[str, Callable[[str], dict[str, Any]]] = {
         "scores": [1.5, None],
     },
     "dpo.chatml:argilla_chat": conversations,
-    "dpo.llama3:icr": lambda text: {
-        "system": text[3:],
-        "input": text,
-        "chosen": text,
-        "rejected": "",
-    },
-    "dpo.zephyr:nectar": lambda text: {
-        "prompt": text,
-        "answers": [{"answer": text, "rank": 2}, {"answer": text[1:], "rank": 1}],
-    },
     "dpo.passthrough:default": lambda text: {"prompt": text, "chosen": text, "number": 1},
     "kto.chatml:argilla": lambda text: {"instruction": text, "completion": text, "label": True},
     "kto.llama3:argilla_chat": lambda text: {

@@ -6,7 +6,6 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl.axolotl import prompts as prompts_module
+from fast_axolotl.axolotl import tokenizers as tokenizers_module
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.prompts import (
     process,
@@ -47,7 +47,6 @@ prompters = Later("axolotl.prompters")
 with_system = Later("axolotl.prompt_strategies.alpaca_w_system")
 completion = Later("axolotl.prompt_strategies.completion")
 chat = Later("axolotl.prompt_strategies.chat_template")
-input_output = Later("axolotl.prompt_strategies.input_output")
 rl = Later("axolotl.utils.data.rl")
 
 
@@ -73,14 +72,10 @@ STRATEGIES: dict[str, Callable[[Any, Any], Any]] = {
     "with system": lambda tokenizer, length: with_system.InstructionWSystemPromptTokenizingStrategy(
         with_system.SystemDataPrompter("chat"), tokenizer, False, length
     ),
-    "segments": lambda tokenizer, length: input_output.load(tokenizer, settings_of(length)),
-    "segments, all trained": lambda tokenizer, length: input_output.load(
-        tokenizer, settings_of(length, train_on_inputs=True)
-    ),
 }
 """A maker of each strategy, from a tokenizer and a length."""
 
-KINDS = ("completion", "chat", "alpaca", "with system", "segments")
+KINDS = ("completion", "chat", "alpaca", "with system")
 """One strategy of each class: how rows are dealt out does not depend on its options."""
 
 
@@ -93,11 +88,6 @@ def rows_for(name: str) -> list[dict[str, Any]]:
     if name == "chat":
         talks = [(("user", text), ("assistant", text[::-1])) for text in TEXTS]
         return [{"messages": [{"role": r, "content": c} for r, c in talk]} for talk in talks]
-    if name.startswith("segments"):
-        return [
-            {"segments": [{"label": bool(n % 2), "text": text[n:]} for n in range(5)]}
-            for text in TEXTS
-        ]
     return [{"text": text} for text in TEXTS] if name == "completion" else INSTRUCTIONS
 
 
@@ -162,12 +152,6 @@ ODD = {
     "alpaca": [{"output": ""}, {"output": None}, {"instruction": None}, {"input": None}],
     "with system": [{"system": None}, {"output": None}],
     "completion": [{"text": ""}, {"text": None}],
-    "segments": [
-        {"segments": []},
-        {"segments": [{"label": None, "text": ""}]},
-        {"segments": [{"label": True, "text": None}]},
-        {"segments": None},
-    ],
 }
 """What is changed in a row, for each strategy."""
 
@@ -198,13 +182,17 @@ def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatc
         assert name == "tokenize"
         counted[reason] += count
 
-    monkeypatch.setattr(prompts_module, "tally", tally)
+    for module in (prompts_module, tokenizers_module):
+        monkeypatch.setattr(module, "tally", tally)
     compare(
         STRATEGIES["alpaca"](byte_tokenizer(), 64),
         [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}],
     )
     compare(STRATEGIES["completion"](byte_tokenizer(), 8), [*rows_for("completion"), {"text": ""}])
-    assert counted == {"a prompt or an answer is empty": 1, "a text is empty or not a str": 1}
+    assert counted == {
+        "a prompt or an answer is empty or not a str": 1,
+        "a text is empty or not a str": 1,
+    }
 
 
 def test_an_odd_conversation_goes_through_the_strategy_itself() -> None:
@@ -369,38 +357,23 @@ def test_samples_without_answers_stay(kind: str) -> None:
     assert drop_long_sequences(*arguments) is rl._drop_long_sequences(*arguments) is True
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"prompt": None},
-        {"prompt": ""},
-        {"chosen": [{"role": "user", "content": "a"}]},
-        {"rejected": 3},
-        {"rejected": None},
-    ],
-)
-def test_samples_without_three_texts_are_unfamiliar(tokenizers: Any, change: Any) -> None:
-    with pytest.raises(Unfamiliar):
-        drop_long_sequences({**SAMPLE, **change}, rl.RLType.DPO, tokenizers["plain"], 64)
-
-
-def test_odd_tokenizers_and_arguments_are_unfamiliar() -> None:
+def test_odd_samples_tokenizers_and_arguments_are_unfamiliar() -> None:
     from transformers import PreTrainedTokenizerFast
 
     class Mine(PreTrainedTokenizerFast):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return super().__call__(*args, **kwargs)
 
-    own = Mine(tokenizer_object=byte_tokenizer()._tokenizer)
     plain = byte_tokenizer()
-    for kind, tokenizer, length in (
-        (rl.RLType.DPO, own, 64),
-        (rl.RLType.DPO, len, 64),
-        (rl.RLType.DPO, plain, 64.0),
-        ("unknown", plain, 64),
-    ):
+    own = Mine(tokenizer_object=byte_tokenizer()._tokenizer)
+    conversation = [{"role": "user", "content": "a"}]
+    odd = {"prompt": [None, ""], "chosen": [conversation], "rejected": [3, None]}
+    cases = [({name: value}, {}) for name, values in odd.items() for value in values]
+    cases += [({}, {"tokenizer": own}), ({}, {"tokenizer": len}), ({}, {"sequence_len": 64.0})]
+    for change, options in (*cases, ({}, {"rl": "unknown"})):
+        arguments = {"rl": rl.RLType.DPO, "tokenizer": plain, "sequence_len": 64, **options}
         with pytest.raises(Unfamiliar):
-            drop_long_sequences(SAMPLE, kind, tokenizer, length)
+            drop_long_sequences({**SAMPLE, **change}, **arguments)
 
 
 def test_a_rust_tokenizer_that_truncates_is_left_for_axolotl_to_reset() -> None:
@@ -419,20 +392,3 @@ def test_a_rust_tokenizer_that_truncates_is_left_for_axolotl_to_reset() -> None:
         assert (rust.truncation, rust.padding, rust.encode_special_tokens) == state
         assert rl._drop_long_sequences(*arguments) is True
         assert drop_long_sequences(*arguments) is True
-
-
-def test_a_dataset_filtered_by_two_processes_is_the_same(tokenizers: Any) -> None:
-    from datasets import Dataset
-
-    rows = [{**SAMPLE, "rejected": "hello ünï " * (index % 7 + 1)} for index in range(60)]
-    kept = [
-        Dataset.from_list(rows)
-        .filter(
-            partial(function, rl=rl.RLType.DPO, tokenizer=tokenizers["nfc"], sequence_len=40),
-            num_proc=2,
-        )
-        .to_list()
-        for function in (rl._drop_long_sequences, drop_long_sequences)
-    ]
-    assert kept[0] == kept[1]
-    assert 0 < len(kept[0]) < len(rows)

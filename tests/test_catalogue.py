@@ -30,7 +30,7 @@ def test_a_summary_has_every_figure_of_the_catalogue_and_nothing_twice() -> None
 
 def test_the_headline_figure_is_in_the_matrix_and_can_have_a_limit() -> None:
     limit = parse_check("stall_fraction > +0.02")
-    assert (limit.name, limit.bound, limit.is_difference) == ("stall_fraction", 0.02, True)
+    assert (limit.figure, limit.bound, limit.is_difference) == ("stall_fraction", 0.02, True)
 
 
 def test_units_are_ones_that_a_value_can_be_written_in() -> None:

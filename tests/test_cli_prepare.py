@@ -14,13 +14,12 @@ import pytest
 
 from fast_axolotl.cli import main
 from fast_axolotl.cli.data import job_progress, print_job
-from fast_axolotl.cluster.job import JobSummary, NodeSummary, StageSummary
-from fast_axolotl.cluster.tasks import Event, Task
+from fast_axolotl.cluster.job import JobSummary, Node, Stage
 
 Run = Callable[..., tuple[int, str, str]]
 
 GB = 10**9
-STAGE = StageSummary(
+STAGE = Stage(
     name="rows",
     tasks=814,
     done_before=0,
@@ -40,7 +39,7 @@ SUMMARY = JobSummary(
     bytes_out=GB,
     seconds=1800.0,
     stages=(STAGE, replace(STAGE, name="shards", seconds=200.0)),
-    nodes=tuple(NodeSummary(name=f"n{n:02}", tasks=9, peak_bytes=GB + n) for n in range(20)),
+    nodes=tuple(Node(name=f"n{n:02}", tasks=9, peak_bytes=GB + n) for n in range(20)),
     extra={"rejections": ["a.jsonl, line 3: no JSON"]},
 )
 
@@ -52,18 +51,16 @@ def test_stages_begin_and_end_with_a_line_and_tell_of_tasks_that_are_tried_again
     hear = job_progress(
         lambda *bar: bars.append(bar), lines.append, clock=lambda: float(next(moments))
     )
-    tasks = [Task(stage="rows", name=f"{number}", function="a:b") for number in range(100)]
-    hear(Event(kind="stage", stage="rows", total=100))
-    for number, task in enumerate(tasks):
-        hear(Event(kind="started", stage="rows", task=task))
-        if not number:
-            hear(Event(kind="retried", stage="rows", task=task, reason="node n2 died"))
-        answer = {"rows": 1000}
-        hear(Event(kind="done", stage="rows", task=task, answer=answer))
+    stage = Stage(name="rows", tasks=100)
+    hear(stage, "starting")
+    hear(stage, "a task is tried again, since node n2 died")
+    for done in range(1, 101):
+        stage = replace(stage, done=done, rows=1000 * done, seconds=2.0 * done)
+        hear(stage, "done" if done == 100 else "")
     assert lines[0] == "rows: starting, 0/100 tasks"
-    assert lines[1] == "rows: a task is tried again, since node n2 died; 0/100 tasks"
-    assert lines[-1].startswith("rows: done, 100/100 tasks, 100,000 rows in 3 min ")
-    assert len(lines) == 3 + 200 // 30, "one every 30 seconds"
+    assert lines[1] == "rows: a task is tried again, since node n2 died, 0/100 tasks"
+    assert lines[-1] == "rows: done, 100/100 tasks, 100,000 rows in 3 min 20 s"
+    assert len(lines) == 3 + 100 // 30, "one every 30 seconds"
     assert bars[-1] == ("rows", 100, 100, 100_000)
 
 

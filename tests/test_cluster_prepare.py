@@ -1,44 +1,44 @@
-"""``prepare`` gives what ``axolotl preprocess`` gives: rows, order, types and the folder's name.
+"""``prepare`` gives what ``axolotl preprocess`` gives: rows, order, types and the folder's name,
+also when processes and people fail.
 
-One child runs stock on every configuration, another ours; both import Axolotl once.
+One child runs stock on every configuration; one process of ours does all preparations, in tiny
+units. Faults come from inside a task, when its first file is written and has no name yet, so that
+they hit the stage they are meant for.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import pickle
 import random
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
+from fast_axolotl.cluster.stock import open_pipeline
+from fast_axolotl.cluster.store import Store
+from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL, run_child
+from support.cluster import Driver
 
 pytestmark = AGAINST_AXOLOTL
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "while",
-    "seven",
-    "wizards",
-    "read",
-    "old",
-    "books",
-]
+STAGES = ["tokenise", "split", "unique", "deal", "write"]
+WORDS = "the quick brown fox jumps over a lazy dog while seven wizards read old books"
+BUCKET = "prepared"
+BAD = 600
+"""The line of the second file that is wrong where one is."""
 
 STOCK = """
 import json, sys
@@ -51,25 +51,9 @@ for path in json.loads(sys.argv[1]):
     do_cli(path)
 """
 
-OURS = """
-import json, sys
-from fast_axolotl.cluster import prepare as module
-from fast_axolotl.cluster.prepare import prepare
-if __name__ == "__main__":
-    # Small enough for some dozens of units, parts and pieces of a few kB.
-    module._LEAST_ROOM, module._CHUNK_BYTES = 0, 20_000
-    module._HOST_BYTES, module.MIB = 0, 100_000
-    results = {}
-    for path in json.loads(sys.argv[1]):
-        summary = prepare(path, overrides={}, engine="local", address="auto", workers=2,
-            memory=int(sys.argv[2]), output=None, work=None, heard=lambda event: None)
-        results[path] = summary.to_json()
-    print("RESULTS", json.dumps(results))
-"""
-
 
 def text(source: random.Random, most: int = 30) -> str:
-    return " ".join(source.choices(WORDS, k=source.randint(1, most)))
+    return " ".join(source.choices(WORDS.split(), k=source.randint(1, most)))
 
 
 def repeating(rows: list[Any], seed: int) -> list[Any]:
@@ -168,48 +152,191 @@ def datasets_of(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+class Made:
+    """Configurations, the process that prepares them, and what one gives when nothing fails."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.driver = folder, Driver()
+        write_model(folder / "model")
+        chat = {"type": "chat_template", "field_messages": "messages", "ds_type": "json"}
+        alpaca = {"type": "alpaca", "ds_type": "json"}
+        first = write_lines(folder / "usual-1.jsonl", repeating(alpacas(7, 300), 7))
+        second = write_lines(folder / "usual-2.jsonl", repeating(chats(8, 500), 8))
+        self.datasets = [{"path": first, **alpaca}, {"path": second, **chat}]
+        self.config = self.write("usual", self.datasets)
+        self.wanted: dict[str, str] = {}
+
+    def write(self, name: str, datasets: list[dict[str, Any]]) -> Path:
+        usual = preprocess_config(self.folder / "model", self.folder / "x", self.folder / "y")
+        keys = {"datasets": datasets, "num_dataset_shards_to_save": 6}
+        return write_config({**usual, **keys}, self.folder / f"{name}.yml")
+
+    def prepare(self, name: str, config: Path | None = None, **more: Any) -> Any:
+        """A preparation that succeeds, and leaves nothing but the wanted files."""
+        output = self.folder / "out" / name
+        answer = self.driver.prepare(config or self.config, str(output), **more)
+        assert "summary" in answer, answer
+        assert files_of(output) == self.wanted
+        return answer
+
+
+def files_of(output: Path) -> dict[str, str]:
+    """The digests of all that is in a folder of prepared datasets, hidden files included.
+
+    The state has a fingerprint that follows from the path, and the mark names the job.
+    """
+    [folder] = output.iterdir()
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name not in ("state.json", "_fast-axolotl")
+    }
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("prepare")
-    write_model(folder / "model")
-    paths: dict[str, list[str]] = {"stock": [], "ours": []}
-    for name, keys in datasets_of(folder).items():
-        for side, configs in paths.items():
-            usual = preprocess_config(folder / "model", folder / "x", folder / side / name)
-            config = {**usual, "dataset_exact_deduplication": True, **keys}
-            configs.append(str(write_config(config, folder / f"{side}-{name}.yml")))
-    stock = run_child(sys.executable, "-c", STOCK, json.dumps(paths["stock"]), FAST_AXOLOTL="0")
-    assert stock.returncode == 0, stock.stderr[-3000:]
-    program = folder / "ours.py"
-    program.write_text(OURS)
-    ours = run_child(sys.executable, str(program), json.dumps(paths["ours"]), "320000")
-    assert ours.returncode == 0, ours.stderr[-3000:]
-    [line] = [line for line in ours.stdout.splitlines() if line.startswith("RESULTS ")]
-    results = json.loads(line.removeprefix("RESULTS "))
-    return {"folder": folder, "results": {Path(key).stem: it for key, it in results.items()}}
+def s3() -> Iterator[Any]:
+    """A server whose address is in the environment before anybody starts."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        environment.setenv("AWS_ACCESS_KEY_ID", "someone")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
+        filesystem.call_s3("create_bucket", Bucket=BUCKET)
+        yield filesystem
+        server.stop()
 
 
-@pytest.mark.parametrize(
-    "name", ["chat", "chat-in-order", "alpaca", "completion", "dpo", "folder", "sharded"]
-)
-def test_the_prepared_dataset_is_that_of_axolotl(made: dict[str, Any], name: str) -> None:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, s3: Any) -> Iterator[Made]:
+    it = Made(tmp_path_factory.mktemp("prepare"))
+    answer = it.driver.prepare(it.config, str(it.folder / "out" / "first"))
+    assert "summary" in answer, answer
+    assert list(answer["stages"]) == STAGES
+    assert min(stage["tasks"] for stage in answer["stages"].values()) >= 2, answer
+    assert answer["summary"]["duplicates"] >= 350
+    it.wanted = files_of(it.folder / "out" / "first")
+    assert len(it.wanted) == 7
+    yield it
+    it.driver.end()
+
+
+def test_the_prepared_datasets_are_those_of_axolotl(made: Made) -> None:
     from datasets import load_from_disk
 
-    sides = {}
-    for side in ("stock", "ours"):
-        found = (made["folder"] / side / name).iterdir()
-        sides[side] = {path.name: path for path in found if path.is_dir()}
-    assert sides["stock"].keys() == sides["ours"].keys()
-    assert len(sides["ours"]) == (2 if name == "chat" else 1)
-    for folder in sides["stock"]:
-        wanted, got = (load_from_disk(str(sides[side][folder])) for side in ("stock", "ours"))
-        assert got.features == wanted.features
-        assert got.data.schema.equals(wanted.data.schema, check_metadata=True)
-        assert got[:] == wanted[:]
-    summary = made["results"][f"ours-{name}"]
-    stages = {stage["name"]: stage["tasks"] for stage in summary["stages"]}
-    kept = summary["rows_in"] - sum(summary["dropped"].values()) - summary["duplicates"]
-    if name in ("chat", "chat-in-order", "alpaca", "dpo", "folder"):
-        assert kept == summary["rows_out"]
-        assert stages["tokenise"] >= 3
-    assert (summary["duplicates"] > 0) == (name != "sharded")
+    paths: dict[str, list[str]] = {"stock": [], "ours": []}
+    keys_of = datasets_of(made.folder)
+    for name, keys in keys_of.items():
+        for side, configs in paths.items():
+            usual = preprocess_config(
+                made.folder / "model", made.folder / "x", made.folder / side / name
+            )
+            config = {**usual, "dataset_exact_deduplication": True, **keys}
+            configs.append(str(write_config(config, made.folder / f"{side}-{name}.yml")))
+    stock = run_child(sys.executable, "-c", STOCK, json.dumps(paths["stock"]), FAST_AXOLOTL="0")
+    assert stock.returncode == 0, stock.stderr[-3000:]
+    for name, config in zip(keys_of, paths["ours"], strict=True):
+        answer = made.driver.prepare(Path(config), None)
+        assert "summary" in answer, answer
+        sides = {
+            side: {
+                path.name: path for path in (made.folder / side / name).iterdir() if path.is_dir()
+            }
+            for side in paths
+        }
+        assert sides["stock"].keys() == sides["ours"].keys()
+        assert len(sides["ours"]) == (2 if name == "chat" else 1)
+        for folder in sides["stock"]:
+            wanted, got = (load_from_disk(str(sides[side][folder])) for side in paths)
+            assert got.features == wanted.features, name
+            assert got.data.schema.equals(wanted.data.schema, check_metadata=True), name
+            assert got[:] == wanted[:], name
+        summary = answer["summary"]
+        kept = summary["rows_in"] - sum(summary["dropped"].values()) - summary["duplicates"]
+        if name not in ("completion", "sharded"):
+            assert kept == summary["rows_out"]
+            assert answer["stages"]["tokenise"]["tasks"] >= 3
+        assert (summary["duplicates"] > 0) == (name != "sharded")
+
+
+def test_a_worker_killed_in_each_stage_loses_nothing(made: Made) -> None:
+    faults = [{"stage": stage, "mark": str(made.folder / f"mark-{stage}")} for stage in STAGES]
+    answer = made.prepare("worker", faults=faults)
+    for stage in STAGES:
+        assert answer["stages"][stage]["retried"] == 1
+
+
+def test_a_job_that_is_stopped_in_any_stage_continues_there(made: Made) -> None:
+    output = made.folder / "out" / "stopped"
+    for stage in STAGES:
+        answer = made.driver.prepare(made.config, str(output), stop=stage)
+        assert answer["error"] == "stopped"
+    stages = made.prepare("stopped")["stages"]
+    assert [stage["done_before"] for stage in stages.values()][:-1] == [
+        stage["tasks"] for stage in stages.values()
+    ][:-1]
+    assert 1 <= stages["write"]["done_before"] < stages["write"]["tasks"]
+
+
+def test_a_folder_that_was_half_removed_is_not_taken_up(made: Made) -> None:
+    [name] = (path.name for path in (made.folder / "out" / "first").iterdir())
+    Store(str(made.folder / "out" / "half" / f".{name}.work")).write_json("types.json", {})
+    made.prepare("half")
+
+
+def write_bad(made: Made, line: Any, number: int = BAD) -> tuple[Path, str]:
+    """The usual configuration with one bad line in another file; that file, and what was good."""
+    good = Path(made.datasets[1]["path"]).read_text()
+    lines = good.splitlines(keepends=True)
+    lines[number - 1] = f"{line if isinstance(line, str) else json.dumps(line)}\n"
+    path = made.folder / "bad.jsonl"
+    path.write_text("".join(lines))
+    made.write("bad", [made.datasets[0], {**made.datasets[1], "path": str(path)}])
+    return path, good
+
+
+def test_a_bad_row_is_named_and_what_was_done_is_kept(made: Made) -> None:
+    config, output = made.folder / "bad.yml", str(made.folder / "out" / "bad")
+    for line, told in (
+        ("{no JSON", r" \(bytes [\d,]+ to [\d,]+\) cannot be read"),
+        ({"messages": 7}, r" \(bytes .* has rows with other column types than the first rows"),
+        ({"messages": None}, f", line {BAD}: Axolotl fails on this row"),
+    ):
+        path, good = write_bad(made, line)
+        answer = made.driver.prepare(config, output)
+        assert re.search(f"^DataError: {path}{told}", answer["error"])
+    path.write_text(good)
+    answer = made.prepare("bad", config=config)
+    assert answer["stages"]["tokenise"]["done_before"] >= 1
+
+
+def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:
+    datasets = []
+    for dataset in made.datasets:
+        url = f"s3://{BUCKET}/{Path(dataset['path']).name}"
+        s3.put_file(dataset["path"], url)
+        datasets.append({**dataset, "path": url})
+    config = made.write("s3", datasets)
+    answer = made.driver.prepare(config, f"s3://{BUCKET}/out")
+    assert "summary" in answer, answer
+    output = made.folder / "downloaded"
+    s3.invalidate_cache()
+    s3.get(f"s3://{BUCKET}/out", str(output), recursive=True)
+    assert files_of(output) == made.wanted
+
+
+def test_a_pipeline_that_something_else_wrote_is_not_unpickled(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "harm").mkdir, ()
+
+    data = pickle.dumps(Harmful())
+    (tmp_path / "pipeline.pickle").write_bytes(data)
+    with pytest.raises(DataError, match="was changed by something else"):
+        open_pipeline(str(tmp_path), hashlib.sha256(b"ours").hexdigest())
+    assert not (tmp_path / "harm").exists()

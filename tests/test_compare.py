@@ -58,16 +58,12 @@ def run_cli(*arguments: str) -> Any:
     return CliRunner().invoke(app, arguments)
 
 
-def test_two_records_have_a_ratio_and_no_interval(folders: dict[str, Path]) -> None:
-    found = compare_folders(folders["fast"], folders["slow"])
-    cell = cell_of(found, "tokens_per_second")
-    assert cell.ratio == pytest.approx(0.5, abs=0.01)
-    assert (cell.low, cell.outcome) == (None, "not compared")
-
-
 def test_one_run_each_breaks_no_limit_unless_that_is_asked_for(folders: dict[str, Path]) -> None:
     limits = [parse_check("tokens_per_second < 0.97")]
     careful = compare_folders(folders["fast"], folders["slow"], limits=limits)
+    cell = cell_of(careful, "tokens_per_second")
+    assert cell.ratio == pytest.approx(0.5, abs=0.01)
+    assert (cell.low, cell.outcome) == (None, "not compared")
     assert (careful.is_broken, careful.is_unchecked) == (False, True)
     assert "--single" in careful.checks[0].sentence
     asked = compare_folders(folders["fast"], folders["slow"], limits=limits, is_single=True)
@@ -82,54 +78,38 @@ def test_what_has_nothing_to_compare_says_so(tmp_path: Path, folders: dict[str, 
     run_fake(Plan(title="dedupe", arms=()), tmp_path / "dedupe", FakeLaunch())
     with pytest.raises(DataError, match="no variants to compare"):
         compare_folders(tmp_path / "dedupe", folders["fast"])
-    with pytest.raises(UsageError, match="pass a second folder"):
-        compare_folders(folders["fast"])
-    with pytest.raises(UsageError, match="there is no variant 'x'"):
-        compare_folders(folders["even"], arm="x")
     with pytest.raises(UsageError, match="has no variant 'streaming'"):
         compare_folders(folders["even"], folders["slower"], arm="streaming")
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "words"),
+    ("is_required", "name", "limit", "words"),
     [
-        ("slower", "tokens_per_second < 0.97", "FAILED: ratio 0.909"),
-        ("slower", "tokens_per_second < 0.90", ""),
-        ("slower", "step_p50_seconds > 1.05", "FAILED"),
-        ("slower", "step_p50_seconds > 1.2", ""),
+        (False, "slower", "tokens_per_second < 0.97", "FAILED: ratio 0.909"),
+        (False, "slower", "tokens_per_second < 0.90", ""),
+        (False, "slower", "step_p50_seconds > 1.05", "FAILED"),
+        (False, "slower", "step_p50_seconds > 1.2", ""),
         # The ratio is about 0.909: the interval spans it, so nothing is certain.
-        ("slower", "tokens_per_second < 0.9091", ""),
-        ("slower", "tokens_per_second > 0.9091", ""),
+        (False, "slower", "tokens_per_second < 0.9091", ""),
+        (False, "slower", "tokens_per_second > 0.9091", ""),
         # With a sign it is about the difference.
-        ("stalling", "stall_fraction > +0.05", "FAILED: difference"),
-    ],
-)
-def test_a_limit_is_broken_when_the_whole_interval_lies_beyond(
-    folders: dict[str, Path], name: str, limit: str, words: str
-) -> None:
-    found = compare_folders(folders[name], limits=[parse_check(limit)])
-    assert found.matrix.arms == ("baseline", "candidate")
-    assert found.is_broken == bool(words)
-    assert words in found.checks[0].sentence
-
-
-@pytest.mark.parametrize(
-    ("name", "limit", "words"),
-    [
-        ("even", "tokens_per_second > 0.97", "confirmed: ratio"),
-        ("slower", "tokens_per_second > 0.9", "confirmed: ratio 0.909"),
+        (False, "stalling", "stall_fraction > +0.05", "FAILED: difference"),
+        (True, "even", "tokens_per_second > 0.97", "confirmed: ratio"),
+        (True, "slower", "tokens_per_second > 0.9", "confirmed: ratio 0.909"),
         # Likely is not shown: the interval spans the limit.
-        ("slower", "tokens_per_second > 0.9091", "FAILED, not confirmed: ratio 0.909"),
-        ("slower", "tokens_per_second > 0.97", "FAILED, not confirmed"),
-        ("slower", "step_p50_seconds < 1.2", "confirmed"),
-        ("even", "host_stall_fraction < +0.02", "confirmed: difference"),
-        ("stalling", "host_stall_fraction < +0.02", "FAILED, not confirmed: difference"),
+        (True, "slower", "tokens_per_second > 0.9091", "FAILED, not confirmed: ratio 0.909"),
+        (True, "slower", "tokens_per_second > 0.97", "FAILED, not confirmed"),
+        (True, "slower", "step_p50_seconds < 1.2", "confirmed"),
+        (True, "even", "host_stall_fraction < +0.02", "confirmed: difference"),
+        (True, "stalling", "host_stall_fraction < +0.02", "FAILED, not confirmed: difference"),
     ],
 )
-def test_what_is_required_fails_unless_the_whole_interval_shows_it(
-    folders: dict[str, Path], name: str, limit: str, words: str
+def test_a_limit_is_broken_or_confirmed_by_the_whole_interval(
+    folders: dict[str, Path], is_required: bool, name: str, limit: str, words: str
 ) -> None:
-    found = compare_folders(folders[name], limits=[parse_check(limit, is_required=True)])
+    limits = [parse_check(limit, is_required=is_required)]
+    found = compare_folders(folders[name], limits=limits)
+    assert found.matrix.arms == ("baseline", "candidate")
     assert words in found.checks[0].sentence
     assert found.is_broken == words.startswith("FAILED")
 
@@ -145,19 +125,10 @@ def test_a_protocol_is_judged_again_by_another_size_that_matters(folders: dict[s
     assert cell_of(found, "samples_per_second").outcome == "no change that matters"
 
 
-@pytest.mark.parametrize(
-    ("limit", "words"),
-    [
-        ("host_stall_fraction > 2", r"cannot be checked.*near 0.*difference: > \+0\.02"),
-        ("swap_in_bytes_per_second > 2", r"difference: > \+1000000"),
-        ("mfu < 0.9", "mfu was not measured in baseline"),
-    ],
-)
-def test_a_limit_that_cannot_be_checked_is_an_error(
-    folders: dict[str, Path], limit: str, words: str
-) -> None:
-    with pytest.raises(DataError, match=words):
-        compare_folders(folders["stalling"], limits=[parse_check(limit)])
+def test_a_ratio_of_values_near_zero_cannot_be_limited(folders: dict[str, Path]) -> None:
+    limits = [parse_check("host_stall_fraction > 2")]
+    with pytest.raises(DataError, match=r"cannot be checked.*near 0.*difference: > \+0\.02"):
+        compare_folders(folders["stalling"], limits=limits)
 
 
 def test_losses_that_differ_are_an_alarm(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -209,20 +180,6 @@ def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[
     third = make_protocol(tmp_path / "q", settings={"candidate": {"num_workers": 2}})
     notes = compare_folders(other, third).notes
     assert any("num_workers is 4 in " in note for note in notes)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("tokens_per_second", "cannot read the limit"),
-        ("tokens_per_second = 1", "cannot read the limit"),
-        ("speed < 0.9", "there is no figure 'speed'"),
-        ("tokens_per_second < -5", "never near 0"),
-    ],
-)
-def test_limits_that_are_none_are_refused(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        parse_check(text)
 
 
 def test_the_command_prints_in_three_forms_and_ends_with_3_where_a_limit_is_broken(

@@ -67,16 +67,15 @@ def test_types_found_late_are_compared_as_what_they_are(tmp_path: Path) -> None:
     assert written == [(1.0, None), (None, None), (2.5, None), (1.0, "x")]
 
 
-def test_chosen_columns_decide_and_whole_rows_are_written(source: Path, tmp_path: Path) -> None:
+def test_chosen_columns_decide_and_rows_of_the_other_data_are_left_out(
+    source: Path, tmp_path: Path
+) -> None:
     dedupe_files(source, tmp_path / "out.jsonl", columns=["a"])
     assert read_rows(tmp_path / "out.jsonl") == ROWS[:2]
-
-
-def test_rows_of_the_other_data_are_left_out(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"a": n, "b": "x"} for n in (1, 2, 1, 3, 4)])
+    source = write_jsonl(source, [{"a": n, "b": "x"} for n in (1, 2, 1, 3, 4)])
     other = tmp_path / "test.parquet"
     pq.write_table(pa.table({"b": ["x", "x"], "a": pa.array([2, 4], pa.int8())}), other)
-    summary = dedupe_files(source, tmp_path / "out.jsonl", against=other)
+    summary = dedupe_files(source, tmp_path / "out.jsonl", against=other, overwrite=True)
     assert [row["a"] for row in read_rows(tmp_path / "out.jsonl")] == [1, 3]
     assert (summary.duplicates, summary.duplicates_of_others) == (3, 2)
 
@@ -90,9 +89,9 @@ def test_the_other_data_must_have_the_columns_under_types_that_meet(
     with pytest.raises(ConflictError, match="'a' has the type int64 in one dataset"):
         dedupe_files(source, tmp_path / "out.jsonl", against=other, columns=["a"])
     # Values of several kinds are held as JSON text, which no plain text equals.
-    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"a": "x"}, {"a": 1}])
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"a": ["x", 1]}])
     with pytest.raises(ConflictError, match="cannot be compared"):
-        dedupe_files(mixed, tmp_path / "out.jsonl", against=other, on_conflict="json")
+        dedupe_files(mixed, tmp_path / "out.jsonl", against=other)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -113,7 +112,7 @@ def test_the_report_lists_what_was_dropped_and_which_row_it_repeats(tmp_path: Pa
         assert [tuple(row.values()) for row in table.to_pylist()] == dropped
 
 
-@pytest.mark.parametrize("limit", [0, 40_000, 400_000])
+@pytest.mark.parametrize("limit", [0, 40_000])
 @pytest.mark.parametrize("with_others", [False, True])
 def test_spilling_gives_the_same_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, with_others: bool
@@ -214,9 +213,12 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(
     assert left_behind(tmp_path) == ["in.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("output", "options", "message"),
-    [
+def test_wrong_arguments_are_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    wrong: list[tuple[str, dict[str, Any], str]] = [
         ("out.csv", {}, "unknown file ending; use .parquet"),
         ("out.parquet.gz", {}, "unknown file ending"),
         ("nowhere/out.parquet", {}, "does not exist; create it"),
@@ -226,23 +228,13 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(
         ("out.jsonl", {"report": "sub/../out.jsonl"}, "same file"),
         ("out.jsonl", {"memory_budget": 1000}, "192 MiB\\), not 1000"),
         ("out.jsonl", {"columns": ["nope"]}, "the input has no column 'nope'; it has a, b"),
-        ("out.jsonl", {"columns": "a"}, "list of distinct names"),
-        ("out.jsonl", {"columns": []}, "list of distinct names"),
+        ("out.jsonl", {"columns": "a"}, "list of column names"),
+        ("out.jsonl", {"columns": []}, "list of column names"),
         ("out.jsonl", {"format": "nope"}, "format"),
-    ],
-)
-@pytest.mark.usefixtures("source")
-def test_wrong_arguments_are_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    output: str,
-    options: dict[str, Any],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
-    with pytest.raises(FastAxolotlError, match=message):
-        dedupe_files("in.jsonl", output, **options)
+    ]
+    for output, options, message in wrong:
+        with pytest.raises(FastAxolotlError, match=message):
+            dedupe_files("in.jsonl", output, **options)
     assert left_behind(tmp_path) == ["in.jsonl", "sub"]
 
 
@@ -295,29 +287,20 @@ def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "message"),
-    [
-        (signal.SIGINT, 130, "fast-axolotl: interrupted\n"),
-        (signal.SIGTERM, 143, "fast-axolotl: terminated\n"),
-    ],
-    ids=["interrupted", "terminated"],
+    ("number", "message"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
 )
 def test_a_command_that_is_stopped_leaves_nothing_behind(
-    tmp_path: Path, number: int, code: int, message: str
+    tmp_path: Path, number: int, message: str
 ) -> None:
     pq.write_table(numbered(400_000, 300_000), tmp_path / "in.parquet", row_group_size=5000)
-    process = subprocess.Popen(
-        [*COMMAND, "in.parquet", "-o", "out.jsonl"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [*COMMAND, "in.parquet", "-o", "out.jsonl"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while len(left_behind(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (code, message)
+    assert (process.returncode, errors) == (128 + number, f"fast-axolotl: {message}\n")
     assert left_behind(tmp_path) == ["in.parquet"]
 
 

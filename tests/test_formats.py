@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -155,7 +154,7 @@ def test_columns_are_chosen_and_ordered_in_every_format(tmp_path: Path) -> None:
         ], kind
 
 
-def test_clashing_parquet_files_are_an_error_or_json_text(tmp_path: Path) -> None:
+def test_clashing_parquet_files_are_an_error(tmp_path: Path) -> None:
     write_parquet(tmp_path / "1.parquet", [{"a": 1}])
     write_parquet(tmp_path / "2.parquet", [{"a": {"b": "x"}}])
 
@@ -163,8 +162,6 @@ def test_clashing_parquet_files_are_an_error_or_json_text(tmp_path: Path) -> Non
         DataError, match=r"2\.parquet: column 'a' has the type int64 in earlier rows"
     ):
         open_dataset(tmp_path)
-    found = read_rows(tmp_path, on_conflict="json")
-    assert [json.loads(row["a"]) for row in found] == [1, {"b": "x"}]
 
 
 def test_a_folder_is_read_as_a_folder_whatever_it_is_called(tmp_path: Path) -> None:

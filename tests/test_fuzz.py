@@ -207,7 +207,7 @@ def damaged(data: bytes, generator: random.Random) -> bytes:
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"on_error": "skip"},
-    {"on_conflict": "json", "infer": "scan"},
+    {"infer": "scan"},
     {"shuffle": 7, "shard": (0, 2), "on_error": "skip"},
 )
 """Cases take turns in how they read."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure.gpu import NvmlReader, open_gpus
+from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.record import DeviceSample
 
 
@@ -50,9 +50,6 @@ class Nvml(ModuleType):
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(used=self._tell(handle, 5_000_000_000), total=9_000_000_000)
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
-        return f"GPU-{self._tell(handle, handle)}"
-
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         return self._tell(handle, 650_500)
 
@@ -89,7 +86,6 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 def test_every_device_is_read_and_a_refused_figure_is_none(nvml: Nvml) -> None:
     reader = open_gpus()
     assert reader.names == ("NVIDIA H200",) * 3
-    assert reader.uuids == ("GPU-0", "GPU-1", "")
     assert reader.reason == ""
     assert reader.read() == (
         DeviceSample(index=0, clock_mhz=1980.0, **FULL),
@@ -101,7 +97,7 @@ def test_every_device_is_read_and_a_refused_figure_is_none(nvml: Nvml) -> None:
 
 
 def test_once_the_tree_is_seen_on_a_device_only_such_devices_count(nvml: Nvml) -> None:
-    reader = NvmlReader(nvml)
+    reader = GpuReader(nvml)
     assert len(reader.read({10, 11})) == 3
     nvml.running = {1: [11], 0: [99]}
     for _ in range(9):
@@ -112,31 +108,21 @@ def test_once_the_tree_is_seen_on_a_device_only_such_devices_count(nvml: Nvml) -
         nvml.running = {}
 
 
-def test_without_the_package_the_reason_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    reader = open_gpus()
-    assert reader.read() == ()
-    assert reader.reason == "GPU figures need NVML: pip install nvidia-ml-py"
-    reader.close()
-
-
-def test_without_a_driver_the_reason_is_what_nvml_answers(
+def test_without_package_driver_or_device_the_reason_says_which(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise NVMLError("NVML Shared Library Not Found")
 
-    monkeypatch.setattr(nvml, "nvmlInit", fail)
-    reader = open_gpus()
-    assert reader.names == ()
-    assert reader.reason == "NVML reports: NVML Shared Library Not Found"
-
-
-def test_a_driver_without_a_device_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(count=0))
+    nvml.count = 0
     assert open_gpus().reason == "NVML finds no GPU"
+    monkeypatch.setattr(nvml, "nvmlInit", fail)
+    assert open_gpus().reason == "NVML reports: NVML Shared Library Not Found"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    reader = open_gpus()
+    assert reader.reason == "GPU figures need NVML: pip install nvidia-ml-py"
+    assert (reader.names, reader.read()) == ((), ())
+    reader.close()
 
 
 def test_the_real_thing_reads_devices_or_gives_a_reason() -> None:

@@ -44,7 +44,7 @@ def forget() -> None:
 
 
 def entries(folder: Path) -> list[Path]:
-    return sorted(folder.glob("??/*"))
+    return sorted(folder.iterdir())
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_the_index_is_built_again_where_it_does_not_fit(
     elif change == "touched":
         os.utime(path, (1, 1))
     elif change != "other cut":
-        kept.write_bytes(kept.read_bytes().replace(b"[", b"[1") if change == "damaged" else b"")
+        kept.write_bytes(kept.read_bytes()[:-3] if change == "damaged" else b"")
     dataset = open_as(path, 1000 if change == "other cut" else 4096)
     reads.clear()
 
@@ -175,7 +175,7 @@ def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None
     forget()
 
     assert known_schema(open_as(path)).equals(schema, check_metadata=True)
-    for options in ({"on_conflict": "json"}, {"columns": ["id"]}, {"csv": CsvDialect(quote="'")}):
+    for options in ({"columns": ["id"]}, {"csv": CsvDialect(quote="'")}):
         assert known_schema(open_as(path, **options)) != schema
     assert known_schema(open_as([path, path])) is None
     os.utime(path, (1, 1))

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import threading
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -99,25 +100,20 @@ def test_a_forked_child_goes_on_with_the_kernels_of_its_parent() -> None:
     )
 
 
-def test_warmup_compiles_everything_and_says_what_it_took(tmp_path: Path) -> None:
-    command = ("-m", "fast_axolotl", "warmup")
-    result = json.loads(python_output(*command, "--json", NUMBA_CACHE_DIR=str(tmp_path)))
-    assert {item.name for item in jit.all_kernels()} < set(result["seconds"])
-    assert result["kept"] is True
-    assert result["total"] == pytest.approx(sum(result["seconds"].values()))
-    assert list(tmp_path.rglob("*.nbi"))
-    assert "total" in python_output(*command, NUMBA_CACHE_DIR=str(tmp_path))
+def test_warmup_compiles_everything_and_keeps_it(tmp_path: Path) -> None:
+    said = python_output("-m", "fast_axolotl", "warmup", NUMBA_CACHE_DIR=str(tmp_path))
+    assert said.startswith(f"{len(jit.all_kernels())} kernels ready after ")
+    kept = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
+    assert {item.name for item in jit.all_kernels()} <= kept
 
 
-@pytest.mark.parametrize("total_rows", [0, 1, 2, 7, 100])
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_slices_cover_everything_once(total_rows: int, count: int) -> None:
-    ranges = threads.slices(total_rows, count)
-    assert [row for start, stop in ranges for row in range(start, stop)] == list(range(total_rows))
-    assert len(ranges) <= count
+def test_slices_cover_everything_once_and_an_error_in_a_thread_reaches_the_caller() -> None:
+    for total_rows, count in product([0, 1, 2, 7, 100], [1, 2, 3, 8]):
+        ranges = threads.slices(total_rows, count)
+        rows = [row for start, stop in ranges for row in range(start, stop)]
+        assert rows == list(range(total_rows))
+        assert len(ranges) <= count
 
-
-def test_an_error_in_a_thread_reaches_the_caller() -> None:
     def fail(start: int, _: int) -> None:
         if start:
             raise ValueError("here")

@@ -58,13 +58,13 @@ def test_a_steady_run_has_no_change_however_noisy(name: str) -> None:
         assert "of the whole run" not in verdict.evidence[-1], seed
 
 
-@pytest.mark.parametrize("before", [0.09, 0.04])
-def test_a_step_across_a_threshold_is_no_change(before: float) -> None:
-    verdict = summarise(make_run(changing((9_000, before), (1_000, before + 0.02)))).verdict
-    assert not verdict.headline.startswith("Since")
-
-
-@pytest.mark.parametrize("steps", [0, 1, 100])
-def test_a_short_run_has_no_change(steps: int) -> None:
-    verdict = summarise(make_run(changing((6 + 9 * steps, 0.0), (5 + steps, 0.5)))).verdict
+@pytest.mark.parametrize(
+    "stretches",
+    [
+        *(((9_000, before), (1_000, before + 0.02)) for before in (0.09, 0.04)),
+        *(((6 + 9 * steps, 0.0), (5 + steps, 0.5)) for steps in (0, 1, 100)),
+    ],
+)
+def test_a_small_step_or_a_short_run_is_no_change(stretches: tuple[tuple[int, float], ...]) -> None:
+    verdict = summarise(make_run(changing(*stretches))).verdict
     assert not verdict.headline.startswith("Since")

@@ -14,14 +14,7 @@ from rich.cells import cell_len
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.child import read_last_lines
 from fast_axolotl.record import Log, RunRecord
-from fast_axolotl.report.live import (
-    LineDisplay,
-    LiveView,
-    Moment,
-    format_line,
-    lay_out,
-    take_moment,
-)
+from fast_axolotl.report.live import Display, Moment, follow, format_line, lay_out, take_moment
 from support.records import START_TIME, make_rank, make_run, make_system, steady
 
 SECONDS = 9.05
@@ -166,67 +159,54 @@ def test_the_end_of_a_log_is_shown_without_escapes_and_overwritten_progress(
     assert read_last_lines(log, 4) == ["red", " 30%", " tab\ufffd", "50%"]
 
 
-class Clock:
-    """Time that passes only where somebody waits or works."""
+class Watching(Display):
+    """Time that passes only where somebody waits or works, and when something was drawn."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class FakeDisplay(LineDisplay):
-    """Remembers when it drew; presses keys at their times."""
-
-    def __init__(self, clock: Clock, keys: dict[float, str] | None = None) -> None:
-        super().__init__(io.StringIO(), clock.pass_by)
-        self.clock, self.keys, self.drawn = clock, keys or {}, [-1.0]
+    def __init__(self, *, cost: float = 0.0, ends_at: float = math.inf) -> None:
+        super().__init__(io.StringIO())
+        self.now, self.cost, self.ends_at = 0.0, cost, ends_at
+        self.drawn: list[float] = []
 
     def show(self, moment: Moment) -> None:
-        self.drawn.append(self.clock())
+        super().show(moment)
+        self.drawn.append(self.now)
 
-    def wait(self, seconds: float) -> str:
-        due = [t for t in self.keys if self.clock() <= t < self.clock() + seconds]
-        self.clock.pass_by(min(due) + 0.1 - self.clock() if due else seconds)
-        return self.keys.pop(min(due)) if due else ""
-
-
-def view(display: FakeDisplay, *, ends_at: float = math.inf, cost: float = 0.0) -> LiveView:
-    def read() -> RunRecord:
-        display.clock.pass_by(cost)
+    def read(self) -> RunRecord:
+        self.now += self.cost
         return running()
 
-    def ending(record: RunRecord) -> str:
-        return "the run finished" if display.clock() >= ends_at else ""
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
-    return LiveView(read, summarise, display, "run", ending, clock=display.clock)
+    def follow(self, seconds: float | None = None) -> str:
+        return follow(
+            self.read,
+            summarise,
+            self,
+            title="run",
+            ending=lambda record: "the run finished" if self.now >= self.ends_at else "",
+            seconds=seconds,
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
 
 
-def test_it_draws_every_second_until_the_run_ends_the_time_is_up_or_q() -> None:
-    display = FakeDisplay(Clock())
-    assert view(display, ends_at=2.5).run() == "the run finished"
-    assert display.drawn[1:] == [0.0, 1.0, 2.0, 3.0]
-    assert view(FakeDisplay(Clock())).run(1.5) == "the time was up"
-    display = FakeDisplay(Clock(), {0.3: "x", 1.5: "q"})
-    assert view(display).run() == "q was pressed"
-    assert display.drawn[1:] == [0.0, 1.0]
+def test_it_draws_every_second_until_the_run_ends_or_the_time_is_up() -> None:
+    watching = Watching(ends_at=2.5)
+    assert watching.follow() == "the run finished"
+    assert watching.drawn == [0.0, 1.0, 2.0, 3.0]
+    assert Watching().follow(1.5) == "the time was up"
 
 
 def test_a_long_record_is_read_less_often() -> None:
-    display = FakeDisplay(Clock())
-    view(display, cost=2.0).run(61.0)
-    assert display.drawn[1:] == [2.0, 22.0, 42.0, 62.0, 64.0]
+    watching = Watching(cost=2.0)
+    watching.follow(61.0)
+    assert watching.drawn == [2.0, 22.0, 42.0, 62.0, 64.0]
 
 
-def test_ctrl_c_ends_it_as_q_does() -> None:
-    display = FakeDisplay(Clock())
-
-    def stop(seconds: float) -> str:
+def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Watching, seconds: float) -> None:
         raise KeyboardInterrupt
 
-    display.wait = stop  # type: ignore[method-assign]
-    assert view(display).run() == "Ctrl-C"
+    monkeypatch.setattr(Watching, "sleep", stop)
+    assert Watching().follow() == "Ctrl-C"

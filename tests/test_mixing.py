@@ -88,14 +88,14 @@ def test_after_any_number_of_rows_every_source_is_within_two_rows_of_its_weight(
     weights: tuple[float, ...],
 ) -> None:
     for seed in range(10):
-        drawn = Draws(weights, seed, epoch=seed % 3, shard=seed % 4).draw(none(weights), 5_000)
+        drawn = Draws(weights, seed, epoch=seed % 3).draw(none(weights), 5_000)
         assert deviation(drawn, weights) <= 2
 
 
 @pytest.mark.parametrize("start", [0, 999, 10**9])
 def test_draws_go_on_from_any_row_and_the_row_of_every_turn_is_known(start: int) -> None:
     weights = (5, 3, 1.7, 0.2)
-    draws = Draws(weights, seed=1, epoch=0, shard=3)
+    draws = Draws(weights, seed=1, epoch=0)
     given = (np.array(weights) / sum(weights) * start).astype(np.int64)
     drawn = draws.draw(given, 3_000)
     parts, now = [], given.copy()
@@ -107,15 +107,6 @@ def test_draws_go_on_from_any_row_and_the_row_of_every_turn_is_known(start: int)
     for source in range(4) if start == 0 else ():
         places = np.flatnonzero(drawn == source).tolist()
         assert [draws.place(source, rows) for rows in range(len(places))] == places
-
-
-@pytest.mark.parametrize("weights", [(1, 1), (7, 2, 1), (4, 3, 2, 1)])
-def test_what_64_shards_deliver_in_one_step_is_in_proportion(weights: tuple[float, ...]) -> None:
-    steps = np.array([Draws(weights, 0, 0, shard).draw(none(weights), 500) for shard in range(64)])
-
-    for index, weight in enumerate(weights):
-        off = (steps == index).sum(axis=0) - 64 * weight / sum(weights)
-        assert abs(off).max() <= 5  # the same draws on all shards: up to 58
 
 
 # What a pass delivers.
@@ -132,7 +123,7 @@ def test_stop_first_ends_with_the_source_that_is_used_up_first(mix: Mix, shuffle
     assert mixed.stats.rows["c"] == SIZES["c"]
     assert [value[0] for value in ids] == table.column("source").to_pylist()
     assert deviation(np.array(["abc".index(value[0]) for value in ids]), (10, 6, 1)) <= 2
-    assert mixed.stats.batches == len(mixed)
+    assert mixed.stats.batches == -(-mixed.num_rows // mixed.batch_size)
     assert mixed.schema.names == table.schema.names == ["id", "source"]
 
 
@@ -249,7 +240,7 @@ def test_even_readers_give_every_shard_the_same_batches(
 
     assert sizes == [[7, 7, 7]] * count
     assert {tuple(of_shard) for of_shard in again} == {tuple(again[0])}
-    assert len(again[0]) == len(shards[-1])
+    assert sum(again[0]) == shards[-1].num_rows
     resumed = [mix(shard=(index, 2), **options) for index in range(2)]
     for mixed in resumed:
         mixed.load_state_dict(states)
@@ -296,18 +287,15 @@ def test_lists_are_taken_as_pyarrow_takes_them() -> None:
             assert found.column("lists").to_pylist() == lists.take(pa.array(indices)).to_pylist()
 
 
-def test_clashing_types_name_both_sources_or_arrive_as_json(tmp_path: Path) -> None:
+def test_clashing_types_name_the_later_source(tmp_path: Path) -> None:
     numbers = write(tmp_path / "n.parquet", {"x": [1, 2]})
     texts = write(tmp_path / "t.parquet", {"x": ["1", "2"]})
 
     def sources() -> dict[str, Any]:
         return {"numbers": (open_dataset(numbers), 1), "texts": (open_dataset(texts), 1)}
 
-    with pytest.raises(ConflictError, match="int64 in source 'numbers' and string in source 'text"):
+    with pytest.raises(ConflictError, match="int64 in earlier sources and string in source 'text"):
         mix_datasets(sources())
-    batches = list(mix_datasets(sources(), on_conflict="json", stop="all"))
-    values = [json.loads(value) for batch in batches for value in batch.column("x").to_pylist()]
-    assert set(values) == {1, 2, "1", "2"}
 
 
 def test_a_source_without_rows_is_an_error(tmp_path: Path) -> None:

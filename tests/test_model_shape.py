@@ -15,10 +15,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.integrations.model_shape import (
-    measure_matmul_tflops,
-    read_shape,
-)
+from fast_axolotl.integrations.model_shape import read_shape
 from fast_axolotl.measure.flops import flops_per_token
 from fast_axolotl.record import ModelShape
 
@@ -93,35 +90,19 @@ def test_a_dense_llama_costs_what_the_counter_sees() -> None:
     check(model, shape)
 
 
-def test_a_mixture_of_experts_counts_those_a_token_meets() -> None:
-    model = make(
-        "Mixtral", num_local_experts=8, num_experts_per_tok=2, experts_implementation="eager"
-    )
+def test_experts_that_a_token_meets_are_counted_and_latent_attention_has_two_sizes() -> None:
+    options = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+    model = make("Mixtral", num_local_experts=8, **options)
     shape = read_shape(model)
     attention, router, expert, head = 4 * 64 * 64, 8 * 64, 3 * 64 * 112, 160 * 64
     assert shape.num_parameters == 2 * (attention + router + 2 * expert) + head
-    assert shape.num_total is not None
-    assert shape.num_total > 2 * 8 * expert
+    assert (shape.num_total or 0) > 2 * 8 * expert
     assert shape.reasons == {}
     check(model, shape)
-
-
-def test_shared_experts_are_met_by_every_token_and_latent_attention_has_two_sizes() -> None:
-    model = make(
-        "DeepseekV3",
-        moe_intermediate_size=48,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        n_group=2,
-        topk_group=2,
-        first_k_dense_replace=1,
-        q_lora_rank=24,
-        kv_lora_rank=16,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=16,
-        experts_implementation="eager",
-    )
+    options |= {"moe_intermediate_size": 48, "n_routed_experts": 8, "n_group": 2, "topk_group": 2}
+    options |= {"first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16}
+    heads = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    model = make("DeepseekV3", **options, **heads)
     shape = read_shape(model)
     assert shape.attention_width == 4 * (24 + 16) // 2
     check(model, shape)
@@ -183,17 +164,10 @@ def test_wrappers_change_nothing(tmp_path: Path) -> None:
 
 
 def test_sizes_of_known_models_are_the_published_ones() -> None:
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
     with torch.device("meta"):
-        llama = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=128256,
-                hidden_size=4096,
-                intermediate_size=14336,
-                num_hidden_layers=32,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-            )
-        )
+        llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
         mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig())
     norms = (2 * 32 + 1) * 4096
     shape = read_shape(llama)
@@ -224,15 +198,9 @@ def test_windows_and_layers_without_attention_are_read_from_the_config() -> None
 
 
 def test_a_tower_for_images_is_left_out_and_said_so() -> None:
-    text = transformers.LlamaConfig(**SIZES)
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
+    text, sizes = transformers.LlamaConfig(**SIZES), {"hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    vision = transformers.CLIPVisionConfig(**sizes)
     model = transformers.LlavaForConditionalGeneration(
         transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=3)
     )
@@ -266,7 +234,6 @@ def test_what_the_formula_does_not_cover_has_no_flops() -> None:
 def test_the_data_type_is_that_of_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("Llama")
     assert read_shape(model).dtype == "float32"
-    assert read_shape(model, dtype="bf16").dtype == "bfloat16"
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -277,10 +244,3 @@ def test_the_data_type_is_that_of_the_arithmetic(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", {"cuda": torch.float16}.__getitem__)
     assert read_shape(model).dtype == "float16"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
-def test_a_real_matmul_rate_is_positive_and_settings_are_put_back(dtype: str) -> None:
-    before = torch.get_float32_matmul_precision()
-    assert measure_matmul_tflops("cpu", dtype, 0.01, size=64) > 0
-    assert torch.get_float32_matmul_precision() == before

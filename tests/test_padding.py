@@ -19,15 +19,12 @@ pytestmark = pytest.mark.kernels
 SIDES = ["right", "left"]
 
 
-@pytest.mark.parametrize(
-    ("target_length", "multiple", "length"),
-    [(None, 4, 4), (2, 4, 4), (5, 4, 8), (8, 4, 8), (5, 0, 5), (5, None, 5), (0, 4, 0)],
-)
-def test_the_length_is_rounded_up_to_the_multiple(
-    target_length: int | None, multiple: int | None, length: int
-) -> None:
-    padded = pad_sequences([[1, 2, 3]], target_length, pad_to_multiple_of=multiple)
-    assert padded == [[1, 2, 3, 0, 0, 0, 0, 0][:length]]
+def test_the_length_is_rounded_up_to_the_multiple() -> None:
+    for target, multiple, length in (
+        *((None, 4, 4), (2, 4, 4), (5, 4, 8), (8, 4, 8), (5, 0, 5), (5, None, 5), (0, 4, 0)),
+    ):
+        padded = pad_sequences([[1, 2, 3]], target, pad_to_multiple_of=multiple)
+        assert padded == [[1, 2, 3, 0, 0, 0, 0, 0][:length]]
 
 
 def test_negative_lengths_are_refused_by_name() -> None:
@@ -46,14 +43,9 @@ def test_the_output_shares_no_list_with_the_input_nor_rows_with_each_other() -> 
     assert (sequences, padded, mask) == ([[1], [2]], [[9], [2]], [[9], [1]])
 
 
-@pytest.mark.parametrize(
-    ("current", "target", "mask"),
-    [(3, 8, [0, 1, 2, 3, 4]), (3, 3, []), (5, 3, []), (0, 2, [0, 1]), (0, 0, [])],
-)
-def test_the_padding_mask_counts_the_missing_positions(
-    current: int, target: int, mask: list[int]
-) -> None:
-    assert create_padding_mask(current, target) == mask
+def test_the_padding_mask_counts_the_missing_positions() -> None:
+    for current, target, mask in ((3, 6, [0, 1, 2]), (3, 3, []), (5, 3, []), (0, 2, [0, 1])):
+        assert create_padding_mask(current, target) == mask
 
 
 def oracle(

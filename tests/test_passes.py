@@ -70,7 +70,6 @@ def test_ranks_that_saw_clashing_types_name_the_clash(tmp_path: Path) -> None:
         states.append(reader.state_dict())
     with pytest.raises(DataError, match="column 'b'"):
         open_dataset(tmp_path).load_state_dict(states)
-    open_dataset(tmp_path, on_conflict="json").load_state_dict(states)
 
 
 def test_a_bad_file_among_good_ones_is_skipped_and_listed(tmp_path: Path) -> None:
@@ -84,16 +83,6 @@ def test_a_bad_file_among_good_ones_is_skipped_and_listed(tmp_path: Path) -> Non
     (rejection,) = reader.stats.rejections
     assert rejection.path.endswith("2.parquet")
     assert rejection.num_rows is None
-
-
-def test_json_text_keeps_its_mark_across_blocks(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "1.jsonl", [{"c": "hi"}])
-    write_jsonl(tmp_path / "2.jsonl", [{"c": "x"}, {"c": ["x"]}])
-    write_jsonl(tmp_path / "3.jsonl", [{"c": '["x"]'}])
-    reader = open_dataset(tmp_path, on_conflict="json", batch_size=1)
-    found = [(batch.column("c")[0].as_py(), batch.schema.field("c").metadata) for batch in reader]
-    mark = {b"fast_axolotl": b"json"}
-    assert found == [(json.dumps(value), mark) for value in ("hi", "x", ["x"], '["x"]')]
 
 
 @pytest.mark.parametrize(

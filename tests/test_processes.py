@@ -256,16 +256,6 @@ def _kill(pid: int) -> None:
 
 # Single processes
 
-STATUS = b"""Name:\tpython
-SigIgn:\t0000000001001000
-VmHWM:\t    3000 kB
-VmRSS:\t    2000 kB
-RssAnon:\t    1500 kB
-RssFile:\t     400 kB
-RssShmem:\t     100 kB
-VmSwap:\t      50 kB
-"""
-
 
 def lay_out_files(proc: Path, pid: int, **files: bytes) -> None:
     folder = proc / str(pid)
@@ -275,78 +265,61 @@ def lay_out_files(proc: Path, pid: int, **files: bytes) -> None:
 
 
 def test_memory_is_split_as_status_tells(tmp_path: Path) -> None:
-    lay_out_files(tmp_path, 7, status=STATUS)
-    assert processes.read_memory(7, proc=tmp_path) == {
-        "rss_bytes": 2000 * 1024,
-        "anon_bytes": 1500 * 1024,
-        "shared_bytes": 100 * 1024,
-        "hwm_bytes": 3000 * 1024,
-        "swap_bytes": 50 * 1024,
-    }
+    names = {"VmRSS": 2000, "RssAnon": 1500, "RssShmem": 100, "VmHWM": 3000, "VmSwap": 50}
+    lines = "".join(f"{name}:\t    {size} kB\n" for name, size in names.items())
+    lay_out_files(tmp_path, 7, status=f"Name:\tpython\n{lines}RssFile:\t 400 kB\n".encode())
+    found = processes.read_memory(7, proc=tmp_path)
+    assert found is not None
+    assert list(found.values()) == [size * 1024 for size in names.values()]
 
 
-def test_a_process_that_is_gone_has_no_figures() -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    assert processes.read_memory(gone.pid) is None
-    assert processes.read_stat(gone.pid) is None
-    assert processes.read_io(gone.pid) is None
-    assert processes.read_pss(gone.pid) is None
-    assert processes.read_run_delay(gone.pid) is None
-    assert processes.read_command(gone.pid) == ()
-
-
-def test_our_own_process_is_described() -> None:
+def test_our_own_process_is_described_and_one_that_is_gone_has_no_figures() -> None:
     stat = processes.read_stat("self")
     assert (stat.pid, stat.parent_pid) == (os.getpid(), os.getppid())
     assert stat.is_alive
     assert stat.cpu_seconds > 0
     assert processes.read_pss("self")["pss_bytes"] > 1_000_000
     assert processes.read_command("self")[1:] != ()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name in ("memory", "stat", "io", "pss", "run_delay"):
+        assert getattr(processes, f"read_{name}")(gone.pid) is None
+    assert processes.read_command(gone.pid) == ()
 
 
-def test_a_name_with_blanks_and_parentheses_does_not_shift_the_fields(tmp_path: Path) -> None:
-    tail = b"S 3 1 1 0 -1 0 0 0 0 0 100 50 30 20 20 0 4 0 999 0 0"
-    lay_out_files(tmp_path, 7, stat=b"7 (a) Z 1 (b) " + tail)
-    stat = processes.read_stat(7, proc=tmp_path)
-    assert (stat.parent_pid, stat.is_alive, stat.start_ticks) == (3, True, 999)
-    assert stat.cpu_seconds == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
-
-
-@pytest.mark.parametrize(("num_threads", "is_alive"), [(b"1", False), (b"3", True)])
-def test_a_main_thread_that_ended_before_its_siblings_is_no_dead_process(
-    tmp_path: Path, num_threads: bytes, is_alive: bool
-) -> None:
-    tail = b"Z 3 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 " + num_threads + b" 0 999 0 0"
-    lay_out_files(tmp_path, 7, stat=b"7 (main) " + tail)
-    assert processes.read_stat(7, proc=tmp_path).is_alive is is_alive
-
-
-@pytest.mark.parametrize("text", [b"", b"7 (x", b"7 (x) S 1", b"nonsense"])
-def test_a_stat_that_is_cut_off_is_no_stat(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize(
+    ("text", "is_alive"),
+    [
+        # A name with blanks and parentheses does not shift the fields.
+        (b"7 (a) Z 1 (b) S 3 1 1 0 -1 0 0 0 0 0 100 50 30 20 20 0 4 0 999 0 0", True),
+        (b"7 (main) Z 3 1 1 0 -1 0 0 0 0 0 100 50 30 20 20 0 1 0 999 0 0", False),
+        # A main thread that ended before its siblings is no dead process.
+        (b"7 (main) Z 3 1 1 0 -1 0 0 0 0 0 100 50 30 20 20 0 3 0 999 0 0", True),
+        *((text, None) for text in (b"", b"7 (x", b"7 (x) S 1", b"nonsense")),
+    ],
+)
+def test_a_stat_is_read_by_its_fields(tmp_path: Path, text: bytes, is_alive: bool | None) -> None:
     lay_out_files(tmp_path, 7, stat=text)
-    assert processes.read_stat(7, proc=tmp_path) is None
+    stat = processes.read_stat(7, proc=tmp_path)
+    assert (None if stat is None else stat.is_alive) is is_alive
+    if stat is not None:
+        assert (stat.parent_pid, stat.start_ticks) == (3, 999)
+        assert stat.cpu_seconds == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
 
 
-def test_swap_counters_are_in_bytes(tmp_path: Path) -> None:
-    (tmp_path / "vmstat").write_text("nr_free_pages 1\npswpin 3\npswpout 5\noom_kill 2\n")
+def test_counters_of_the_machine_are_in_bytes_and_seconds_or_none(tmp_path: Path) -> None:
+    vmstat, pressure = tmp_path / "vmstat", tmp_path / "memory"
+    vmstat.write_text("nr_free_pages 1\npswpin 3\npswpout 5\noom_kill 2\n")
     page = os.sysconf("SC_PAGE_SIZE")
     expected = {"swap_in_bytes": 3 * page, "swap_out_bytes": 5 * page, "machine_oom_kills": 2}
     assert processes.read_vmstat(proc=tmp_path) == expected
-    (tmp_path / "vmstat").write_text("nr_free_pages 1\n")
+    vmstat.write_text("nr_free_pages 1\n")
     assert processes.read_vmstat(proc=tmp_path) == {}
-
-
-def test_a_kernel_that_does_not_count_waiting_for_processors_gives_none(tmp_path: Path) -> None:
     lay_out_files(tmp_path, 7, schedstat=b"900 2500000000 3\n")
-    lay_out_files(tmp_path, 8, schedstat=b"0 0 0\n")
+    lay_out_files(tmp_path, 8, schedstat=b"0 0 0\n")  # by a kernel that does not count
     assert [processes.read_run_delay(pid, proc=tmp_path) for pid in (7, 8, 9)] == [2.5, None, None]
-
-
-def test_pressure_is_the_total_of_the_full_line_in_seconds(tmp_path: Path) -> None:
-    file = tmp_path / "memory"
-    file.write_text("some avg10=1.00 total=9\nfull avg10=0.00 avg60=0.00 total=2500000\n")
-    assert processes.read_pressure_seconds(file) == 2.5
-    file.write_text("some avg10=1.00 total=9\n")
-    assert processes.read_pressure_seconds(file) is None
+    pressure.write_text("some avg10=1.00 total=9\nfull avg10=0.00 avg60=0.00 total=2500000\n")
+    assert processes.read_pressure_seconds(pressure) == 2.5
+    pressure.write_text("some avg10=1.00 total=9\n")
+    assert processes.read_pressure_seconds(pressure) is None
     assert processes.read_pressure_seconds(tmp_path / "none") is None

@@ -38,14 +38,14 @@ def host(name: str, start: int, end: int) -> Event:
     return Event(name, start * MS, end * MS, is_device=False, is_mark=False)
 
 
-def test_whole_steps_are_counted_from_first_kernel_to_first_kernel() -> None:
+def test_whole_steps_are_counted_from_first_kernel_to_first_kernel_and_marks_are_no_work() -> None:
     events = [
-        step_mark(0, 10, 16),
-        kernel("gemm", 10, 16),
-        step_mark(1, 20, 26),
-        kernel("gemm", 20, 26),
-        step_mark(2, 30, 36),
-        kernel("gemm", 30, 36),
+        event
+        for number in range(3)
+        for event in (
+            step_mark(number, 10 * number, 10 * number + 6),
+            kernel("gemm", 10 * number, 10 * number + 6),
+        )
     ]
     window = window_of(events, t=1.0, steps=3)
     assert window.steps == 2
@@ -53,12 +53,8 @@ def test_whole_steps_are_counted_from_first_kernel_to_first_kernel() -> None:
     assert window.device_idle_seconds == pytest.approx(0.008)
     assert window.exposed_communication_seconds == 0
     assert window.reasons == {}
-
-
-def test_the_marks_on_the_device_s_own_line_are_no_work() -> None:
     events = [step_mark(0, 0, 100), kernel("gemm", 0, 10), kernel("Memcpy HtoD", 90, 100)]
-    window = window_of(events, t=0.0, steps=1)
-    assert window.device_idle_seconds == pytest.approx(0.080)
+    assert window_of(events, t=0.0, steps=1).device_idle_seconds == pytest.approx(0.080)
 
 
 def test_only_communication_beside_which_nothing_runs_is_exposed() -> None:
@@ -145,13 +141,17 @@ def test_a_window_opens_after_the_first_steps_and_closes_once() -> None:
 
 
 def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:
-    meter = FakeMeter()
+    meter, other = FakeMeter(), FakeMeter()
     with torch.profiler.profile(activities=CPU):
         profiler = WindowProfiler(meter, 2, first_step=1)
         for _ in range(4):
             profiler.step_end()
-    assert meter.windows == []
+    WindowProfiler(other, 10, first_step=1).step_end()
+    with torch.profiler.profile(activities=CPU):
+        pass  # ends the window before its first step
+    assert meter.windows == other.windows == []
     assert "profiler" in meter.reasons["exposed_communication_fraction"]
+    assert "before its first step" in other.reasons["device_idle_fraction"]
 
 
 @pytest.mark.parametrize("is_legacy", [False, True])
@@ -174,13 +174,3 @@ def test_a_window_ends_where_somebody_else_begins_a_profiler(is_legacy: bool) ->
     profiler.step_end()
     profiler.close()
     assert len(meter.windows) == 1
-
-
-def test_a_window_that_ends_before_its_first_step_has_a_reason() -> None:
-    meter = FakeMeter()
-    profiler = WindowProfiler(meter, 10, first_step=1)
-    profiler.step_end()
-    with torch.profiler.profile(activities=CPU):
-        pass
-    assert meter.windows == []
-    assert "before its first step" in meter.reasons["device_idle_fraction"]

@@ -16,9 +16,9 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import Plan, plan_commands
 from fast_axolotl.protocol import state as state_module
 from fast_axolotl.protocol.build import differing_settings
-from fast_axolotl.protocol.matrix import RunFigures, sum_up
+from fast_axolotl.protocol.matrix import sum_up
 from fast_axolotl.protocol.plan import ArmPlan
-from fast_axolotl.record import End, RunRecord
+from fast_axolotl.record import End, RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, cell_of, folder_of
 from support.protocol import run_fake as run
@@ -63,6 +63,12 @@ def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_pa
     assert [path.name for path in (tmp_path / "p").glob(".*")] == [".lock"]
 
 
+def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
+    paces = (0.01, 0.03, 0.01, 0.02)
+    found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=lambda arm, n: paces[n]))
+    assert [arm.shown_run for arm in found.arms] == ["runs/08-baseline", "runs/07-candidate"]
+
+
 def noisy(scale: float) -> FakeLaunch:
     """Equal arms whose runs differ by chance."""
     noise = {"baseline": (0, 3, 1, 2, 0, 1), "candidate": (1, 2, 0, 3, 1, 0)}
@@ -72,16 +78,15 @@ def noisy(scale: float) -> FakeLaunch:
 def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) -> None:
     found = run(plan(pairs=5), tmp_path / "quiet", noisy(0.0002))
     assert found.paragraph.startswith("candidate: no change that matters.\n")
-    assert "a faster reader cannot help" in found.paragraph
+    assert "a faster loader would change nothing" in found.paragraph
     assert not any(note.startswith("One pair") for note in found.notes)
     found = run(plan(pairs=5), tmp_path / "loud", noisy(0.02))
     cell = cell_of(found, "tokens_per_second")
     # By hand: the pairs differ by ±2 % and have a standard error of 0.0096; 3.72 times that.
     assert cell.detectable == pytest.approx(math.expm1(3.72 * 0.0096), abs=5e-4)
-    assert cell.pairs_needed == 39
     assert found.paragraph.startswith(
-        "candidate: no clear change.\nWith 5 pairs, only changes above 3.6 % would show (with a "
-        "probability of 80 %). A change of 1 % needs about 39 pairs. "
+        "candidate: no clear change.\nWith 5 pairs, only changes in training speed above 3.6 % "
+        "would show (with a probability of 80 %). "
     )
     found = run(plan(pairs=5, matters=0.1), tmp_path / "loud", noisy(0.02))
     assert found.paragraph.startswith("candidate: no change that matters.")
@@ -119,23 +124,20 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     found = run(wanted, tmp_path / "quiet", launch(0.0002))
     headline, figures = found.paragraph.split("\n")
     assert headline == (
-        "drop-in: the whole run is 29 % shorter (61.42 s → 43.39 s); training speed is unchanged."
+        "drop-in: the whole run is 29 % shorter (61.42 s → 43.39 s); the time to first step is "
+        "36 % shorter (47.70 s → 30.66 s); training speed is unchanged."
     )
-    assert figures.startswith("The time to first step is 36 % shorter (47.70 s → 30.66 s).")
     assert "Use it: start Axolotl with fast-axolotl run --" in figures
-    assert "The gain is in the time before the first step." in figures
     deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}
     assert deciding == {"tokens_per_second", "start_to_step_seconds", "duration_seconds"}
     notes = " ".join(found.matrix.notes)
     assert "Rows that decide: real tokens, time to first step, whole run." in notes
     found = run(wanted, tmp_path / "loud", launch(0.02))
-    assert "43.39 s); training speed shows no clear change.\n" in found.paragraph
+    assert "30.66 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph
-    # What is not shown leads all the same, and is not taken for more than it is.
     found = run(plan_drop_in(pairs=2), tmp_path / "few", FakeLaunch(times=scattered))
     headline, figures = found.paragraph.split("\n")
-    assert headline.startswith("drop-in: no clear change; the whole run was 42 % shorter (76")
-    assert headline.endswith(" s), possibly by chance.")
+    assert headline == "drop-in: no clear change."
     assert figures.startswith("With 2 pairs, only a factor in the whole run of ")
     # Less work is done in less time anyway; the first step comes sooner all the same.
     less: list[dict[str, Any]] = [{"fetches": {"drop-in": 400}}, {"tokens": {"drop-in": 980}}]
@@ -149,31 +151,27 @@ def test_one_pair_leads_with_the_time_and_says_what_it_cannot_show(tmp_path: Pat
     warned: list[str] = []
     launch = FakeLaunch(times=dropped_in)
     found = run(plan_drop_in(pairs=1), tmp_path / "p", launch, warn=warned.append)
-    assert found.paragraph.startswith(
-        "drop-in: the whole run was 29 % shorter (61.30 s → 43.30 s) in one pair"
-    )
-    assert len(warned) == 1
-    assert warned[0].startswith(
-        "One pair cannot show any change. Two pairs show only changes of 16 ti"
-    )
-    assert warned[0] in found.notes
+    headline = "drop-in: the whole run was 29 % shorter (61.30 s → 43.30 s) in one pair"
+    assert found.paragraph.startswith(headline)
+    [few] = warned
+    assert few.startswith("One pair cannot show any change. Two pairs show only changes of 16 ti")
+    assert few in found.notes
 
 
 def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sum_up_busy(record: RunRecord) -> RunFigures:
-        found = sum_up(record)
+    def sum_up_busy(record: RunRecord) -> RunSummary:
+        summary = sum_up(record)
         shares = {"04-baseline": 0.34, "05-baseline": 0.09}
-        name = Path(found.summary.run_dir).name
+        name = Path(summary.run_dir).name
         stolen, throttled = (0.07, 0.2) if name == "06-candidate" else (None, 0.0)
-        summary = with_figures(
-            found.summary,
+        return with_figures(
+            summary,
             other_cpu_share=shares.get(name, 0.01),
             cpu_steal_share=stolen,
             cpu_throttled_share=throttled,
         )
-        return replace(found, summary=summary)
 
     monkeypatch.setattr("fast_axolotl.protocol.runner.sum_up", sum_up_busy)
     warned: list[str] = []
@@ -193,7 +191,7 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
 def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
     launch = FakeLaunch(stall={"baseline": 0.4, "candidate": 0.01}, step_seconds=slower)
     found = run(plan(), tmp_path / "p", launch)
-    assert "Stall: 40.0 % → 1.0 %: data was a bottleneck" in found.paragraph
+    assert "Stall: 40.0 % → 1.0 %." in found.paragraph
     assert found.arms[0].verdict.startswith("data")
     assert "Use the candidate." in found.paragraph
 
@@ -225,20 +223,13 @@ def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> No
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (
-            "fast-axolotl run --measure -- python a.py",
-            "already measures each run: remove --measure",
-        ),
+        ("fast-axolotl run --measure -- python a.py", "already measures .*: remove --measure"),
         ("fast-axolotl measure -- python a.py", "already measures each run: remove measure"),
-        (
-            "python -m fast_axolotl run --output=x -- a",
-            "already measures each run: remove --output=x",
-        ),
+        ("python -m fast_axolotl run --output=x -- a", "already measures .*: remove --output=x"),
         ("fast-axolotl run -q -- python a.py", "already measures each run: remove -q"),
         ("python a.py >log.txt", "contains '>', but no shell runs it"),
         ("python a.py; echo", "contains ';', but no shell runs it"),
         ("A=1 python a.py", "contains 'A=1', but no shell runs it.*env NAME=VALUE"),
-        ("", "is empty"),
         ("  ", "is empty"),
         ("python 'x", "cannot be split into words"),
     ],
@@ -261,13 +252,6 @@ def test_of_several_trainings_the_one_with_the_most_steps_counts(tmp_path: Path)
     launch = FakeLaunch()
     assert run(plan(), tmp_path / "p", launch).matrix == found.matrix
     assert not launch.calls
-
-
-def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
-    paces = (0.01, 0.03, 0.01, 0.02)
-    found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=lambda arm, n: paces[n]))
-    assert [arm.shown_run for arm in found.arms] == ["runs/08-baseline", "runs/07-candidate"]
-    assert (found.planned_runs, found.planned_pairs) == (8, 3)
 
 
 def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
@@ -332,39 +316,29 @@ def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
     assert math.isnan(again[1])
 
 
-def test_an_interrupted_protocol_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    first = FakeLaunch(step_seconds=slower, interrupt_at=3)
-    with pytest.raises(KeyboardInterrupt):
-        run(plan(), tmp_path / "p", first)
-    assert first.arms == ["baseline", "candidate", "candidate"]
-    half = ProtocolResult.read(tmp_path / "p")
-    assert half.order == ("candidate",), "the first two were to warm up"
-    second = FakeLaunch(step_seconds=slower)
-    found = run(plan(), tmp_path / "p", second)
-    assert second.arms == ["baseline", "baseline", "candidate", "candidate", "baseline"]
-    assert found.pairs == 3
+def test_interrupted_in_every_run_it_goes_on_where_it_stopped_to_the_same_result(
+    tmp_path: Path,
+) -> None:
+    whole = run(plan(), tmp_path / "whole", FakeLaunch(step_seconds=slower))
+    folder, fake = tmp_path / "parts", FakeLaunch(step_seconds=slower)
+    for number in range(whole.planned_runs):
+        fake.interrupt_at = number
+        with pytest.raises(KeyboardInterrupt):
+            run(plan(), folder, fake)
+        assert len(fake.calls) == number
+        if number:
+            half = ProtocolResult.read(folder)
+            assert half.planned_runs == whole.planned_runs
+            assert half.order == whole.order[: max(0, number - 2)], "the first two warm up"
+    fake.interrupt_at = None
+    found = run(plan(), folder, fake)
+    assert (found.matrix, found.paragraph) == (whole.matrix, whole.paragraph)
     assert found.seconds == pytest.approx(80.0)
     # The record of the run that was cut off is not in the way, and not counted.
-    assert not list((tmp_path / "p").rglob("*.jsonl.1"))
-    third = FakeLaunch()
-    again = run(plan(), tmp_path / "p", third)
-    assert third.calls == []
-    assert again.matrix == found.matrix
-
-
-def test_interrupted_after_every_run_the_result_is_the_same(tmp_path: Path) -> None:
-    whole = run(plan(), tmp_path / "whole", FakeLaunch(step_seconds=slower))
-    folder = tmp_path / "parts"
-    done = FakeLaunch(step_seconds=slower)
-    for number in range(whole.planned_runs):
-        done.interrupt_at = number
-        with pytest.raises(KeyboardInterrupt):
-            run(plan(), folder, done)
-        if number:
-            assert ProtocolResult.read(folder).planned_runs == whole.planned_runs
-    done.interrupt_at = None
-    found = run(plan(), folder, done)
-    assert (found.matrix, found.paragraph) == (whole.matrix, whole.paragraph)
+    assert not list(folder.rglob("*.jsonl.1"))
+    done = FakeLaunch()
+    assert run(plan(), folder, done).matrix == found.matrix
+    assert not done.calls
 
 
 def test_more_pairs_continue_a_finished_protocol_and_fewer_drop_none(tmp_path: Path) -> None:
@@ -425,21 +399,17 @@ def test_a_state_or_a_result_that_is_not_one_is_told(tmp_path: Path) -> None:
             ProtocolResult.read(tmp_path)
 
 
-def test_a_failing_run_is_told_with_its_log_and_the_others_count(tmp_path: Path) -> None:
-    launch = FakeLaunch(step_seconds=slower, codes={"candidate": (0, 0, 1)})
-    found = run(plan(), tmp_path / "p", launch)
-    candidate = found.arms[1]
-    [failed] = [item for item in candidate.runs if item.status == "failed"]
+def test_failing_runs_are_told_with_their_logs_and_the_others_count(tmp_path: Path) -> None:
+    found = run(plan(), tmp_path / "one", FakeLaunch(codes={"candidate": (0, 0, 1)}))
+    [failed] = [item for item in found.arms[1].runs if item.status == "failed"]
     assert failed.exit_code == 1
     assert failed.log_tail.startswith("exit code 1")
     assert "ValueError: it went wrong" in failed.log_tail
     cell = cell_of(found, "tokens_per_second")
     assert (len(cell.values), cell.low is not None) == (2, True)
-
-
-def test_an_arm_that_only_fails_is_given_up_and_the_other_goes_on(tmp_path: Path) -> None:
+    # An arm that only fails is given up, and the other goes on.
     launch = FakeLaunch(codes={"candidate": (1, -9, 1, 1)})
-    found = run(plan(), tmp_path / "p", launch)
+    found = run(plan(), tmp_path / "all", launch)
     assert launch.counts == {"baseline": 4, "candidate": 2}
     assert [item.status for item in found.arms[1].runs] == ["failed", "failed", *["left out"] * 2]
     assert "ended by signal 9" in found.arms[1].runs[1].log_tail
@@ -449,8 +419,8 @@ def test_an_arm_that_only_fails_is_given_up_and_the_other_goes_on(tmp_path: Path
 
 def test_the_time_limit_ends_it_after_a_pair_and_says_so(tmp_path: Path) -> None:
     launch = FakeLaunch(step_seconds=slower)
-    # Rounds of 20 s: the warm-up and two pairs fit into 65 s.
-    found = run(plan(pairs=5, max_minutes=65 / 60), tmp_path / "p", launch)
+    # Rounds of 20 s: the third one, of the second pair, begins within 55 s.
+    found = run(plan(pairs=5, max_minutes=55 / 60), tmp_path / "p", launch)
     assert len(launch.calls) == 6
     assert found.pairs == 2
     assert "after 2 of 5 pairs" in found.notes[0]
@@ -469,12 +439,7 @@ def test_settings_that_differ_are_told_with_the_cure(tmp_path: Path) -> None:
         "seed and shard."
     )
     queues = {"baseline": {"prefetch_factor": 256}, "streaming": {"prefetch_factor": 2}}
-    assert differing_settings(queues, can_pin=True)[0].endswith("with --pin prefetch_factor=2.")
-    arms = {"baseline": {"dispatcher": False}, "streaming": {"dispatcher": True}}
-    assert differing_settings(arms, can_pin=True) == (
-        "dispatcher is False in baseline, True in streaming; make them equal with "
-        "--pin accelerator_config.dispatch_batches=false.",
-    )
+    assert differing_settings(queues) == ("prefetch_factor is 256 in baseline, 2 in streaming.",)
 
 
 def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:

@@ -70,22 +70,18 @@ def test_stock_has_none_of_our_keys(tmp_path: Path) -> None:
 
 def test_streaming_is_an_arm_on_request(tmp_path: Path) -> None:
     path = write(tmp_path, max_steps=50, val_set_size=0.1, dataset_exact_deduplication=True)
-    plan = plan_axolotl(path, streaming=True, sequence_len=16384)
+    plan = plan_axolotl(path, streaming=True)
     streamed = configs(plan)["streaming"]
     assert streamed["streaming"] is streamed["dataset_use_rust_streaming"] is True
     assert streamed["plugins"] == [PLUGIN]
-    assert streamed["sequence_len"] == 16384
     assert streamed["val_set_size"] == 0
     assert streamed["dataset_exact_deduplication"] is False
-    assert configs(plan)["drop-in"]["sequence_len"] == 2048
     told = " ".join(plan.notes)
     assert "val_set_size is 0" in told
-    assert "sequence_len is 16,384" in told
-    # All arms load alike, and a longer sequence is other work.
+    # All arms load alike.
     loading = ("dataloader_num_workers", "dataloader_prefetch_factor")
     assert {tuple(map(config.get, loading)) for config in configs(plan).values()} == {(1, 2)}
     assert "Pinned in all variants: dataloader_num_workers=1" in told
-    assert [arm.times_decide for arm in plan.arms] == [False, True, False]
     own = plan_axolotl(write(tmp_path, max_steps=50, dataloader_num_workers=3), streaming=True)
     assert {tuple(map(config.get, loading)) for config in configs(own).values()} == {(3, None)}
     assert [arm.times_decide for arm in own.arms] == [False, True, True]
@@ -96,8 +92,6 @@ def test_streaming_is_an_arm_on_request(tmp_path: Path) -> None:
     assert (entry["path"], entry["data_files"]) == ("json", str(tmp_path / "rows.jsonl"))
     with pytest.raises(UsageError, match="--pin max_steps=200"):
         plan_axolotl(write(tmp_path), streaming=True)
-    with pytest.raises(UsageError, match="add --streaming"):
-        plan_axolotl(write(tmp_path), sequence_len=4096)
 
 
 def test_pins_are_in_every_arm_by_short_or_full_name(tmp_path: Path) -> None:
@@ -129,9 +123,8 @@ def test_pins_that_are_none_are_refused() -> None:
 
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
-    assert {arm.own_folders for arm in plan.arms} == {("output_dir",)}
+    assert {arm.own_folders for arm in plan.arms} == {("output_dir", "HF_DATASETS_CACHE")}
     assert plan.notes[0].startswith("Each run has its own output_dir, datasets cache; all runs")
-    assert "share dataset_prepared_path, Hugging Face downloads" in plan.notes[0]
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:

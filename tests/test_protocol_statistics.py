@@ -9,13 +9,12 @@ import re
 import pytest
 
 from fast_axolotl.protocol import matrix as matrix_module
-from fast_axolotl.protocol.losses import compare_losses
+from fast_axolotl.protocol.build import compare_losses
 from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row
 from fast_axolotl.protocol.statistics import (
     adjust_by_holm,
     compare_runs,
     detectable_change,
-    pairs_needed,
     t_probability,
     t_quantile,
 )
@@ -40,7 +39,7 @@ def judge(figure: Figure, baseline: Values, arm: Values, matters: float = 0.01) 
 
 
 def test_quantiles_and_probabilities_are_those_of_the_tables() -> None:
-    table = {1: 12.7062, 4: 2.7764, 5.52: 2.4994, 30: 2.0423, 120: 1.9799, 1e4: 1.9602}
+    table = {1: 12.7062, 4: 2.7764, 5.52: 2.4994, 30: 2.0423, 120: 1.9799, 1e3: 1.9623}
     for degrees, quantile in table.items():
         assert t_quantile(degrees) == pytest.approx(quantile, abs=1e-4)
         for level in (1e-6, 0.01, 0.05, 0.5, 0.999):
@@ -62,20 +61,20 @@ def test_the_correction_is_holms() -> None:
 
 
 def share_found(pairs: int, size: float, spread: float, level: float, least: float) -> float:
-    """How many of 4,000 simulated protocols find a change of this size."""
+    """How many of 2,000 simulated protocols find a change of this size."""
     chosen, found = random.Random(pairs), 0
-    for _ in range(4000):
+    for _ in range(2000):
         changes = [chosen.gauss(size, spread) for _ in range(pairs)]
         mean = sum(changes) / pairs
         variance = sum((change - mean) ** 2 for change in changes) / (pairs - 1)
         reach = t_quantile(pairs - 1, level) * math.sqrt(variance / pairs)
         found += mean > max(reach, least)
-    return found / 4000
+    return found / 2000
 
 
 @pytest.mark.parametrize(
     ("pairs", "level", "least"),
-    [(2, 0.05, 0.0), (3, 0.05, 0.01), (3, 0.05 / 3, 0.0), (5, 0.05, 0.03), (12, 0.05, 0.01)],
+    [(2, 0.05, 0.0), (3, 0.05 / 3, 0.0), (5, 0.05, 0.03), (12, 0.05, 0.01)],
 )
 def test_a_detectable_change_is_found_in_four_of_five_protocols(
     pairs: int, level: float, least: float
@@ -87,42 +86,29 @@ def test_a_detectable_change_is_found_in_four_of_five_protocols(
     assert 0.7 < share_found(pairs, size, spread, level, least) < 0.82
 
 
-@pytest.mark.parametrize(("spread", "size"), [(0.02, 0.05), (0.03, 0.03), (0.02, 0.01)])
-def test_so_many_pairs_as_are_needed_find_a_change_and_one_less_does_not(
-    spread: float, size: float
-) -> None:
-    pairs = pairs_needed(spread, size)
-    assert pairs is not None
-    assert share_found(pairs, size, spread, 0.05, 0.0) > 0.77
-    assert share_found(pairs - 1, size, spread, 0.05, 0.0) < 0.82
-    assert pairs_needed(0.5, 0.01) is None
-    assert pairs_needed(0.0, 0.01) == 2
-
-
-@pytest.mark.parametrize("times", [(), TIMES])
 def test_chance_makes_a_row_better_or_worse_in_one_of_twenty_matrices(
-    times: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(matrix_module, "_with_power", lambda cell, *_, **__: cell)
+    monkeypatch.setattr(matrix_module, "detectable_change", lambda *_, **__: 0.0)
     chosen = random.Random(3)
     figures = [figure for figure in MATRIX if figure.near_zero is None]
     figures += [Figure(f"x{at}", "", "", "lower", "") for at in range(15 - len(figures))]
     decided = labelled = uncorrected = 0
-    for _ in range(1500):
+    for _ in range(1000):
         rows = []
         for figure in figures:
             values = ([chosen.lognormvariate(0, 0.05) for _ in range(5)] for _ in range(2))
             rows.append(make_row(figure, [(one, "") for one in values]))
         matrix = Matrix(arms=("baseline", "drop-in"), rows=tuple(rows))
-        judged = judge_matrix(matrix, matters=0.01, times={"drop-in": times})
+        judged = judge_matrix(matrix, matters=0.01, times={"drop-in": TIMES})
         cells = [row.cells[1] for row in judged.rows]
         decided += any(cell.outcome in CHANGED for cell in cells if cell.is_deciding)
         labelled += any(cell.outcome in CHANGED for cell in cells if not cell.is_deciding)
         uncorrected += any((cell.p_value or 0.0) < 0.05 for cell in cells)
-    assert uncorrected / 1500 > 0.35, "what every interval on its own would show"
-    assert 0.03 < decided / 1500 < 0.065
-    assert labelled / 1500 < 0.06
-    labels = [row.label for row in judged.rows if row.name in ("tokens_per_second", *times)]
+    assert uncorrected / 1000 > 0.35, "what every interval on its own would show"
+    assert 0.03 < decided / 1000 < 0.065
+    assert labelled / 1000 < 0.06
+    labels = [row.label for row in judged.rows if row.name in ("tokens_per_second", *TIMES)]
     assert describe_judgement(judged).startswith(
         f"Rows that decide: {', '.join(labels)}. Any other row"
     )
@@ -137,26 +123,19 @@ def test_a_ratio_is_the_geometric_mean_over_pairs_with_its_interval() -> None:
     assert found.high == pytest.approx(math.exp(0.10881 + 0.16839), abs=1e-4)
 
 
-def test_one_pair_has_a_ratio_and_no_interval() -> None:
-    found = compare_runs([100], [110])
-    assert found.value == pytest.approx(1.1)
-    assert (found.low, "--pairs" in found.reason) == (None, True)
+def test_what_cannot_be_compared_says_why() -> None:
+    single = compare_runs([100], [110])
+    assert single.value == pytest.approx(1.1)
+    assert (single.low, "--pairs" in single.reason) == (None, True)
     assert compare_runs([0.1], [0.2], is_ratio=False).low is None
-
-
-def test_pairs_with_a_missing_side_are_left_out() -> None:
+    # Pairs with a missing side are left out.
     found = compare_runs([100, None, 100, math.nan], [110, 120, 110, 100])
     assert found == compare_runs([100, 100], [110, 110])
-    assert found.value == pytest.approx(1.1)
     assert compare_runs([None], [1.0]).reason == "no pair has this figure in both variants"
-
-
-def test_zeros_and_negative_values_have_no_ratio_and_say_so() -> None:
-    assert "0 here, which has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0]).reason
+    for is_paired in (True, False):
+        zero = compare_runs([0.0, 1.0], [1.0, 1.0], is_paired=is_paired)
+        assert "0 here, which has no ratio" in zero.reason
     assert "negative" in compare_runs([-1.0, 1.0], [1.0, 1.0]).reason
-    assert (
-        "0 here, which has no ratio" in compare_runs([0.0, 1.0], [1.0, 1.0], is_paired=False).reason
-    )
 
 
 def test_runs_that_were_not_paired_are_compared_by_welch() -> None:
@@ -170,12 +149,6 @@ def test_runs_that_were_not_paired_are_compared_by_welch() -> None:
     assert found.p_value == pytest.approx(0.06916, abs=1e-4)
     assert compare_runs([100.0], [97.0], is_paired=False).low is None
     assert compare_runs([], [97.0], is_paired=False).value is None
-
-
-def test_identical_values_are_no_change() -> None:
-    cell = judge(SPEED, [100.0] * 5, [100.0] * 5, matters=0.0)
-    assert (cell.ratio, cell.low, cell.high) == (1.0, 1.0, 1.0)
-    assert cell.outcome == "no change that matters"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +199,10 @@ def test_a_stall_near_zero_is_compared_by_its_difference() -> None:
     assert judge(STALL, [0.020] * 3, [0.025] * 3, matters=0.001).outcome == "worse"
 
 
-def test_two_neighbouring_bins_of_a_histogram_are_no_change() -> None:
+def test_equal_values_and_two_neighbouring_bins_of_a_histogram_are_no_change() -> None:
+    cell = judge(SPEED, [100.0] * 5, [100.0] * 5, matters=0.0)
+    assert (cell.ratio, cell.low, cell.high) == (1.0, 1.0, 1.0)
+    assert cell.outcome == "no change that matters"
     assert judge(STEP, [0.0100] * 5, [0.0102] * 5).outcome == "no clear change"
     assert judge(STEP, [0.0100] * 5, [0.0110] * 5).outcome == "worse"
     # Runs in one bin are not as alike as they look.
@@ -267,7 +243,7 @@ NAN = math.nan
         ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.500001)], False, "first at logged loss 2"),
         # One run of the baseline cannot tell a difference from chance.
         ([(2.0, 1.5)], [(2.0, 1.500001)], None, "up to 1e-06, .* loss 2. .*pass more --pairs"),
-        ([(2.0, 1.5)], [(2.0,)], False, "logged 1 losses, others 2"),
+        ([(2.0, 1.5)], [(2.0,)], False, "some runs logged 1, others 2"),
         # What is not a number is equal to nothing, and in one arm it is never chance.
         (
             [(2.0, NAN)],
@@ -284,7 +260,12 @@ NAN = math.nan
         ),
         # A baseline that differs from itself sets the measure; the larger spread of both counts.
         ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.505)], None, "chance"),
-        ([(2.0, 1.5), (2.0, 1.51)], [(2.0, 1.7)], False, "runs of the same variant by up to 0.01"),
+        (
+            [(2.0, 1.5), (2.0, 1.51)],
+            [(2.0, 1.7)],
+            False,
+            "runs of the same variant differ by up to 0.01",
+        ),
         ([(2.0,), (2.01,)], [(2.0,), (2.05,)], None, "chance"),
         # An arm that scatters where the baseline does not is different.
         ([(2.0, 1.5), (2.0, 1.5)], [(2.0, 1.5), (2.0, 1.6)], False, "DIFFERENT"),
@@ -298,18 +279,7 @@ def test_losses_are_equal_different_or_as_far_apart_as_chance_makes_them(
     is_equal: bool | None,
     words: str,
 ) -> None:
-    found = compare_losses(baseline, arm, "drop-in")
-    assert found.is_equal is is_equal
-    assert re.search(words, found.sentence)
-    assert found.sentence.startswith("DIFFERENT") == (is_equal is False)
-
-
-def test_a_deciding_figure_in_another_unit_shares_its_verdict() -> None:
-    tokens, arm = [100.0, 101.0, 99.0], [120.0, 123.0, 118.0]
-    rows = [make_row(SPEED, [(tokens, ""), (arm, "")])]
-    samples = [[value / 10 for value in values] for values in (tokens, arm)]
-    rows.append(make_row(FIGURES["samples_per_second"], [(values, "") for values in samples]))
-    noise = [5.0, 6.0, 7.0]
-    rows += [make_row(figure, [(noise, ""), (noise[::-1], "")]) for figure in (STEP, STEP, STEP)]
-    judged = judge_matrix(Matrix(arms=("baseline", "candidate"), rows=tuple(rows)), matters=0.01)
-    assert [row.cells[1].outcome for row in judged.rows[:2]] == ["better", "better"]
+    found, sentence = compare_losses(baseline, arm, "drop-in")
+    assert found is is_equal
+    assert re.search(words, sentence)
+    assert sentence.startswith("DIFFERENT") == (is_equal is False)

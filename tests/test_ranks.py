@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fast_axolotl.integrations.parallelism import read_parallelism
-from fast_axolotl.measure.rank_figures import fold_rank
+from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     Mark,
@@ -223,26 +223,19 @@ def test_condensed_waits_give_the_stall_within_the_error_they_state() -> None:
     assert not any("at least" in note for note in summary.notes)
 
 
-def test_a_record_without_single_waits_tells_between_what_the_stall_lies() -> None:
+def test_a_record_without_single_waits_tells_what_is_lost_at_least() -> None:
     waits = late_in_turn()
     exact = summarise(make_job(*waits)).stall_fraction
-    summary = summarise(make_job(*waits, form="sums"))
     assert exact is not None
-    assert summary.stall_fraction is not None
-    assert summary.stall_fraction == pytest.approx(exact / 4)
-    assert any("between 8.8 % and 35.1 %" in note for note in summary.notes)
+    assert summarise(make_job(*waits, form="sums")).stall_fraction == pytest.approx(exact / 4)
 
 
-def test_damaged_waits_are_no_worse_than_none() -> None:
+def test_damaged_waits_are_no_worse_than_none_and_one_rank_keeps_every_digit() -> None:
     record = make_job(*late_in_turn(), form="condensed")
     block = record.ranks[0].blocks[2]
     for damaged in (f"{block.step_waits[:-4]}####", f"{block.step_waits[:-1]}A"):
         record.ranks[0].blocks[2] = replace(block, step_waits=damaged)
-        summary = summarise(record)
-        assert summary.stall_fraction == pytest.approx(0.35, abs=0.03)
-
-
-def test_one_rank_keeps_its_stall_to_the_last_digit() -> None:
+        assert summarise(record).stall_fraction == pytest.approx(0.35, abs=0.03)
     chance = random.Random(2)
     record = make_job([chance.expovariate(20) for _ in range(500)])
     own = fold_rank(record.ranks[0]).steady.stall_fraction
@@ -285,7 +278,9 @@ def test_the_fold_agrees_with_a_plain_one_however_blocks_are_cut(
     true = sum(max(step) for step in zip(*waits, strict=True))
     found = fold_waits(ranks, common, "host")
     slack = 1e-9 + WAIT_ERROR * true
-    assert found.seconds - slack <= true <= found.seconds + found.error_seconds + slack
+    assert found.seconds <= true + slack
+    if "sums" not in {form for _, form in cuts}:
+        assert found.seconds == pytest.approx(true, abs=slack)
     if {form for _, form in cuts} == {"exact"}:
         assert found.seconds == pytest.approx(true, abs=1e-9)
         assert sum(found.caused) == pytest.approx(true, abs=1e-9)
@@ -335,14 +330,10 @@ def test_a_rank_with_a_longer_forward_pass_is_named_and_acted_on() -> None:
     assert summary.ranks[2].forward_seconds_per_step == pytest.approx(0.039, rel=0.02)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.3])
-def test_equal_ranks_have_no_straggler_whatever_the_noise(noise: float) -> None:
-    summary = summarise(forward_job([0.03, 0.031, 0.0305, 0.03], noise=noise))
-    assert summary.straggler_rank is None
-    assert summary.straggler_fraction == 0.0
-
-
-def test_a_rank_with_more_tokens_is_told_apart_from_one_that_computes_slowly() -> None:
+def test_equal_ranks_have_no_straggler_and_one_with_more_tokens_is_told_apart() -> None:
+    for noise in (0.0, 0.02, 0.3):
+        summary = summarise(forward_job([0.03, 0.031, 0.0305, 0.03], noise=noise))
+        assert (summary.straggler_rank, summary.straggler_fraction) == (None, 0.0)
     more = summarise(forward_job([0.03, 0.039], tokens=[1000, 1300]))
     assert (more.straggler_rank, more.straggler_part) == (1, "tokens")
     assert "the same number of tokens" in more.verdict.action

@@ -18,7 +18,6 @@ from fast_axolotl.record import (
     DeviceSample,
     DiskProbe,
     End,
-    FreeRun,
     Histogram,
     LineWriter,
     Log,
@@ -63,12 +62,11 @@ EVERY = [
     Log(t=1.0, step=3, values={"loss": 2.5}),
     Phase(t=1.0, name="start", seconds=0.5, rss_bytes=10),
     ModelShape(num_parameters=3, layers=1, attention_width=2),
-    FreeRun(t=1.0, seconds=5.0, batches=3, samples=12),
     ProfileWindow(t=1.0, steps=3, wall_seconds=2.0, collectives=(0.1, 0.2)),
     End(t=9.0, reason="exception", error="ValueError: x"),
     SystemStart(time=1.0, host="here", root_pid=3, gpu_names=("NVIDIA H200",)),
     SystemSample(t=1.0, processes=2, gpus=(DeviceSample(index=0, utilization=0.5),)),
-    DiskProbe(t=2.0, path="data", bytes_per_second=2e9, random_64k_bytes_per_second=5e7),
+    DiskProbe(t=2.0, path="data", bytes_per_second=2e9),
     schema.GradientNorms(t=2.0, step=3, micro_batches=4, first=0.5, whole=2.5, is_reduced=True),
 ]
 
@@ -101,15 +99,12 @@ def test_a_number_that_is_none_is_null_in_json_and_nan_when_it_is_read() -> None
     assert math.isnan(block.walls[1])
 
 
-def test_what_earlier_versions_wrote_is_read() -> None:
+def test_what_earlier_versions_wrote_is_read_and_what_does_not_fit_is_an_error() -> None:
     found = parse_line('{"kind":"log","t":1.0,"step":3,"values":{"loss":NaN}}')
     assert isinstance(found, Log)
     assert math.isnan(found.values["loss"])
     sample = parse_line('{"kind":"system","t":1,"processes":2.0,"read_bytes":1e6}')
     assert sample == SystemSample(t=1.0, processes=2, read_bytes=1_000_000)
-
-
-def test_a_value_that_does_not_fit_is_an_error_that_names_its_place() -> None:
     with pytest.raises(ValueError, match=r"`int`, got `str` - at `\$.steps`"):
         from_plain(StepBlock, {**asdict(BLOCK), "steps": "two"})
 
@@ -126,18 +121,18 @@ def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:
 
 
 def test_a_run_is_read_by_rank_and_kind(tmp_path: Path) -> None:
-    write(tmp_path / "rank-0.jsonl", *EVERY[:10])
+    write(tmp_path / "rank-0.jsonl", *EVERY[:9])
     write(tmp_path / "rank-1.jsonl", Start(time=1, rank=1, pid=8, host="there", version="1"))
-    write(tmp_path / "system.jsonl", EVERY[10], EVERY[11], End(t=2.0, reason="finished"))
+    write(tmp_path / "system.jsonl", EVERY[9], EVERY[10], End(t=2.0, reason="finished"))
     record = read_run(tmp_path)
     assert sorted(record.ranks) == [0, 1]
     rank = record.ranks[0]
-    assert (rank.start, rank.blocks, rank.end) == (START, [BLOCK], EVERY[9])
+    assert (rank.start, rank.blocks, rank.end) == (START, [BLOCK], EVERY[8])
     assert len(rank.marks) == len(rank.phases) == len(rank.models) == len(rank.windows) == 1
     assert rank.values == {"num_workers": 0, "is_on": False}
     assert rank.reasons == {"mfu": "no model"}
     assert record.system is not None
-    assert record.system.samples == [EVERY[11]]
+    assert record.system.samples == [EVERY[10]]
     assert record.system.end is not None
     assert record.notes == []
 
@@ -174,19 +169,15 @@ def test_files_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     assert record.notes[1].startswith("rank-2.jsonl cannot be read: Is a directory")
 
 
-def test_a_later_format_says_what_to_do(tmp_path: Path) -> None:
+def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
     late = Start(schema=SCHEMA + 1, time=1, pid=1, host="here", version="9")
-    write(tmp_path / "rank-0.jsonl", late)
+    write(tmp_path / "late" / "rank-0.jsonl", late)
     with pytest.raises(DataError, match=f"format {SCHEMA + 1}.*up to format {SCHEMA}: .*newer"):
-        read_run(tmp_path)
-
-
-def test_what_is_no_record_says_so(tmp_path: Path) -> None:
+        read_run(tmp_path / "late")
     with pytest.raises(MissingFileError, match="no such folder"):
         read_run(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(DataError, match="a record is a folder"):
-        read_run(tmp_path / "file")
+        read_run(tmp_path / "late" / "rank-0.jsonl")
     # A folder with records below is no protocol yet.
     write(tmp_path / "runs" / "before" / "system.jsonl")
     with pytest.raises(DataError, match=r"holds no record: .*measure"):
@@ -208,7 +199,9 @@ def test_a_protocol_s_folder_names_what_reads_it(tmp_path: Path) -> None:
     assert "run --measure" not in str(found.value)
 
 
-def test_an_earlier_file_is_kept_and_not_read(tmp_path: Path) -> None:
+def test_an_earlier_file_is_kept_and_not_read_and_a_refused_one_is_left_as_it_is(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "rank-0.jsonl"
     write(path, START, BLOCK)
     write(path, START)
@@ -217,6 +210,13 @@ def test_an_earlier_file_is_kept_and_not_read(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     write(tmp_path / "empty.jsonl", START)
     assert not (tmp_path / "empty.jsonl.1").exists()
+    theirs = path.read_text()
+    writer = LineWriter(path, refusal="it is another's")
+    writer.write(End(t=0.0, reason="finished"))
+    writer.close()
+    assert writer.failure == f"{path}: it is another's"
+    assert path.read_text() == theirs
+    assert not (tmp_path / "rank-0.jsonl.2").exists()
 
 
 def test_files_of_a_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
@@ -299,14 +299,3 @@ def test_the_worst_share_is_of_the_longest() -> None:
     histogram.add(0.001, 99)
     histogram.add(0.901)
     assert histogram.worst_share(0.01) == pytest.approx(0.901 / 1.0, rel=0.02)
-
-
-def test_a_refused_file_is_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    path.write_text("theirs\n")
-    writer = LineWriter(path, refusal="it is another's")
-    writer.write(End(t=0.0, reason="finished"))
-    writer.close()
-    assert writer.failure == f"{path}: it is another's"
-    assert path.read_text() == "theirs\n"
-    assert [file.name for file in tmp_path.iterdir()] == ["rank-0.jsonl"]

@@ -13,9 +13,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,11 +273,12 @@ def test_what_cannot_get_better_is_not_tried_again(
 def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
     site: Site, uri: str, delays: list[float], with_tags: bool
 ) -> None:
-    """By its tag where the size stays the same, and by its size where there is no tag."""
+    """By its tag, or else by the time of its last change."""
     site.with_tags = with_tags
     reader = open_dataset(uri, num_threads=1)
     for name, data in site.files.items():
-        site.files[name] = data[::-1] if with_tags else data + b"more"
+        site.files[name] = data[::-1]
+    site.changed += 1
     with pytest.raises(DataError, match="changed while it was read") as caught:
         list(reader)
     assert caught.value.path == uri
@@ -373,82 +373,12 @@ def test_reads_that_follow_each_other_grow(site: Site, ending: str) -> None:
     assert site.num_bytes <= passes * len(data) + 4 * 64 * 1024
 
 
-# The cache
-
-
-def cached(site: Site, folder: Path, **options: Any) -> list[Any]:
-    return read_rows(f"{site.url}/rows.parquet", cache_dir=folder, **options)
-
-
-def blocks_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("??/*"))
-
-
-@pytest.fixture
-def rows(site: Site) -> list[Any]:
-    """Rows of a file of some 3 MiB."""
-    site.files["/rows.parquet"] = parquet_of(50_000, 8, 10_000)
-    return read_rows(f"{site.url}/rows.parquet")
-
-
-def test_a_second_pass_asks_for_nothing(site: Site, rows: list[Any], tmp_path: Path) -> None:
-    reader = open_dataset(f"{site.url}/rows.parquet?sig=1", cache_dir=tmp_path)
+def test_fsspec_keeps_what_was_read_where_the_path_says_so(site: Site, tmp_path: Path) -> None:
+    site.files["/rows.jsonl"] = encoded("jsonl")
+    path, options = f"filecache::{site.url}/rows.jsonl", {"cache_storage": str(tmp_path)}
     for _ in range(2):
-        assert [row for batch in reader for row in batch.to_pylist()] == rows
-    before = len(site.requests)
-    assert [row for batch in reader for row in batch.to_pylist()] == rows
-    assert cached(site, tmp_path) == rows, "another address of the same file"
-    assert len(site.requests) == before
-    site.files["/rows.parquet"] = parquet_of(50_000, 8, 5_000)
-    assert cached(site, tmp_path) == rows, "another file of the same name"
-    assert len(site.requests) > before
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"?" + data[1:]])
-def test_a_damaged_block_is_fetched_again(
-    site: Site, rows: list[Any], tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    assert cached(site, tmp_path) == rows
-    for path in blocks_in(tmp_path):
-        path.write_bytes(damage(path.read_bytes()))
-    before = len(site.requests)
-    assert cached(site, tmp_path) == rows
-    assert len(site.requests) > before
-
-
-def test_the_cache_stays_within_its_bytes_and_keeps_what_was_read_last(
-    site: Site, rows: list[Any], tmp_path: Path
-) -> None:
-    """Several threads and processes at once."""
-    most = 2 * 1024 * 1024 + 512 * 1024
-    command = [sys.executable, "-c", READ_CACHED, f"{site.url}/rows.parquet", str(tmp_path)]
-    children = [subprocess.Popen([*command, str(most)]) for _ in range(2)]
-    sizes = []
-    while any(child.poll() is None for child in children):
-        sizes.append(sum(size_of(path) for path in blocks_in(tmp_path)))
-        time.sleep(0.002)
-    assert [child.returncode for child in children] == [0, 0]
-    assert 0 < max(sizes) <= most + 2 * 4 * (remote.BLOCK_BYTES + 4), "4 threads each"
-    kept = blocks_in(tmp_path)
-    assert sum(map(size_of, kept)) <= most * 1.2
-    assert [path for path in kept if path.suffix == ".part"] == []
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-READ_CACHED = """
-import sys
-from fast_axolotl import open_dataset
-uri, folder, most = sys.argv[1:]
-for _ in range(4):
-    reader = open_dataset(uri, cache_dir=folder, cache_bytes=int(most), num_threads=4)
-    assert sum(batch.num_rows for batch in reader) == 50_000
-"""
+        assert read_rows(path, storage_options={"filecache": options}) == rows_of(300)
+    assert len(site.requests) == 1
 
 
 LEAVE_EARLY = """

@@ -13,7 +13,7 @@ pytest.importorskip("plotly", reason="plotly is not installed: pip install plotl
 from fast_axolotl.report.document import Document
 from fast_axolotl.report.page import render_page
 from support.browser import COMMAND, MISSING, Browser, start_browser
-from support.reports import as_report, lively_run, many_ranks, one_step, protocol_report, with_nans
+from support.reports import as_report, golden_run, one_step, protocol_report
 
 pytestmark = pytest.mark.skipif(COMMAND is None, reason=MISSING)
 
@@ -62,10 +62,9 @@ def test_pages_open_without_errors_and_requests_and_draw_every_chart(
 ) -> None:
     reports = (
         protocol_report(),
-        as_report(lively_run(seconds=30, gpus=2)),
-        as_report(many_ranks(64, 10)),
+        as_report(golden_run("lively")),
+        as_report(golden_run("nan")),
         as_report(one_step()),
-        as_report(with_nans()),
     )
     for report in reports:
         show(browser, report, tmp_path)
@@ -78,7 +77,7 @@ def test_pages_open_without_errors_and_requests_and_draw_every_chart(
 
 def test_the_page_obeys_its_keys_its_toggle_and_paper(browser: Browser, tmp_path: Path) -> None:
     browser.prefer("dark")
-    show(browser, as_report(lively_run(seconds=20)), tmp_path)
+    show(browser, as_report(golden_run("lively")), tmp_path)
     ground = "getComputedStyle(document.body).backgroundColor"
     curve = "document.querySelector('.plot').data.find((one) => one.name === 'time per step').line"
     dark = browser.evaluate(ground), browser.evaluate(f"{curve}.color")
@@ -126,7 +125,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(
 
 def test_names_widen_no_page_and_run_no_script(browser: Browser, tmp_path: Path) -> None:
     names = ["/long/" + "abcdefghij" * 30, EVIL]
-    report = as_report(lively_run(seconds=10), lively_run(seconds=10), names=names)
+    report = as_report(golden_run("lively"), golden_run("nan"), names=names)
     widest = (
         "Math.max(...[...document.querySelectorAll('.card *, .legend *, figcaption')]"
         ".map((one) => one.getBoundingClientRect().right))"

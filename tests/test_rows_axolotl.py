@@ -1,4 +1,4 @@
-"""Rows kept, packs and packed rows are those of the real Axolotl.
+"""Packs and packed rows are those of the real Axolotl.
 
 Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and says so.
 """
@@ -6,7 +6,6 @@ Needs ``pip install axolotl==0.19.0``; without it every test here is skipped and
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -16,49 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl import pack_sequences, plan_packs, unique_rows
+from fast_axolotl import pack_sequences, plan_packs
 from support.axolotl import AGAINST_AXOLOTL
 from support.sequences import as_lists, flat
 
 pytestmark = AGAINST_AXOLOTL
-
-NAN = float("nan")
-
-ROWS: dict[str, list[Any]] = {
-    "text": ["a", "b", None, "", "a", "'", '"', "\\", "\n", "é", "e\u0301"],
-    "floats": [0.0, -0.0, NAN, -NAN, 1.0, math.inf, -math.inf, None, 1e-323, 0.1, 0.1 + 1e-17],
-    "lists": [[1, 2], [1], None, [], [1, None], [None, 1], [1, 2]],
-    "lists of floats": [[0.0], [-0.0], [NAN], [NAN], None, []],
-    "bools": [True, False, None, True],
-    "structs": [{"a": 1, "b": "x"}, {"a": None, "b": None}, None, {"a": 1, "b": "x"}],
-    "chats": [
-        [{"role": "user", "content": "hi"}],
-        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}],
-        [{"role": "user", "content": "hi"}],
-        [],
-        None,
-    ],
-}
-
-
-@pytest.fixture(scope="module")
-def deduplicate(stock: Callable[[str], Any]) -> Any:
-    return stock("axolotl.utils.data.utils")._deduplicate_dataset
-
-
-def kept_by(deduplicate: Any, dataset: Any) -> list[int]:
-    kept, _ = deduplicate(dataset)
-    if kept._indices is None:  # nothing was dropped, or nothing but the end
-        return list(range(len(kept)))
-    return [int(index) for index in kept._indices.column(0).to_pylist()]
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_the_same_rows_are_kept(deduplicate: Any, name: str) -> None:
-    from datasets import Dataset
-
-    dataset = Dataset.from_dict({"x": ROWS[name] * 2})
-    assert unique_rows(dataset.data.table).tolist() == kept_by(deduplicate, dataset)
 
 
 @pytest.fixture(scope="module")

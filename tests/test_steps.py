@@ -90,7 +90,7 @@ def test_a_rank_that_fetches_nothing_has_steps_from_end_to_end() -> None:
     assert (second.start, second.end, second.removed_seconds) == (10, 20, 2)
 
 
-def test_spans_after_the_last_step_are_reported_and_not_taken_out_of_it() -> None:
+def test_spans_before_the_first_fetch_and_after_the_last_step_are_reported_only() -> None:
     tracker = StepTracker(is_told=True)
     fetch(tracker, 0, 1)
     tracker.add_span("log", 1, None)
@@ -99,6 +99,11 @@ def test_spans_after_the_last_step_are_reported_and_not_taken_out_of_it() -> Non
     last = tracker.finish()
     assert (last.end, last.removed_seconds) == (10, 1)
     assert {span.name for span in last.spans} == {"log", "checkpoint"}
+    tracker = StepTracker()
+    tracker.add_span("evaluate", 5, None)
+    fetch(tracker, 10, 11)
+    first = fetch(tracker, 20, 21)
+    assert (first.removed_seconds, [span.name for span in first.spans]) == (0, ["evaluate"])
 
 
 def test_a_step_that_nobody_ended_is_left_out() -> None:
@@ -106,14 +111,6 @@ def test_a_step_that_nobody_ended_is_left_out() -> None:
     fetch(tracker, 0, 1)
     assert tracker.finish() is None
     assert StepTracker().finish() is None
-
-
-def test_a_span_before_the_first_fetch_is_reported_with_the_first_step() -> None:
-    tracker = StepTracker()
-    tracker.add_span("evaluate", 5, None)
-    fetch(tracker, 10, 11)
-    first = fetch(tracker, 20, 21)
-    assert (first.removed_seconds, [span.name for span in first.spans]) == (0, ["evaluate"])
 
 
 def test_the_first_step_that_is_told_starts_the_warm_up_anew() -> None:

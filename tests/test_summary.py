@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure.sampler import explain_missing
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     DeviceSample,
@@ -101,7 +100,7 @@ def full_run() -> RunRecord:
         for name, seconds in (("first_fetch", 1.0), ("first_batch", 1.5), ("first_step", 2.5)):
             rank.marks.insert(0, Mark(t=seconds, name=name))
         # More devices than one, for an MFU that can be.
-        rank.add(replace(SHAPE, matmul_tflops=700.0, is_packed=True, num_devices=64))
+        rank.add(replace(SHAPE, is_packed=True, num_devices=64))
         rank.add(Log(t=3.0, step=200, values={"tokens/train_per_sec_per_gpu": 1000.0}))
         rank.add(Phase(t=4.0, name="steady", seconds=3.0, rss_bytes=GIGABYTE, hwm_bytes=GIGABYTE))
         rank.add(
@@ -116,7 +115,7 @@ def full_run() -> RunRecord:
         )
     system = make_system(
         read_bytes=1e7,
-        device_reads=100,
+        device_reads=10,
         device_read_bytes=1e7,
         pss_anon_bytes=2 * GIGABYTE,
         pss_file_bytes=GIGABYTE,
@@ -139,9 +138,7 @@ def full_run() -> RunRecord:
         clock_mhz=1900.0,
     )
     system.samples = [replace(sample, gpus=(gpu,)) for sample in system.samples]
-    system.disk = DiskProbe(
-        t=0.0, path="data", bytes_per_second=1e9, random_64k_bytes_per_second=5e8
-    )
+    system.disk = DiskProbe(t=0.0, path="data", bytes_per_second=1e9)
     return make_run(*ranks, system=system)
 
 
@@ -202,18 +199,11 @@ def test_the_stall_is_a_ratio_of_sums_over_the_steady_phase() -> None:
 
 
 def test_one_block_or_a_hundred_give_the_same_figures() -> None:
-    rank = make_rank(wait=steady(0.3), fetches=2000)
+    rank, one = (make_rank(wait=steady(0.3), fetches=2000) for _ in range(2))
     many = [block for block in rank.blocks if block.phase == "steady"]
-    whole = replace(
-        many[-1],
-        first_step=many[0].first_step,
-        steps=sum(block.steps for block in many),
-        fetches=sum(block.fetches for block in many),
-        wall_seconds=sum(block.wall_seconds for block in many),
-        host_wait_seconds=sum(block.host_wait_seconds for block in many),
-        samples=sum(block.samples for block in many),
-    )
-    one = make_rank(wait=steady(0.3), fetches=2000)
+    sums = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "samples")
+    values: dict[str, Any] = {name: sum(getattr(one, name) for one in many) for name in sums}
+    whole = replace(many[-1], first_step=many[0].first_step, **values)
     one.blocks = [*(block for block in rank.blocks if block.phase == "warmup"), whole]
     left, right = summarise(make_run(rank)), summarise(make_run(one))
     for name in ("stall_fraction", "samples_per_second", "steps_per_second", "measured_seconds"):
@@ -225,14 +215,9 @@ def test_where_device_waits_are_known_they_are_the_stall() -> None:
     assert (summary.stall_source, summary.stall_fraction) == ("device", pytest.approx(0.02))
     assert summary.host_stall_fraction > 0.5
     assert summary.wait_max_seconds == pytest.approx(0.01 * 2 / 98, rel=0.02)
-
-
-def test_device_waits_of_a_part_of_the_run_do_not_stand_for_all_of_it() -> None:
+    # Those of a part of the run do not stand for all of it.
     rank = make_rank(wait=steady(0.3), device_wait=steady(0.3), fetches=3000)
-    rank.blocks = [
-        replace(block, device_wait_seconds=None) if number % 2 else block
-        for number, block in enumerate(rank.blocks)
-    ]
+    rank.blocks[::2] = [replace(block, device_wait_seconds=None) for block in rank.blocks[::2]]
     assert summarise(make_run(rank)).stall_source == "host"
 
 
@@ -273,37 +258,32 @@ def test_a_loader_too_slow_is_no_burst_though_waits_come_with_every_step() -> No
 
 
 def test_tokens_of_three_kinds_are_summed_over_ranks() -> None:
-    one = make_rank(tokens=90, padded=100, trainable_tokens=0)
-    two = make_rank(rank=1, tokens=90, padded=100, trainable_tokens=0)
+    one, two = (
+        make_rank(rank=rank, tokens=90, padded=100, trainable_tokens=0) for rank in range(2)
+    )
     alone, both = summarise(make_run(one)), summarise(make_run(one, two))
     assert alone.tokens_per_second == pytest.approx(9000)
     assert both.tokens_per_second == pytest.approx(18_000)
     assert both.padded_tokens_per_second == pytest.approx(20_000)
     assert both.padding_share == pytest.approx(0.1)
-
-
-def test_a_rank_or_a_block_that_did_not_count_leaves_no_sum() -> None:
+    # A rank or a block that did not count leaves no sum.
     assert summarise(make_run(make_rank(tokens=90), make_rank(rank=1))).tokens_per_second is None
     rank = altered(make_rank(tokens=90, padded=100, num_bytes=8), padded_tokens=None)
     summary = summarise(make_run(rank))
     assert summary.tokens_per_second == pytest.approx(9000)
     assert (summary.padded_tokens_per_second, summary.padding_share) == (None, None)
     assert summary.reasons["padded_tokens_per_second"].startswith("some batches were not counted")
-
-
-def test_lengths_of_sequences_that_are_looked_at_now_and_then_are_enough() -> None:
+    # Lengths of sequences that are looked at now and then are enough.
     rank = make_rank(sequence_tokens=100, sequence_squares=5000)
     altered(rank, sequence_tokens=None, sequence_squares=None)
     assert summarise(make_run(rank)).mean_attended_length == 50
 
 
 def test_rows_of_packed_samples_are_unknown_unless_they_were_counted() -> None:
-    settings = {"sample_packing": True}
-    unknown = figures(settings=settings)
+    unknown = figures(settings={"sample_packing": True})
     assert unknown.rows_per_second is None
     assert "packed" in unknown.reasons["rows_per_second"]
-    known = figures(settings=settings, rows=100)
-    assert known.rows_per_second is not None
+    assert figures(settings={"sample_packing": True}, rows=100).rows_per_second is not None
 
 
 def test_mfu_takes_tokens_and_devices_of_all_ranks() -> None:
@@ -333,14 +313,10 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     summary = summarise(make_run(rank, system=system))
     assert summary.working_set_bytes == GIGABYTE
     assert summary.working_set_peak_bytes == 9 * GIGABYTE
-
-
-def test_a_run_that_was_never_steady_has_no_memory_of_the_steady_phase() -> None:
-    summary = summarise(make_run(make_rank(fetches=0), system=make_system()))
-    names = ("working_set_bytes", "rss_bytes")
-    assert {getattr(summary, name) for name in names} == {None}
-    reasons = {summary.reasons[name] for name in names}
-    assert reasons == {"no step of the steady phase was recorded"}
+    unsteady = summarise(make_run(make_rank(fetches=0), system=make_system()))
+    for name in ("working_set_bytes", "rss_bytes"):
+        assert getattr(unsteady, name) is None
+        assert unsteady.reasons[name] == "no step of the steady phase was recorded"
     assert summarise(make_run(system=make_system())).working_set_bytes == 4 * GIGABYTE
 
 
@@ -365,31 +341,21 @@ def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
     assert outside.working_set_peak_bytes == 4 * GIGABYTE
 
 
-def test_mapped_files_are_no_part_of_the_working_set_nor_of_the_share_of_the_limit() -> None:
+def test_the_share_of_the_limit_is_of_what_cannot_give_way() -> None:
     """A process that has mapped 40 GB of Arrow files under a limit of 8 GB is in no danger."""
-    system = make_system(
-        start={"limit_bytes": 8 * GIGABYTE},
-        pss_bytes=42 * GIGABYTE,
-        pss_anon_bytes=GIGABYTE,
-        pss_file_bytes=40 * GIGABYTE,
-        pss_shared_bytes=GIGABYTE,
-        rss_bytes=43 * GIGABYTE,
-        hwm_bytes=44 * GIGABYTE,
-    )
-    rank = make_rank()
-    rank.add(Phase(t=1.0, name="steady", seconds=1.0, hwm_bytes=44 * GIGABYTE))
-    summary = summarise(make_run(rank, system=system))
-    assert summary.working_set_bytes == summary.working_set_peak_bytes == 2 * GIGABYTE
-    assert summary.mapped_file_bytes == 40 * GIGABYTE
-    assert summary.limit_share == 0.25
-
-
-def test_the_share_of_the_limit_is_no_less_than_one_process_proves() -> None:
     limit = {"limit_bytes": 8 * GIGABYTE}
-    system = make_system(start=limit, largest_anon_bytes=6 * GIGABYTE)
-    assert summarise(make_run(system=system)).limit_share == 0.75
-    system = make_system(start=limit, pss_bytes=None, anon_bytes=GIGABYTE, shared_bytes=GIGABYTE)
-    assert summarise(make_run(system=system)).limit_share == 0.25
+    mapped = {"pss_file_bytes": 40 * GIGABYTE, "rss_bytes": 43 * GIGABYTE}
+    sizes = {"pss_anon_bytes": GIGABYTE, "pss_shared_bytes": GIGABYTE, "pss_bytes": 42 * GIGABYTE}
+    summary = summarise(make_run(make_rank(), system=make_system(start=limit, **sizes, **mapped)))
+    assert summary.working_set_bytes == summary.working_set_peak_bytes == 2 * GIGABYTE
+    assert (summary.limit_bytes, summary.limit_share) == (8 * GIGABYTE, 0.25)
+    # It is no less than one process proves, and where PSS cannot be read that of resident sizes.
+    proven = make_system(start=limit, largest_anon_bytes=6 * GIGABYTE)
+    assert summarise(make_run(system=proven)).limit_share == 0.75
+    unread = make_system(start=limit, pss_bytes=None, anon_bytes=GIGABYTE, shared_bytes=GIGABYTE)
+    assert summarise(make_run(system=unread)).limit_share == 0.25
+    # Without a limit it is of the machine itself.
+    assert summarise(make_run(system=make_system())).limit_bytes == 64 * GIGABYTE
 
 
 def test_processors_that_others_take_are_those_that_the_run_does_not_use() -> None:
@@ -404,23 +370,20 @@ def test_processors_that_others_take_are_those_that_the_run_does_not_use() -> No
     assert {name: getattr(summary, name) for name in expected} == pytest.approx(expected)
 
 
-def test_the_capacity_of_the_disk_is_that_of_the_runs_own_requests() -> None:
-    """Random reads of mapped files fill the device at 1 % of what it gives in order."""
-    values = {"read_bytes": 19e6, "device_reads": 4639, "device_read_bytes": 19e6}
+def test_the_disk_has_a_capacity_for_large_requests_alone() -> None:
+    values = {"read_bytes": 19e6, "device_reads": 19, "device_read_bytes": 19e6}
     system = make_system(**values)
-    system.disk = DiskProbe(
-        t=1.0,
-        path="data",
-        bytes_per_second=2e9,
-        random_64k_bytes_per_second=320e6,
-    )
+    system.disk = DiskProbe(t=1.0, path="data", bytes_per_second=20e6)
     summary = summarise(make_run(system=system))
-    assert summary.disk_request_bytes == pytest.approx(4096, rel=0.01)
-    assert summary.disk_bytes_per_second == pytest.approx(20e6, rel=0.01)
-    assert summary.disk_share == pytest.approx(0.95, rel=0.01)
+    assert summary.disk_request_bytes == pytest.approx(1e6, rel=0.01)
+    assert (summary.disk_bytes_per_second, summary.disk_share) == (20e6, pytest.approx(0.95))
+    small = make_system(**{**values, "device_reads": 4639})
+    small.disk = system.disk
+    summary = summarise(make_run(system=small))
+    assert (summary.disk_bytes_per_second, summary.disk_share) == (None, None)
+    assert "small requests" in summary.reasons["disk_bytes_per_second"]
     system.disk = DiskProbe(t=1.0, path="data", reason="data is not on a device")
     summary = summarise(make_run(system=system))
-    assert summary.disk_share is None
     assert summary.reasons["disk_bytes_per_second"] == "data is not on a device"
     older = summarise(make_run(system=make_system(read_bytes=0.5e9)))
     assert (older.disk_bytes_per_second, older.disk_share) == (1e9, pytest.approx(0.5))
@@ -455,30 +418,24 @@ def test_fetches_taken_for_steps_before_the_first_told_step_are_warm_up() -> Non
     assert summary.warmup_steps == hidden + sum(b.steps for b in late if b.phase == "warmup")
 
 
-def test_counters_that_run_backwards_count_as_nothing() -> None:
+def counted(name: str, *values: float) -> RunSummary:
+    """A run of which nothing but a counter is known, once a second."""
     samples = [
-        SystemSample(t=float(second), processes=1, read_bytes=value)
-        for second, value in enumerate((0, 100, 20, 120))
+        SystemSample(t=float(second), processes=1, **{name: int(value)})
+        for second, value in enumerate(values)
     ]
-    summary = summarise(make_run(system=bare_system(*samples)))
-    assert summary.read_bytes_per_second == pytest.approx(200 / 3)
+    return summarise(make_run(system=bare_system(*samples)))
 
 
-def test_the_least_limit_counts_and_without_one_the_machine_itself() -> None:
-    limited = summarise(make_run(system=make_system(start={"limit_bytes": 8 * GIGABYTE})))
-    assert (limited.limit_bytes, limited.limit_share) == (8 * GIGABYTE, 0.5)
-    free = summarise(make_run(system=make_system()))
-    assert free.limit_bytes == 64 * GIGABYTE
+def test_counters_that_run_backwards_count_as_nothing() -> None:
+    found = counted("read_bytes", 0, 100, 20, 120)
+    assert found.read_bytes_per_second == pytest.approx(200 / 3)
 
 
 def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None:
     def swapping(grown: list[int], unit: float = 1e6) -> bool | None:
         counters = [unit * sum(grown[:number]) for number in range(len(grown) + 1)]
-        samples = [
-            SystemSample(t=float(second), processes=1, swap_in_bytes=int(value))
-            for second, value in enumerate(counters)
-        ]
-        return summarise(make_run(system=bare_system(*samples))).is_swap_sustained
+        return counted("swap_in_bytes", *counters).is_swap_sustained
 
     assert swapping([1, 1, 1]) is True
     assert swapping([0, 0, 0]) is False
@@ -489,14 +446,10 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
     assert swapping([1, 1, 1], unit=4096) is False
 
 
-def test_all_sizes_of_a_process_that_may_not_be_read_are_missing_for_one_reason() -> None:
-    sample = SystemSample(t=0.0, processes=1)
-    reasons = explain_missing(sample, has_procfs=True)
-    system = bare_system(sample)
-    system.start = replace(system.start, reasons=reasons)
-    summary = summarise(make_run(system=system))
-    names = ("working_set_bytes", "rss_bytes", "hwm_bytes")
-    assert {summary.reasons[name] for name in names} == {reasons["rss_bytes"]}
+def test_sizes_that_may_not_be_read_are_missing_with_the_cure() -> None:
+    summary = summarise(make_run(system=bare_system(SystemSample(t=0.0, processes=1))))
+    for name in ("working_set_bytes", "rss_bytes", "hwm_bytes"):
+        assert "as its own user or as root" in summary.reasons[name]
 
 
 def test_the_rank_that_waits_most_decides_and_with_a_dispatcher_rank_0() -> None:

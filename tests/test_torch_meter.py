@@ -114,25 +114,25 @@ def test_the_files_of_a_stream_are_counted_through_adapters(meter: FakeMeter) ->
         assert (meter.known["streaming"], meter.known["num_shards"]) == (True, 3)
 
 
-def test_hooks_are_gone_after_the_last_watch(meter: FakeMeter) -> None:
-    hooks = ("__next__", "__init__", "_reset")
-    before = [*(getattr(ITERATOR, name) for name in hooks), torch.autograd.backward]
+def test_hooks_are_gone_after_the_last_watch_even_where_its_profiler_fails(
+    meter: FakeMeter,
+) -> None:
+    def hooked() -> list[Any]:
+        names = ("__next__", "__init__", "_reset")
+        return [*(getattr(ITERATOR, name) for name in names), torch.autograd.backward]
+
+    before = hooked()
     with watch_torch(meter), watch_torch(FakeMeter()):
-        during = [*(getattr(ITERATOR, name) for name in hooks), torch.autograd.backward]
-    assert not any(one is other for one, other in zip(during, before, strict=True))
-    assert [*(getattr(ITERATOR, name) for name in hooks), torch.autograd.backward] == before
+        assert not any(one is other for one, other in zip(hooked(), before, strict=True))
+    assert hooked() == before
     train(DataLoader(Numbers(4), batch_size=4), a_model()[1])
     assert meter.told == []
-
-
-def test_a_profiler_that_fails_at_the_end_leaves_no_hook_behind(meter: FakeMeter) -> None:
-    original = ITERATOR.__next__
     watch = TorchWatch(meter)
     watch.start()
     watch.profiler = SimpleNamespace(close=break_down)
     with pytest.raises(ZeroDivisionError):
         watch.stop()
-    assert ITERATOR.__next__ is original
+    assert hooked() == before
 
 
 @pytest.mark.parametrize("optimizers", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -27,8 +28,9 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 def measure(folder: Path, *command: str) -> None:
     """Run an example in a folder with the tiny model, and see that its steps were recorded."""
-    tiny = run_child(sys.executable, str(EXAMPLES / "tiny_model.py"), str(folder / "work"))
-    assert tiny.returncode == 0, tiny.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tiny_model.py", str(folder / "work")])
+        runpy.run_path(str(EXAMPLES / "tiny_model.py"), run_name="__main__")
     shutil.copy(EXAMPLES / "llamafactory_dataset_info.json", folder / "work" / "dataset_info.json")
     inside = f"import os, sys; os.chdir({str(folder)!r}); from fast_axolotl.cli import main; main()"
     done = run_child(

@@ -101,19 +101,16 @@ COLUMNS: dict[str, pa.Array] = {
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_rows_are_equal_where_python_prints_them_alike_in_slices_and_chunks_too(name: str) -> None:
+def test_rows_are_equal_where_python_prints_them_alike_in_slices_chunks_and_later_tables(
+    name: str,
+) -> None:
     column = COLUMNS[name]
     check(pa.table({"x": column}))
     check(pa.table({"x": column.slice(1, len(column) - 2)}))
     chunks = [column.slice(1), column, column.slice(2, 1), column.slice(0, 0)]
     check(pa.table({"x": pa.chunked_array(chunks)}))
     check(pa.table({"x": pa.chunked_array([], column.type)}))
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_rows_found_in_an_earlier_table_are_left_out(name: str) -> None:
-    table = pa.table({"x": COLUMNS[name]})
-    known = SeenRows()
+    table, known = pa.table({"x": column}), SeenRows()
     assert unique_rows(table, seen=known).tolist() == oracle(table)
     assert unique_rows(table, seen=known).tolist() == []
     assert len(known) == len(oracle(table))
@@ -130,36 +127,27 @@ def test_layouts_of_the_same_values_are_alike_across_tables_and_other_types_are_
         unique_rows(pa.table({"x": [1.0]}), seen=known)
 
 
-def test_columns_do_not_run_into_one_another() -> None:
+def test_columns_do_not_run_into_one_another_and_chosen_ones_alone_decide() -> None:
     check(pa.table({"x": ["ab", "a", "", "abc"], "y": ["c", "bc", "abc", ""]}))
     check(pa.table({"x": [None, "", None], "y": ["", None, ""]}))
-
-
-def test_chosen_columns_alone_decide() -> None:
     table = pa.table({"id": [1, 2, 3], "text": ["a", "b", "a"]})
-    assert unique_rows(table, ["text"]).tolist() == [0, 1]
-    assert unique_rows(table).tolist() == [0, 1, 2]
     assert unique_rows(table.to_batches()[0], columns=["text"]).tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        (["nope"], "no column 'nope'; the table has x, y"),
-        ("x", "list of column names, not 'x'"),
-        ([], "list of column names"),
-        (["x", "x"], "two columns have the name 'x'"),
-    ],
-)
-def test_wrong_columns_are_named(columns: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        unique_rows(pa.table({"x": [1], "y": [2]}), columns)
+    assert unique_rows(table).tolist() == [0, 1, 2]
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
     table = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(UsageError, match="two columns have the name 'x'"):
         unique_rows(table)
+    wrong: list[tuple[Any, str]] = [
+        (["nope"], "the table has no column 'nope'; it has x, y"),
+        ("x", "list of column names, not 'x'"),
+        ([], "list of column names"),
+        (["x", "x"], "two columns have the name 'x'"),
+    ]
+    for columns, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            unique_rows(pa.table({"x": [1], "y": [2]}), columns)
     with pytest.raises(TypeError, match="list; pass a pyarrow Table"):
         unique_rows([1, 2])
     with pytest.raises(UsageError, match="num_threads"):

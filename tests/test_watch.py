@@ -57,7 +57,7 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
     assert "processes 1" in lines
     assert len(lines.splitlines()) == 2
     assert "until the time was up" in table
-    for label in ("working set", "mapped files", "mean read request"):
+    for label in ("working set", "resident memory", "mean read request"):
         assert label in table
     assert "the process was only watched from outside" in " ".join(table.split())
     assert "fast-axolotl measure -- COMMAND" in table

@@ -1,12 +1,12 @@
 """Do the tests notice a small mistake? A seeded sample of mistakes, and the tests on each of them.
 
-    make test OPTIONS=--junitxml=build/tests.xml        how long each file of tests takes
-    python tools/mutants.py build/tests.xml CHECKOUT…   the sample, against the tests of each module
+    python tools/mutants.py CHECKOUT…   the sample, against the tests of each module
 
 A mistake turns a comparison, swaps ``and`` and ``or``, moves a number by one, or never takes a
 branch. Every package has the same number of them. A mistake is killed if a test fails or takes
 longer than the limit. The tests that run are the files that import the module, else those that
-name it, else those that import its package: the fastest first, as many as fit into 45 seconds.
+name it, else those that import its package: the fastest first, as many as fit into 45 seconds of
+processor time. Each of these files runs once without a mistake before; one that fails is left out.
 
 Each CHECKOUT is a working copy that nobody else uses: its source is changed and restored. Several
 share the work; all use the Python that runs this file. The result lies in the first one's
@@ -21,19 +21,18 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
-import time
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from queue import Queue
+from threading import Timer
 from typing import Any
-from xml.etree import ElementTree
 
 PACKAGES = ("kernels", "reading", "dedupe", "packing", "record", "measure", "protocol", "axolotl")
 SOURCE = Path("src/fast_axolotl")
@@ -123,16 +122,8 @@ def choose(root: Path, count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def read_seconds(path: Path) -> dict[str, float]:
-    """The duration of each file of tests, from a JUnit report."""
-    seconds: dict[str, float] = defaultdict(float)
-    for case in ElementTree.parse(path).iter("testcase"):
-        seconds[case.get("classname", "").split(".")[1] + ".py"] += float(case.get("time", 0))
-    return seconds
-
-
-def tests_of(mutant: Mutant, seconds: dict[str, float], root: Path) -> list[str]:
-    """The files of tests to run."""
+def candidates(mutant: Mutant, root: Path) -> list[str]:
+    """The files of tests that have to do with a module."""
     package, stem = Path(mutant.file).parts[-2], Path(mutant.file).stem
     texts = {path.name: path.read_text() for path in (root / "tests").glob("test_*.py")}
     patterns = (
@@ -144,36 +135,37 @@ def tests_of(mutant: Mutant, seconds: dict[str, float], root: Path) -> list[str]
         files = [name for name, text in texts.items() if re.search(pattern, text)]
         if files:
             break
-    files.sort(key=lambda name: seconds[name])
-    ends = list(accumulate(seconds[name] for name in files))
-    return files[: max(1, bisect_right(ends, MOST_SECONDS))]
+    return sorted(files)
 
 
-def try_out(mutant: Mutant, tests: list[str], checkout: Path) -> str:
-    """``killed``, or ``survived``."""
-    path = checkout / mutant.file
-    source = path.read_bytes()
+def run_tests(tests: list[str], checkout: Path) -> tuple[bool, float]:
+    """Whether they pass within the limit, and the processor time they took."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += [f"tests/{name}" for name in tests]
     search = os.pathsep.join(str(checkout / name) for name in ("src", "tests", ""))
-    variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": search}
+    process = subprocess.Popen(
+        command,
+        cwd=checkout,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": search},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    limit = Timer(LIMIT_SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+    limit.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    limit.cancel()
+    subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+    return status == 0, usage.ru_utime + usage.ru_stime
+
+
+def passes_with(mutant: Mutant, tests: list[str], checkout: Path) -> bool:
+    """Whether the mistake goes unnoticed."""
+    path = checkout / mutant.file
+    source = path.read_bytes()
     try:
         path.write_bytes(source[: mutant.begin] + mutant.text.encode() + source[mutant.end :])
-        process = subprocess.Popen(
-            command,
-            cwd=checkout,
-            env=variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return "killed" if process.wait(LIMIT_SECONDS) else "survived"
-        except subprocess.TimeoutExpired:
-            return "killed"
-        finally:
-            subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
-            process.wait()
+        return run_tests(tests, checkout)[0]
     finally:
         path.write_bytes(source)
 
@@ -181,36 +173,42 @@ def try_out(mutant: Mutant, tests: list[str], checkout: Path) -> str:
 def main() -> None:
     """Prints each mistake as it is tried out, and a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("durations", type=Path)
     parser.add_argument("checkouts", nargs="+", type=lambda text: Path(text).resolve())
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=25)
     options = parser.parse_args()
     root = options.checkouts[0]
-    seconds = read_seconds(options.durations)
+    mutants = choose(root, options.count, options.seed)
+    tests = {mutant: candidates(mutant, root) for mutant in mutants}
     free: Queue[Path] = Queue()
     for checkout in options.checkouts:
         free.put(checkout)
+    seconds: dict[str, float] = {}
     results: list[dict[str, Any]] = []
 
-    def one(mutant: Mutant) -> None:
-        tests = tests_of(mutant, seconds, root)
+    def time_file(name: str) -> None:
         checkout = free.get()
-        begin = time.perf_counter()
-        try:
-            outcome = try_out(mutant, tests, checkout)
-        finally:
-            free.put(checkout)
-        took = time.perf_counter() - begin
-        results.append({**asdict(mutant), "outcome": outcome, "tests": tests})
+        is_passed, seconds_taken = run_tests([name], checkout)
+        free.put(checkout)
+        if is_passed:
+            seconds[name] = seconds_taken
+        print(f"{seconds_taken:6.1f} s {'' if is_passed else 'left out: '}{name}", flush=True)
+
+    def try_out(mutant: Mutant) -> None:
+        files = [name for name in tests[mutant] if name in seconds]
+        files.sort(key=lambda name: seconds[name])
+        ends = list(accumulate(seconds[name] for name in files))
+        files = files[: max(1, bisect_right(ends, MOST_SECONDS))]
+        checkout = free.get()
+        outcome = "survived" if not files or passes_with(mutant, files, checkout) else "killed"
+        free.put(checkout)
+        results.append({**asdict(mutant), "outcome": outcome, "tests": files})
         change = f"{mutant.was!r:.60} → {mutant.text!r:.60}"
-        print(
-            f"{len(results):4} {outcome:8} {took:4.0f} s {mutant.file}:{mutant.line} {change}",
-            flush=True,
-        )
+        print(f"{len(results):4} {outcome:8} {mutant.file}:{mutant.line} {change}", flush=True)
 
     with ThreadPoolExecutor(len(options.checkouts)) as threads:
-        list(threads.map(one, choose(root, options.count, options.seed)))
+        list(threads.map(time_file, sorted({name for names in tests.values() for name in names})))
+        list(threads.map(try_out, mutants))
     (root / "build").mkdir(exist_ok=True)
     (root / "build/mutants.json").write_text(json.dumps(results, indent=1))
     for package in (*PACKAGES, ""):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fast_axolotl._version import RUST_AVAILABLE, is_available
@@ -63,22 +64,15 @@ def streaming_dataset_reader(
     return (convert(batch, output) for batch in reader)
 
 
+@dataclass(eq=False)
 class RustStreamingDataset:
     """Iterates over batches of a file; opens the file at the start of each iteration."""
 
-    def __init__(
-        self,
-        file_path: str,
-        dataset_type: str,
-        batch_size: int = 1000,
-        num_threads: int = 4,
-        dataset_keep_in_memory: bool = False,
-    ) -> None:
-        self.file_path = file_path
-        self.dataset_type = dataset_type
-        self.batch_size = batch_size
-        self.num_threads = num_threads
-        self.dataset_keep_in_memory = dataset_keep_in_memory
+    file_path: str
+    dataset_type: str
+    batch_size: int = 1000
+    num_threads: int = 4
+    dataset_keep_in_memory: bool = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return streaming_dataset_reader(

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 
-import fast_axolotl
 from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint
 from fast_axolotl.axolotl.patches import REPLACEMENTS
+from support import children
 
 AGAINST_AXOLOTL = [
     pytest.mark.skipif(
@@ -79,21 +79,10 @@ def run_child(
     *command: str, folders: tuple[Path, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """A command that finds this package, and what else is in ``folders``, without our switches."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FAST_AXOLOTL")}
-    source = Path(fast_axolotl.__file__).parents[1]
-    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    return subprocess.run(
-        command,
-        env={
-            **inherited,
-            "PATH": os.pathsep.join(programs),
-            "PYTHONPATH": os.pathsep.join(map(str, (*folders, source))),
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    variables = {"PATH": programs, **environment}
+    return children.run_child(
+        *command, environment=children.clean_environment(*folders, **variables), timeout=600
     )
 
 

@@ -27,13 +27,14 @@ def run_child(
     environment: dict[str, str] | None = None,
     timeout: float = 120,
     start_new_session: bool = False,
+    text: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """A command to its end, and what it printed."""
+    """A command to its end, which reads ``text``, and what it printed."""
     return subprocess.run(
         command,
         cwd=cwd,
         env=clean_environment() if environment is None else environment,
-        stdin=subprocess.DEVNULL,
+        input=text,
         capture_output=True,
         text=True,
         check=False,
@@ -50,14 +51,7 @@ def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]
 def python_output(*arguments: str, source: Path = SOURCE, text: str = "", **variables: str) -> str:
     """What ``python ARGUMENTS`` prints, which must succeed."""
     path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=text,
-        env={**os.environ, "PYTHONPATH": path, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    done = run_child(sys.executable, *arguments, environment=environment, text=text, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout

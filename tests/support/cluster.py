@@ -74,8 +74,8 @@ class Driver:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process: Any = subprocess.Popen(PROGRAM, env=clean_environment(TESTS), **pipes)
 
-    def prepare(self, config: Path, output: str, engine: str = "local", **more: Any) -> Any:
-        order = {"config": str(config), "engine": engine, "output": output, **more}
+    def prepare(self, config: Path, output: str | None, **more: Any) -> Any:
+        order = {"config": str(config), "output": output, **more}
         print(json.dumps(order), file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith("ANSWER "):

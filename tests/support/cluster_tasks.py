@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.cluster.engines import open_engine
+from fast_axolotl.cluster.engines import Task, open_engine, run_tasks
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.cluster.tasks import Task
 from fast_axolotl.errors import MissingFileError
 from fast_axolotl.system import node_name
 
@@ -21,7 +20,7 @@ def task(function: str, name: str = "", /, **arguments: Any) -> Task:
 
 
 def squares(count: int, seconds: float = 0, stuck_on: str = "") -> list[Task]:
-    told = {"seconds": seconds, "stuck_on": stuck_on}
+    told: dict[str, Any] = {"seconds": seconds, "stuck_on": stuck_on}
     return [task("square", f"{n:02d}", number=n, **told) for n in range(count)]
 
 
@@ -65,4 +64,4 @@ def hold(store: Store, name: str) -> dict[str, Any]:
 def main(url: str) -> None:
     """The program of a process that is to be interrupted: two workers, both busy for long."""
     engine = open_engine("local", workers=2)
-    list(engine.run(url, [task("hold", name, name=name) for name in "ab"], print))
+    list(run_tasks(engine, url, [task("hold", name, name=name) for name in "ab"], print))

@@ -135,38 +135,44 @@ _BLOCKS = re.compile(
     "p|div|section|h[1-4]|li|ul|tr|table|figure|figcaption|header|footer|main|nav|details|summary|"
     "dt|dd|dl|pre|title|noscript|thead|tbody|caption"
 )
-_SILENT = frozenset(("style", "script"))
+_VOID = ("meta", "link", "br", "hr", "input")
 
 
-class _Page(html.parser.HTMLParser):
-    def __init__(self) -> None:
+class Page(html.parser.HTMLParser):
+    """An HTML page: its words, its elements with their attributes, and the data that it embeds.
+
+    What opens also closes.
+    """
+
+    def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.data: dict[str, Any] = {}
-        self._inside = ""
-        self._id = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _SILENT:
-            self._inside, self._id = tag, dict(attrs).get("id") or ""
+        self.elements.append((tag, dict(attrs)))
+        self._open += [tag] if tag not in _VOID else []
         self.parts.append("\n" if _BLOCKS.fullmatch(tag) else " | " if tag in ("td", "th") else " ")
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in _SILENT:
-            self._inside = ""
+        assert self._open.pop() == tag
         self.parts.append("\n" if _BLOCKS.fullmatch(tag) else "")
 
     def handle_data(self, data: str) -> None:
-        if not self._inside:
+        if not self._open or self._open[-1] not in ("style", "script"):
             self.parts.append(data)
-        elif self._id in ("report-data", "report-figures"):
-            self.data[self._id] = json.loads(data, parse_constant=pytest.fail)
+        elif (name := self.elements[-1][1].get("id")) in ("report-data", "report-figures"):
+            self.data[name] = json.loads(data, parse_constant=pytest.fail)
 
 
 def read_page(text: str) -> tuple[str, dict[str, Any]]:
     """The words of an HTML page, and its charts: every column of numbers as its length and sum."""
-    page = _Page()
-    page.feed(text)
+    page = Page(text)
     lines = (" ".join(line.split()) for line in "".join(page.parts).splitlines())
     words = plain("\n".join(line for line in lines if line))
     words = re.sub(r"(VERSION on )[\d-]+ [\d:]+ UTC", r"\1DATE", words)

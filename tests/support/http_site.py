@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -26,7 +27,9 @@ class Site:
     """The fault of every GET once ``faults`` is used up."""
     refused: set[str] = field(default_factory=set)
     with_tags: bool = True
-    """Whether answers carry an ETag."""
+    """Whether answers carry an ETag, or else the time of the last change."""
+    changed: float = 1e9
+    """That time."""
     requests: list[tuple[str, int, int]] = field(default_factory=list)
     """The path, first byte and length of every GET."""
     slow_seconds: float = 0.0
@@ -71,6 +74,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.isdigit():
             return self._refuse(int(fault), ("Retry-After", "7"))
         data = site.files[name]
+        tag, changed = f'"{sha256(data).hexdigest()[:16]}"', formatdate(site.changed, usegmt=True)
+        expected = {"If-Match": tag} if site.with_tags else {"If-Unmodified-Since": changed}
+        if any(self.headers.get(name, value) != value for name, value in expected.items()):
+            return self._refuse(412)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start = int(asked[1]) if asked else 0
         stop = min(len(data), int(asked[2]) + 1) if asked and asked[2] else len(data)
@@ -88,8 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if is_part:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        if site.with_tags:
-            self.send_header("ETag", f'"{sha256(data).hexdigest()[:16]}"')
+        self.send_header(*(("ETag", tag) if site.with_tags else ("Last-Modified", changed)))
         self.end_headers()
         if not with_body:
             return None

@@ -93,18 +93,60 @@ def make_rank(
     )
     record = RankRecord(start=replace(first, **(start or {})))
     record.add(Settings(t=0.0, values=values, reasons=reasons or {}))
-    simulated = _Simulation(record, wait or steady(0.0), device_wait, own_seconds, accumulation)
-    simulated.samples, simulated.tokens, simulated.padded = samples, tokens, padded
-    simulated.queue, simulated.values = queue, block_values
-    simulated.run("warmup", warmup_steps * accumulation)
-    simulated.run("steady", fetches)
+
+    def simulate(phase: PhaseName, count: int) -> None:
+        """So many fetches, in blocks of a second; a last step that does not come out is cut off."""
+        nonlocal t, fetch, step
+        pending: list[tuple[float, float | None]] = []
+        begin = t
+        for left in range(count - count % accumulation, 0, -1):
+            host, device = (wait or steady(0.0))(fetch), device_wait(fetch) if device_wait else None
+            pending.append((host, device))
+            t += (host if device is None else device) + own_seconds
+            if not record.marks:
+                record.add(Mark(t=t, name="first_batch", step=0, fetch=0, row=0))
+            fetch += 1
+            is_full = t - begin >= 1.0 and len(pending) % accumulation == 0
+            if not is_full and left > 1:
+                continue
+            hosts = [host for host, _ in pending]
+            devices = [device for _, device in pending if device is not None]
+            number, first = len(pending), fetch - len(pending)
+            steps = number // accumulation
+            block = StepBlock(
+                t=t,
+                phase=phase,
+                first_step=step,
+                steps=steps,
+                first_fetch=first,
+                fetches=number,
+                wall_seconds=t - begin,
+                host_wait_seconds=sum(hosts),
+                device_wait_seconds=sum(devices) if devices else None,
+                samples=samples * number,
+                real_tokens=None if tokens is None else tokens * number,
+                padded_tokens=None if padded is None else padded * number,
+                queue_depth=None if queue is None else queue(step),
+                host_waits=_histogram(hosts),
+                device_waits=_histogram(devices) if devices else None,
+                step_times=_histogram([(t - begin) / steps] * steps),
+                slow=_slow(first, devices or hosts, own_seconds, samples),
+                **block_values,
+            )
+            record.add(block)
+            step += steps
+            pending, begin = [], t
+
+    t, fetch, step = 0.0, 0, 0
+    simulate("warmup", warmup_steps * accumulation)
+    simulate("steady", fetches)
     if end is not None:
         record.add(
             End(
-                t=simulated.t,
+                t=t,
                 reason=end,  # type: ignore[arg-type]
-                overhead_seconds=30e-6 * simulated.fetch,
-                overhead_fetches=simulated.fetch,
+                overhead_seconds=30e-6 * fetch,
+                overhead_fetches=fetch,
             )
         )
     return record
@@ -115,88 +157,16 @@ def make_ranks(count: int, **values: Any) -> list[RankRecord]:
     return [make_rank(rank=number, world_size=count, **values) for number in range(count)]
 
 
-class _Simulation:
-    """Steps by a clock of its own, folded into blocks of about a second."""
-
-    def __init__(
-        self,
-        record: RankRecord,
-        wait: Wait,
-        device_wait: Wait | None,
-        own_seconds: float,
-        accumulation: int,
-    ) -> None:
-        self.record, self.wait, self.device_wait = record, wait, device_wait
-        self.own_seconds, self.accumulation = own_seconds, accumulation
-        self.samples, self.tokens, self.padded = 8, None, None  # type: ignore[assignment]
-        self.queue: Callable[[int], float] | None = None
-        self.values: dict[str, Any] = {}
-        self.t = 0.0
-        self.fetch = self.step = 0
-
-    def run(self, phase: PhaseName, fetches: int) -> None:
-        """So many fetches of a phase, the last step cut off where they do not come out even."""
-        pending: list[tuple[float, float | None]] = []
-        first = self.fetch
-        for _ in range(fetches - fetches % self.accumulation):
-            device = self.device_wait(self.fetch) if self.device_wait else None
-            pending.append((self.wait(self.fetch), device))
-            shown = device if device is not None else pending[-1][0]
-            self.t += shown + self.own_seconds
-            if not self.record.marks:
-                self.record.add(Mark(t=self.t, name="first_batch", step=0, fetch=0, row=0))
-            self.fetch += 1
-            is_full = self.t - self._last_t() >= 1.0
-            if is_full and len(pending) % self.accumulation == 0:
-                self._write(phase, first, pending)
-                first, pending = self.fetch, []
-        if pending:
-            self._write(phase, first, pending)
-
-    def _last_t(self) -> float:
-        return self.record.blocks[-1].t if self.record.blocks else 0.0
-
-    def _write(
-        self, phase: PhaseName, first: int, pending: list[tuple[float, float | None]]
-    ) -> None:
-        hosts = [host for host, _ in pending]
-        devices = [device for _, device in pending if device is not None]
-        waits = devices or hosts
-        steps, wall = len(pending) // self.accumulation, self.t - self._last_t()
-        count = len(pending)
-        block = StepBlock(
-            t=self.t,
-            phase=phase,
-            first_step=self.step,
-            steps=steps,
-            first_fetch=first,
-            fetches=count,
-            wall_seconds=wall,
-            host_wait_seconds=sum(hosts),
-            device_wait_seconds=sum(devices) if devices else None,
-            samples=self.samples * count,
-            real_tokens=None if self.tokens is None else self.tokens * count,
-            padded_tokens=None if self.padded is None else self.padded * count,
-            queue_depth=None if self.queue is None else self.queue(self.step),
-            host_waits=_histogram(hosts),
-            device_waits=_histogram(devices) if devices else None,
-            step_times=_histogram([wall / steps] * steps),
-            slow=tuple(self._slow(first, waits)),
-            **self.values,
-        )
-        self.record.add(block)
-        self.step += steps
-
-    def _slow(self, first: int, waits: Sequence[float]) -> Iterable[SlowFetch]:
-        """The eight longest that are far from the median, in order."""
-        limit = max(5 * statistics.median(waits), self.own_seconds / 20)
-        found = [
-            SlowFetch(fetch=first + index, row=(first + index) * self.samples, seconds=wait)
-            for index, wait in enumerate(waits)
-            if wait > limit
-        ]
-        longest = sorted(found, key=lambda one: -one.seconds)[:8]
-        return sorted(longest, key=lambda one: one.fetch)
+def _slow(
+    first: int, waits: Sequence[float], own_seconds: float, samples: int
+) -> tuple[SlowFetch, ...]:
+    """The eight longest that are far from the median, in order."""
+    limit = max(5 * statistics.median(waits), own_seconds / 20)
+    slow = sorted((-wait, first + at) for at, wait in enumerate(waits) if wait > limit)[:8]
+    return tuple(
+        SlowFetch(fetch=fetch, row=fetch * samples, seconds=-wait)
+        for wait, fetch in sorted(slow, key=lambda one: one[1])
+    )
 
 
 def _histogram(durations: Iterable[float]) -> dict[str, int]:
@@ -248,9 +218,9 @@ def make_system(
 
 def make_run(*ranks: RankRecord, system: SystemRecord | None = None) -> RunRecord:
     """A run of these ranks."""
-    record = RunRecord(path="runs/made-up", ranks={rank.start.rank: rank for rank in ranks})
-    record.system = system
-    return record
+    systems = {} if system is None else {system.start.host: system}
+    by_number = {rank.start.rank: rank for rank in ranks}
+    return RunRecord(path="runs/made-up", ranks=by_number, systems=systems)
 
 
 def with_figures(summary: RunSummary, **figures: Any) -> RunSummary:

@@ -75,8 +75,6 @@ class _State:
     failures: dict[str, str] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     """Names whose hook wrapt still holds: a hook cannot be taken back, only made inert."""
-    unfinished: set[str] = field(default_factory=set)
-    """Modules that were still being imported when their turn came."""
     skip: set[str] = field(default_factory=set)
     has_warned: bool = False
 
@@ -87,19 +85,14 @@ _STATE = _State()
 def install(*, skip: Iterable[str] = ()) -> bool:
     """Install the replacements; ``False`` if all are installed already, or switched off.
 
-    ``skip`` names replacements to skip, as ``FAST_AXOLOTL_SKIP`` does. A second call restores
-    replacements that were lost when Axolotl's modules were reloaded.
+    ``skip`` names replacements to skip, as ``FAST_AXOLOTL_SKIP`` does.
     """
     if os.environ.get(SWITCH) == "0":
         _STATE.reason = f"{SWITCH}=0 is set"
         return False
     asked = {*skip, *names_to_skip()}
     if _STATE.installed and not asked - _STATE.skip:
-        if _STATE.patchwork is None or not _has_host():
-            return False
-        before = [patch.state for patch in _STATE.patchwork.patches()]
-        _guarded("axolotl", partial(_hook_all, is_late=True))
-        return [patch.state for patch in _STATE.patchwork.patches()] != before
+        return False
     was_installed, _STATE.installed, _STATE.reason = _STATE.installed, True, ""
     _STATE.skip |= asked
     _STATE.legacy.enter()
@@ -122,14 +115,12 @@ def uninstall() -> bool:
         _STATE.patchwork.remove()
     _remove_trigger()
     _STATE.failures.clear()
-    _STATE.unfinished.clear()
     _STATE.skip.clear()
     return True
 
 
 def status() -> Status:
     """Which replacements are installed now, and why the others are not."""
-    _take_up_unfinished()
     patches = _STATE.patchwork.patches() if _STATE.patchwork is not None else ()
     if _STATE.failures:
         from fast_axolotl.axolotl.patching import Patch
@@ -156,16 +147,6 @@ def names_to_skip(environment: Mapping[str, str] = os.environ) -> list[str]:
     return [name.strip() for name in environment.get(SKIP, "").split(",") if name.strip()]
 
 
-def axolotl_version() -> str | None:
-    """The version of the installed Axolotl."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("axolotl")
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def host_name() -> str:
     """Axolotl and its version, or TRL where there is no Axolotl; empty without either."""
     from importlib import metadata
@@ -176,23 +157,32 @@ def host_name() -> str:
     return ""
 
 
-def inactive_line(patches: Iterable[Patch]) -> str:
-    """How many replacements fit the Axolotl that is installed, and why not all; empty: all do."""
+def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:
+    """One line: what is replaced in Axolotl and what is not. ``fast-axolotl status`` says why."""
+    if environment.get(SWITCH) == "0":
+        return f"stock Axolotl runs: {SWITCH}=0 is set"
+    host = host_name()
+    if not host:
+        return "nothing to accelerate: Axolotl is not installed in this environment"
     states: dict[str, set[str]] = {}
-    for patch in patches:
+    for patch in check() if patches is None else patches:
         if patch.state != "absent":
             states.setdefault(patch.name, set()).add(patch.state)
-    wanted = [found for found in states.values() if "off" not in found]
-    fit = [found for found in wanted if not found & {"skipped", "lost", "failed"}]
-    if len(fit) == len(wanted) or not host_name():
-        return ""
-    compared = sum("check" in found for found in fit)
-    first = f", {compared} of them after a comparison on your data" if compared else ""
-    return (
-        f"{len(fit)} of {len(wanted)} replacements are active on {host_name()}{first}; "
-        f"inactive because the source code is unknown: {len(wanted) - len(fit)}; see "
-        "`fast-axolotl status`"
-    )
+    groups: dict[str, list[str]] = {}
+    for name, found in states.items():
+        kind = "compared with stock first" if "check" in found else "accelerated"
+        kind = "not replaced" if found & {"skipped", "failed"} else kind
+        groups.setdefault("switched off" if "off" in found else kind, []).append(name)
+    wanted = len(states) - len(groups.get("switched off", ()))
+    parts = [host]
+    if left := groups.get("not replaced"):
+        active = f"{wanted - len(left)} of {wanted} replacements are active on {host}"
+        parts = [f"WARNING: {active}, see `fast-axolotl status`"]
+    if "accelerated" not in groups:
+        parts.append("nothing accelerated")
+    order = ("accelerated", "compared with stock first", "switched off", "not replaced")
+    parts += [f"{kind}: {', '.join(groups[kind])}" for kind in order if kind in groups]
+    return "; ".join(parts)
 
 
 def use_line(patches: Iterable[Patch]) -> str:
@@ -304,23 +294,6 @@ def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
     _STATE.waiting.discard(name)
     if not _STATE.installed:
         return
-    _take_up_unfinished()
-    if is_late and _is_being_imported(module):
-        _STATE.unfinished.add(name)
-    else:
-        _change(name, module, is_late=is_late)
-
-
-def _take_up_unfinished() -> None:
-    """Change the modules that were half imported when their turn came, and no longer are."""
-    for name in list(_STATE.unfinished):
-        module = sys.modules.get(name)
-        if module is not None and not _is_being_imported(module):
-            _STATE.unfinished.discard(name)
-            _change(name, module, is_late=True)
-
-
-def _change(name: str, module: ModuleType, *, is_late: bool) -> None:
     if name in LENDERS:
         _guarded(name, partial(_STATE.legacy.lend, module))
     if _STATE.patchwork is not None:
@@ -336,16 +309,10 @@ def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None
 
     if patchwork.apply(module, is_late=is_late) or _STATE.has_warned:
         return
-    found = patchwork.check()
-    line = inactive_line(found)
-    if line and os.environ.get(RUN) != "1" and not _is_worker():
+    line = status_line({}, patchwork.check())
+    if "WARNING" in line and os.environ.get(RUN) != "1" and not _is_worker():
         _STATE.has_warned = True
-        left = dict.fromkeys(patch.name for patch in found if patch.state == "skipped")
-        warn("fast-axolotl: %s; not replaced: %s", line, ", ".join(left))
-
-
-def _is_being_imported(module: ModuleType | None) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+        warn("fast-axolotl: %s", line)
 
 
 def _guarded(name: str, action: Callable[[], object]) -> None:

@@ -24,15 +24,21 @@ Costs the tokenizer's own time, a render, and a few microseconds a turn.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
+from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.templates import Skeletons, Turn
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
+from fast_axolotl.axolotl.tokenizers import (
+    check_tokenizer,
+    encode_texts,
+    set_truncation,
+    tokenize_rows,
+)
 
 _SENTINELS = ("[[dummy_message]]", "zzdummymessagezz")
 """Axolotl's placeholders: no white space around them, first and last characters all different."""
@@ -104,53 +110,37 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
     if not strategy.is_prompt_batched(columns) or len(lengths) != 1 or not any(lengths):
         raise Unfamiliar("the prompt is not a batch of rows with messages")
 
-    def row_of(number: int) -> dict[str, Any]:
-        return {name: remove_none_values(values[number]) for name, values in columns.items()}
+    def encode(texts: list[str]) -> Iterator[Any]:
+        set_truncation(strategy.tokenizer, None)
+        return encode_texts(backend, texts, add_special_tokens=False, offsets=True)
 
-    numbers = range(*lengths)
-    prepared = [_prepare(strategy, row_of(number)) for number in numbers]
-    set_truncation(strategy.tokenizer, None)
-    texts = [row.text for row in prepared if isinstance(row, _Row)]
-    encodings = encode_texts(backend, texts, add_special_tokens=False, offsets=True)
-    ids, labels = [], []
-    for number, ready in zip(numbers, prepared, strict=True):
-        problem = ready
-        if isinstance(ready, _Row):
-            encoding = next(encodings)
-            try:
-                labels.append(ready.label(encoding.ids, encoding.offsets))
-                ids.append(encoding.ids)
-                continue
-            except Exception as error:  # noqa: BLE001  Axolotl decides what the caller sees
-                problem = error
-        is_known = isinstance(problem, Unfamiliar)
-        tally("chat", str(problem) if is_known else f"a row raises {type(problem).__name__}", 1)
-        try:
-            # Axolotl's methods have changed the row that was tried.
-            result = strategy._tokenize_single_prompt(row_of(number))
-        except Exception as error:
-            raise Final(error) from error
-        ids.append(result["input_ids"])
-        labels.append(result["labels"])
-    return ids, labels
+    return tokenize_rows(
+        "chat",
+        max(lengths),
+        lambda number: {name: remove_none_values(found[number]) for name, found in columns.items()},
+        partial(_prepare, strategy),
+        encode,
+        lambda encodings, row: (
+            encodings[0].ids,
+            row.label(encodings[0].ids, encodings[0].offsets),
+        ),
+        strategy._tokenize_single_prompt,
+    )
 
 
-def _prepare(strategy: Any, row: dict[str, Any]) -> _Row | Exception:
-    """A row's turns and text; or why it cannot be done."""
+def _prepare(strategy: Any, row: dict[str, Any]) -> tuple[list[str], _Row]:
+    """A row's text, and its turns."""
     prompter = strategy.prompter
     if strategy not in _SKELETONS:
         keys = ("content", prompter.template_thinking_key)
         _SKELETONS[strategy] = Skeletons(partial(_render, prompter), keys)
-    try:
-        turns = strategy.get_conversation_thread(row)
-        tools = strategy._get_tools(row)
-        text = _render(prompter, turns, tools)
-        # A turn that is a placeholder itself may be found elsewhere than in its place.
-        is_explained = not any(sentinel in text for sentinel in _SENTINELS)
-        is_explained = is_explained and _SKELETONS[strategy].explain(turns, tools, text)
-    except Exception as error:  # noqa: BLE001  Axolotl decides what the caller sees
-        return error
-    return _Row(strategy, turns, tools, text, is_explained)
+    turns = strategy.get_conversation_thread(row)
+    tools = strategy._get_tools(row)
+    text = _render(prompter, turns, tools)
+    # A turn that is a placeholder itself may be found elsewhere than in its place.
+    is_explained = not any(sentinel in text for sentinel in _SENTINELS)
+    is_explained = is_explained and _SKELETONS[strategy].explain(turns, tools, text)
+    return [text], _Row(strategy, turns, tools, text, is_explained)
 
 
 def _render(prompter: Any, turns: list[Turn], tools: Any) -> str:
@@ -287,31 +277,18 @@ def _end_after(ids: list[int], end: int, tokens: set[int]) -> int:
 
 
 def difference(left: str, right: str) -> tuple[int, int]:
-    """Where ``left`` differs from ``right``: after what they begin with, before what they end with.
+    """Where ``left`` differs from ``right``: after a common beginning, before a common end."""
+    start = _common(left, right)
+    return start, len(left) - _common(left[start:][::-1], right[start:][::-1])
 
-    The invariant of both loops: the first ``same`` characters are equal, the first ``limit + 1``
-    are not (or there are only ``limit``). Steps double, so a difference after k characters costs
-    about 3 k character comparisons.
-    """
-    limit = shorter = min(len(left), len(right))
-    same, step = 0, 16
+
+def _common(left: str, right: str) -> int:
+    """How many characters two texts begin with alike; each is compared about once."""
+    same, limit = 0, min(len(left), len(right))
     while same < limit:
-        step = min(step, limit - same)
-        if left[same : same + step] == right[same : same + step]:
-            same += step
-            step *= 2
+        middle = (same + limit + 1) // 2
+        if left[same:middle] == right[same:middle]:
+            same = middle
         else:
-            limit = same + step - 1
-            step = max(1, step // 2)
-    start = same
-    same, limit, step = 0, shorter - start, 16
-    while same < limit:
-        step = min(step, limit - same)
-        left_end, right_end = len(left) - same, len(right) - same
-        if left[left_end - step : left_end] == right[right_end - step : right_end]:
-            same += step
-            step *= 2
-        else:
-            limit = same + step - 1
-            step = max(1, step // 2)
-    return start, len(left) - same
+            limit = middle - 1
+    return same

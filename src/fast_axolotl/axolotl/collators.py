@@ -1,17 +1,13 @@
-"""Axolotl's four collators and its dataset fetcher, without a Python object for each token.
+"""Axolotl's three collators of packs, without a Python object for each token.
 
 Axolotl hands rows to ``tokenizer.pad``, which makes lists of the arrays it is given, pads them one
 by one, and then has every token flattened once more to see whether there are any. Here each column
 is written straight into the tensor that is returned, whose widths, padding and order of columns
-follow the same rules: ``labels`` and ``position_ids`` are as wide as the longest of them, to a
-multiple of ``pad_to_multiple_of``; all else is as wide as ``padding`` and ``max_length`` say.
-
-``fetch`` takes the rows of a plain ``datasets.Dataset`` as arrays from Arrow's memory, where the
-collator behind it is one of these and ours is in its place. Axolotl's own collators give the same
-batch for those arrays as for lists, so that nothing hangs on who answers.
+follow the same rules: every column is as wide as the longest row, to a multiple of
+``pad_to_multiple_of``.
 
 Cost of a pack of 4,096 tokens in four columns: 0.5 ms from lists, most of it to read them; 0.1 ms
-from arrays, and 0.2 ms to fetch those. Memory: the tensors, and one array of each row.
+from arrays. Memory: the tensors, and one array of each row.
 
 Rows are read before anything is written. Subclasses (distillation has some), tokenizers that pad
 in a way of their own, models that prepare decoder inputs, columns beside the five that Axolotl
@@ -22,14 +18,12 @@ in length are left to Axolotl.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import MARK, NotAsked, Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 
 _Tokens = npt.NDArray[np.int64]
 _Row = dict[str, list[_Tokens]]
@@ -47,50 +41,12 @@ _EXACT = 2**53
 class _Settings(NamedTuple):
     """What a collator and its tokenizer say about padding."""
 
-    strategy: str
-    """``longest``, ``max_length`` or ``do_not_pad``."""
-    max_length: int | None
-    multiple: int | None
+    multiple: int
     is_left: bool
     fills: dict[str, Any]
     """What a column is padded with; ``position_ids`` are not among them, being counted."""
     has_mask: bool
     """Whether the tokenizer pads an attention mask."""
-    tensors: str
-    """``pt`` or ``np``."""
-
-
-def collate(self: Any, features: Any, return_tensors: Any = None) -> Any:
-    """For ``DataCollatorForSeq2Seq.__call__``: a row for each feature."""
-    settings = _settings(self, "DataCollatorForSeq2Seq", return_tensors)
-    if type(features) is not list or not features:
-        raise Unfamiliar("the features are not a list")
-    rows = [_row([feature], without=()) for feature in features]
-    batch = _batch(rows, settings)
-    # The tokenizer treats lists and arrays differently, and looks at the first to tell.
-    kinds = {type(value) for feature in features for value in feature.values()}
-    if kinds == {list}:
-        if not all(isinstance(feature["input_ids"][0], int) for feature in features):
-            raise Unfamiliar("input_ids are not plain integers")
-    elif kinds != {np.ndarray}:
-        raise Unfamiliar("columns are neither all lists nor all arrays")
-    # Axolotl leaves padded labels and positions in the features that it was given.
-    for name in _PADDED_FIRST:
-        if name not in features[0]:
-            continue
-        longest = max(len(feature[name]) for feature in features)
-        width = _rounded(longest, settings.multiple)
-        for feature in features:
-            value = feature[name]
-            missing = width - len(value)
-            is_positions = name == "position_ids"
-            rest = list(range(missing)) if is_positions else [self.label_pad_token_id] * missing
-            if isinstance(value, list):
-                feature[name] = rest + value if settings.is_left else value + rest
-            else:
-                both = [rest, value] if settings.is_left else [value, rest]
-                feature[name] = np.concatenate(both).astype(np.int64)
-    return batch
 
 
 def collate_packs(self: Any, features: Any, return_tensors: Any = None) -> Any:
@@ -127,49 +83,6 @@ def collate_pretraining(self: Any, features: Any, return_tensors: Any = None) ->
     return _batch([row], settings)
 
 
-def fetch(self: Any, possibly_batched_index: Any) -> Any:
-    """For ``_MapDatasetFetcher.fetch``: the collated batch of some rows, or of packs of rows."""
-    import datasets
-    from axolotl.monkeypatch.data import batch_dataset_fetcher
-    from axolotl.utils.collators import batching
-
-    if (
-        type(self) is not batch_dataset_fetcher._MapDatasetFetcher
-        or self.auto_collation is not True
-    ):
-        raise Unfamiliar("the fetcher does not belong to a batch sampler")
-    collator = self.collate_fn
-    kind = type(collator)
-    known = (
-        batching.V2BatchSamplerDataCollatorForSeq2Seq,
-        batching.BatchSamplerDataCollatorForSeq2Seq,
-        batching.DataCollatorForSeq2Seq,
-    )
-    if kind not in known or not hasattr(kind.__call__, MARK):
-        raise Unfamiliar(f"the collator {kind.__name__} does not take arrays")
-    _settings(collator, kind.__name__, None)
-    is_packed = kind is not batching.DataCollatorForSeq2Seq
-    dataset = self.dataset
-    if type(dataset) is not datasets.Dataset or dataset._format_type is not None:
-        raise Unfamiliar("the dataset is not a plain dataset without a format")
-    chosen = dataset._format_columns
-    if chosen is not None and not set(chosen) >= set(dataset.column_names):
-        raise Unfamiliar("the dataset selects only some columns")
-    columns = (*_COLUMNS, "length") if is_packed else _COLUMNS
-    for field in dataset._data.schema:
-        kind = field.type
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        is_known = field.name in columns and is_list == (field.name != "length")
-        if not is_known or not pa.types.is_integer(kind.value_type if is_list else kind):
-            raise Unfamiliar(f"the dataset has a column {field.name!r} of {kind}")
-    index = possibly_batched_index
-    if type(index) is not list or not index:
-        raise Unfamiliar(f"the index is a {type(index).__name__}, not a list")
-    if type(index[0]) is list:
-        return collator([_take(dataset, pack) for pack in index])
-    return collator(_take(dataset, index))
-
-
 def _packs(features: Any) -> list[list[dict[str, Any]]]:
     if type(features) is not list or not features:
         raise Unfamiliar("the features are not a list")
@@ -179,7 +92,7 @@ def _packs(features: Any) -> list[list[dict[str, Any]]]:
     return packs
 
 
-def _row(features: Sequence[dict[str, Any]], without: Sequence[str] = ("length",)) -> _Row:
+def _row(features: Sequence[dict[str, Any]]) -> _Row:
     """The columns of features that lie end to end."""
     if not all(type(feature) is dict for feature in features):
         raise Unfamiliar("a feature is not a dict")
@@ -189,7 +102,7 @@ def _row(features: Sequence[dict[str, Any]], without: Sequence[str] = ("length",
     return {
         name: [_tokens(name, feature[name]) for feature in features]
         for name in names
-        if name not in without
+        if name != "length"
     }
 
 
@@ -227,37 +140,13 @@ def _batch(rows: list[_Row], settings: _Settings) -> Any:
     for row, length in zip(rows, lengths, strict=True):
         if row.keys() != names or any(_length(parts) != length for parts in row.values()):
             raise Unfamiliar("rows differ in their columns, or columns in their lengths")
-    longest = _rounded(max(lengths), settings.multiple)
-    width = _width(lengths, longest, settings)
+    width = -(-max(lengths) // settings.multiple) * settings.multiple
     return BatchEncoding(
         {
-            name: _column(
-                name,
-                [row[name] for row in rows],
-                lengths,
-                longest if name in _PADDED_FIRST else width,
-                settings,
-            )
+            name: _column(name, [row[name] for row in rows], lengths, width, settings)
             for name in names
         }
     )
-
-
-def _width(lengths: list[int], longest: int, settings: _Settings) -> int:
-    if settings.strategy == "longest":
-        return longest
-    if settings.strategy == "max_length":
-        width = _rounded(settings.max_length or 0, settings.multiple)
-        if width < max(lengths):
-            raise Unfamiliar("a row is longer than max_length")
-        return width
-    if len(set(lengths)) > 1:
-        raise Unfamiliar("rows differ in length, and padding is off")
-    return lengths[0]
-
-
-def _rounded(length: int, multiple: int | None) -> int:
-    return length if multiple is None else -(-length // multiple) * multiple
 
 
 def _column(
@@ -273,8 +162,6 @@ def _column(
             padding[:] = np.arange(len(padding)) if is_range else settings.fills[name]
     if name in _PADDED_FIRST and not -_EXACT <= places.min() <= places.max() <= _EXACT:
         raise Unfamiliar(f"{name!r} has values that do not fit in float64")
-    if settings.tensors == "np":
-        return places
     import torch
 
     # A tensor that owns its memory, as Axolotl's do: a few microseconds for the copy.
@@ -288,23 +175,16 @@ def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
     from transformers import PreTrainedTokenizerBase
 
     if type(self) is not getattr(batching, kind):
-        # Axolotl's own collators of packs call that of rows; they have been replaced themselves.
-        is_inner = type(self).__module__ == batching.__name__
-        raise (NotAsked if is_inner else Unfamiliar)(f"the collator is a {type(self).__name__}")
+        raise Unfamiliar(f"the collator is a {type(self).__name__}")
     tensors = self.return_tensors if return_tensors is None else return_tensors
     if self.model is not None and hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
         raise Unfamiliar("the model prepares decoder_input_ids")
-    if type(tensors) is not str or tensors not in ("pt", "np"):
-        raise Unfamiliar(f"return_tensors is {tensors!r}")
-    if tensors == "pt" and torch.get_default_device().type != "cpu":
-        raise Unfamiliar("the default torch device is not the CPU")
-    if self.padding is True and self.max_length is not None:
-        raise Unfamiliar("max_length is set together with padding=True")
-    for name, least in (
-        ("pad_to_multiple_of", 1),
-        ("max_length", 1),
-        ("label_pad_token_id", -_EXACT),
-    ):
+    if tensors != "pt" or torch.get_default_device().type != "cpu":
+        raise Unfamiliar(f"return_tensors is {tensors!r}, or the default device is not the CPU")
+    is_longest = self.padding is True or self.padding == "longest"
+    if not is_longest or (self.padding is True and self.max_length is not None):
+        raise Unfamiliar("rows are not padded to the longest of them")
+    for name, least in (("pad_to_multiple_of", 1), ("label_pad_token_id", -_EXACT)):
         value = getattr(self, name)
         if value is not None and (type(value) is not int or not least <= value <= _EXACT):
             raise Unfamiliar(f"{name} is {value!r}")
@@ -317,13 +197,12 @@ def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
         raise Unfamiliar(f"the tokenizer's main input is {tokenizer.model_input_names[0]}")
     if tokenizer.padding_side not in ("left", "right"):
         raise Unfamiliar(f"padding_side is {tokenizer.padding_side!r}")
-    strategy, _, max_length, _ = tokenizer._get_padding_truncation_strategies(
+    # What the tokenizer says of its settings, it says here, too.
+    tokenizer._get_padding_truncation_strategies(
         padding=self.padding, max_length=self.max_length, verbose=True
     )
     return _Settings(
-        strategy=strategy.value,
-        max_length=max_length,
-        multiple=self.pad_to_multiple_of,
+        multiple=self.pad_to_multiple_of or 1,
         is_left=tokenizer.padding_side == "left",
         fills={
             "input_ids": tokenizer.pad_token_id,
@@ -332,38 +211,4 @@ def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
             "attention_mask": 0,
         },
         has_mask="attention_mask" in tokenizer.model_input_names,
-        tensors=tensors,
     )
-
-
-def _take(dataset: Any, index: Any) -> list[dict[str, Any]]:
-    """Rows as ``Dataset.__getitems__`` gives them, with arrays in the place of lists."""
-    if type(index) is not list or set(map(type, index)) != {int}:
-        raise Unfamiliar("an index is not a list of integers")
-    if min(index) < 0 or max(index) >= len(dataset):
-        raise Unfamiliar("an index is out of range")
-    places = np.array(index, np.int64)
-    if dataset._indices is not None:
-        places = dataset._indices.fast_gather(places).column(0).to_numpy().astype(np.int64)
-    table = dataset._data.fast_gather(places)
-    columns = {
-        name: _rows_of(name, column)
-        for name, column in zip(table.column_names, table.columns, strict=True)
-        if name != "length"  # left out by the collators of packs, the only ones that get here
-    }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _rows_of(name: str, column: pa.ChunkedArray) -> list[_Tokens]:
-    joined = column.combine_chunks()
-    if isinstance(joined, pa.ChunkedArray) or joined.null_count:
-        raise Unfamiliar(f"the column {name!r} has nulls")
-    flat, edges = joined.flatten(), joined.offsets.to_numpy()
-    if flat.null_count or not np.diff(edges).all():
-        raise Unfamiliar(f"the column {name!r} has nulls or empty rows")
-    values = flat.to_numpy(zero_copy_only=False)
-    if values.dtype.itemsize == 8 and not -_EXACT <= values.min() <= values.max() <= _EXACT:
-        raise Unfamiliar(f"the column {name!r} has values that do not fit in float64")
-    tokens = values.astype(np.int64, copy=False)
-    starts = (edges - edges[0]).tolist()
-    return [tokens[start:stop] for start, stop in pairwise(starts)]

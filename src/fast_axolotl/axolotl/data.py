@@ -30,13 +30,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.save_folder import folder_beside
 from fast_axolotl.axolotl.tokenized_shards import note_saved
 from fast_axolotl.dedupe import SeenRows
@@ -50,9 +51,6 @@ _NULL_ROW = -1
 
 _ROWS_AT_ONCE = 16_384
 """Rows looked at in one step: the temporaries of a step stay at a few times its values."""
-
-_FEW = 8
-"""Below one row in so many, rows are gathered instead of looking at the whole column."""
 
 _LEAST_RUN = 4
 """Rows side by side, on average, from which on slices are faster than single rows."""
@@ -119,6 +117,8 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
     """For ``axolotl.utils.data.shared.save_preprocessed_dataset``."""
     from axolotl.utils.data import shared
 
+    if cfg.push_dataset_to_hub:
+        raise Unfamiliar("the dataset is pushed to a hub")
     require_known_kind(dataset)
     target = shared.get_prepared_dataset_path(cfg, dataset_hash)
     if any(mark in str(target) for mark in "~:"):
@@ -154,17 +154,6 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
             for name in [*names, *notes]:
                 (beside / name).replace(target / name)
     note_saved()
-    if cfg.push_dataset_to_hub:
-        shared.LOG.info(
-            "Pushing merged prepared dataset to Huggingface hub at "
-            f"{cfg.push_dataset_to_hub} (version {dataset_hash})...",
-            main_process_only=False,
-        )
-        try:
-            dataset.push_to_hub(cfg.push_dataset_to_hub, dataset_hash, private=True)
-        except Exception as error:
-            # Saved, and perhaps pushed in part: not to be done twice.
-            raise Final(error) from error
 
 
 def try_dedupe(
@@ -263,6 +252,15 @@ def list_lengths(array: pa.Array) -> Any:
     return np.where(array.is_valid(), lengths, _NULL_ROW) if array.null_count else lengths
 
 
+def list_column(rows: Sequence[Sequence[int]], kind: Any) -> pa.Array:
+    """Rows of integers as an Arrow column, of the type that ``datasets`` would have found."""
+    edges = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
+    if not edges[-1]:
+        raise Unfamiliar("a batch has no tokens, so its types are unknown")
+    values = np.fromiter(chain.from_iterable(rows), kind, int(edges[-1]))
+    return pa.ListArray.from_arrays(pa.array(edges), pa.array(values))
+
+
 def require_integers(kind: pa.DataType) -> None:
     """Raises for anything but lists of integers that numpy and Python hold alike."""
     values = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
@@ -331,16 +329,9 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
             batch.validate(full=True)  # stock fails on text that is not UTF-8
         return digest_batch(batch, seen.secret)
 
-    table, indices = dataset._data, dataset._indices
-    if indices is None or len(indices) * _FEW >= len(table):
-        batches = table.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        digests = _joined([look(batch) for batch in batches]).reshape(-1, 2)
-        digests = digests if indices is None else digests[row_numbers(dataset)]
-    else:
-        rows = row_numbers(dataset)
-        parts = (rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE))
-        gathered = (table.fast_gather(part).combine_chunks().to_batches()[0] for part in parts)
-        digests = _joined([look(batch) for batch in gathered])
+    batches = dataset._data.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+    digests = _joined([look(batch) for batch in batches]).reshape(-1, 2)
+    digests = digests if dataset._indices is None else digests[row_numbers(dataset)]
     seen.types = types
     return digests.reshape(-1).astype(np.uint64, copy=False)
 

@@ -11,9 +11,9 @@ made with and without this module serve both, and a prepared dataset names the s
 Cost: one pass over offsets and labels, and one copy of the rows where stock makes one. No process
 is started and no Python object is made per row, other than the number of a row that is kept.
 
-Not done here: PoSE (it draws random numbers), streamed datasets, and everything on which stock
-fails. ``Unfamiliar`` is raised then, before anything is logged or changed; a cache file may have
-been written by that time, which is the one that stock would write.
+Not done here: truncation, PoSE (it draws random numbers), streamed datasets, and everything on
+which stock fails. ``Unfamiliar`` is raised then, before anything is logged or changed; a cache file
+may have been written by that time, which is the one that stock would write.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _IGNORED = -100
 _MASKED, _TRAINABLE, _EMPTY, _ODD = 0, 1, 2, 3
 """What the labels of a row are; odd ones have nulls."""
 
-_CUT_COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
-"""What ``truncate_long_seq`` of Axolotl cuts."""
+_TOKENS = ("input_ids", "attention_mask", "labels", "position_ids")
+"""Columns of a token each."""
 
 
 def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any:
@@ -67,43 +67,29 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
     shortest, strategy = cfg.min_sample_len, (cfg.excess_length_strategy or "drop").lower()
     if type(sequence_len) is not int or sequence_len < 1 or type(shortest) not in (int, type(None)):
         raise Unfamiliar(f"lengths from {shortest!r} to {sequence_len!r}")
-    run = _Run.of(cfg)
+    if strategy == "truncate":
+        raise Unfamiliar("sequences are truncated")
+    is_strict = strategy == "raise"
     lengths = _lengths_at_least(dataset, 0)
     logged = get_dataset_lengths(dataset, from_arrow=True)
-    keeps = lengths >= (shortest or 2)
-    if strategy != "truncate":
-        if strategy == "raise" and lengths.max() > sequence_len:
-            raise Unfamiliar("a sequence is too long, which the stock function reports")
-        keeps &= lengths <= sequence_len
+    if is_strict and lengths.max() > sequence_len:
+        raise Unfamiliar("a sequence is too long, which the stock function reports")
+    keeps = (lengths >= (shortest or 2)) & (lengths <= sequence_len)
     if not keeps.any():
         raise Unfamiliar("no row is left")
+    function = partial(
+        filter_sequences_by_length,
+        sequence_len=sequence_len,
+        min_sequence_len=shortest,
+        raise_on_drop=is_strict,
+    )
+    action = "Checking Sequence Lengths" if is_strict else "Dropping Invalid Sequences"
+    title = f"{action} (<{shortest} or >{sequence_len})"
+    result = _Run.of(cfg).filter(dataset, function, lambda: keeps, title)
     words = [f"min_input_len: {np.min(logged)}", f"max_input_len: {np.max(logged)}"]
-    dropped = len(keeps) - int(np.count_nonzero(keeps))
-    function: Callable[..., Any]
-    if strategy == "truncate":
-        function = partial(stock.keep_min_len, min_sequence_len=shortest)
-        title = f"Filtering Short Sequences (<{shortest})"
-        result = run.filter(dataset, function, lambda: keeps, title)
-        function = partial(stock.truncate_long_seq, sequence_len=sequence_len)
-        title = f"Truncating Sequences (target_len={sequence_len})"
-        result = run.map(result, function, partial(_cut, sequence_len=sequence_len), {}, title)
-        words += [f"Dropped {dropped} short sequences (<{shortest} tokens)"] * bool(dropped)
-        words += [f"Truncated long sequences to max length {sequence_len}"]
-    else:
-        is_strict = strategy == "raise"
-        function = partial(
-            filter_sequences_by_length,
-            sequence_len=sequence_len,
-            min_sequence_len=shortest,
-            raise_on_drop=is_strict,
-        )
-        action = "Checking Sequence Lengths" if is_strict else "Dropping Invalid Sequences"
-        title = f"{action} (<{shortest} or >{sequence_len})"
-        result = run.filter(dataset, function, lambda: keeps, title)
-        if dropped and not is_strict:
-            words += [
-                f"Dropped {dropped} sequences outside valid range ([{shortest}, {sequence_len}])"
-            ]
+    if dropped := len(keeps) - int(np.count_nonzero(keeps)):
+        span = f"([{shortest}, {sequence_len}])"
+        words += [f"Dropped {dropped} sequences outside valid range {span}"] * (not is_strict)
     for line in words:
         stock.LOG.info(line)
     return result
@@ -112,10 +98,9 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
 def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any) -> Any:
     """For ``axolotl.utils.trainer.process_datasets_for_packing``."""
     from axolotl.utils import trainer as stock
-    from datasets import Value
 
-    if cfg.use_pose:
-        raise Unfamiliar("PoSE draws random numbers")
+    if cfg.use_pose or cfg.group_by_length:
+        raise Unfamiliar("PoSE draws random numbers, or rows are grouped by length")
     run = _Run.of(cfg)
     require_plain(train_dataset)
     if eval_dataset is not None:
@@ -135,14 +120,6 @@ def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any
         evaluation = _with_trainable_tokens(
             run, evaluation, marked, words, stock.LOG, " from eval dataset", batched=False
         )
-    if cfg.group_by_length:
-        _lengths_at_least(train, 0)
-
-        def add_length(table: pa.Table) -> pa.Table:
-            return _set_column(table, "length", pa.array(_token_lengths(table)))
-
-        new, title = {"length": Value("int64")}, "Group By Length"
-        train = run.map(train, stock.add_length, add_length, new, title, batched=False)
     if cfg.sample_packing:
         train = _with_positions(run, train, stock.add_position_ids)
         if cfg.eval_sample_packing and evaluation is not None:
@@ -268,36 +245,6 @@ class _Run:
         return result
 
 
-def _cut(table: pa.Table, sequence_len: int) -> pa.Table:
-    """Every row that is too long by its ``input_ids`` loses what is past the limit."""
-    is_long = of_column(table.column("input_ids"), list_lengths) > sequence_len
-    if not is_long.any():
-        return table
-    for index, name in enumerate(table.column_names):
-        if name not in _CUT_COLUMNS:
-            continue
-        chunks = []
-        for array in table.column(name).chunks:
-            lengths = list_lengths(array)
-            if lengths.min() < 0:
-                raise Unfamiliar("a row to be truncated has a null")
-            offsets = array.offsets.to_numpy()
-            first, count = offsets[0], offsets[-1] - offsets[0]
-            wanted = np.where(is_long, np.minimum(lengths, sequence_len), lengths)
-            places = np.arange(count) - np.repeat(offsets[:-1] - first, lengths)
-            is_kept = pa.array(places < np.repeat(wanted, lengths))
-            edges = np.concatenate([[0], np.cumsum(wanted)])
-            chunks.append(
-                type(array).from_arrays(
-                    pa.array(edges, array.offsets.type),
-                    array.values.slice(first, count).filter(is_kept),
-                    type=array.type,
-                )
-            )
-        table = table.set_column(index, table.field(index), chunks)
-    return table
-
-
 def _without_columns(
     cfg: Any, dataset: Any, words: list[tuple[Callable[[str], None], str]], log: Any
 ) -> Any:
@@ -421,7 +368,7 @@ def require_unchanging(dataset: Any, columns: dict[str, Any]) -> None:
             raise Unfamiliar(f"column {field.name!r} is of type {field.type}")
         if field.name in columns and dataset.features[field.name] != columns[field.name]:
             raise Unfamiliar(f"column {field.name!r} already exists with type {field.type}")
-    for name in _CUT_COLUMNS:
+    for name in _TOKENS:
         if name in dataset.column_names:
             require_integers(column_of(dataset, name).type)
 

@@ -63,7 +63,6 @@ class LegacyModules:
             module.__package__ = module.__spec__.parent
             if is_package:
                 module.__path__ = []
-            module.__all__ = sorted(targets)
             module.__getattr__ = _resolver(name, targets)
             self._modules[name] = sys.modules[name] = module
             parent, _, child = name.rpartition(".")

@@ -114,7 +114,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "sampler",
         f"{_MULTIPACK}:MultipackBatchSampler.__len__",
         "sampler:batches_length",
-        *_of(f"{_MULTIPACK}:", "pack_parallel pack_group _process_group allocate_sequentially"),
+        *_of(f"{_MULTIPACK}:", "pack_parallel pack_group _process_group"),
         *_of(f"{_MULTIPACK}:MultipackBatchSampler", "__init__ generate_batches gather_len_batches"),
         *_of("torch.utils.data.sampler:RandomSampler", "__iter__ num_samples"),
         "torch.utils.data.sampler:SequentialSampler.__iter__",
@@ -128,18 +128,10 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             check="rows:features",
         )
         for kind, ours in (
-            ("", "collate"),
             ("BatchSampler", "collate_packs"),
             ("V2BatchSampler", "collate_packs_v2"),
             ("PretrainingBatchSampler", "collate_pretraining"),
         )
-    ),
-    _replace(
-        "fetch",
-        "axolotl.monkeypatch.data.batch_dataset_fetcher:_MapDatasetFetcher.fetch",
-        "collators:fetch",
-        *(*_COLLATION, _HF_DATASET, "datasets.formatting.formatting", "datasets.table"),
-        check="rows:possibly_batched_index",
     ),
     _replace(
         "chat",
@@ -159,8 +151,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "tokenize",
         "axolotl.datasets:TokenizedPromptDataset.process",
         "prompts:process",
-        *(*_CHAT_ROWS, _TOKENIZERS, f"{_STRATEGIES}.completion", f"{_STRATEGIES}.input_output"),
-        f"{_STRATEGIES}.alpaca_w_system",
+        *(*_CHAT_ROWS, _TOKENIZERS, f"{_STRATEGIES}.completion", f"{_STRATEGIES}.alpaca_w_system"),
         *(_HF_DATASET, "datasets.arrow_writer"),
         check="in order:dataset",
     ),
@@ -211,7 +202,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "accelerate.data_loader:DataLoaderShard.__iter__",
         *_of("accelerate.data_loader:DataLoaderDispatcher", "__iter__ _fetch_batches"),
     ),
-    _replace("resume", "accelerate.data_loader:skip_first_batches", "resume:skip_first_batches"),
     _replace(
         "keys",
         "axolotl.cli.config:prepare_plugins",

@@ -42,10 +42,8 @@ LOG = logging.getLogger("fast_axolotl")
 MARK = "__fast_axolotl__"
 """The attribute by which a wrapper of ours is known."""
 
-_MOST_REASONS = 20
-"""Reasons kept for one replacement; more are counted under ``other reasons``."""
-_MOST_WARNINGS = 5
-"""Reasons of one replacement that are logged when they are met."""
+_MOST_REASONS = 10
+"""Reasons told and kept for one replacement; more are counted under ``other reasons``."""
 
 
 class Unfamiliar(Exception):
@@ -99,8 +97,8 @@ class Patch(NamedTuple):
     """``active``; ``waiting``: its module has not been imported; ``off``: switched off;
     ``check``: a source is unknown, so the first call compares both functions;
     ``skipped``: the host's code is not what ours was proven equal to; ``absent``: what is installed
-    is known to have no such function, and nothing is lost by that; ``lost``: another function
-    took its place since; ``failed``: the hook raised, and the module stays as it was;
+    is known to have no such function, and nothing is lost by that; ``failed``: the hook raised,
+    and the module stays as it was;
     ``ready``: by the source files alone, it fits."""
     reason: str
     """Why it is in this state; empty for ``waiting``, and for ``active`` where all is known."""
@@ -133,8 +131,7 @@ class _Record:
     reason: str = ""
     calls: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
-    applied: list[_Applied] = field(default_factory=list)
-    """The last is the one in force; a reload leaves earlier ones on objects that live on."""
+    applied: _Applied | None = None
 
 
 class Patchwork:
@@ -169,15 +166,12 @@ class Patchwork:
         pairs, is_whole = {}, True
         for item in self._replacements:
             record = self._records[item.target]
-            if item.module != module.__name__ or record.state == "off":
+            if item.module != module.__name__ or record.state == "off" or record.applied:
                 continue
-            if _is_in_place(item, record):
-                continue
-            applied = self._apply_one(item, module)
+            record.applied = applied = self._apply_one(item, module)
             if applied is None:
                 is_whole = False
             else:
-                record.applied.append(applied)
                 pairs[id(applied.original)] = applied.wrapper
         if pairs:
             _sweep(pairs, prefix="" if is_late else module.__name__.partition(".")[0])
@@ -196,9 +190,6 @@ class Patchwork:
         for item in self._replacements:
             record = self._records[item.target]
             state, reason = record.state, record.reason
-            if state in ("active", "check") and not _is_in_place(item, record):
-                state = "lost"
-                reason = "its module was reloaded or changed; call install() again"
             reasons = tuple(record.fallbacks.items()), tuple(_ROWS[item.name].items())
             found.append(Patch(item.name, state, reason, item.target, record.calls, *reasons))
         return tuple(found)
@@ -254,8 +245,8 @@ class Patchwork:
         record = self._records[item.target]
         # A partial or closure may hold the wrapper still; its record makes it step aside.
         record.state, record.reason = "waiting", ""
-        while record.applied:
-            applied = record.applied.pop()
+        applied, record.applied = record.applied, None
+        if applied is not None:
             if vars(applied.owner).get(applied.attribute) is applied.wrapper:
                 setattr(applied.owner, applied.attribute, applied.original)
             _sweep({id(applied.wrapper): applied.original})
@@ -365,7 +356,7 @@ def _note(reasons: Counter[str], reason: str, count: int, text: str, name: str) 
     if reason not in reasons:
         if len(reasons) >= _MOST_REASONS:
             reason = "other reasons"
-        elif len(reasons) < _MOST_WARNINGS:
+        else:
             warn(text, "TRL" if name.startswith("trl") else "Axolotl", name, reason)
     reasons[reason] += count
 
@@ -396,13 +387,6 @@ def _is_foreign(value: Any, module: str) -> bool:
         and package not in sys.stdlib_module_names
         and package in sys.modules  # unlike the names that ``namedtuple`` makes up
     )
-
-
-def _is_in_place(item: Replacement, record: _Record) -> bool:
-    held: Any = sys.modules.get(item.module)
-    for name in item.path:
-        held = getattr(held, "__dict__", {}).get(name)
-    return bool(record.applied) and held is record.applied[-1].wrapper
 
 
 def _sweep(pairs: Mapping[int, Any], prefix: str = "") -> None:

@@ -3,7 +3,7 @@
 Axolotl maps the rows of a DPO, KTO or ORPO dataset one by one to prompt, chosen and rejected text.
 Most of the time goes into fetching a row from its Arrow table, column by column. ``map_dataset``
 stands in for ``_map_dataset``: the same ``map`` over batches, in which Axolotl's own transform is
-called with row after row. Rows (``lazy_rows``) are those that HF datasets would have made, but take
+called with row after row. Rows (``lazy_row``) are those that HF datasets would have made, but take
 their values from columns that were fetched once.
 
 Unfamiliar are: transforms that are not Axolotl's, formatted or indexed datasets, and rows that end
@@ -19,6 +19,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
+from fast_axolotl.axolotl.data import require_plain
 from fast_axolotl.axolotl.filters import stock_fingerprint
 from fast_axolotl.axolotl.patching import Unfamiliar
 
@@ -43,13 +44,12 @@ class _Cell:
         return [self.batch[names[0]][self.index]]
 
 
-def lazy_rows(batch: Mapping[str, Any]) -> list[Any]:
-    """The rows of a batch, as ``map`` would hand over each."""
+def lazy_row(batch: Mapping[str, Any], index: int) -> Any:
+    """A row of a batch, as ``map`` would hand it over."""
     from datasets.formatting.formatting import LazyRow
 
-    names = list(batch)
-    cells = (_Cell(batch, names, index) for index in range(len(batch[names[0]])))
-    return [LazyRow(cell, cell) for cell in cells]
+    cell = _Cell(batch, list(batch), index)
+    return LazyRow(cell, cell)
 
 
 def map_dataset(
@@ -60,7 +60,7 @@ def map_dataset(
     **map_kwargs: Any,
 ) -> Any:
     """Stands in for ``axolotl.utils.data.rl._map_dataset``."""
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
 
     function = ds_transform_fn
     if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
@@ -71,10 +71,9 @@ def map_dataset(
         tokenizer = None
     if isinstance(dataset, DatasetDict):
         dataset = dataset["train"]
-    if type(dataset) is not Dataset or not len(dataset):
-        raise Unfamiliar("the dataset is empty or not a plain dataset")
-    if dataset._format_type is not None or dataset.list_indexes():
-        raise Unfamiliar("the dataset has a format or an index")
+    require_plain(dataset)
+    if not len(dataset):
+        raise Unfamiliar("the dataset is empty")
     if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
         raise Unfamiliar("the dataset is mapped with other options")
     # The fingerprint is that of the map which is not made, so a cache serves both.
@@ -100,8 +99,8 @@ def transform_rows(
 
     given = {} if tokenizer is None else {"tokenizer": tokenizer}
     results = []
-    for row in lazy_rows(batch):
-        result = function(row, **given)
+    for index in range(len(next(iter(batch.values())))):
+        result = function(lazy_row(batch, index), **given)
         if isinstance(result, LazyDict):
             untouched = result.keys_to_format
             result = {name: value for name, value in result.data.items() if name not in untouched}

@@ -10,9 +10,9 @@ labels and for columns of other names. ``tokenized_shards`` makes that map conti
 interruption.
 
 A batch goes three steps: each row is *read* by the strategy's own methods into the texts it is made
-of, all texts that differ are tokenised in one call (see ``tokenizers``), and each row is *built*
-from its ids, in order, as the strategy's ``tokenize_prompt`` would. Equal, because the texts go
-through the same Rust tokenizer in the same state. A row that cannot be read or built goes through
+of, all texts are tokenised in one call (see ``tokenizers``), and each row is *built* from its ids,
+in order, as the strategy's ``tokenize_prompt`` would. Equal, because the texts go through the same
+Rust tokenizer in the same state. A row that cannot be read or built goes through
 ``tokenize_prompt`` itself, at its place in the order, and is counted; so one odd row costs no more
 than itself, and its error is stock's.
 
@@ -23,45 +23,38 @@ the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
+from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.preferences import lazy_rows
+from fast_axolotl.axolotl.preferences import lazy_row
 from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
+from fast_axolotl.axolotl.tokenizers import (
+    check_tokenizer,
+    encode_texts,
+    set_truncation,
+    tokenize_rows,
+)
 
 _IGNORED = -100
-_TYPES = {"input_ids": np.int32, "labels": np.int64, "attention_mask": np.int8}
-"""What HF datasets makes of these columns when they are lists of integers; of others int64."""
-
 Lists = list[list[int]]
-Columns = dict[str, str | None]
-"""Names of results, in order: None for one that is built, the name of another for ones in the
-place of its values."""
 
-_INSTRUCTION: Columns = {"input_ids": None, "attention_mask": "input_ids", "labels": None}
-_SEGMENTS: Columns = {"input_ids": None, "labels": None, "attention_mask": "input_ids"}
+_COLUMNS = {"input_ids", "attention_mask", "labels"}
 
 
 def process(self: Any, dataset: Any) -> Any:
     """Stands in for ``TokenizedPromptDataset.process``."""
-    from datasets import Dataset
-
     strategy = self.prompt_tokenizer
-    to_table, columns = _find_table(strategy)
-    if type(dataset) is not Dataset or not len(dataset):
-        raise Unfamiliar("the dataset is empty or not a plain dataset")
-    if dataset._format_type is not None or dataset.list_indexes():
-        raise Unfamiliar("the dataset has a format or an index")
-    if not columns.keys().isdisjoint(dataset.column_names):
-        raise Unfamiliar("the dataset already has one of the output columns")
+    to_table = _find_table(strategy)
+    require_plain(dataset)
+    if not len(dataset) or not _COLUMNS.isdisjoint(dataset.column_names):
+        raise Unfamiliar("the dataset is empty, or already has one of the output columns")
     if getattr(strategy, "filter_rows", None):
         raise Unfamiliar("the strategy filters rows")
     return tokenize_in_shards(
@@ -72,27 +65,23 @@ def process(self: Any, dataset: Any) -> Any:
     )
 
 
-def _find_table(strategy: Any) -> tuple[Callable[..., Any], Columns]:
-    """What makes tables for a strategy, and their columns; unfamiliar if nothing does."""
+def _find_table(strategy: Any) -> Callable[..., Any]:
+    """What makes tables for a strategy; unfamiliar if nothing does."""
     from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
     from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
 
     kind = type(strategy)
-    name = _name(kind)
-    if name == "chat_template:ChatTemplateStrategy":
+    if kind.__name__ == "ChatTemplateStrategy":
         check_chat(strategy)
-        return chat_table, _SEGMENTS
-    if name == "completion:CompletionPromptTokenizingStrategy":
+        return chat_table
+    if kind.__name__ == "CompletionPromptTokenizingStrategy":
         _check_completion(strategy)
-        return completion_table, _INSTRUCTION
-    if name == "input_output:RawInputOutputStrategy":
-        _check_parts(strategy, prompter="input_output:RawInputOutputPrompter")
-        return segment_table, _SEGMENTS
+        return completion_table
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
     if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a custom strategy")
     _check_tokenize(strategy)
-    return instruction_table, _INSTRUCTION
+    return instruction_table
 
 
 def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -103,7 +92,7 @@ def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         raise final.error from None
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
         return strategy.tokenize_prompt(batch)
-    return _table({"input_ids": ids, "labels": labels, "attention_mask": None})
+    return _table(ids, labels, ends_with_mask=True)
 
 
 def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -121,12 +110,12 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
             instruction, context, answer = strategy.parse_instruction_fields(row)
             prompts = strategy.prompter.build_prompt(instruction, context)
         texts = [next(iter(prompts)), answer]
-        if not all(texts):
-            raise Unfamiliar("a prompt or an answer is empty")
+        if not all(type(text) is str and text for text in texts):
+            raise Unfamiliar("a prompt or an answer is empty or not a str")
         return texts, None
 
-    def build(ids: Lists, _: None) -> tuple[list[int], ...]:
-        prompt, answer = ids
+    def build(encodings: list[Any], _: None) -> tuple[list[int], list[int]]:
+        prompt, answer = (encoding.ids for encoding in encodings)
         if not prompt or not answer:
             raise Unfamiliar("a prompt or an answer has no tokens")
         answer = _ended(strategy, answer, eos)
@@ -135,24 +124,26 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         before = prompt if strategy.train_on_inputs else [_IGNORED] * len(prompt)
         return prompt + answer, before + answer
 
-    return _rows_table(batch, strategy, read, build, _INSTRUCTION, is_cut=True)
+    def stock(row: Any) -> Any:
+        result = strategy.tokenize_prompt(row)
+        if result.keys() != _COLUMNS:
+            raise Unfamiliar("rows differ in their columns")
+        return result
 
-
-def segment_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of texts in segments (``input_output``), for ``map``."""
-
-    def read(row: Any) -> tuple[list[str], list[bool]]:
-        segments = list(strategy.prompter.build_prompt(row["segments"]))
-        is_trained = [bool(label or strategy.train_on_inputs) for label, _ in segments]
-        return [text for _, text in segments], is_trained
-
-    def build(ids: Lists, is_trained: list[bool]) -> tuple[list[int], ...]:
-        labels: list[int] = []
-        for part, trains in zip(ids, is_trained, strict=True):
-            labels += part if trains else [_IGNORED] * len(part)
-        return list(chain.from_iterable(ids)), labels
-
-    return _rows_table(batch, strategy, read, build, _SEGMENTS)
+    count = len(next(iter(batch.values())))
+    try:
+        ids, labels = tokenize_rows(
+            "tokenize",
+            count,
+            partial(lazy_row, batch),
+            read,
+            partial(_encode, strategy),
+            build,
+            stock,
+        )
+    except Final as final:
+        raise final.error from None
+    return _table(ids, labels)
 
 
 def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -161,7 +152,7 @@ def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         ids = _completions(strategy, batch)
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
         return strategy.tokenize_prompt(batch)
-    return _table({"input_ids": ids, "attention_mask": None, "labels": ids})
+    return _table(ids, ids)
 
 
 def tokenize_completions(self: Any, prompt: Any) -> dict[str, Lists]:
@@ -181,7 +172,8 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
     if len({len(values) for values in prompt.values()}) != 1:
         raise Unfamiliar("the columns of a batch have different lengths")
     plain = [text for text in texts if type(text) is str and text]
-    encoded = dict(zip(plain, _encode(strategy, plain, is_cut=True), strict=True))
+    encodings = (encoding.ids for encoding in _encode(strategy, plain))
+    encoded = dict(zip(plain, encodings, strict=True))
     if not any(encoded.values()):
         raise Unfamiliar("no text of a batch has tokens")
     eos = strategy.tokenizer.eos_token_id
@@ -201,102 +193,25 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
     return pieces
 
 
-def _rows_table(
-    batch: Mapping[str, Any],
-    strategy: Any,
-    read: Callable[[Any], tuple[list[str], Any]],
-    build: Callable[[Lists, Any], tuple[list[int], ...]],
-    columns: Columns,
-    *,
-    is_cut: bool = False,
-) -> pa.Table:
-    """The table of a batch.
-
-    ``read`` gives the texts of a row and what ``build`` has to know beside their ids; ``build``
-    gives its values in the columns that are built, and changes nothing before it raises. Texts are
-    cut at the strategy's greatest length and framed by special tokens, or neither.
-    """
-    readings: list[tuple[list[str], Any] | Exception] = []
-    for row in lazy_rows(batch):
-        try:
-            texts, details = read(row)
-            if not all(type(text) is str for text in texts):
-                raise Unfamiliar("a text is not a str")
-            readings.append((texts, details))
-        except Exception as odd:  # noqa: BLE001  whatever it is, the strategy itself deals with it
-            readings.append(odd)
-    # Pairs begin with the same prompt.
-    distinct = dict.fromkeys(
-        text for reading in readings if type(reading) is tuple for text in reading[0]
-    )
-    encoded = dict(zip(distinct, _encode(strategy, list(distinct), is_cut=is_cut), strict=True))
-    built: dict[str, Lists] = {name: [] for name, source in columns.items() if source is None}
-    values: Sequence[list[int]]
-    for row, reading in zip(lazy_rows(batch), readings, strict=True):
-        try:
-            if isinstance(reading, Exception):
-                raise reading
-            values = build([encoded[text] for text in reading[0]], reading[1])
-        except Exception as odd:  # noqa: BLE001  as above
-            result = strategy.tokenize_prompt(row)
-            if result.keys() != columns.keys():
-                raise Unfamiliar("rows differ in their columns") from None
-            values = [result[name] for name in built]
-            reason = str(odd) if isinstance(odd, Unfamiliar) else f"{type(odd).__name__} in a row"
-            tally("tokenize", reason, 1)
-        for lists, value in zip(built.values(), values, strict=True):
-            lists.append(value)
-    return _table({name: built.get(name, source) for name, source in columns.items()})
-
-
 def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:
     return [*ids, eos] if ids[-1] != eos and len(ids) < strategy.max_length else ids
 
 
-def _encode(strategy: Any, texts: Sequence[str], *, is_cut: bool) -> list[list[int]]:
-    """Ids of each text: ``tokenizer(text, truncation=True, max_length=...)``, or not cut and with
-    ``add_special_tokens=False``."""
+def _encode(strategy: Any, texts: Sequence[str]) -> Iterator[Any]:
+    """``tokenizer(text, truncation=True, max_length=...)`` of each text."""
     if texts:
-        set_truncation(strategy.tokenizer, strategy.max_length if is_cut else None)
-    encodings = encode_texts(strategy.tokenizer._tokenizer, texts, add_special_tokens=is_cut)
-    return [encoding.ids for encoding in encodings]
+        set_truncation(strategy.tokenizer, strategy.max_length)
+    return encode_texts(strategy.tokenizer._tokenizer, texts, add_special_tokens=True)
 
 
-def _table(columns: Mapping[str, Lists | str | None]) -> pa.Table:
-    """Lists of integers as Arrow columns, the others as in ``Columns``; None is for ones, too."""
-    arrays: dict[str, Any] = {}
-    num_rows = next(len(rows) for rows in columns.values() if isinstance(rows, list))
-    for name, rows in columns.items():
-        lists = rows if isinstance(rows, list) else columns[rows or "input_ids"]
-        assert isinstance(lists, list)
-        kind = _TYPES.get(name, np.int64)
-        ends = np.fromiter(accumulate(map(len, lists)), np.int32, num_rows)
-        num_values = int(ends[-1]) if num_rows else 0
-        if not num_values:
-            raise Unfamiliar("a batch has no tokens, so its types are unknown")
-        values = (
-            np.fromiter(chain.from_iterable(lists), kind, num_values)
-            if isinstance(rows, list)
-            else np.ones(num_values, kind)
-        )
-        offsets = np.concatenate([np.zeros(1, np.int32), ends])
-        arrays[name] = pa.ListArray.from_arrays(offsets, values)
-    return pa.table(arrays)
-
-
-def _name(kind: type) -> str:
-    """Module and name of a class, short for those that come with Axolotl's strategies."""
-    return f"{kind.__module__}:{kind.__qualname__}".removeprefix("axolotl.prompt_strategies.")
-
-
-def _check_parts(strategy: Any, **parts: str) -> None:
-    """Whether a strategy and its parts, by attribute and name, are Axolotl's, and nothing else."""
-    check_tokenizer(strategy.tokenizer)
-    owners = [strategy, *(getattr(strategy, name) for name in parts)]
-    if [_name(type(part)) for part in owners[1:]] != [*parts.values()]:
-        raise Unfamiliar("the strategy has custom parts")
-    if any(hasattr(type(owner), name) for owner in owners for name in vars(owner)):
-        raise Unfamiliar("the strategy or a part of it was modified")
+def _table(ids: Lists, labels: Lists, *, ends_with_mask: bool = False) -> pa.Table:
+    """The columns of a strategy, of which only the order differs."""
+    lists = list_column(ids, np.int32)
+    ones = pa.array(np.ones(len(lists.values), np.int8))
+    mask = {"attention_mask": pa.ListArray.from_arrays(lists.offsets, ones)}
+    trained = {"labels": list_column(labels, np.int64)}
+    rest = {**trained, **mask} if ends_with_mask else {**mask, **trained}
+    return pa.table({"input_ids": lists, **rest})
 
 
 def _check_completion(strategy: Any) -> None:

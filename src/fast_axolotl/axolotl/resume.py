@@ -20,7 +20,6 @@ itself does not fix it. What a checkpoint has no state for, stock replays, and t
 from __future__ import annotations
 
 import json
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -266,18 +265,6 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
                 was = saved["identity"].get(key)
                 raise Unfamiliar(f"{key} was {was} in the checkpoint and is {value} now")
         return saved
-
-
-def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    """Accelerate's: a loader that replays is watched like the one that it stands for."""
-    base = getattr(dataloader, "base_dataloader", None)
-    watch = getattr(getattr(base, "__iter__", None), "__self__", None)
-    if not isinstance(watch, Watch):
-        raise NotAsked
-    original = sys.modules["accelerate.data_loader"].skip_first_batches
-    skipping = getattr(original, "__wrapped__", original)(dataloader, num_batches)
-    Watch(skipping, watch.dataset, watch.owner, is_endless=watch.is_endless)
-    return skipping
 
 
 def init_training_state(

@@ -166,7 +166,7 @@ def _pack(self: Any, multipack: Any) -> _Packed:
         raise Unfamiliar("the sampler gives no index")
     lengths = self.lengths[indices]
     plan = _plan(self, lengths)
-    used: Any = plan.total_length if self.sequential else lengths.sum()
+    used: Any = lengths.sum()
     whole, rest = divmod(len(plan), self.batch_size)
     kept = counted = len(plan)
     if self.drop_last and rest:
@@ -176,14 +176,12 @@ def _pack(self: Any, multipack: Any) -> _Packed:
         if "dropped_batch" in code.co_varnames:
             counted = kept
             dropped = int(lengths[plan.indices[plan.offsets[kept] :]].sum())
-            if dropped > _MOST_INT32 or (self.sequential and used > _MOST_INT32):
+            if dropped > _MOST_INT32:
                 raise Unfamiliar("the number of tokens does not fit in 32 bits")
-            # Axolotl subtracts a sum of int32, which makes an int32 of sequential packing's int.
             used -= np.int32(dropped)
-        elif not (kept or self.sequential):
+        elif not kept:
             raise Unfamiliar("no batch is left")
-    if not self.sequential:
-        _log_single(multipack, min(_MOST_PROCESSES, self.num_processes or 1))
+    _log_single(multipack, min(_MOST_PROCESSES, self.num_processes or 1))
     batch_size = self.batch_size
 
     def make() -> _Batches:
@@ -201,8 +199,6 @@ def _pack(self: Any, multipack: Any) -> _Packed:
 
 
 def _plan(self: Any, lengths: npt.NDArray[np.int32]) -> PackPlan:
-    if self.sequential:
-        return plan_packs(lengths, self.batch_max_len, method="sequential")
     rows = self.bin_size or self.batch_max_len
     return plan_packs(lengths, self.batch_max_len, max_rows=rows, group_size=self.group_size)
 
@@ -218,17 +214,18 @@ def _check_sampler(self: Any, multipack: Any) -> None:
         raise Unfamiliar(f"the sampler of indices is a {type(below).__name__}")
     if len(below.data_source) > len(self.lengths):
         raise Unfamiliar("there are more rows than lengths")
-    parts = multipack.pack_parallel, multipack.allocate_sequentially, type(self).generate_batches
+    if self.sequential:
+        raise Unfamiliar("packs are sequential, which stock makes as fast")
+    parts = multipack.pack_parallel, type(self).generate_batches
     if not all(_is_known(part, multipack) for part in parts):
         raise Unfamiliar("other code has replaced the packing of Axolotl")
     _check_lengths(self.lengths, (np.int32,))
     _check_counts(batch_max_len=self.batch_max_len, batch_size=self.batch_size)
     if not isinstance(self.drop_last, bool):
         raise Unfamiliar(f"drop_last is {self.drop_last!r}, not True or False")
-    if not self.sequential:
-        rows = self.bin_size or self.batch_max_len
-        _check_counts(bin_size=rows, group_size=self.group_size)
-        _check_processes(self.num_processes or 1, self.safe_mode, self.mp_start_method)
+    rows = self.bin_size or self.batch_max_len
+    _check_counts(bin_size=rows, group_size=self.group_size)
+    _check_processes(self.num_processes or 1, self.safe_mode, self.mp_start_method)
     # What could still go wrong, a kernel that cannot be compiled, does so before the draw.
     _plan(self, self.lengths[:1])
 

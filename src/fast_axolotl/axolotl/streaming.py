@@ -31,11 +31,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
-from fast_axolotl.errors import MissingExtraError, UsageError
+from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
+from fast_axolotl.errors import MissingExtraError
 
 try:
-    from datasets import IterableDataset, IterableDatasetDict, interleave_datasets
+    from datasets import IterableDataset, IterableDatasetDict
     from datasets import iterable_dataset as hf
 except ImportError as error:
     raise MissingExtraError(
@@ -61,66 +61,32 @@ _DECIDING = (
     *("sequence_len", "sample_packing", "micro_batch_size", "streaming_multipack_buffer_size"),
     *("shuffle_merged_datasets", "shuffle_before_merging_datasets", "seed", "base_model"),
     *("sample_packing_bin_size", "pretrain_multipack_attn", "pretraining_sample_concatenation"),
-    *("fast_axolotl_weights", "fast_axolotl_buffer_bytes"),
+    "fast_axolotl_buffer_bytes",
 )
 """Keys of the configuration that decide which rows and packs a stream gives."""
 
 
 def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) -> Any:
-    """Axolotl's ``_load_streaming_dataset``: load, skip, wrap, format.
+    """Axolotl's ``_load_streaming_dataset``: load, wrap, format.
 
     Of several entries of ``pretraining_dataset`` Axolotl is given the first, and forgets the
-    others. Here their texts are mixed where each has a weight, and otherwise a warning says so.
+    others: here a warning says so.
     """
     from axolotl.utils.data import sft
 
     _require_switch(cfg)
     if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
         raise Unfamiliar("dispatch_batches is set")
-    listed = cfg.pretraining_dataset if isinstance(cfg.pretraining_dataset, list) else []
-    weights = [float(weight) for weight in cfg.get("fast_axolotl_weights") or ()]
-    if weights and (len(weights) != len(listed) or min(weights) <= 0):
-        raise Final(
-            UsageError(
-                f"fast_axolotl_weights is {weights}, but pretraining_dataset has {len(listed)} "
-                "entries; set one number above 0 per entry"
-            )
-        )
-    others = (type(cfg)({"pretraining_dataset": [entry]}) for entry in listed[1:])
-    sources = [pretraining_config, *map(sft._extract_pretraining_config, others)]
+    if pretraining_config["skip"]:
+        raise Unfamiliar("rows are skipped")
+    source, batch_size = pretraining_config, cfg.micro_batch_size
     wrapper = functools.partial(
         sft.get_dataset_wrapper,
-        dataset_config=pretraining_config,
+        dataset_config=source,
         tokenizer=tokenizer,
         cfg=cfg,
-        dataset_base_type=pretraining_config["type"],
+        dataset_base_type=source["type"],
     )
-    batch_size = cfg.micro_batch_size
-    try:
-        if weights:
-            columns = [entry.get("text_column") or "text" for entry in listed]
-            dataset = _mixed([_load_source(source, cfg) for source in sources], weights, columns)
-        else:
-            dataset = _load_source(pretraining_config, cfg)
-        wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
-    except Exception as error:
-        # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
-        cfg.micro_batch_size = batch_size
-        if weights:
-            sft.LOG.warning(f"fast-axolotl cannot mix the entries of pretraining_dataset: {error}")
-        raise
-    if len(listed) > 1 and not weights:
-        sft.LOG.warning(
-            f"fast-axolotl: as in stock Axolotl, only the first of {len(listed)} entries of "
-            "pretraining_dataset is read. Set fast_axolotl_weights to mix them."
-        )
-    return wrapped.with_format("torch")
-
-
-def _load_source(source: Any, cfg: Any) -> BoundedDataset:
-    """One entry of the configuration, without the rows that it skips."""
-    from axolotl.utils.data import sft
-
     loaded = sft.load_dataset(
         source["path"],
         streaming=True,
@@ -128,39 +94,19 @@ def _load_source(source: Any, cfg: Any) -> BoundedDataset:
         name=source["name"],
         data_files=source["data_files"],
     )
-    dataset, skip = bounded_files(loaded, cfg), source["skip"]
-    if not skip:
-        return dataset
-    if loaded.features is not None:
-        # datasets 4.8 skips wrongly past its first table: it skips tables and not rows.
-        first = next(iter(loaded._ex_iterable.iter_arrow()), None)
-        if first is None or skip >= len(first[1]):
-            raise Unfamiliar("stock datasets skips the wrong rows after its first table")
-    sft.LOG.info(f"Skipping {skip} samples from the dataset")
-    skipped: BoundedDataset = dataset.skip(skip)
-    return skipped
-
-
-def _mixed(
-    datasets: list[BoundedDataset], weights: list[float], columns: list[str]
-) -> BoundedDataset:
-    """The texts of all entries, drawn at random in proportion to their weights.
-
-    An entry that ends starts again until each has been read once, so that the proportions hold.
-    """
-    texts = [
-        dataset.select_columns([name]) for dataset, name in zip(datasets, columns, strict=True)
-    ]
-    for number, name in enumerate(columns):
-        if name != columns[0]:
-            texts[number] = texts[number].rename_column(name, columns[0])
-    mixed = interleave_datasets(
-        texts,
-        probabilities=[weight / sum(weights) for weight in weights],
-        seed=datasets[0].identity["seed"] or 0,
-        stopping_strategy="all_exhausted",
-    )
-    return bounded(mixed, mixed._ex_iterable, datasets[0].buffer_bytes, _joint_identity(datasets))
+    try:
+        dataset = bounded_files(loaded, cfg)
+        wrapped = sft.wrap_streaming_dataset(dataset, tokenizer, cfg, wrapper)
+    except Exception:
+        # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
+        cfg.micro_batch_size = batch_size
+        raise
+    if isinstance(cfg.pretraining_dataset, list) and len(cfg.pretraining_dataset) > 1:
+        sft.LOG.warning(
+            "fast-axolotl: as in stock Axolotl, only the first of "
+            f"{len(cfg.pretraining_dataset)} entries of pretraining_dataset is read"
+        )
+    return wrapped.with_format("torch")
 
 
 def merge_datasets(datasets: list[Any], cfg: Any) -> BoundedDataset:
@@ -174,8 +120,9 @@ def merge_datasets(datasets: list[Any], cfg: Any) -> BoundedDataset:
         datasets = [dataset.shuffle(seed=cfg.seed) for dataset in datasets]
     shared.LOG.info("Merging datasets...")
     merged = shared.concatenate_datasets(datasets)
-    buffer_bytes, identity = datasets[0].buffer_bytes, _joint_identity(datasets)
-    merged = bounded(merged, merged._ex_iterable, buffer_bytes, identity)
+    files = " ".join(dataset.identity["files"] for dataset in datasets)
+    identity = {**datasets[0].identity, "files": files}
+    merged = bounded(merged, merged._ex_iterable, datasets[0].buffer_bytes, identity)
     if not cfg.shuffle_merged_datasets:
         return merged
     if cfg.curriculum_sampling:
@@ -258,11 +205,6 @@ def _require_switch(cfg: Any) -> None:
         raise NotAsked
 
 
-def _joint_identity(datasets: list[BoundedDataset]) -> dict[str, Any]:
-    files = " ".join(dataset.identity["files"] for dataset in datasets)
-    return {**datasets[0].identity, "files": files}
-
-
 def _keeps_bound(name: str) -> Callable[..., Any]:
     """The method of Hugging Face's dataset, for one that stays bounded."""
     method = getattr(IterableDataset, name)
@@ -299,14 +241,10 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
     filter = _keeps_bound("filter")
     skip = _keeps_bound("skip")
     take = _keeps_bound("take")
-    shard = _keeps_bound("shard")
     with_format = _keeps_bound("with_format")
     select_columns = _keeps_bound("select_columns")
     remove_columns = _keeps_bound("remove_columns")
     rename_column = _keeps_bound("rename_column")
-    rename_columns = _keeps_bound("rename_columns")
-    cast = _keeps_bound("cast")
-    cast_column = _keeps_bound("cast_column")
 
 
 def bounded(

@@ -37,8 +37,6 @@ _CHECKS = 3
 """Fillings of a place that are compared with a real render at first."""
 _CHECK_EVERY = 64
 _MOST_SKELETONS = 1024
-_SPARE_SKELETONS = 64
-"""Skeletons that may be made although earlier ones are not used again."""
 
 _SPACE = "\u2003"
 """Stripped by ``str.strip``, and not written by templates."""
@@ -82,7 +80,6 @@ class Skeletons:
         self._render = render
         self._keys = frozenset(keys)
         self._made: dict[Any, Skeleton | None] = {}
-        self._num_used = 0
 
     def explain(self, messages: list[Turn], tools: Any, text: str) -> bool:
         """Whether the skeleton of a conversation gives its ``text``."""
@@ -105,11 +102,7 @@ class Skeletons:
 
     def _find(self, messages: list[Turn], tools: Any) -> Skeleton | None:
         kind = (repr(tools), *map(self._kind, messages))
-        if kind in self._made:
-            self._num_used += 1
-        else:
-            if len(self._made) > _SPARE_SKELETONS + self._num_used:
-                return None  # every conversation is of a kind of its own
+        if kind not in self._made:
             if len(self._made) >= _MOST_SKELETONS:
                 self._made.clear()
             self._made[kind] = self._make(messages, tools)

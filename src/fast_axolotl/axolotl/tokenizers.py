@@ -20,10 +20,10 @@ leaves it in: that call resets it, so this happens once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 
 _CALL_CHARACTERS = 1 << 18
 """Text of one call, in characters: about 10 MB of encodings, and enough for all threads."""
@@ -104,6 +104,53 @@ def encode_texts(
             last += 1
         yield from encode(texts[first:last], add_special_tokens=add_special_tokens)
         first = last
+
+
+def tokenize_rows(
+    switch: str,
+    count: int,
+    row_of: Callable[[int], Any],
+    read: Callable[[Any], tuple[list[str], Any]],
+    encode: Callable[[list[str]], Iterator[Any]],
+    build: Callable[[list[Any], Any], tuple[list[int], list[int]]],
+    stock: Callable[[Any], dict[str, list[int]]],
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids and labels of rows, whose texts are tokenised together.
+
+    ``read`` gives the texts of a row and what ``build`` has to know beside their encodings. A row
+    that cannot be read or built goes to ``stock`` at its place in the order, and is counted under
+    ``switch``; an error of that is the caller's.
+    """
+    readings: list[tuple[list[str], Any] | Exception] = []
+    for number in range(count):
+        try:
+            readings.append(read(row_of(number)))
+        except Exception as odd:  # noqa: BLE001  whatever it is, the host itself deals with the row
+            readings.append(odd)
+    encodings = encode([text for item in readings if isinstance(item, tuple) for text in item[0]])
+    ids, labels = [], []
+    for number, reading in enumerate(readings):
+        problem = reading
+        if not isinstance(reading, Exception):
+            texts, details = reading
+            encoded = [next(encodings) for _ in texts]
+            try:
+                row_ids, row_labels = build(encoded, details)
+                ids.append(row_ids)
+                labels.append(row_labels)
+                continue
+            except Exception as odd:  # noqa: BLE001  as above
+                problem = odd
+        is_known = isinstance(problem, Unfamiliar)
+        tally(switch, str(problem) if is_known else f"a row raises {type(problem).__name__}", 1)
+        try:
+            # Reading may have changed the row that was tried.
+            result = stock(row_of(number))
+        except Exception as error:
+            raise Final(error) from error
+        ids.append(result["input_ids"])
+        labels.append(result["labels"])
+    return ids, labels
 
 
 def drop_long_sequences(sample: dict[str, Any], rl: Any, tokenizer: Any, sequence_len: int) -> bool:

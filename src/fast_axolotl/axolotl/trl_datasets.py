@@ -24,14 +24,18 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fast_axolotl.axolotl.data import list_lengths, require_integers
+from fast_axolotl.axolotl.data import (
+    list_column,
+    list_lengths,
+    require_integers,
+    require_plain,
+)
 from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
@@ -113,10 +117,7 @@ class _Batch:
     table: pa.Table
     function: Callable[..., Any]
     options: Mapping[str, Any]
-    """Further arguments of the function, and the size of its batches if it takes batches."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.table.column_names
+    """Further arguments of the function."""
 
     def column(self, name: str) -> pa.Array:
         """A column without nulls."""
@@ -147,34 +148,27 @@ def _run(
     *,
     fn_kwargs: Mapping[str, Any] | None = None,
     remove_columns: str | Sequence[str] | None = None,
-    batched: bool = False,
-    batch_size: int | None = None,
     **shown: Any,
 ) -> Any:
     """What ``map`` or ``filter`` with ``function`` gives, where ``change`` is that for a batch."""
-    if not len(dataset) or dataset.list_indexes():
-        raise Unfamiliar("the dataset is empty or has an index")
-    if dataset._format_type is not None or dataset._format_kwargs or dataset._output_all_columns:
-        raise Unfamiliar("the dataset has a format")
+    require_plain(dataset)
+    if not len(dataset):
+        raise Unfamiliar("the dataset is empty")
     require_unchanging(dataset, {})
     removed = [remove_columns] if isinstance(remove_columns, str) else remove_columns
     hashed: dict[str, Any] = {"num_proc": shown.get("num_proc")}
     if name == "map":
         hashed = {"fn_kwargs": fn_kwargs or {}, "remove_columns": removed}
-        hashed["batch_size"] = None if batch_size == _BATCH_ROWS else batch_size
     fingerprint = stock_fingerprint(
         dataset,
         "datasets.arrow_dataset.Dataset." + ("_map_single" if name == "map" else "filter@2.0.1"),
         function,
-        batched,
+        False,
         {key: value for key, value in hashed.items() if value is not None},
     )
-    # Stock's batches must not be cut.
-    rows = _BATCH_ROWS if batch_size is None else batch_size * -(-_BATCH_ROWS // batch_size)
-    options = {**(fn_kwargs or {}), "batch_size": batch_size}
 
     def changed(table: pa.Table) -> Any:
-        columns = change(_Batch(table, function, options))
+        columns = change(_Batch(table, function, fn_kwargs or {}))
         if name == "filter":
             return columns["keeps"]
         table = table.drop_columns([name for name in removed or () if name not in columns])
@@ -188,27 +182,10 @@ def _run(
 
     source = copy.copy(dataset)
     source._format_type = "arrow"
-    ours = {"batched": True, "batch_size": rows, "writer_batch_size": rows, **shown}
+    ours = {"batched": True, "batch_size": _BATCH_ROWS, "writer_batch_size": _BATCH_ROWS, **shown}
     result = getattr(source, name)(changed, **ours, new_fingerprint=fingerprint)
     result._format_type, result._fingerprint = None, fingerprint
     return result
-
-
-def _add_eos(batch: _Batch, names: Sequence[str]) -> Columns:
-    """``add_eos`` of the trainers: texts that do not end with the token get it."""
-    eos, columns = batch.options["eos_token"], {}
-    if not names:
-        names = (batch.options.get("dataset_text_field", "text"), "completion")
-        if all(name in batch for name in names):
-            raise Unfamiliar("rows have both a text and a completion")
-    for name in names:
-        if name in batch:
-            texts = batch.column(name)
-            if not pa.types.is_string(texts.type) or type(eos) is not str:
-                raise Unfamiliar(f"{name} is not text, or there is no EOS token")
-            ended = pc.binary_join_element_wise(texts, eos, "")
-            columns[name] = pc.if_else(pc.ends_with(texts, eos), texts, ended)
-    return columns
 
 
 class _Recorder:
@@ -264,9 +241,8 @@ class _Recorder:
 def _tokenize(batch: _Batch) -> Columns:
     """``tokenize_fn`` of all four trainers: what it gives for each row, as columns."""
     rows = batch.table.to_pylist()
-    options = {name: value for name, value in batch.options.items() if name != "batch_size"}
-    recorder = _Recorder(options["processing_class"])
-    options["processing_class"] = recorder
+    recorder = _Recorder(batch.options["processing_class"])
+    options = {**batch.options, "processing_class": recorder}
     for row in rows:
         batch.function(dict(row), **options)
     recorder.tokenize()
@@ -287,7 +263,12 @@ def _tokenize(batch: _Batch) -> Columns:
         for name in batch.table.column_names
         if name in written
     }
-    return columns | {name: _lists([result[name] for result in results], name) for name in names}
+    return columns | {
+        name: list_column(
+            [result[name] for result in results], np.int32 if name == "input_ids" else np.int64
+        )
+        for name in names
+    }
 
 
 def _build_labels(batch: _Batch) -> Columns:
@@ -331,44 +312,19 @@ def _keep_short(batch: _Batch, names: Sequence[str], beyond: int) -> Columns:
     return {"keeps": pa.array(longest < limit)}
 
 
-def _shift_completions(batch: _Batch) -> Columns:
-    """``add_kl_completion_ids``: the completion of the row before, in each of stock's batches."""
-    ids, size = batch.column("completion_ids"), batch.options["batch_size"]
-    if ids.type != pa.list_(pa.int64()) or not list_lengths(ids).all():
-        raise Unfamiliar("a completion has no tokens")
-    rows = np.arange(len(ids))
-    rows = np.where(rows % size, rows - 1, np.minimum(rows + size, len(ids)) - 1)
-    return {"KL_completion_ids": ids.take(pa.array(rows))}
-
-
 _CHANGES: Mapping[str, Change] = {
     f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
     for trainer, name, change in (
-        ("SFT", "add_eos", partial(_add_eos, names=())),
         ("SFT", "tokenize_fn", _tokenize),
         ("SFT", "build_labels", _build_labels),
         ("SFT", "truncate", _truncate),
         ("SFT", "<lambda>", _keep_labelled),
-        ("DPO", "add_eos", partial(_add_eos, names=_PAIR)),
         ("DPO", "tokenize_fn", _tokenize),
         ("DPO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
-        ("KTO", "add_eos", partial(_add_eos, names=["completion"])),
         ("KTO", "tokenize_fn", _tokenize),
         ("KTO", "<lambda>", partial(_keep_short, names=["prompt"], beyond=0)),
-        ("KTO", "add_kl_completion_ids", _shift_completions),
-        ("Reward", "add_eos", partial(_add_eos, names=_PAIR)),
         ("Reward", "tokenize_fn", _tokenize),
         ("Reward", "<lambda>", partial(_keep_short, names=_PAIR, beyond=1)),
     )
 }
 """TRL's row function, by its qualified name, to ours."""
-
-
-def _lists(rows: Sequence[Sequence[int]], name: str) -> pa.Array:
-    """A new column, of the type that ``datasets`` would have found."""
-    edges = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
-    if not edges[-1]:
-        raise Unfamiliar("a batch has no tokens, so its types are unknown")
-    kind = np.int32 if name == "input_ids" else np.int64
-    values = np.fromiter(chain.from_iterable(rows), kind, int(edges[-1]))
-    return pa.ListArray.from_arrays(pa.array(edges), pa.array(values))

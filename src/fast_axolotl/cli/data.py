@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -39,8 +39,7 @@ from fast_axolotl.record.units import (
 )
 
 if TYPE_CHECKING:
-    from fast_axolotl.cluster.job import JobSummary
-    from fast_axolotl.cluster.tasks import Event
+    from fast_axolotl.cluster.job import JobSummary, Stage
     from fast_axolotl.reading import Rejection
 
 
@@ -50,11 +49,6 @@ OnError = Annotated[
     Literal["raise", "skip"],
     Option(help="Stop at a row that cannot be read, or skip and count it."),
 ]
-OnConflict = Annotated[
-    Literal["raise", "json"],
-    Option(help="Stop at a column of several types, or make it JSON text."),
-]
-JsonField = Annotated[str | None, Option(help="The field of a JSON document with the rows.")]
 Address = Annotated[str | None, Option(help="HOST:PORT of Ray. Default: that of this node.")]
 Workers = Annotated[int, Option(help="Tasks that run at the same time; 0 uses every core.", min=0)]
 WorkerMemory = Annotated[str, Option(help="Memory limit of one worker process.")]
@@ -76,11 +70,9 @@ def read(
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
-    on_conflict: OnConflict = "raise",
     infer: Annotated[
         Literal["auto", "scan"], Option(help="scan reads JSON and CSV twice, to know all types.")
     ] = "auto",
-    json_field: JsonField = None,
 ) -> None:
     """Read a dataset once and report rows/s, MB/s, memory and the rows that could not be read.
 
@@ -97,10 +89,8 @@ def read(
         format=format,
         columns=None if columns is None else parse_names(columns),
         on_error=on_error,
-        on_conflict=on_conflict,
         infer=infer,
         split=split,
-        json_field=json_field,
     )
     shown: list[str] = []
     total = reader.num_bytes
@@ -215,8 +205,6 @@ def dedupe(
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
-    on_conflict: OnConflict = "raise",
-    json_field: JsonField = None,
     memory_budget: Annotated[str, Option(help="Memory; spills to disk beyond it.")] = "1GiB",
     engine: Annotated[
         Literal["local", "ray"] | None, Option(help="Work in processes here, or on a Ray cluster.")
@@ -241,8 +229,6 @@ def dedupe(
         "format": format,
         "split": split,
         "on_error": on_error,
-        "on_conflict": on_conflict,
-        "json_field": json_field,
     }
     if engine is not None:
         if against or report is not None:
@@ -346,45 +332,25 @@ def _job_options(
     return {**job, "workers": workers, "work": work, "restart": restart}
 
 
-@dataclass(slots=True)
-class _Stage:
-    begun: float
-    total: int = 0
-    done: int = 0
-    rows: int = 0
-    """Of the tasks that are done."""
-
-
 def job_progress(
     update: Callable[[str, int, int, int], None],
     write: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
-) -> Callable[[Event], None]:
-    """What shows how far a job is, from what it tells: ``update`` takes a stage, its tasks done and
-    in all, and rows; ``write`` takes lines."""
-    stages: dict[str, _Stage] = {}
+) -> Callable[[Stage, str], None]:
+    """What shows how far a job is, from what it reports: ``update`` takes a stage, its tasks done
+    and in all, and rows; ``write`` takes lines."""
     written = 0.0
 
-    def hear(event: Event) -> None:
+    def hear(stage: Stage, what: str) -> None:
         nonlocal written
         now = clock()
-        stage = stages.setdefault(event.stage, _Stage(now))
-        word = ""
-        if event.kind == "stage":
-            stage.total += event.total
-            word = "starting, "
-        elif event.kind == "retried":
-            word = f"a task is tried again, since {event.reason}; "
-        elif event.kind == "done":
-            stage.done += 1
-            stage.rows += (event.answer or {}).get("rows") or 0
-            word = "done, " if stage.done == stage.total else ""
-        update(event.stage, stage.done, stage.total, stage.rows)
-        if word or now - written >= _LINE_SECONDS:
+        update(stage.name, stage.done, stage.tasks, stage.rows)
+        if what or now - written >= _LINE_SECONDS:
             written = now
             rows = f", {stage.rows:,} rows" if stage.rows else ""
-            took = f" in {format_duration(now - stage.begun)}" if stage.done else ""
-            write(f"{event.stage}: {word}{stage.done:,}/{stage.total:,} tasks{rows}{took}")
+            took = f" in {format_duration(stage.seconds)}" if stage.done else ""
+            tasks = f"{stage.done:,}/{stage.tasks:,} tasks"
+            write(f"{stage.name}: {what}{', ' if what else ''}{tasks}{rows}{took}")
 
     return hear
 

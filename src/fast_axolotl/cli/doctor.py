@@ -48,7 +48,7 @@ def doctor(as_json: ResultAsJson = False) -> None:
 
     The exit code is 1 if the installation is broken, and 0 otherwise.
     """
-    from fast_axolotl.integrations.launch import status_line
+    from fast_axolotl.axolotl import status_line
 
     machine = describe()
     versions = {name: _version(name) for name in (*_REQUIRED, *_OPTIONAL)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +44,7 @@ def watch(
     For the folder of a run that is being measured, it shows all figures. For any other process, it
     shows what can be seen from outside: CPU, memory, disk, swap and GPU.
 
-    In a terminal, press q to quit. Elsewhere, it prints one line per second. The watched process is
+    Ctrl-C quits. Without a terminal, it prints one line per second. The watched process is
     not changed. To watch a folder whose name is a number, write ./4711.
     """
     if target.isdecimal():
@@ -70,12 +69,14 @@ def _watch_folder(
 ) -> str:
     """Show a record, on stderr if stdout is for JSON; why that ended."""
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.report.live import LiveView, ScreenDisplay, open_display
+    from fast_axolotl.report.live import Display, follow
 
     read_run(folder)  # What is no record is refused before the terminal is taken.
-    display = open_display(sys.stderr if as_json else sys.stdout)
-    why = LiveView(lambda: read_run(folder), summarise, display, title, ending).run(seconds)
-    if isinstance(display, ScreenDisplay) and not as_json:
+    display = Display(sys.stderr if as_json else sys.stdout)
+    why = follow(
+        lambda: read_run(folder), summarise, display, title=title, ending=ending, seconds=seconds
+    )
+    if display.is_screen and not as_json:
         display.print_last()
     return why
 
@@ -145,15 +146,14 @@ class LiveRun:
     """The view of a command that is being run. Without a terminal its output is left alone."""
 
     def __init__(self, run_dir: str, environment: Mapping[str, str]) -> None:
-        from fast_axolotl.report.live import ScreenDisplay, open_display
+        from fast_axolotl.report.live import Display
 
         self.streams: dict[str, Any] = {}
         """Where the command reads and writes, as Popen takes it; for the rest, as we do."""
         self.environment = dict(environment)
         self._folder = Path(run_dir)
-        self._display = open_display(sys.stderr)
-        is_screen = isinstance(self._display, ScreenDisplay)
-        self._log = self._folder / LOG_FILE if is_screen else None
+        self._display = Display(sys.stderr)
+        self._log = self._folder / LOG_FILE if self._display.is_screen else None
 
     def __enter__(self) -> LiveRun:
         if self._log is None:
@@ -163,43 +163,36 @@ class LiveRun:
         for name in ("stdout", "stderr"):
             if getattr(sys, name).isatty():
                 self.streams[name] = opened
-        if sys.stdin is not None and sys.stdin.isatty():
-            # The keys are the view's.
-            self.streams["stdin"] = subprocess.DEVNULL
         # Python holds back what it prints to a file; to a terminal it does not.
         self.environment.setdefault("PYTHONUNBUFFERED", "1")
         return self
 
     def __exit__(self, *error: object) -> None:
-        for stream in {id(one): one for one in self.streams.values()}.values():
-            if stream is not subprocess.DEVNULL:
-                stream.close()
+        for stream in self.streams.values():
+            stream.close()
 
     def show(self, is_running: Callable[[], bool]) -> None:
-        """Draw until the command ends; somebody may quit before."""
+        """Draw until the command ends, to which Ctrl-C goes."""
         log = self._log
         try:
             from fast_axolotl.measure.summary import summarise
             from fast_axolotl.protocol.child import read_last_lines
-            from fast_axolotl.report.live import LiveView
+            from fast_axolotl.report.live import follow
 
             def read() -> RunRecord:
                 has_begun = any(self._folder.glob("*.jsonl"))
                 return read_run(self._folder) if has_begun else RunRecord(path=str(self._folder))
 
-            ending = LiveView(
+            follow(
                 read,
                 summarise,
                 self._display,
                 title=self._folder.name,
                 ending=lambda record: "" if is_running() else "the command ended",
                 read_log=lambda: () if log is None else read_last_lines(log, 8),
-            ).run()
+            )
         except Exception as error:  # noqa: BLE001 - a fault of the view must not end the command
             say(f"the live view stopped, the command continues: {error!r}")
-            return
-        if log is not None and is_running():
-            say(f"{ending}: the command continues, with its output in {log}; Ctrl-C stops it")
 
     def print_end(self, code: int) -> None:
         """Where the output is; if the command failed, its exit code and the end of its output."""

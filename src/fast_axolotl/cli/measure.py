@@ -64,18 +64,17 @@ def run(
     fast-axolotl measure.
 
     With --live, you see the figures while the command runs. Its output goes to log.txt in the
-    folder of the record, and the last lines are shown. The live view captures the keyboard: for a
-    command that reads input, use --measure instead.
+    folder of the record, and the last lines are shown.
 
     FAST_AXOLOTL=0 in the environment turns the replacements off.
     """
+    from fast_axolotl.axolotl import status_line
     from fast_axolotl.axolotl.patches import REPLACEMENTS
     from fast_axolotl.axolotl.startup import SWITCH_NAME
     from fast_axolotl.integrations.launch import (
         cannot_start,
         find_program,
         launch_environment,
-        status_line,
     )
 
     names = parse_names(skip) if skip else []
@@ -122,7 +121,7 @@ def measure(
     --measure).
 
     With --live, you see the figures while the command runs. Its output goes to log.txt in the
-    folder of the record. The live view captures the keyboard.
+    folder of the record.
     """
     _measure(command, live, output, data_path, peak_tflops, profile_steps, quiet)
 
@@ -139,13 +138,13 @@ def _measure(
 ) -> NoReturn:
     """Run the command as a child, with a record; ends as it does. Without ``skip``, the names of
     the functions to leave alone, nothing is replaced."""
+    from fast_axolotl.axolotl import status_line
     from fast_axolotl.cli.live import LiveRun
     from fast_axolotl.integrations.launch import (
         Order,
         end_as,
         find_program,
         launch_environment,
-        status_line,
         supervise,
     )
 
@@ -188,14 +187,14 @@ def _measure(
 
 def status(as_json: ResultAsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
-    from fast_axolotl.axolotl import axolotl_version, check, host_name
-    from fast_axolotl.integrations.launch import status_line
+    from fast_axolotl.axolotl import check, host_name, status_line
     from fast_axolotl.report.terminal import show_matrix
 
-    version = axolotl_version()
-    patches = check() if host_name() else ()
+    host, _, version = host_name().partition(" ")
+    patches = check() if host else ()
     if as_json:
-        found = {"axolotl": version, "patches": [patch._asdict() for patch in patches]}
+        known = version if host == "Axolotl" else None
+        found = {"axolotl": known, "patches": [patch._asdict() for patch in patches]}
         print(json.dumps(found, indent=2))
         return
     if patches:

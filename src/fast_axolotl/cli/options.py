@@ -26,7 +26,7 @@ Matters = Annotated[str | None, Option(help="Smallest change that counts. Defaul
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 2**10, "m": 2**20, "g": 2**30}
-_ARGUMENTS = "json_field|memory_budget|on_conflict|on_error"
+_ARGUMENTS = "memory_budget|on_error"
 _WORDS = "columns|format|infer|memory|overwrite|split"
 _ARGUMENT = re.compile(
     rf"\b({_ARGUMENTS}|{_WORDS})=(?:[\"'](\w+)[\"']|True(?: \(--\w+\))?)"

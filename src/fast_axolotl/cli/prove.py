@@ -43,13 +43,12 @@ def protocol(
     baseline: Annotated[str | None, Option(help="The command to compare with (A).")] = None,
     candidate: Annotated[str | None, Option(help="The command to test (B).")] = None,
     streaming: Annotated[bool, Option("--streaming", help="Also compare our streaming.")] = False,
-    sequence_len: Annotated[int | None, Option(help="Of the streaming variant.", min=1)] = None,
     dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe, on your rows.")] = False,
     pairs: Annotated[int, Option(help="Measured runs of each variant; at least 3.", min=1)] = 5,
     warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,
     max_minutes: Annotated[
-        float | None, Option(help="Start no pair that would end later.", min=0.01)
+        float | None, Option(help="Start no pair after so many minutes.", min=0.01)
     ] = None,
     pin: Annotated[
         str | None, Option(help="Keys to set in every variant: num_workers=2,max_steps=200.")
@@ -90,7 +89,6 @@ def protocol(
             dedupe=dedupe,
             command=command or COMMAND,
             pins=parse_pins(pin) if pin else {},
-            sequence_len=sequence_len,
         )
     elif world_size is not None:
         if baseline or candidate or not command:
@@ -98,10 +96,10 @@ def protocol(
         arm = plan_arm("command", command)
         plan = Plan(title=arm.text, arms=(arm,))
     else:
-        if streaming or dedupe or pin or sequence_len or command:
+        if streaming or dedupe or pin or command:
             raise UsageError(
-                "--streaming, --dedupe, --pin, --sequence-len and --command need an Axolotl "
-                "configuration; they do not work with two commands"
+                "--streaming, --dedupe, --pin and --command need an Axolotl configuration; they do "
+                "not work with two commands"
             )
         if not baseline or not candidate:
             raise UsageError("pass a configuration, or both --baseline and --candidate")

@@ -1,5 +1,9 @@
 """Who does the tasks of a job: processes of this machine, or the nodes of a Ray cluster.
 
+A task names a function of this package and what it is given. The function writes its files into the
+store and returns a small dict; ``perform`` keeps that beside them as the last thing it does. So a
+task whose answer is there is done, and one that was lost half way is done again from the start.
+
 A process that dies costs nothing but its task, which is tried again; a task that ends its process
 every time ends the job. Ray's own retries, of which nobody would hear, are off. Where the head of a
 Ray cluster is gone, Ray ends this process after a minute; finished work is kept all the same.
@@ -10,22 +14,25 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from multiprocessing.connection import wait
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from fast_axolotl import system
 from fast_axolotl._version import __version__
-from fast_axolotl.cluster.tasks import Answer, Engine, Event, Heard, Task, perform
+from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 _ATTEMPTS = 4
@@ -33,8 +40,98 @@ _ATTEMPTS = 4
 
 _MOMENT_SECONDS = 5.0
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
-_Outcome = tuple[str, Any]
-"""done, an answer; meant, an error; broke, a traceback."""
+
+Answer = dict[str, Any]
+"""What a task found, and under ``ran``: node, seconds and peak memory of its process."""
+
+Outcome = tuple[str, Any]
+"""done, an answer; meant, an error; broke, a traceback; lost, a reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of a stage."""
+
+    stage: str
+    name: str
+    function: str
+    """``module:function``; called with the store and the arguments."""
+    arguments: Mapping[str, Any]
+
+
+class Engine(Protocol):
+    """Who does the work."""
+
+    @property
+    def num_slots(self) -> int:
+        """Tasks at a time."""
+        ...
+
+    def start(self, url: str, task: Task) -> Any:
+        """Begins a task; gives the key under which ``wait`` tells of it."""
+        ...
+
+    def wait(self, keys: Collection[Any]) -> Iterator[tuple[Any, Outcome]]:
+        """What came of some of these; waits for the first, not for ever."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends what was started and not waited for."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def run_tasks(
+    engine: Engine, url: str, tasks: Sequence[Task], retried: Callable[[str], None]
+) -> Iterator[tuple[Task, Answer]]:
+    """Answers as they come, in any order; raises what a task raised on purpose.
+
+    ``retried`` hears why a task is tried again.
+    """
+    waiting = deque(tasks)
+    running: dict[Any, Task] = {}
+    losses: Counter[str] = Counter()
+    try:
+        while waiting or running:
+            while waiting and len(running) < engine.num_slots:
+                task = waiting.popleft()
+                running[engine.start(url, task)] = task
+            for key, (kind, value) in engine.wait(running.keys()):
+                task = running.pop(key)
+                if kind == "done":
+                    yield task, value
+                    continue
+                if kind == "meant":
+                    raise value
+                if kind == "broke":
+                    raise DataError(f"task {task.stage}/{task.name} failed: {value}")
+                losses[task.name] += 1
+                if losses[task.name] >= _ATTEMPTS:
+                    raise DataError(
+                        f"task {task.stage}/{task.name} failed {_ATTEMPTS} times, last because "
+                        f"{value}. If the machine ran out of memory, use a lower --memory or fewer "
+                        "--workers. Finished work is kept; run the same command again to continue."
+                    )
+                retried(value)
+                waiting.append(task)
+    finally:
+        engine.abandon()
+
+
+def perform(url: str, task: Task) -> Answer:
+    """Does one task, in whatever process this is called."""
+    store = Store(url)
+    module, _, name = task.function.partition(":")
+    begin = time.perf_counter()
+    answer: Answer = getattr(import_module(module), name)(store, **task.arguments)
+    answer["ran"] = {
+        "node": system.node_name(),
+        "seconds": time.perf_counter() - begin,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    store.write_json(f"{task.stage}/{task.name}.json", answer)
+    return answer
 
 
 def open_engine(
@@ -58,52 +155,45 @@ def open_engine(
 
 class _Local:
     def __init__(self, workers: int, preload: Sequence[str]) -> None:
-        self.num_workers = workers or system.usable_cores()
+        self.num_slots = workers or system.usable_cores()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._idle: dict[Any, Any] = {}
+        self._busy: dict[Any, Any] = {}
 
-    def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
-        waiting = deque(tasks)
-        deaths: Counter[str] = Counter()
-        busy: dict[Any, tuple[Any, Task]] = {}
-        try:
-            while waiting or busy:
-                while waiting and len(busy) < self.num_workers:
-                    pipe, process = self._idle.popitem() if self._idle else self._start()
-                    task = waiting.popleft()
-                    busy[pipe] = process, task
-                    heard(Event(kind="started", stage=task.stage, task=task))
-                    with suppress(OSError):  # one that died while it was idle is seen below
-                        pipe.send((url, task))
-                # Who has died need not have closed its pipe, where children of its own live on.
-                ready = set(wait([*busy, *(process.sentinel for process, _ in busy.values())]))
-                for pipe in [p for p in busy if p in ready or busy[p][0].sentinel in ready]:
-                    process, task = busy.pop(pipe)
-                    outcome: _Outcome | None = None
-                    with suppress(EOFError, OSError):
-                        outcome = pipe.recv() if pipe.poll() else None
-                    if outcome is not None:
-                        self._idle[pipe] = process
-                        yield task, _answer(task, *outcome)
-                        continue
-                    _end({pipe: process})
-                    code = process.exitcode
-                    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                    reason = f"its process ended with {name}"
-                    deaths[task.name] += 1
-                    if deaths[task.name] >= _ATTEMPTS:
-                        raise _hopeless(task, reason)
-                    heard(Event(kind="retried", stage=task.stage, task=task, reason=reason))
-                    waiting.append(task)
-        finally:
-            _end({pipe: process for pipe, (process, _) in busy.items()})
+    def start(self, url: str, task: Task) -> Any:
+        pipe, process = self._idle.popitem() if self._idle else self._fork()
+        self._busy[pipe] = process
+        with suppress(OSError):  # one that died while it was idle is seen below
+            pipe.send((url, task))
+        return pipe
+
+    def wait(self, keys: Collection[Any]) -> Iterator[tuple[Any, Outcome]]:
+        # Who has died need not have closed its pipe, where children of its own live on.
+        ready = set(wait([*keys, *(self._busy[pipe].sentinel for pipe in keys)]))
+        for pipe in [p for p in keys if p in ready or self._busy[p].sentinel in ready]:
+            process = self._busy.pop(pipe)
+            outcome: Outcome | None = None
+            with suppress(EOFError, OSError):
+                outcome = pipe.recv() if pipe.poll() else None
+            if outcome is not None:
+                self._idle[pipe] = process
+            else:
+                _end({pipe: process})
+                code = process.exitcode
+                name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                outcome = "lost", f"its process ended with {name}"
+            yield pipe, outcome
+
+    def abandon(self) -> None:
+        _end(self._busy)
+        self._busy.clear()
 
     def close(self) -> None:
         _end(self._idle)
         self._idle.clear()
 
-    def _start(self) -> tuple[Any, Any]:
+    def _fork(self) -> tuple[Any, Any]:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs, dict(os.environ)), daemon=True)
         process.start()
@@ -133,47 +223,36 @@ class _Ray:
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
         self._options: dict[str, Any] = {"num_cpus": 1, "memory": memory or None, "max_retries": 0}
-        if not self._slots():
+        if not self._room():
             self.close()
             raise UsageError(
                 f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
             )
 
     @property
-    def num_workers(self) -> int:
-        return self._workers or max(1, self._slots())
+    def num_slots(self) -> int:
+        return self._workers or 2 * max(1, self._room())  # none waits for its next task
 
-    def run(self, url: str, tasks: Sequence[Task], heard: Heard) -> Iterator[tuple[Task, Answer]]:
-        ray = self._ray
-        function = ray.remote(_attempt).options(**self._options)
-        waiting = deque(tasks)
-        sent: dict[Any, Task] = {}
-        losses: Counter[str] = Counter()
-        while waiting or sent:
-            room = 2 * self.num_workers - len(sent) if waiting else 0
-            for _ in range(min(room, len(waiting))):
-                task = waiting.popleft()
-                sent[function.remote(url, task, _versions())] = task
-                heard(Event(kind="started", stage=task.stage, task=task))
-            ray.wait(list(sent), timeout=_MOMENT_SECONDS)
-            for reference in ray.wait(list(sent), num_returns=len(sent), timeout=0)[0]:
-                task = sent.pop(reference)
-                try:
-                    outcome = ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    reason = str(error).strip()
-                    losses[task.name] += 1
-                    if losses[task.name] >= _ATTEMPTS:
-                        raise _hopeless(task, reason) from None
-                    heard(Event(kind="retried", stage=task.stage, task=task, reason=reason))
-                    waiting.append(task)
-                else:
-                    yield task, _answer(task, *outcome)
+    def start(self, url: str, task: Task) -> Any:
+        function = self._ray.remote(_attempt).options(**self._options)
+        return function.remote(url, task, versions())
+
+    def wait(self, keys: Collection[Any]) -> Iterator[tuple[Any, Outcome]]:
+        self._ray.wait(list(keys), timeout=_MOMENT_SECONDS)
+        for key in self._ray.wait(list(keys), num_returns=len(keys), timeout=0)[0]:
+            try:
+                outcome: Outcome = self._ray.get(key)
+            except self._ray.exceptions.RayError as error:
+                outcome = "lost", str(error).strip()
+            yield key, outcome
+
+    def abandon(self) -> None:
+        """They end with the connection, or soon by themselves."""
 
     def close(self) -> None:
         self._ray.shutdown()
 
-    def _slots(self) -> int:
+    def _room(self) -> int:
         """How many tasks have room on the nodes there are now."""
         return sum(
             int(min(node["Resources"].get(name, 0) // need for name, need in self._need.items()))
@@ -183,12 +262,13 @@ class _Ray:
 
 
 @cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version().rpartition(".")[0], "fast-axolotl": __version__}
+def versions() -> dict[str, str]:
+    """Those that all nodes must have, and a job as long as it goes on."""
+    found = {"python": platform.python_version().rpartition(".")[0], "fast-axolotl": __version__}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+            found[name] = metadata.version(name)
+    return found
 
 
 def _is_open(address: str) -> bool:
@@ -216,11 +296,11 @@ def _work(pipe: Any, environment: dict[str, str]) -> None:
             pipe.send(_attempt(*pipe.recv()))
 
 
-def _attempt(url: str, task: Task, versions: Mapping[str, str] | None = None) -> _Outcome:
-    """A task in a working process; ``versions`` are those of the process that sent it to a node."""
-    where = f" (on node {system.node_name()})" if versions else ""
-    for name, version in (versions or {}).items():
-        if (own := _versions().get(name, "not installed")) != version:
+def _attempt(url: str, task: Task, wanted: Mapping[str, str] | None = None) -> Outcome:
+    """A task in a working process; ``wanted``: the versions of who sent it to another node."""
+    where = f" (on node {system.node_name()})" if wanted else ""
+    for name, version in (wanted or {}).items():
+        if (own := versions().get(name, "not installed")) != version:
             problem = f"nodes differ: {name} {own}{where}, {version} where the job was started"
             return "meant", UsageError(f"{problem}; install the same versions on all")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core has a process already
@@ -231,22 +311,6 @@ def _attempt(url: str, task: Task, versions: Mapping[str, str] | None = None) ->
         return "meant", make(f"{message}{where}", *rest)
     except Exception as error:  # noqa: BLE001  whoever sent the task raises it
         return "broke", f"{type(error).__name__}: {error}{where}\n{traceback.format_exc()}"
-
-
-def _answer(task: Task, outcome: str, value: Any) -> Answer:
-    if outcome == "meant":
-        raise value
-    if outcome == "broke":
-        raise DataError(f"task {task.stage}/{task.name} failed: {value}")
-    return dict(value)
-
-
-def _hopeless(task: Task, reason: str) -> DataError:
-    return DataError(
-        f"task {task.stage}/{task.name} failed {_ATTEMPTS} times, last because {reason}. If the "
-        "machine ran out of memory, use a lower --memory or fewer --workers. Finished work is "
-        "kept; run the same command again to continue."
-    )
 
 
 def _end(workers: Mapping[Any, Any]) -> None:

@@ -1,91 +1,60 @@
-"""The folder of a job, which one process works in at a time, and the summary of what it did."""
+"""A job: stages of tasks in its work folder, what became of them, and an output that appears whole.
+
+The output is written beside its place and renamed at the end; in an object store its last file says
+that it is complete. The file ``_fast-axolotl`` in it names the job that wrote it, and before the
+job ends it compares every file with what its task reported.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.axolotl.save_folder import take_lock
+import pyarrow.parquet as pq
+
+from fast_axolotl.cluster.engines import Answer, Engine, Task, run_tasks, versions
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.cluster.tasks import Event, Heard
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import DataError, UsageError
+
+_MARK = "_fast-axolotl"
+"""The file of an output that names its job. Readers of Parquet folders skip it."""
 
 
-@contextmanager
-def lock_job(work: str) -> Iterator[None]:
-    """Nobody else works in a folder meanwhile, where it is one that can be locked."""
-    if not (store := Store(work)).is_local:
-        yield
-        return
-    mark = Path(f"{store.path('')}.lock")
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(mark, os.O_RDWR | os.O_CREAT)
-    try:
-        if take_lock(lock, mark) is False:
-            raise UsageError(
-                f"another job is using {work}; wait until it ends, or pass another --work and "
-                "another --output"
-            )
-        try:
-            yield
-        finally:
-            mark.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """How far a stage is, and what it was in the end."""
 
-
-def open_job(work: str, description: dict[str, Any], *, restart: bool = False) -> Store:
-    """The folder of a job, empty or with what the same job has finished before."""
-    store = Store(work)
-    if restart:
-        store.remove()
-    names = ("axolotl", "datasets", "fast-axolotl", "pyarrow", "tokenizers", "transformers")
-    versions = {}
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-
-    def plain(value: Any) -> Any:
-        return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
-
-    wanted = json.loads(json.dumps({**description, "versions": versions}, default=plain))
-    if not store.exists("job.json"):
-        store.write_json("job.json", wanted)
-        return store
-    found = store.read_json("job.json")
-    other = [key for key in {*wanted, *found} if wanted.get(key) != found.get(key)]
-    if other:
-        raise UsageError(
-            f"{work} has an unfinished job with other {', '.join(sorted(other))}; pass --restart "
-            "to remove it and start over, or pass another --work"
-        )
-    return store
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSummary:
     name: str
-    tasks: int
-    done_before: int
-    """By an earlier run that was interrupted."""
-    retried: int
-    seconds: float
-    task_seconds: float
-    bytes_out: int
+    tasks: int = 0
+    done: int = 0
+    done_before: int = 0
+    """Of the tasks done, those by an earlier run that was interrupted."""
+    retried: int = 0
+    rows: int = 0
+    """Of the tasks done."""
+    seconds: float = 0.0
+    task_seconds: float = 0.0
+    bytes_out: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSummary:
+Heard = Callable[[Stage, str], None]
+"""Hears of a stage and what happened: that it starts, that a task is tried again and why, that the
+last one is done; of any other task that is done, nothing more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
     name: str
-    tasks: int
-    peak_bytes: int
+    tasks: int = 0
+    peak_bytes: int = 0
     """The most that one working process held."""
 
 
@@ -104,8 +73,8 @@ class JobSummary:
     bytes_in: int
     bytes_out: int
     seconds: float
-    stages: tuple[StageSummary, ...]
-    nodes: tuple[NodeSummary, ...]
+    stages: tuple[Stage, ...]
+    nodes: tuple[Node, ...]
     extra: Mapping[str, Any]
     """What only one kind of job has: rows that could not be read."""
 
@@ -113,43 +82,193 @@ class JobSummary:
         return asdict(self)
 
 
-class Ledger:
-    """Adds up what is heard of stages and tasks, and passes it on."""
+class Job:
+    """Runs stages, and adds up what became of their tasks."""
 
-    def __init__(self, heard: Heard, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._heard, self._clock = heard, clock
-        self._begin = clock()
-        self._last = self._begin
-        self._stages: dict[str, dict[str, Any]] = {}
-        self._nodes: dict[str, tuple[int, int]] = {}
+    def __init__(self, engine: Engine, heard: Heard) -> None:
+        self._engine, self._heard = engine, heard
+        self._begin = time.perf_counter()
+        self._stages: dict[str, Stage] = {}
+        self._nodes: dict[str, Node] = {}
 
-    def hear(self, event: Event) -> None:
-        now = self._clock()
-        fresh = dict.fromkeys(("tasks", "done_before", "retried", "bytes_out"), 0)
-        stage = self._stages.setdefault(event.stage, {**fresh, "seconds": 0.0, "task_seconds": 0.0})
-        if event.kind == "stage":
-            stage["tasks"] += event.total
-        else:
-            stage["seconds"] += now - self._last
-        self._last = now
-        if event.kind == "retried":
-            stage["retried"] += 1
-        if event.answer is not None:
-            ran = event.answer["ran"]
-            stage["done_before"] += event.is_earlier
-            stage["task_seconds"] += ran["seconds"]
-            stage["bytes_out"] += event.answer.get("bytes_out", 0)
-            tasks, peak = self._nodes.get(ran["node"], (0, 0))
-            self._nodes[ran["node"]] = (tasks + 1, max(peak, ran["peak_bytes"]))
-        self._heard(event)
+    def run(
+        self, store: Store, function: Callable[..., Answer], tasks: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Answer]:
+        """The answers of a function's tasks, by the names of these, from their arguments.
+
+        The stage has the function's name. What an earlier run has done is not done again.
+        """
+        name = function.__name__
+        stage = self._stages.setdefault(name, Stage(name=name))
+        stage.tasks += len(tasks)
+        self._heard(stage, "starting")
+        answers: dict[str, Answer] = {}
+        begin, before = time.perf_counter(), stage.seconds
+
+        def take(task: str, answer: Answer) -> None:
+            answers[task] = answer
+            stage.done += 1
+            stage.rows += answer.get("rows") or 0
+            stage.bytes_out += answer.get("bytes_out", 0)
+            stage.seconds = before + time.perf_counter() - begin
+            ran = answer["ran"]
+            stage.task_seconds += ran["seconds"]
+            node = self._nodes.setdefault(ran["node"], Node(name=ran["node"]))
+            node.tasks += 1
+            node.peak_bytes = max(node.peak_bytes, ran["peak_bytes"])
+            self._heard(stage, "done" if stage.done == stage.tasks else "")
+
+        def retried(reason: str) -> None:
+            stage.retried += 1
+            self._heard(stage, f"a task is tried again, since {reason}")
+
+        done = store.names(name)
+        left = []
+        for task, arguments in tasks.items():
+            if f"{task}.json" in done:
+                stage.done_before += 1
+                take(task, store.read_json(f"{name}/{task}.json"))
+            else:
+                called = f"{function.__module__}:{name}"
+                left.append(Task(stage=name, name=task, function=called, arguments=arguments))
+        for finished, answer in run_tasks(self._engine, store.url, left, retried):
+            take(finished.name, answer)
+        return {task: answers[task] for task in tasks}
 
     def summary(self, **figures: Any) -> JobSummary:
-        """What was heard, with what only the job knows."""
-        stages = (StageSummary(name=name, **stage) for name, stage in self._stages.items())
-        nodes = (
-            NodeSummary(name=name, tasks=tasks, peak_bytes=peak)
-            for name, (tasks, peak) in sorted(self._nodes.items())
+        """What was done, with what only the caller knows."""
+        return JobSummary(
+            stages=tuple(self._stages.values()),
+            nodes=tuple(node for _, node in sorted(self._nodes.items())),
+            seconds=time.perf_counter() - self._begin,
+            **{"extra": {}, **figures},
         )
-        seconds = self._clock() - self._begin
-        known: dict[str, Any] = {"stages": tuple(stages), "nodes": tuple(nodes), "seconds": seconds}
-        return JobSummary(**known, **figures)
+
+
+class Output:
+    """The folder that a job writes, and its work folder, from the first look until it is there."""
+
+    def __init__(self, final: Store, parts: str, work: Store, *, is_ours: bool) -> None:
+        """``parts`` is where the files of a local output are written.
+
+        What ``is_ours`` may be replaced, whoever wrote it: nobody else takes such a name.
+        """
+        self.final, self.work, self._is_ours = final, work, is_ours
+        self.parts = Store(parts) if final.is_local else final
+        self._is_new, self._id = True, ""
+
+    def claim(self, held: ExitStack, *, restart: bool, overwrite: bool = False) -> None:
+        """Locks output and work folder for as long as ``held`` is; refuses those of others."""
+        held.enter_context(self.work.locked())
+        held.enter_context(self.final.locked())
+        self._is_new = restart or not self.work.exists("job.json")
+        self._id = uuid.uuid4().hex if self._is_new else self.work.read_json("job.json")["id"]
+        if not self._is_ours:
+            self._check_places(overwrite)
+
+    def begin(self, description: Mapping[str, Any]) -> None:
+        """Keeps what the job is, or compares it with what an earlier run has kept."""
+        if self._is_new:
+            self.work.remove()
+            if not self._is_ours:
+                self.parts.remove()
+
+        def plain(value: Any) -> Any:
+            return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+        about = {**description, "versions": versions(), "id": self._id}
+        wanted = json.loads(json.dumps(about, default=plain))
+        if not self.work.exists("job.json"):
+            self.work.write_json("job.json", wanted)
+            return
+        found = self.work.read_json("job.json")
+        other = [key for key in {*wanted, *found} if wanted.get(key) != found.get(key)]
+        if other:
+            raise UsageError(
+                f"{self.work.url} has an unfinished job with other {', '.join(sorted(other))}; "
+                "pass --restart to remove it and start over, or pass another --work"
+            )
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the output has its name already: a run was interrupted after that."""
+        return self.final is not self.parts and _job_of(self.final) == self._id
+
+    def forget_missing(self, stage: str, parts: Mapping[str, str]) -> None:
+        """No answer of a task outlives the file that the task wrote."""
+        if self.is_placed:
+            return
+        if _job_of(self.parts) != self._id:
+            self.parts.remove()
+        self.parts.write_json(_MARK, {"job": self._id, "work": self.work.url})
+        written = self.parts.names("")
+        for task, part in parts.items():
+            if part not in written:
+                self.work.remove(f"{stage}/{task}.json")
+
+    def publish(self, rows: Mapping[str, int | None], last: Mapping[str, str]) -> None:
+        """The output is there after this, with these files and so many rows in each Parquet file.
+
+        ``last`` are the texts of files that say it is complete.
+        """
+        place = self.final if self.is_placed else self.parts
+
+        def is_whole(part: str) -> bool:
+            if rows[part] is None:
+                return True
+            with place.open(part) as file:
+                return bool(pq.ParquetFile(file).metadata.num_rows == rows[part])
+
+        wrong = sorted((place.names("") - {_MARK, *last}) ^ rows.keys())
+        if not wrong:
+            with ThreadPoolExecutor(16) as threads:
+                whole = zip(rows, threads.map(is_whole, rows), strict=True)
+                wrong = [part for part, is_it in whole if not is_it]
+        if wrong:
+            raise DataError(
+                f"{wrong[0]} is not what its task wrote ({len(wrong)} of {len(rows)} files); "
+                "something else changed this folder: run again with restart=True (--restart)",
+                path=place.url,
+            )
+        if self.is_placed:
+            return
+        for name, text in last.items():
+            with place.writing(name) as path:
+                path.write_text(text, encoding="utf-8")
+        if self.final.is_local:
+            folder, target = Path(place.path("")), Path(self.final.path(""))
+            for path in folder.glob(".*"):
+                path.unlink()  # what a killed task had begun
+            if target.exists():
+                shutil.rmtree(target)
+            folder.rename(target)
+
+    def _check_places(self, overwrite: bool) -> None:
+        """Refuses to write where another job or somebody else has written."""
+        if self.work.names("") and not self.work.exists("job.json"):
+            raise UsageError(
+                f"{self.work.url} is not the work folder of a job; pass another --work"
+            )
+        owner = _job_of(self.final)
+        if owner == "":
+            raise UsageError(
+                f"output {self.final.url} already exists and was not written by such a job, so it "
+                "is not replaced; choose another name, or remove it yourself"
+            )
+        if owner not in (None, self._id) and not overwrite:
+            raise UsageError(
+                f"output {self.final.url} already exists; pass overwrite=True (--overwrite) to "
+                "replace it, or choose another name"
+            )
+        unfinished = _job_of(self.parts)
+        if unfinished == "" or (unfinished not in (None, self._id) and not self._is_new):
+            raise UsageError(
+                f"{self.parts.url} holds files of another job; remove it, or pass another --output"
+            )
+
+
+def _job_of(place: Store) -> str | None:
+    """The job that wrote a folder; empty where that is unknown, ``None`` where nothing is there."""
+    if place.exists(_MARK):
+        return str(place.read_json(_MARK)["job"])
+    return "" if place.is_there() else None

@@ -1,7 +1,8 @@
 """The tasks of ``prepare``: rows to tokens, tokens to where they belong, and on to final files.
 
 ``tokenise`` makes of a unit its tokens, their digests, and the number of every row in its unit.
-When all are there, the coordinator knows where each row goes. ``deal`` sorts a unit by that, one
+When all are there, the coordinator knows where each row goes. ``split`` writes the digests for
+``first_rows``. ``deal`` sorts a unit by that, one
 record batch for each piece of the output; ``write`` gathers a shard piece by piece. Pieces are
 bounded by bytes, so that neither holds more than a fraction of a worker's memory, whatever the
 rows. Cost of ``write``: one read from every unit for each piece.
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fast_axolotl.axolotl.data import is_comparable
-from fast_axolotl.cluster.first_rows import load_array, write_array
+from fast_axolotl.cluster.first_rows import Runs
 from fast_axolotl.cluster.sources import Unit, read_tables
 from fast_axolotl.cluster.stock import Made, Pipeline, open_pipeline
 from fast_axolotl.cluster.store import Store
@@ -69,9 +70,9 @@ def tokenise(
                 dropped.update(made.dropped)
             pa.default_memory_pool().release_unused()
     joined = np.concatenate(numbers)
-    write_array(store, f"numbers/{name}.npy", joined)
+    store.write_array(f"numbers/{name}", joined)
     if secret is not None:
-        write_array(store, f"digests/{name}.npy", np.concatenate(digests))
+        store.write_array(f"digests/{name}", np.concatenate(digests))
     return {
         "rows": rows_in,
         "kept": len(joined),
@@ -83,10 +84,19 @@ def tokenise(
     }
 
 
+def split(store: Store, *, name: str, units: list[str], memory: int) -> dict[str, Any]:
+    """The digests of some units, now that their places are known, in runs."""
+    runs = Runs(store, name, memory)
+    for unit in units:
+        digests = store.read_array(f"digests/{unit}", "<u8")
+        runs.add(digests, store.read_array(f"places/{unit}", "<i8"))
+    return runs.finish()
+
+
 def deal(store: Store, *, unit: str) -> dict[str, Any]:
     """A unit's rows in the order of the output, a record batch for each piece of it."""
-    places = load_array(store, f"finals/{unit}.npy")
-    edges = load_array(store, "edges.npy")
+    places = store.read_array(f"finals/{unit}", "<i8")
+    edges = store.read_array("edges", "<i8")
     kept = np.flatnonzero(places >= 0)  # the others are repeated
     order = kept[np.argsort(places[kept])]
     cuts = np.searchsorted(places[order], edges)

@@ -12,7 +12,6 @@ the machine where the job was started; the rows then go into the job's folder, a
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,21 +128,21 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
     from datasets import Dataset, DatasetDict
 
     folder = f"loaded/{name}"
-    stamp = _stamp(Path(config.path), config.data_files)
+    dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
+    if isinstance(dataset, DatasetDict):
+        chosen = config.split if config.split in dataset and not cfg.rl else split
+        if chosen not in dataset:
+            raise DataError(f"dataset {config.path} has no split {split}; set another split:")
+        dataset = dataset[chosen]
+    if config.shards:
+        index = config.get("shards_idx", 0)
+        dataset = dataset.shuffle(seed=cfg.seed).shard(num_shards=config.shards, index=index)
+    if not isinstance(dataset, Dataset):
+        raise DataError(f"dataset {config.path} loads as {type(dataset).__name__}, not Dataset")
+    stamp = dataset._fingerprint
     known = store.exists(f"{folder}/units.json") and store.read_json(f"{folder}/units.json")
     if not known or known[0]["stamp"] != stamp:
-        dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
-        if isinstance(dataset, DatasetDict):
-            chosen = config.split if config.split in dataset and not cfg.rl else split
-            if chosen not in dataset:
-                raise DataError(f"dataset {config.path} has no split {split}; set another split:")
-            dataset = dataset[chosen]
-        if config.shards:
-            index = config.get("shards_idx", 0)
-            dataset = dataset.shuffle(seed=cfg.seed).shard(num_shards=config.shards, index=index)
-        if not isinstance(dataset, Dataset):
-            raise DataError(f"dataset {config.path} loads as {type(dataset).__name__}, not Dataset")
-        units = []
+        known = []
         step = max(1, len(dataset) // max(1, -(-dataset._estimate_nbytes() // (32 << 20))))
         rows = dataset.with_format("arrow")
         for start in range(0, len(dataset), step):
@@ -153,18 +152,9 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
             with store.writing(part) as path, pa.ipc.new_file(str(path), table.schema) as writer:
                 writer.write_table(table, _FEW_ROWS)
             unit = Unit(kind="rows", path=part, num_bytes=table.nbytes, stamp=stamp)
-            units.append(unit.to_json())
-        store.write_json(f"{folder}/units.json", units)
-    return tuple(Unit(**unit) for unit in store.read_json(f"{folder}/units.json"))
-
-
-def _stamp(path: Path, data_files: Any) -> str:
-    """Changes with the files of a dataset on this machine."""
-    given = [data_files] if isinstance(data_files, str) else data_files or ()
-    files = [path, *map(Path, given), *(path.rglob("*") if path.is_dir() else ())]
-    found = [(str(file), file.stat()) for file in files if file.exists()]
-    seen = sorted((name, info.st_size, info.st_mtime_ns) for name, info in found)
-    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+            known.append(unit.to_json())
+        store.write_json(f"{folder}/units.json", known)
+    return tuple(Unit(**unit) for unit in known)
 
 
 def _cut_file(kind: str, path: str, unit_bytes: int) -> list[Unit]:

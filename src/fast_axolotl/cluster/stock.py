@@ -173,8 +173,7 @@ class Pipeline:
 def open_pipeline(url: str, digest: str) -> Pipeline:
     """The pipeline of a job, opened once in each process; not if it has another SHA-256."""
     _make_ready()
-    with Store(url).reading("pipeline.pickle") as path:
-        data = path.read_bytes()
+    data = Store(url).read("pipeline.pickle")
     # Others may write to a shared folder, and what is unpickled can do anything.
     if hashlib.sha256(data).hexdigest() != digest:
         raise DataError(

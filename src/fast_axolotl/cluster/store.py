@@ -7,6 +7,7 @@ bytes, so the later one may replace the earlier.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import uuid
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
+
+from fast_axolotl.axolotl.save_folder import take_lock
+from fast_axolotl.errors import UsageError
 
 
 @dataclass(slots=True)
@@ -54,10 +59,6 @@ class Store:
         place = Path(self._root)
         return any(place.iterdir()) if place.is_dir() else place.exists()
 
-    def open(self, name: str) -> Any:
-        """A file to read from, by ranges where it is remote."""
-        return self._fs.open(self.path(name))
-
     def names(self, folder: str) -> set[str]:
         """The names of the files in a folder, without it."""
         self._fs.invalidate_cache()
@@ -67,6 +68,28 @@ class Store:
             return set()
         names = {path.rstrip("/").rsplit("/", 1)[-1] for path in found}
         return {name for name in names if not name.startswith(".")}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else works in the folder meanwhile, where it is one that can be locked."""
+        if not self.is_local:
+            yield
+            return
+        mark = Path(f"{self._root}.lock")
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(mark, os.O_RDWR | os.O_CREAT)
+        try:
+            if take_lock(lock, mark) is False:
+                raise UsageError(
+                    f"another job is using {self.url}; wait until it ends, or pass another --work "
+                    "and another --output"
+                )
+            try:
+                yield
+            finally:
+                mark.unlink(missing_ok=True)
+        finally:
+            os.close(lock)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -97,21 +120,32 @@ class Store:
             self._fs.get_file(self.path(name), str(copy))
             yield copy
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Some bytes of a file."""
-        if self.is_local:
-            with Path(self.path(name)).open("rb") as file:
-                file.seek(start)
-                return file.read(stop - start)
+    def open(self, name: str) -> Any:
+        """A file to read from, by ranges where it is remote."""
+        return self._fs.open(self.path(name))
+
+    def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """A file, or some bytes of it."""
         data: bytes = self._fs.cat_file(self.path(name), start=start, end=stop)
         return data
+
+    def write_array(self, name: str, array: Any) -> None:
+        """The plain bytes of an array; whoever reads it knows its type."""
+        with self.writing(name) as path:
+            array.tofile(path)
+
+    def read_array(self, name: str, kind: str, start: int = 0, stop: int | None = None) -> Any:
+        """An array that was written, or a range of it."""
+        size = np.dtype(kind).itemsize
+        # Of an empty file, an object store has no range.
+        return np.frombuffer(self.read(name, start * size or None, stop and stop * size), kind)
 
     def write_json(self, name: str, value: Any) -> None:
         with self.writing(name) as path:
             path.write_text(json.dumps(value), encoding="utf-8")
 
     def read_json(self, name: str) -> Any:
-        return json.loads(self._fs.cat_file(self.path(name)))
+        return json.loads(self.read(name))
 
     def free_bytes(self) -> int | None:
         """What the disk has left; ``None`` where nobody counts."""

@@ -5,40 +5,34 @@ it is cut follows from the files alone. It carries what a process needs to open 
 no others. CSV and compressed files are not cut: a share takes them whole. The types of JSON and CSV
 are found before, by a scan in the process that deals out the shares.
 
-Stage ``digest`` digests the rows of every share, ``first_rows`` finds the repeated ones, and stage
+Stage ``digest`` digests the rows of every share, ``unique`` finds the repeated ones, and stage
 ``write`` reads again and writes the others: the rows of ``dedupe_files``, in a folder of Parquet
-files. A share of repeated rows alone is not read again.
+files. A share of repeated rows alone is not read again. Between the stages, the number of a row is
+that of its share, shifted, and its place in there.
 
-The output appears whole: a local one is renamed at the end, in an object store the file
-``_SUCCESS`` comes last. The file ``_fast-axolotl`` in it names the job that wrote it. A folder
-without that file is somebody else's and is never replaced, and before a job ends it compares every
-file with what its task reported.
+A folder that was not written by such a job is somebody else's and is never replaced.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from fast_axolotl.cluster.engines import open_engine
-from fast_axolotl.cluster.first_rows import Part, find_repeated, read_array, write_array
-from fast_axolotl.cluster.job import JobSummary, Ledger, lock_job, open_job
+from fast_axolotl.cluster.engines import Answer, open_engine
+from fast_axolotl.cluster.first_rows import Runs, find_repeated
+from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.cluster.tasks import Answer, Heard, Task, run_stage
 from fast_axolotl.dedupe.output import ParquetWriter
-from fast_axolotl.dedupe.rows import digest_batch, take_rows
+from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
 from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading import Rejection, format_of_name, open_dataset
@@ -57,8 +51,8 @@ _LEAST_BYTES, _MOST_BYTES = 4 * _MIB, 256 * _MIB
 _MEMORY_SHARE = 8
 """Of a process's memory, this part is for reading ahead."""
 
-_MARK = "_fast-axolotl"
-"""The file of an output that names its job. Readers of Parquet folders skip it."""
+_SHARE_BITS = 40
+"""Of a row's number, those for its place in its share."""
 
 _MOST_REJECTIONS = 100
 
@@ -87,7 +81,7 @@ def dedupe_on(
     work: str | None = None,
     restart: bool = False,
     overwrite: bool = False,
-    heard: Heard = lambda _: None,
+    heard: Heard = lambda *_: None,
     format: str = "auto",
     **read_options: Any,
 ) -> JobSummary:
@@ -108,194 +102,87 @@ def dedupe_on(
         heard: Told of stages and tasks.
         format: As for ``open_dataset``, like ``read_options``: ``split``, ``on_error``, ….
     """
-    ledger = Ledger(heard)
-    place = _Output(output, work=work, restart=restart, overwrite=overwrite)
-    listed = [inputs] if isinstance(inputs, str | Path) else inputs
-    # Other processes have other working directories.
-    paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
-    budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
-    reader = open_dataset(paths, format=format, memory_budget=budget, infer="scan", **read_options)
-    dataset, schema = dataset_of(reader), reader.schema
-    sources = [item.source for item in dataset.inputs]
-    if inside := [one.identity for one in sources if one.identity.startswith(f"{place.url}/")]:
-        raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
-    names = list(schema.names if columns is None else columns)
-    if not names or not set(names) <= set(schema.names) or len(set(names)) != len(names):
-        raise UsageError(f"columns must be among {', '.join(schema.names)}, not {names}")
-    options = asdict(dataset.options)
-    del options["block_bytes"]
-    description = {
-        "job": "dedupe",
-        "columns": names,
-        "output": place.url,
-        "inputs": [[one.identity, one.num_bytes, one.version] for one in sources],
-        "format": format,
-        "options": options,
-    }
+    final = Store(str(output).rstrip("/")).anchored()
+    if format_of_name(final.url)[0] not in (None, "parquet"):
+        raise UsageError(
+            f"output {output} becomes a folder of Parquet files; remove the file ending"
+        )
+    store = Store(work or f"{final.url}.work").anchored()
+    if f"{store.url}/".startswith(f"{final.url}/"):
+        raise UsageError(f"--work {store.url} is inside the output; choose another folder")
+    place = Output(final, f"{final.url}.parts", store, is_ours=False)
     with ExitStack() as held:
-        store = place.open(description, held)
+        place.claim(held, restart=restart, overwrite=overwrite)
+        listed = [inputs] if isinstance(inputs, str | Path) else inputs
+        # Other processes have other working directories.
+        paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
+        budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
+        reader = open_dataset(
+            paths, format=format, memory_budget=budget, infer="scan", **read_options
+        )
+        dataset, schema = dataset_of(reader), reader.schema
+        sources = [item.source for item in dataset.inputs]
+        if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
+            raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
+        names = column_names(schema, columns, "the input")
+        options = asdict(dataset.options)
+        del options["block_bytes"]
+        description = {
+            "job": "dedupe",
+            "columns": names,
+            "output": final.url,
+            "inputs": [[one.identity, one.num_bytes, one.version] for one in sources],
+            "format": format,
+            "options": options,
+        }
+        place.begin(description)
         crew = open_engine(
             engine, address=address, workers=workers, memory=memory, preload=[__name__]
         )
         held.callback(crew.close)
+        job = Job(crew, heard)
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
-        cut = _cut(dataset, format)
-
-        def run(stage: str, given: Sequence[Mapping[str, Any]], **alike: Any) -> list[Answer]:
-            """The answers of a stage's tasks, one for each share."""
-            tasks = [
-                Task(
-                    stage=stage,
-                    name=arguments["share"].name,
-                    function=f"{__name__}:{stage}",
-                    arguments={"schema": schema, "memory": memory, **alike, **arguments},
-                )
-                for arguments in given
-            ]
-            return list(run_stage(crew, store, stage, tasks, ledger.hear).values())
-
-        secret = store.read_json("secret.json")
-        digests = run("digest", [{"share": share} for share in cut], columns=names, secret=secret)
-        ends = np.cumsum([0, *(answer["rows"] for answer in digests)]).tolist()
-        parts = [
-            Part(name=share.name, num_rows=answer["rows"], first_place=start)
-            for share, start, answer in zip(cut, ends, digests, strict=False)
-        ]
-        repeated = find_repeated(crew, store, parts, memory=memory, heard=ledger.hear)
-        write_array(store, "repeated.npy", repeated)
-        drops = np.searchsorted(repeated, ends).tolist()
-        given: list[dict[str, Any]] = []
-        for number, share in enumerate(cut):
-            rows, drop = ends[number : number + 2], drops[number : number + 2]
-            has_rows = rows[1] - rows[0] > drop[1] - drop[0]
-            if has_rows or (share is cut[-1] and not given):  # without rows there is a schema
-                part = f"part-{len(given):05d}.parquet"
-                given.append({"share": share, "rows": rows, "drop": drop, "part": part})
-        place.forget_missing("write", {one["share"].name: one["part"] for one in given})
-        written = run("write", given, target=place.parts.url)
-        place.finish({one["part"]: a["rows"] for one, a in zip(given, written, strict=True)})
-    rejections = [item for answer in digests for item in answer["rejections"]]
-    unreadable = sum(answer["rejected"] for answer in digests)
-    return ledger.summary(
-        outputs=(place.url,),
-        rows_in=ends[-1],
+        shares = {
+            share.name: {"share": share, "schema": schema, "memory": memory, "first": first}
+            for share, first in _cut(dataset, format)
+        }
+        keys = {"columns": names, "secret": store.read_json("secret.json")}
+        digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
+        rows_in = sum(answer["rows"] for answer in digests.values())
+        repeated = find_repeated(job, store, digests, num_rows=rows_in, memory=memory)
+        store.write_array("drops", repeated)
+        edges = [number << _SHARE_BITS for number in range(len(shares) + 1)]
+        drops = dict(zip(shares, pairwise(np.searchsorted(repeated, edges).tolist()), strict=True))
+        tasks: dict[str, dict[str, Any]] = {}
+        for name, given in shares.items():
+            num_rows, drop = digests[name]["rows"], drops[name]
+            has_rows = num_rows > drop[1] - drop[0]
+            if has_rows or (name == [*shares][-1] and not tasks):  # without rows there is a schema
+                part = {"part": f"part-{len(tasks):05d}.parquet", "target": place.parts.url}
+                tasks[name] = {**given, **part, "num_rows": num_rows, "drop": drop}
+        place.forget_missing("write", {name: task["part"] for name, task in tasks.items()})
+        written = job.run(store, write, tasks)
+        rows = {tasks[name]["part"]: answer["rows"] for name, answer in written.items()}
+        place.publish(rows, {} if final.is_local else {"_SUCCESS": "{}"})
+        store.remove()
+    rejections = [item for answer in digests.values() for item in answer["rejections"]]
+    unreadable = sum(answer["rejected"] for answer in digests.values())
+    return job.summary(
+        outputs=(final.url,),
+        rows_in=rows_in,
         dropped={"unreadable": unreadable} if rejections else {},
         duplicates=len(repeated),
-        rows_out=ends[-1] - len(repeated),
+        rows_out=rows_in - len(repeated),
         tokens=0,
         bytes_in=sum(one.num_bytes for one in sources),
-        bytes_out=sum(answer["bytes_out"] for answer in written),
+        bytes_out=sum(answer["bytes_out"] for answer in written.values()),
         extra={"rejections": rejections[:_MOST_REJECTIONS]} if rejections else {},
     )
 
 
-class _Output:
-    """The folder that a job writes, and its work folder, from the first look until it is there."""
-
-    def __init__(self, output: str, *, work: str | None, restart: bool, overwrite: bool) -> None:
-        self._final = self.parts = Store(str(output).rstrip("/")).anchored()
-        self.url = self._final.url
-        if format_of_name(self.url)[0] not in (None, "parquet"):
-            raise UsageError(
-                f"output {output} becomes a folder of Parquet files; remove the file ending"
-            )
-        if self._final.is_local:
-            self.parts = Store(f"{self.url}.parts")
-        self._work = Store(work or f"{self.url}.work").anchored()
-        if f"{self._work.url}/".startswith(f"{self.url}/"):
-            raise UsageError(f"--work {self._work.url} is inside the output; choose another folder")
-        self._restart, self._overwrite = restart, overwrite
-        self._is_new = restart or not self._work.exists("id.json")
-        self._id = uuid.uuid4().hex if self._is_new else str(self._work.read_json("id.json"))
-        """Of the job, however often it is continued."""
-        self._check_places()
-
-    def open(self, description: dict[str, Any], held: ExitStack) -> Store:
-        """The job's work folder; it and the output are locked for as long as ``held`` is."""
-        work = self._work.url
-        if self._work.names("") and not self._work.exists("job.json"):
-            raise UsageError(f"{work} is not the work folder of a job; pass another --work")
-        held.enter_context(lock_job(work))
-        held.enter_context(lock_job(self.url))
-        self._check_places()  # nobody changes them from here
-        open_job(work, description, restart=self._restart)
-        if self._is_new:
-            self.parts.remove()
-            self._work.write_json("id.json", self._id)
-        return self._work
-
-    @property
-    def _is_placed(self) -> bool:
-        """Whether the output has its name already: a run was interrupted after that."""
-        return self._final is not self.parts and _job_of(self._final) == self._id
-
-    def forget_missing(self, stage: str, parts: Mapping[str, str]) -> None:
-        """No answer of a task outlives the file that the task wrote."""
-        if not self._is_placed:
-            self.parts.write_json(_MARK, {"job": self._id, "work": self._work.url})
-            written = self.parts.names("")
-            for task, part in parts.items():
-                if part not in written:
-                    self._work.remove(f"{stage}/{task}.json")
-
-    def finish(self, rows: Mapping[str, int]) -> None:
-        """The output is there after this, with so many rows in each part."""
-        is_placed = self._is_placed
-        _compare(self._final if is_placed else self.parts, rows)
-        if not self._final.is_local:
-            self._final.write_json("_SUCCESS", {})
-        elif not is_placed:
-            for path in Path(self.parts.path("")).glob(".*"):
-                path.unlink()  # what a killed task had begun
-            if self._final.exists(""):
-                shutil.rmtree(self._final.path(""))
-            Path(self.parts.path("")).rename(self._final.path(""))
-        self._work.remove()
-
-    def _check_places(self) -> None:
-        """Refuses to write where another job or somebody else has written."""
-        owner = _job_of(self._final)
-        if owner == "":
-            raise UsageError(
-                f"output {self.url} already exists and was not written by such a job, so it is not "
-                "replaced; choose another name, or remove it yourself"
-            )
-        if owner not in (None, self._id) and not self._overwrite:
-            raise UsageError(
-                f"output {self.url} already exists; pass overwrite=True (--overwrite) to replace "
-                "it, or choose another name"
-            )
-        unfinished = _job_of(self.parts)
-        if unfinished == "" or (unfinished not in (None, self._id) and not self._is_new):
-            raise UsageError(
-                f"{self.parts.url} holds files of another job; remove it, or pass another --output"
-            )
-
-
-def _compare(place: Store, rows: Mapping[str, int]) -> None:
-    """Every part is there, with as many rows as its task reported, and nothing else is."""
-
-    def count(part: str) -> int:
-        with place.open(part) as file:
-            return int(pq.ParquetFile(file).metadata.num_rows)
-
-    found = place.names("") - {_MARK, "_SUCCESS"}
-    wrong = sorted(found ^ set(rows))
-    if not wrong:
-        with ThreadPoolExecutor(16) as threads:
-            counted = zip(rows, threads.map(count, rows), strict=True)
-            wrong = [part for part, num_rows in counted if num_rows != rows[part]]
-    if wrong:
-        raise DataError(
-            f"{wrong[0]} is not what its task wrote ({len(wrong)} of {len(rows)} files); "
-            "something else changed this folder: run again with restart=True (--restart)",
-            path=place.url,
-        )
-
-
-def _cut(dataset: Dataset, format: str) -> list[Share]:
-    """All units of a dataset in shares, in order."""
+def _cut(dataset: Dataset, format: str) -> Iterator[tuple[Share, int]]:
+    """All units of a dataset in shares, in order, with the number of the first row of each."""
     units = dataset.units()
     total = sum(unit.num_bytes for unit in units)
     share_bytes = max(_LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))
@@ -307,7 +194,6 @@ def _cut(dataset: Dataset, format: str) -> list[Share]:
             groups.append([])
             size = unit.num_bytes
         groups[-1].append(unit)
-    shares = []
     for number, group in enumerate(groups):
         files = {file: index for index, file in enumerate(dict.fromkeys(u.file for u in group))}
         share = Share(
@@ -317,41 +203,35 @@ def _cut(dataset: Dataset, format: str) -> list[Share]:
             format=format,
             options=dataset.options,
         )
-        shares.append(share)
-    return shares
-
-
-def _job_of(place: Store) -> str | None:
-    """The job that wrote a folder; empty where that is unknown, ``None`` where nothing is there."""
-    if place.exists(_MARK):
-        return str(place.read_json(_MARK)["job"])
-    return "" if place.is_there() else None
+        yield share, number << _SHARE_BITS
 
 
 def digest(
-    store: Store, *, share: Share, schema: pa.Schema, columns: list[str], secret: Any, memory: int
+    store: Store,
+    *,
+    share: Share,
+    schema: pa.Schema,
+    memory: int,
+    first: int,
+    columns: list[str],
+    secret: Sequence[int],
 ) -> Answer:
-    """Writes the digests of a share's rows, 16 bytes each."""
+    """Writes the digests of a share's rows; ``first`` is the number of the first one."""
     if share.options.on_error == "raise":  # else a damaged column hides its row
         share = replace(share, options=replace(share.options, columns=tuple(columns)))
         schema = pa.schema([schema.field(name) for name in columns])
-    num_rows, rejections = 0, list[Rejection]()
-    with store.writing(f"digests/{share.name}.npy") as path, path.open("wb") as file:
-        file.seek(128)  # the head of a .npy file is written last
-        for rows in read_share(share, schema, memory):
-            rejections += rows.rejections
-            num_rows += rows.table.num_rows
-            for batch in rows.table.select(columns).to_batches():
-                file.write(digest_batch(batch, np.array(secret, np.uint64), 1).data)
-        file.seek(0)
-        head: Any = np.lib.format
-        head.write_array_header_1_0(
-            file, {"descr": "<u8", "fortran_order": False, "shape": (num_rows, 2)}
-        )
-        assert file.tell() == 128
+    number, rejections = first, list[Rejection]()
+    runs = Runs(store, share.name, memory)
+    for rows in read_share(share, schema, memory):
+        rejections += rows.rejections
+        for batch in rows.table.select(columns).to_batches():
+            digests = digest_batch(batch, np.array(secret, np.uint64), 1)
+            runs.add(digests, np.arange(number, number + batch.num_rows))
+            number += batch.num_rows
     return {
-        "rows": num_rows,
-        "bytes_out": 16 * num_rows,
+        **runs.finish(),
+        "rows": number - first,
+        "bytes_out": 24 * (number - first),
         "rejected": sum(item.num_rows or 0 for item in rejections),
         "rejections": [
             f"{', '.join(filter(None, (item.path, item.place)))}: {item.reason}"
@@ -365,16 +245,17 @@ def write(
     *,
     share: Share,
     schema: pa.Schema,
-    rows: Sequence[int],
+    memory: int,
+    first: int,
+    num_rows: int,
     drop: Sequence[int],
     part: str,
     target: str,
-    memory: int,
 ) -> Answer:
-    """Writes the rows of a share that are not repeated."""
-    keep = np.ones(rows[1] - rows[0], bool)
+    """Writes the rows of a share that are not repeated: ``drop`` says where these are listed."""
+    keep = np.ones(num_rows, bool)
     if drop[1] > drop[0]:
-        keep[read_array(store, "repeated.npy", np.dtype("<i8"), *drop) - rows[0]] = False
+        keep[store.read_array("drops", "<i8", *drop) - first] = False
     at = 0
     with Store(target).writing(part) as path:
         writer = ParquetWriter(path, schema)
@@ -384,9 +265,9 @@ def write(
                 at += batch.num_rows
         writer.close()
         num_bytes = path.stat().st_size
-        if at != len(keep):
+        if at != num_rows:
             raise DataError(
-                f"the input had {len(keep):,} rows at the first read and {at:,} at the second: it "
+                f"the input had {num_rows:,} rows at the first read and {at:,} at the second: it "
                 "changed; run again with restart=True (--restart)",
                 path=share.files[0].source.path,
             )

@@ -33,7 +33,7 @@ from fast_axolotl.dedupe.output import (
     disk_errors,
 )
 from fast_axolotl.dedupe.row_bytes import plain_type
-from fast_axolotl.dedupe.rows import digest_batch, take_rows
+from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
 from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, UsageError
@@ -43,7 +43,6 @@ from fast_axolotl.reading import (
     Rejection,
     TypeClash,
     conform,
-    is_json_text,
     join_schemas,
     open_dataset,
 )
@@ -121,7 +120,7 @@ def dedupe_files(
         num_threads: Decode threads; 0 uses all available CPU cores.
         temp_dir: Where data spills beyond the memory budget; by default next to ``output``.
         progress: Called after every batch.
-        read_options: For ``open_dataset``: ``format``, ``split``, ``json_field``, ``on_error``, ….
+        read_options: For ``open_dataset``: ``format``, ``split``, ``on_error``, ….
     """
     started = time.perf_counter()
     target = Path(output)
@@ -158,28 +157,107 @@ def dedupe_files(
             raise UsageError(f"{path} is one of the input files; write to another name")
     key = _key_schema(reader, others, columns)
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
-    with closing(_Ledger(key, folder, memory_budget - working_bytes, num_threads)) as ledger:
-        work = _Work(reader, others, ledger, progress)
-        work.write(target, listing, group_bytes)
-    return work.summary(time.perf_counter() - started, target, listing)
+    limit = memory_budget - working_bytes
+    with closing(_Run(key, folder, limit, num_threads, progress)) as run, ExitStack() as stack:
+        run.writer = stack.enter_context(Output(target, reader.schema, group_bytes))
+        outputs = [run.writer]
+        if listing is not None:
+            listed = _report_schema(decoded_schema(reader.schema))
+            run.dropped = stack.enter_context(Output(listing, listed, group_bytes))
+            outputs.insert(0, run.dropped)
+        run.work(reader, others)
+        for item in outputs:
+            item.finish()
+        for item in outputs:
+            item.publish()
+    seconds = time.perf_counter() - started
+    return DedupeSummary(
+        rows_in=run.rows_in,
+        rows_out=run.rows_out,
+        duplicates=run.rows_in - run.rows_out,
+        duplicates_of_others=run.of_others,
+        rejected_rows=run.rejected,
+        rejections=tuple(run.rejections),
+        files_in=len(reader.files),
+        files_against=0 if others is None else len(others.files),
+        bytes_in=sum(file.source.num_bytes for file in reader.files),
+        bytes_out=target.stat().st_size,
+        seconds=seconds,
+        rows_per_second=run.rows_in / seconds if seconds else None,
+        state_bytes=run.state_bytes,
+        spilled_bytes=0 if run.spill is None else run.spill.num_bytes,
+        output=str(target),
+        report=None if listing is None else str(listing),
+    )
 
 
-class _Ledger:
-    """Decides rows in memory while they fit, and afterwards only writes them down."""
+class _Run:
+    """One run over the data: decides rows in memory while they fit, then only writes them down."""
 
-    def __init__(self, key: pa.Schema, folder: Path, limit: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        key: pa.Schema,
+        folder: Path,
+        limit: int,
+        num_threads: int,
+        progress: Progress | None,
+    ) -> None:
         self._key = key
         self._key_types = [plain_type(field.type) for field in key]
-        self._num_threads = num_threads
-        self._folder = folder
-        self._limit = limit
+        self._folder, self._limit, self._num_threads = folder, limit, num_threads
+        self._progress = progress
         self._seen = SeenRows(num_threads)
         self._secret = self._seen.secret
+        self.writer: Output
+        self.dropped: Output | None = None
         self.spill: Spill | None = None
         self.state_bytes = 0
         """The most that the set has held."""
+        self.rows_in = self.rows_out = self.of_others = self.rejected = 0
+        self.rejections: list[Rejection] = []
 
-    def firsts(self, batch: pa.RecordBatch, numbers: Any) -> Any:
+    def work(self, reader: Reader, others: Reader | None) -> None:
+        """Writes the rows that come for the first time."""
+        if others is not None:
+            for batch, start in self._batches(others, "reading the rows to remove"):
+                self._firsts(batch, np.arange(start, start + batch.num_rows) - _OTHERS)
+            self._note_rejections(others)
+        decided, state = 0, None
+        for batch, start in self._batches(reader, "reading"):
+            self.rows_in = start + batch.num_rows
+            firsts = self._firsts(batch, np.arange(start, self.rows_in))
+            if firsts is not None:
+                self._write(batch, start, firsts)
+                decided = self.rows_in
+                if self.spill is not None:
+                    state = reader.state_dict()  # where memory ran out
+        self._note_rejections(reader)
+        if self.spill is None or decided == self.rows_in:
+            return
+        if self._progress is not None:
+            self._progress("finding duplicates on disk", 0, 0, self.rows_in)
+        with disk_errors(self.spill.folder):
+            self.spill.resolve()
+        if state is not None:
+            reader.load_state_dict(state)
+        row = decided
+        for batch, start in self._batches(reader, "writing", decided):
+            row = start + batch.num_rows
+            if row > self.rows_in:
+                break
+            self._write(batch, start, self.spill.firsts(start, row))
+        if row != self.rows_in:
+            raise DataError(
+                f"the input had {self.rows_in:,} rows when it was first read and changed before "
+                "the second read; run again when nothing writes to it"
+            )
+
+    def close(self) -> None:
+        """Removes what is on disk."""
+        if self.spill is not None:
+            self.spill.close()
+
+    def _firsts(self, batch: pa.RecordBatch, numbers: Any) -> Any:
         """The number of the first row like each, or ``None`` where that is found out later."""
         keys = batch.select(self._key.names)
         if [plain_type(field.type) for field in keys.schema] != self._key_types:
@@ -189,138 +267,43 @@ class _Ledger:
                 raise _conflict(clash) from None
             keys = table.combine_chunks().to_batches()[0]
         digests = digest_batch(keys, self._secret, self._num_threads)
-        if self.spill is not None:
-            with disk_errors(self._folder):
+        with disk_errors(self._folder):
+            if self.spill is not None:
                 self.spill.add(digests, numbers)
-            return None
-        firsts = self._seen.enter(digests, numbers)
-        self.state_bytes = max(self.state_bytes, self._seen.num_bytes)
-        if self._seen.num_bytes > self._limit:
-            with disk_errors(self._folder):
+                return None
+            firsts = self._seen.enter(digests, numbers)
+            self.state_bytes = max(self.state_bytes, self._seen.num_bytes)
+            if self._seen.num_bytes > self._limit:
                 folder = tempfile.mkdtemp(prefix=".fast-axolotl-", dir=self._folder)
                 self.spill = Spill(Path(folder), limit=self._limit)
                 for entered, rows in self._seen.entries():
                     self.spill.add(entered, rows)
-            self._seen = SeenRows(num_threads=1)  # lets go of the full one
+                self._seen = SeenRows(num_threads=1)  # lets go of the full one
         return firsts
 
-    def close(self) -> None:
-        """Removes what is on disk."""
-        if self.spill is not None:
-            self.spill.close()
-
-
-class _Work:
-    """One run over the data, with its counts."""
-
-    def __init__(
-        self, reader: Reader, others: Reader | None, ledger: _Ledger, progress: Progress | None
-    ) -> None:
-        self._reader = reader
-        self._others = others
-        self._ledger = ledger
-        self._progress = progress
-        self._rows_in = self._rows_out = self._of_others = self._rejected = 0
-        self._rejections: list[Rejection] = []
-
-    def write(self, output: Path, report: Path | None, group_bytes: int) -> None:
-        """Does the work; both files are there after it, or neither."""
-        schema = self._reader.schema
-        with ExitStack() as stack:
-            self._writer = stack.enter_context(Output(output, schema, group_bytes))
-            self._dropped = None
-            if report is not None:
-                listed = _report_schema(decoded_schema(schema))
-                self._dropped = stack.enter_context(Output(report, listed, group_bytes))
-            self._run()
-            outputs = [item for item in (self._dropped, self._writer) if item is not None]
-            for item in outputs:
-                item.finish()
-            for item in outputs:
-                item.publish()
-
-    def _run(self) -> None:
-        if self._others is not None:
-            for batch, start in self._batches(self._others, "reading the rows to remove"):
-                numbers = np.arange(start, start + batch.num_rows) - _OTHERS
-                self._ledger.firsts(batch, numbers)
-            self._note_rejections(self._others)
-        decided, state = 0, None
-        for batch, start in self._batches(self._reader, "reading"):
-            self._rows_in = start + batch.num_rows
-            firsts = self._ledger.firsts(batch, np.arange(start, self._rows_in))
-            if firsts is not None:
-                self._write(batch, start, firsts)
-                decided = self._rows_in
-                if self._ledger.spill is not None:
-                    state = self._reader.state_dict()  # where memory ran out
-        self._note_rejections(self._reader)
-        spill = self._ledger.spill
-        if spill is None or decided == self._rows_in:
-            return
-        if self._progress is not None:
-            self._progress("finding duplicates on disk", 0, 0, self._rows_in)
-        with disk_errors(spill.folder):
-            spill.resolve()
-        if state is not None:
-            self._reader.load_state_dict(state)
-        row = decided
-        for batch, start in self._batches(self._reader, "writing", decided):
-            row = start + batch.num_rows
-            if row > self._rows_in:
-                break
-            self._write(batch, start, spill.firsts(start, row))
-        if row != self._rows_in:
-            raise DataError(
-                f"the input had {self._rows_in:,} rows when it was first read and changed before "
-                "the second read; run again when nothing writes to it"
-            )
-
     def _note_rejections(self, reader: Reader) -> None:
-        self._rejections += reader.stats.rejections
-        self._rejected += reader.stats.rejected_rows
-
-    def summary(self, seconds: float, output: Path, report: Path | None) -> DedupeSummary:
-        spill = self._ledger.spill
-        return DedupeSummary(
-            rows_in=self._rows_in,
-            rows_out=self._rows_out,
-            duplicates=self._rows_in - self._rows_out,
-            duplicates_of_others=self._of_others,
-            rejected_rows=self._rejected,
-            rejections=tuple(self._rejections),
-            files_in=len(self._reader.files),
-            files_against=0 if self._others is None else len(self._others.files),
-            bytes_in=sum(file.source.num_bytes for file in self._reader.files),
-            bytes_out=output.stat().st_size,
-            seconds=seconds,
-            rows_per_second=self._rows_in / seconds if seconds else None,
-            state_bytes=self._ledger.state_bytes,
-            spilled_bytes=0 if spill is None else spill.num_bytes,
-            output=str(output),
-            report=None if report is None else str(report),
-        )
+        self.rejections += reader.stats.rejections
+        self.rejected += reader.stats.rejected_rows
 
     def _batches(
         self, reader: Reader, phase: str, start: int = 0
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches and the number of their first row."""
-        total = reader.num_bytes
         for batch in reader:
             yield batch, start
             start += batch.num_rows
             pa.default_memory_pool().release_unused()
             if self._progress is not None:
-                self._progress(phase, reader.stats.num_bytes, total, start)
+                self._progress(phase, reader.stats.num_bytes, reader.num_bytes, start)
 
     def _write(self, batch: pa.RecordBatch, start: int, firsts: Any) -> None:
         numbers = np.arange(start, start + batch.num_rows)
         new = firsts == numbers
-        self._writer.write(take_rows(batch, np.flatnonzero(new)))
-        self._rows_out += int(np.count_nonzero(new))
-        self._of_others += int(np.count_nonzero(firsts < 0))
+        self.writer.write(take_rows(batch, np.flatnonzero(new)))
+        self.rows_out += int(np.count_nonzero(new))
+        self.of_others += int(np.count_nonzero(firsts < 0))
         repeated = np.flatnonzero(~new)
-        if self._dropped is not None and len(repeated):
+        if self.dropped is not None and len(repeated):
             rows, originals = decoded(take_rows(batch, repeated)), firsts[repeated]
             of_others = originals < 0
             columns = [
@@ -330,7 +313,7 @@ class _Work:
                 pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)),
             ]
             listed = pa.RecordBatch.from_arrays(columns, schema=_report_schema(rows.schema))
-            self._dropped.write(listed)
+            self.dropped.write(listed)
 
 
 def _report_schema(schema: pa.Schema) -> pa.Schema:
@@ -347,15 +330,14 @@ def _report_schema(schema: pa.Schema) -> pa.Schema:
 
 def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | None) -> pa.Schema:
     """The columns that are compared, under types that both sides can be brought to."""
-    names = reader.schema.names if columns is None else list(columns)
-    if not names and columns is None:
+    names = column_names(reader.schema, columns, "the input")
+    if not names:
         raise DataError("the input has no columns to compare; check that the files have rows")
-    if isinstance(columns, str) or not names or len(set(names)) != len(names):
-        raise UsageError(f"columns must be a list of distinct names, not {columns!r}")
-    key = _select(reader.schema, names, "the input")
+    key = pa.schema([reader.schema.field(name) for name in names])
     if others is None or not others.schema.names:
         return key
-    theirs = _select(others.schema, names, "the dataset to compare with")
+    names = column_names(others.schema, names, "the dataset to compare with")
+    theirs = pa.schema([others.schema.field(name) for name in names])
     for name in names:
         if _is_json(key.field(name)) != _is_json(theirs.field(name)):
             raise _conflict(TypeClash(name, key.field(name).type, theirs.field(name).type))
@@ -369,7 +351,7 @@ def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | 
 
 def _is_json(field: pa.Field) -> bool:
     """Whether values of several kinds are held as JSON text, which no plain value equals."""
-    return is_json_text(field) or field.type == MIXED
+    return bool(field.type == MIXED)
 
 
 def _conflict(clash: TypeClash) -> ConflictError:
@@ -377,13 +359,6 @@ def _conflict(clash: TypeClash) -> ConflictError:
         f"column {clash.path!r} has the type {clash.known} in one dataset and {clash.found} in the "
         "other, which cannot be compared; make the types equal, or compare other columns"
     )
-
-
-def _select(schema: pa.Schema, names: Sequence[str], side: str) -> pa.Schema:
-    missing = [name for name in names if name not in schema.names]
-    if missing:
-        raise UsageError(f"{side} has no column {missing[0]!r}; it has {', '.join(schema.names)}")
-    return pa.schema([schema.field(name) for name in names])
 
 
 def _as_paths(paths: Paths) -> Any:

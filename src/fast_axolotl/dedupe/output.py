@@ -86,7 +86,7 @@ class Output:
     def __exit__(self, *_: object) -> None:
         if self._is_open:
             with contextlib.suppress(OSError, pa.ArrowException):
-                self._writer.abandon()
+                self._writer.close()
         self._beside.unlink(missing_ok=True)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -107,14 +107,15 @@ class Output:
 
 def _writer_for(
     path: Path, name: str, group_bytes: int = GROUP_BYTES
-) -> Callable[[Path, pa.Schema], ParquetWriter | _Arrow | _JsonLines]:
+) -> Callable[[Path, pa.Schema], Any]:
+    """What makes a writer of batches, with ``write`` and ``close``, for a path and a schema."""
     kind, compression = format_of_name(path.name)
     if kind == "jsonl" and compression in (None, "gzip", "zstd"):
         return lambda target, _: _JsonLines(target, compression)
     if kind == "parquet" and compression is None:
         return lambda target, schema: ParquetWriter(target, schema, group_bytes)
     if kind in ("arrow", "feather") and compression is None:
-        return _Arrow
+        return lambda target, schema: pa.ipc.new_file(str(target), schema)
     raise UsageError(f"{name} {path} has an unknown file ending; use {_ENDINGS}")
 
 
@@ -155,31 +156,11 @@ class ParquetWriter:
         self._flush()
         self._writer.close()
 
-    def abandon(self) -> None:
-        self._waiting = []
-        self._writer.close()
-
     def _flush(self) -> None:
         if self._waiting:
             table = pa.Table.from_batches(self._waiting)
             self._waiting, self._waiting_bytes = [], 0
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-
-
-class _Arrow:
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._file = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._file, schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
-        self._file.close()
-
-    def abandon(self) -> None:
-        self._file.close()
 
 
 class _JsonLines:
@@ -195,8 +176,6 @@ class _JsonLines:
 
     def close(self) -> None:
         self._file.close()
-
-    abandon = close
 
 
 def _as_text(value: Any) -> str:

@@ -50,7 +50,7 @@ def unique_rows(
             f"table has the type {type(table).__name__}; pass a pyarrow Table or RecordBatch, for "
             "example pa.Table.from_pylist(rows)"
         )
-    table = table.select(_names(table, columns))
+    table = table.select(column_names(table.schema, columns, "the table"))
     seen = SeenRows() if seen is None else seen
     types = [(field.name, plain_type(field.type)) for field in table.schema]
     if seen.types is None:
@@ -112,15 +112,16 @@ def _rows_at_once(batch: pa.RecordBatch) -> int:
     return max(1, int(_DECODED_BYTES / row_bytes)) if row_bytes else max(1, batch.num_rows)
 
 
-def _names(table: pa.Table, columns: Sequence[str] | None) -> list[str]:
+def column_names(schema: pa.Schema, columns: Sequence[str] | None, side: str) -> list[str]:
+    """The columns to compare; ``side`` names the data in messages."""
     if columns is not None and (isinstance(columns, str) or not columns):
         raise UsageError(f"columns must be a list of column names, not {columns!r}")
-    known = table.schema.names
-    names = known if columns is None else list(columns)
-    missing = [name for name in names if name not in known]
+    names = schema.names if columns is None else list(columns)
+    missing = [name for name in names if name not in schema.names]
     if missing:
-        raise UsageError(f"there is no column {missing[0]!r}; the table has {', '.join(known)}")
+        known = ", ".join(schema.names)
+        raise UsageError(f"{side} has no column {missing[0]!r}; it has {known}")
     for name in names:
-        if names.count(name) > 1 or known.count(name) > 1:
+        if names.count(name) > 1 or schema.names.count(name) > 1:
             raise UsageError(f"two columns have the name {name!r}; rename or drop one")
     return names

@@ -88,16 +88,14 @@ class Attachment:
         """A trainer of transformers has a list of callbacks: ours joins it."""
         from fast_axolotl.integrations.transformers_meter import MeterCallback
 
-        callback = self.callback_for(handler.callbacks, MeterCallback)
-        if callback is not None:
+        if callback := self.callback_for(handler.callbacks, MeterCallback):
             handler.add_callback(callback)
 
     def join_lightning(self, trainer: Any) -> None:
         """A trainer of Lightning likewise."""
         from fast_axolotl.integrations.lightning_meter import MeterCallback
 
-        callback = self.callback_for(trainer.callbacks, MeterCallback)
-        if callback is not None:
+        if callback := self.callback_for(trainer.callbacks, MeterCallback):
             trainer.callbacks.insert(0, callback)
 
     def read_axolotl(self, builder: Any) -> None:

@@ -10,14 +10,22 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fast_axolotl.axolotl import RUN, SWITCH, install, names_to_skip, status, uninstall
+from fast_axolotl.axolotl import (
+    RUN,
+    SWITCH,
+    install,
+    names_to_skip,
+    status,
+    status_line,
+    uninstall,
+)
 from fast_axolotl.axolotl.patching import NotAsked
 from fast_axolotl.errors import MissingExtraError
-from fast_axolotl.integrations.launch import Order, order, status_line
+from fast_axolotl.integrations.launch import Order, order
 
 try:
     from axolotl.integrations.base import BasePlugin
@@ -77,11 +85,6 @@ class FastAxolotlArgs(BaseModel):
         default=None,
         description="Streamed files: bounded buffers, and a resume that continues where the "
         "checkpoint was written. Default: false.",
-    )
-    fast_axolotl_weights: list[float] | None = Field(
-        default=None,
-        description="Sampling weight of each entry of pretraining_dataset, one number per entry. "
-        "Default: only the first entry is read, as in stock Axolotl.",
     )
     fast_axolotl_buffer_bytes: int | None = Field(
         default=None,
@@ -148,22 +151,11 @@ def recorded_settings(cfg: Any) -> dict[str, Any]:
 
 def measure_order(cfg: Any, asked: Order | None) -> Order | None:
     """What to measure: as ``fast-axolotl run --measure`` asked, else as the configuration does."""
-    if asked is None:
-        wanted = cfg.get("fast_axolotl_measure")
-        if not wanted:
-            return None
-        own = Path(cfg["output_dir"], "fast-axolotl-measure") if wanted is True else Path(wanted)
-        asked = Order(run_dir=str(own))
-    if asked.data_paths:
+    wanted = cfg.get("fast_axolotl_measure")
+    if asked is not None or not wanted:
         return asked
-    # What training reads: prepared rows where there are any, else the datasets' own files.
-    prepared = cfg.get("dataset_prepared_path")
-    if prepared and not cfg.get("streaming") and Path(prepared).is_dir():
-        return replace(asked, data_paths=(str(prepared),))
-    sets = [*(cfg.get("datasets") or []), *(cfg.get("pretraining_dataset") or [])]
-    paths = (item.get("data_files") or item.get("path") for item in sets)
-    files = tuple(path for path in paths if isinstance(path, str) and Path(path).exists())
-    return replace(asked, data_paths=files)
+    own = Path(cfg["output_dir"], "fast-axolotl-measure") if wanted is True else Path(wanted)
+    return Order(run_dir=str(own))
 
 
 def prepare_plugins(cfg: Any) -> NoReturn:

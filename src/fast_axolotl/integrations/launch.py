@@ -26,22 +26,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-from fast_axolotl.axolotl import (
-    RUN,
-    SKIP,
-    SWITCH,
-    check,
-    host_name,
-    inactive_line,
-    names_to_skip,
-)
+from fast_axolotl.axolotl import RUN, SKIP, SWITCH, names_to_skip
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import MEASURE
-
-if TYPE_CHECKING:
-    from fast_axolotl.axolotl.patching import Patch
 
 _PREFIX = "FAST_AXOLOTL_"
 """Before the name of each option of an ``Order``; its value is JSON."""
@@ -59,15 +48,12 @@ class Order:
     run_dir: str
     peak_tflops: float | None = None
     profile_steps: int = 0
-    matmul: bool = False
     data_paths: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:
         """The variables that ``order`` reads this from, in a child wherever it runs."""
         options = {**asdict(self), "data_paths": [str(Path(p).absolute()) for p in self.data_paths]}
         options.pop("run_dir")
-        if not self.matmul:
-            options.pop("matmul")  # it has no option of a command: users set the variable
         found = {_PREFIX + name.upper(): json.dumps(value) for name, value in options.items()}
         return {MEASURE: str(Path(self.run_dir).absolute()), **found}
 
@@ -120,35 +106,6 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
             "has it, or pass its full path; to set a variable, write env NAME=VALUE COMMAND"
         )
     raise UsageError(text)
-
-
-def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:
-    """One line: what is replaced in Axolotl, what is not, and why."""
-    if environment.get(SWITCH) == "0":
-        return f"stock Axolotl runs: {SWITCH}=0 is set"
-    host = host_name()
-    if not host:
-        return "nothing to accelerate: Axolotl is not installed in this environment"
-    found = check() if patches is None else tuple(patches)
-    loud = inactive_line(found)
-    parts = [f"WARNING: {loud}" if loud else host]
-    fit = _names(found, "active", "waiting", "ready")
-    parts.append(f"accelerated: {', '.join(fit)}" if fit else "nothing accelerated")
-    # The reasons are in ``fast-axolotl status``.
-    for states, text in (
-        (("check",), "compared with stock first"),
-        (("off",), "switched off"),
-        (("skipped", "lost", "failed"), "not replaced"),
-    ):
-        names = _names(found, *states)
-        if names:
-            parts.append(f"{text}: {', '.join(names)}")
-    return "; ".join(parts)
-
-
-def _names(patches: Iterable[Patch], *states: str) -> list[str]:
-    """Switches with a replacement in one of the states, each once."""
-    return list(dict.fromkeys(patch.name for patch in patches if patch.state in states))
 
 
 def supervise(

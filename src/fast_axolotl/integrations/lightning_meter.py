@@ -12,7 +12,7 @@ Figures join what the module logs, under ``fast_axolotl/``, as often as the trai
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -51,7 +51,6 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             rank=(trainer.global_rank, trainer.world_size, trainer.local_rank),
             accumulation=trainer.accumulate_grad_batches,
             settings=_read_layout(trainer),
-            dataset=next(_datasets(getattr(trainer, "train_dataloader", None)), None),
         )
         assert self.meter is not None
         meter, save = self.meter, trainer.save_checkpoint
@@ -103,10 +102,10 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         self._fail(exception)
 
     def _is_training(self, dataset: Any) -> bool:
-        """Whether it is that of a training loader, outside of a validation."""
-        # Loaders may be made anew for an epoch, so they are looked up every time.
-        known = list(_datasets(getattr(self._trainer(), "train_dataloader", None)))
-        return not self._span_name and (not known or any(dataset is item for item in known))
+        """Whether it is the training loader's, where there is one, outside of a validation."""
+        # The loader may be made anew for an epoch, so it is looked up every time.
+        known = getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
+        return not self._span_name and (known is None or dataset is known)
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; the trainer's own ``save_checkpoint`` is back."""
@@ -128,16 +127,3 @@ def _read_layout(trainer: Any) -> dict[str, Any]:
         config = getattr(trainer.strategy, "config", None) or {}
         settings["deepspeed_stage"] = config.get("zero_optimization", {}).get("stage")
     return settings
-
-
-def _datasets(loaders: Any) -> Iterator[Any]:
-    """The datasets of a loader, of a list or dict of loaders, or of a ``CombinedLoader``."""
-    if isinstance(loaders, Mapping):
-        loaders = list(loaders.values())
-    if isinstance(loaders, list | tuple):
-        for loader in loaders:
-            yield from _datasets(loader)
-    elif hasattr(loaders, "iterables"):
-        yield from _datasets(loaders.iterables)
-    elif hasattr(loaders, "dataset"):
-        yield loaders.dataset

@@ -1,4 +1,4 @@
-"""What MFU is computed from: the weights and the config of a live model, the rate of its device.
+"""What MFU is computed from: the weights and the config of a live model.
 
 Works on any ``torch.nn.Module`` with a config of transformers' kind, wrapped by PEFT, DDP, FSDP,
 DeepSpeed or ``torch.compile`` or not. What the formula does not cover says so: a reason under
@@ -18,14 +18,11 @@ Does not look at activations: a model that skips layers, or runs one twice, is c
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from math import prod
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fast_axolotl.errors import MissingExtraError, UsageError
+from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.record import ModelShape
 from fast_axolotl.record.devices import normalise_dtype
@@ -43,12 +40,6 @@ _EXPERTS = "experts"
 """Name of the module that holds the routed experts, in every model family of transformers that has
 them; those every token meets are called ``shared_expert(s)``."""
 
-GPU_SIZE = 8192
-"""Rows and columns of a timed matmul: past 4096, the rate of data-centre GPUs no longer grows."""
-CPU_SIZE = 1024
-_BLOCK_SECONDS = 0.05
-"""A block of matmuls is timed as a whole: long against the cost of a synchronise."""
-
 
 def _explain(meter: Meter, error: Exception) -> None:
     sentence = f"the model's shape could not be read: {type(error).__name__}: {error}"
@@ -57,13 +48,9 @@ def _explain(meter: Meter, error: Exception) -> None:
 
 
 @guarded(_explain)
-def record_model(meter: Meter, model: Any, *, matmul: bool = False, **known: Any) -> None:
-    """Record the shape of a model, with ``matmul`` its device's own rate, too; or why not."""
-    shape = read_shape(model, **known)
-    if matmul:
-        device = next(model.parameters()).device
-        shape = replace(shape, matmul_tflops=measure_matmul_tflops(device, shape.dtype))
-    meter.model(shape)
+def record_model(meter: Meter, model: Any, **known: Any) -> None:
+    """Record the shape of a model, or why not."""
+    meter.model(read_shape(model, **known))
 
 
 def read_shape(
@@ -71,31 +58,19 @@ def read_shape(
     *,
     sequence_len: int | None = None,
     is_packed: bool = False,
-    dtype: str | None = None,
-    is_checkpointed: bool | None = None,
-    peak_tflops: float | None = None,
 ) -> ModelShape:
     """The shape of ``model``.
 
     Args:
         sequence_len: Length of a sample, for when sequence lengths are not seen.
         is_packed: Whether a sample holds several sequences that do not attend to each other.
-        dtype: What matrices are multiplied in. Left out: that of autocast or accelerate's mixed
-            precision, else that of the weights.
-        is_checkpointed: Whether activations are recomputed. Left out: what the modules say.
-        peak_tflops: The device's peak, given by the user.
     """
     if not hasattr(model, "named_modules"):
         raise UsageError(f"read_shape needs a torch module, not a {type(model).__name__}")
-    if peak_tflops is not None and not peak_tflops > 0:
-        raise UsageError(f"peak_tflops is {peak_tflops}; pass the device's dense TFLOP/s, above 0")
     # The model below ``torch.compile``, DDP, FSDP, DeepSpeed's engine and the like.
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None:
-            inner = getattr(model, "module", None)
-        if not hasattr(inner, "named_modules"):
-            break
+    while hasattr(
+        inner := getattr(model, "_orig_mod", getattr(model, "module", None)), "named_modules"
+    ):
         model = inner
     whole = getattr(model, "config", None)
     ask = getattr(whole, "get_text_config", None)
@@ -106,12 +81,11 @@ def read_shape(
     full = [width for width, window in layers if window is None]
     near = [width for width, window in layers if window is not None]
     width = _mean(full or near)
-    if is_checkpointed is None:
-        is_checkpointed = any(
-            getattr(module, "gradient_checkpointing", False) is True
-            or type(module).__name__ == "CheckpointWrapper"
-            for module in model.modules()
-        )
+    is_checkpointed = any(
+        getattr(module, "gradient_checkpointing", False) is True
+        or type(module).__name__ == "CheckpointWrapper"
+        for module in model.modules()
+    )
     device_name, num_devices = _read_devices(model)
     # FSDP's second version gives the model's class a name of its own.
     name = getattr(config, "_name_or_path", "") or type(model).__name__.removeprefix("FSDP")
@@ -127,106 +101,29 @@ def read_shape(
         window_layers=len(near),
         window_width=_mean(near) if near and _mean(near) != width else None,
         sequence_len=sequence_len,
-        is_checkpointed=bool(is_checkpointed),
+        is_checkpointed=is_checkpointed,
         is_packed=is_packed,
-        dtype=normalise_dtype(_read_dtype(model) if dtype is None else dtype),
+        dtype=normalise_dtype(_read_dtype(model)),
         device_name=device_name,
         num_devices=num_devices,
-        peak_tflops=peak_tflops,
         reasons=reasons,
     )
 
 
-def measure_matmul_tflops(
-    device: Any = "cuda",
-    dtype: str = "bfloat16",
-    seconds: float = 1.0,
-    *,
-    size: int | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """TFLOP/s of large square matmuls: what MFU's peak promises, measured on this very device.
-
-    The median over blocks, the first of them left out. The matrices are random, because a GPU that
-    multiplies zeros draws less power and clocks higher. Costs ``seconds`` and three matrices of
-    memory, and synchronises: call it before or after training, never inside.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtraError(
-            "measuring the matmul rate needs PyTorch: pip install torch"
-        ) from None
-    name = normalise_dtype(dtype)
-    kind = getattr(torch, "float32" if name == "tf32" else name, None)
-    if name not in ("bfloat16", "float16", "float32", "tf32") or kind is None:
-        raise UsageError(f"no matmul rate for {dtype}; pass bfloat16, float16, float32 or tf32")
-    place = torch.device(device)
-    edge = size or (CPU_SIZE if place.type == "cpu" else GPU_SIZE)
-    left, right = (torch.randn(edge, edge, device=place, dtype=kind) for _ in range(2))
-    out = torch.empty(edge, edge, device=place, dtype=kind)
-
-    def run(times: int) -> float:
-        begin = clock()
-        for _ in range(times):
-            torch.matmul(left, right, out=out)
-        if place.type != "cpu":
-            getattr(torch, place.type).synchronize()
-        return clock() - begin
-
-    precision = torch.get_float32_matmul_precision()
-    if name in ("tf32", "float32"):
-        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    try:
-        run(2)
-        times = max(1, round(_BLOCK_SECONDS / max(run(1), 1e-6)))
-        # At least one after the first, which warms the clocks up.
-        blocks = [run(times), run(times)]
-        while sum(blocks) < seconds:
-            blocks.append(run(times))
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    return 2.0 * edge**3 * times / median(blocks[1:]) / 1e12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """One matrix, or a stack of matrices of experts."""
-
-    path: str
-    """Where it is in the model, with dots."""
-    shape: tuple[int, ...]
-    """Logical, whatever its storage looks like."""
-    is_trained: bool
-
-
-def walk_weights(model: Any, *, skipped: frozenset[int] = frozenset()) -> Iterator[Weight]:
-    """Every weight that a token is multiplied with, at its logical size.
-
-    ``skipped`` has the ``id`` of modules that are left out with all below them.
-    """
-    from torch.nn import Embedding
-
-    ask = getattr(model, "get_output_embeddings", None)
-    output = ask() if callable(ask) else None
-    lookups = {
-        id(module)
-        for module in model.modules()
-        if isinstance(module, Embedding) and module is not output
-    }
-    yield from _walk(model, "", skipped | lookups, None)
+_Weight = tuple[str, tuple[int, ...], bool]
+"""Path of a matrix, or of a stack of those of experts; its logical shape; whether it is trained."""
 
 
 def _walk(
-    module: Any, path: str, skipped: frozenset[int], adapters: frozenset[str] | None
-) -> Iterator[Weight]:
+    module: Any, path: str, skipped: frozenset[int], adapters: frozenset[str] | None = None
+) -> Iterator[_Weight]:
+    """Every weight that a token is multiplied with, but for modules whose ``id`` is skipped."""
     if id(module) in skipped:
         return
     if _is_linear(module):
         # Some quantised layers have buffers only: nothing to train.
         is_trained = bool(getattr(getattr(module, "weight", None), "requires_grad", False))
-        whole = (module.out_features, module.in_features)
-        yield Weight(path=path, shape=whole, is_trained=is_trained)
+        yield path, (module.out_features, module.in_features), is_trained
         return
     active = getattr(module, "active_adapters", None)
     if isinstance(active, (list, tuple)) and all(isinstance(name, str) for name in active):
@@ -240,7 +137,7 @@ def _walk(
             name.endswith("bias") or path.endswith("lora_embedding_A")
         )
         if is_matrix and (not is_lora or adapters is None or name in adapters):
-            yield Weight(path=prefix + name, shape=shape, is_trained=bool(parameter.requires_grad))
+            yield prefix + name, shape, bool(parameter.requires_grad)
     for name, child in module.named_children():
         if name == "original_module" and hasattr(module, "modules_to_save"):
             continue  # PEFT trains a copy; this one is kept for undoing it and never runs
@@ -292,6 +189,8 @@ def _count_matrices(
 
     Modules with a config of their own that is not the text's see images or sound: left out.
     """
+    from torch.nn import Embedding
+
     parts: set[int] = set()
     if whole is not None and config is not whole:
         parts = {
@@ -306,14 +205,19 @@ def _count_matrices(
     top_k, num_experts = _look_up(config, *_TOP_K), _look_up(config, *_NUM_EXPERTS)
     sums = {"all": 0.0, "frozen": 0.0, "adapter": 0.0}
     has_experts = False
-    for weight in walk_weights(model, skipped=frozenset(map(id, towers))):
-        size = float(prod(weight.shape))
-        names = weight.path.split(".")
-        if _EXPERTS in names or (len(weight.shape) > 2 and weight.shape[0] == num_experts):
+    ask = getattr(model, "get_output_embeddings", None)
+    output = ask() if callable(ask) else None
+    lookups = [
+        part for part in model.modules() if isinstance(part, Embedding) and part is not output
+    ]
+    for path, shape, is_trained in _walk(model, "", frozenset(map(id, [*towers, *lookups]))):
+        size = float(prod(shape))
+        names = path.split(".")
+        if _EXPERTS in names or (len(shape) > 2 and shape[0] == num_experts):
             has_experts = True
             size *= min(1.0, top_k / num_experts) if top_k and num_experts else 1.0
         sums["all"] += size
-        sums["frozen"] += 0.0 if weight.is_trained else size
+        sums["frozen"] += 0.0 if is_trained else size
         sums["adapter"] += size if any(name.startswith("lora_") for name in names) else 0.0
     if not sums["all"]:
         _block(reasons, "the model has no matrices to count")

@@ -151,7 +151,7 @@ class TorchDataset(IterableDataset[Any]):
         rank, world, _ = self._layout()
         workers = max(1, self._num_workers)
         reader = self._open_shard((rank * workers, world * workers), self._num_threads)
-        return workers * (reader.num_rows if self._rows else len(reader))
+        return workers * -(-reader.num_rows // (1 if self._rows else reader.batch_size))
 
     def __bool__(self) -> bool:
         return True
@@ -231,10 +231,7 @@ class TorchDataset(IterableDataset[Any]):
         options["num_threads"] = max(1, (num_threads or usable_threads()) // count)
         options["memory_budget"] = max(budget // count, min(budget, LEAST_MEMORY_BUDGET))
         options["batch_size"] = _MIXED_ROWS
-        mixing["epoch"], mixing["on_conflict"] = (
-            options["epoch"],
-            options.get("on_conflict", "raise"),
-        )
+        mixing["epoch"] = options["epoch"]
         pairs = {
             name: (open_dataset(paths, **options), weight)
             for name, (paths, weight) in self._sources.items()

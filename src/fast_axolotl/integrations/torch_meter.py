@@ -82,6 +82,8 @@ class TorchWatch:
         is_training: Whether fetches of a dataset are the training's; by default those are while
             gradients are on, of datasets that optimizer steps follow.
         profile_steps: So many steps are run under torch's profiler, once.
+        thread: The training's; fetches in others are somebody else's prefetching. By default that
+            of the first fetch.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class TorchWatch:
         optimizers: bool = True,
         is_training: Callable[[Any], bool] | None = None,
         profile_steps: int = 0,
+        thread: int | None = None,
     ) -> None:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
@@ -99,7 +102,7 @@ class TorchWatch:
         self._optimizers = optimizers
         self._is_training = is_training
         self._profile_steps = profile_steps
-        self._thread: int | None = None
+        self._thread = thread
         self._is_inside = False
         self._is_backward = False
         self._has_stepped = False
@@ -135,10 +138,6 @@ class TorchWatch:
         # Last: it may fail, and torch has to be let go of all the same.
         if self.profiler is not None:
             self.profiler.close()
-
-    def use_this_thread(self) -> None:
-        """Fetches in other threads than the calling one are somebody else's prefetching."""
-        self._thread = threading.get_ident()
 
     @_survives
     def begin_loop(self, loader: Any) -> None:
@@ -292,7 +291,7 @@ class TorchWatch:
         self.meter = self.open_meter()
         if self.meter is None:
             return False
-        self.use_this_thread()
+        self._thread = threading.get_ident()
         self._use(self.meter)
         return True
 

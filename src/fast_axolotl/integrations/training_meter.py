@@ -16,6 +16,7 @@ import logging
 import os
 import shlex
 import sys
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +28,6 @@ from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
-from fast_axolotl.measure.loaders import find_data_paths
 from fast_axolotl.measure.writers import has_sampler
 from fast_axolotl.record.run_folders import free_folder
 from fast_axolotl.system import MEASURE
@@ -74,7 +74,6 @@ class TrainingMeter:
         run_dir: The folder of the record.
         peak_tflops: The device's, where its name is not known here.
         profile_steps: So many steps are run under torch's profiler, once.
-        matmul: Whether the matmul rate of the device is measured first, for a second.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
         log: Whether figures join the trainer's logs.
@@ -87,7 +86,6 @@ class TrainingMeter:
         *,
         peak_tflops: float | None = None,
         profile_steps: int = 0,
-        matmul: bool = False,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
         log: bool = True,
@@ -105,7 +103,6 @@ class TrainingMeter:
         self._is_logging = log
         self._peak_tflops = peak_tflops
         self._profile_steps = profile_steps
-        self._matmul = matmul
         self._data_paths = tuple(data_paths)
         self._sample_system = sample_system
         self._settings = dict(settings or {})
@@ -127,7 +124,6 @@ class TrainingMeter:
         rank: tuple[int, int, int],
         accumulation: int,
         settings: Mapping[str, Any] | None = None,
-        dataset: Any = None,
         **shape: Any,
     ) -> None:
         """A training begins: open a meter and hook into torch's loaders.
@@ -146,7 +142,7 @@ class TrainingMeter:
             accumulation=accumulation,
             told_steps=True,
             peak_tflops=self._peak_tflops,
-            data_paths=self._data_paths or find_data_paths(dataset),
+            data_paths=self._data_paths,
             sample_system=self._sample_system,
             error_at_exit=GIVEN_UP,
         )
@@ -155,14 +151,14 @@ class TrainingMeter:
         self.meter.settings(**{**known, **self._settings})
         if model is not None:
             self.meter.settings(**read_parallelism(model))
-            record_model(self.meter, model, matmul=self._matmul, **shape)
+            record_model(self.meter, model, **shape)
         self._watch = TorchWatch(
             self.meter,
             optimizers=False,
             is_training=self._is_training,
             profile_steps=self._profile_steps,
+            thread=threading.get_ident(),
         )
-        self._watch.use_this_thread()
         self._watch.start()
 
     def _begin_span(self, name: str) -> None:

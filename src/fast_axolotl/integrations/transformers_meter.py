@@ -81,7 +81,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
             rank=(args.process_index, args.world_size, args.local_process_index),
             accumulation=args.gradient_accumulation_steps,
             settings=settings,
-            dataset=self._dataset,
             sequence_len=int(length) if isinstance(length, int) and length > 0 else None,
             is_packed=bool(packed),
         )

@@ -1,4 +1,4 @@
-"""Which pack each length goes to: first-fit, best-fit of decreasing lengths, and next-fit.
+"""Which pack each length goes to: first-fit and next-fit.
 
 Every kernel takes lengths in the order of placement and works through them group by group; packs
 never cross groups. It writes the pack of each length over the length, since at ten million of them
@@ -7,8 +7,7 @@ as they open. A length above the capacity gets a pack to itself, into which noth
 of length zero. ``collect`` then turns packs of lengths into members of packs.
 
 Cost, for n lengths and p packs, whatever the capacity: ``next_fit`` O(n); ``first_fit`` O(n log p),
-by a tree of the largest free space below each node; ``best_fit`` O(n log p), by a stack and a heap.
-Memory beside the arrays passed in: O(p).
+by a tree of the largest free space below each node. Memory beside the arrays passed in: O(p).
 """
 
 from __future__ import annotations
@@ -80,54 +79,6 @@ def first_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int
 
 
 @jit.kernel(_SIGNATURE)
-def best_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int:
-    """Puts each length into the pack it leaves least space in, of several the one opened first.
-
-    Lengths never increase within a group. So the packs with room for the present length have room
-    for all that follow: they form a stack with the tightest on top. All other packs sleep in
-    a heap with the largest space on top, and as lengths shrink they wake onto the stack, where each
-    is tighter than those below it.
-    """
-    opened_before = 0
-    awake_free, awake_pack = np.empty(0, np.int64), np.empty(0, np.int64)
-    asleep_free, asleep_pack = np.empty(0, np.int64), np.empty(0, np.int64)
-    rows = np.empty(0, np.int64)
-    for start in range(0, values.size, group_size):
-        group = values[start : start + group_size]
-        shortest = group[group.size - 1]
-        most = _most_packs(group, capacity, max_rows)
-        if rows.size < most:
-            awake_free, awake_pack = np.empty(most, np.int64), np.empty(most, np.int64)
-            asleep_free, asleep_pack = np.empty(most, np.int64), np.empty(most, np.int64)
-            rows = np.empty(most, np.int64)
-        opened = awake = asleep = 0
-        for index in range(group.size):
-            length = group[index]
-            while asleep and asleep_free[0] >= length:
-                awake_free[awake], awake_pack[awake] = asleep_free[0], asleep_pack[0]
-                awake += 1
-                asleep = _pop(asleep_free, asleep_pack, asleep)
-            if awake:
-                awake -= 1
-                free, pack = awake_free[awake] - length, awake_pack[awake]
-                rows[pack] += 1
-            else:
-                free, pack = capacity - length, opened
-                rows[pack] = 1
-                opened += 1
-            group[index] = opened_before + pack
-            if rows[pack] == max_rows or free < shortest:
-                continue
-            if free >= length:
-                awake_free[awake], awake_pack[awake] = free, pack
-                awake += 1
-            else:
-                asleep = _push(asleep_free, asleep_pack, asleep, free, pack)
-        opened_before += opened
-    return opened_before
-
-
-@jit.kernel(_SIGNATURE)
 def next_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int:
     """Fills one pack at a time: what does not fit closes it and opens the next."""
     pack, free, rows = -1, _CLOSED, 0
@@ -167,7 +118,7 @@ def collect(keys: Any, order: Any, offsets: Any, indices: Any) -> None:
 
 @jit.inlined
 def _most_packs(group: Any, capacity: int, max_rows: int) -> int:
-    """A bound on the packs of first-fit and best-fit, so that no array has to grow.
+    """A bound on the packs of first-fit, so that no array has to grow.
 
     Two packs that are full neither by rows nor by one long member hold more than one capacity
     together, or the later one would not have been opened; so those are fewer than 2 Σ / capacity,
@@ -194,34 +145,3 @@ def _set_free(tree: Any, node: int, free: int) -> None:
         if tree[node] == free:
             return
         tree[node] = free
-
-
-@jit.inlined
-def _push(frees: Any, packs: Any, size: int, free: int, pack: int) -> int:
-    """Adds to the heap, whose first element has the most space, of several the last opened."""
-    hole = size
-    while hole:
-        parent = (hole - 1) // 2
-        if (frees[parent], packs[parent]) > (free, pack):
-            break
-        frees[hole], packs[hole] = frees[parent], packs[parent]
-        hole = parent
-    frees[hole], packs[hole] = free, pack
-    return size + 1
-
-
-@jit.inlined
-def _pop(frees: Any, packs: Any, size: int) -> int:
-    """Takes the first element off the heap."""
-    size -= 1
-    free, pack = frees[size], packs[size]
-    hole, child = 0, 1
-    while child < size:
-        if child + 1 < size and (frees[child + 1], packs[child + 1]) > (frees[child], packs[child]):
-            child += 1
-        if (free, pack) > (frees[child], packs[child]):
-            break
-        frees[hole], packs[hole] = frees[child], packs[child]
-        hole, child = child, 2 * child + 1
-    frees[hole], packs[hole] = free, pack
-    return size

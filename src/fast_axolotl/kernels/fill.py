@@ -216,30 +216,3 @@ def positions(
         for i in range(len(places)):
             places[i] = i
         _count_padding(out, targets[index] + length, targets[index + 1], width)
-
-
-@kernel(types.int64(*_LAYOUT, MUTABLE_INT32))
-def boundaries(offsets: Any, targets: Any, limit: int, width: int, closing: bool, out: Any) -> int:
-    """Write where each sequence and each run of padding starts, then the end; how many that is.
-
-    Exactly the places that ``positions`` numbers 0, so a sequence without a place has no entry.
-    ``out`` needs room for one entry a sequence, one a row, and one.
-    """
-    count = 0
-    at = targets[0]
-    for edge in range(0, at, width):
-        out[count] = edge
-        count += 1
-    for index in range(len(offsets) - 1):
-        length, closed = _extent(offsets, targets, limit, width, closing, index)
-        length += SEPARATORS * closed
-        if length:
-            out[count] = targets[index]
-            count += 1
-        at = targets[index] + length
-        while at < targets[index + 1]:
-            out[count] = at
-            count += 1
-            at = at - at % width + width
-    out[count] = at
-    return count + 1

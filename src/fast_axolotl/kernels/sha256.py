@@ -10,8 +10,6 @@ The compression function is written in the vectors of LLVM, which fits them to t
 code knows no checks of bounds: it touches two arrays of constant size, and data whose bounds were
 compared just before. All else is plain Python for numba. Specification: FIPS 180-4, section 6.2.
 
-A small kernel goes with it: ``write_hex`` for digests as text.
-
 Cost on one core with AVX-512: 50 ns for a row of 70 bytes, 2.7 GB/s for rows of 4 KB, against
 330 ns and 1.6 GB/s of hashlib with the SHA instructions; with AVX2, 90 ns and 1.6 GB/s. Two and a
 half seconds of compilation, once.
@@ -32,7 +30,6 @@ from numba.extending import intrinsic
 from fast_axolotl.kernels.jit import (
     BYTES,
     INT64,
-    MUTABLE_BYTES,
     MUTABLE_UINT32,
     kernel,
 )
@@ -62,7 +59,6 @@ _LENGTH_AT = 56
 """Where in its last block the length of a row begins."""
 _ONLY_LENGTH, _DONE, _IDLE = -1, -2, -3
 """What is left of a lane's row, beside a number of bytes."""
-_NEWLINE = ord("\n")
 _PREFETCH_BYTES = 128
 """How far ahead in each row memory is asked for: a third less time for rows of 1 KB that are not
 in the cache. So many rows at once are more than the processor follows by itself."""
@@ -146,14 +142,6 @@ def hash_rows(
         _compress(states, blocks)
 
 
-@kernel(types.void(BYTES, MUTABLE_BYTES))
-def write_hex(digests: ByteArray, text: ByteArray) -> None:
-    """Writes a line of 64 hex digits for every digest of 32 bytes."""
-    for row in range(min(digests.size // 32, text.size // 65)):
-        _copy_hex(text, 65 * row, digests, 32 * row)
-        text[65 * row + 64] = _NEWLINE
-
-
 @intrinsic  # type: ignore[untyped-decorator]
 def _copy_block(typing: Any, blocks: Any, to: Any, data: Any, at: Any, count: Any) -> Any:
     """Copies a block to byte ``to`` from byte ``at``; those after the first ``count`` are zeros."""
@@ -178,26 +166,6 @@ def _copy_block(typing: Any, blocks: Any, to: Any, data: Any, at: Any, count: An
         return context.get_dummy_value()
 
     return types.void(blocks, to, data, at, count), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _copy_hex(typing: Any, text: Any, to: Any, digests: Any, at: Any) -> Any:
-    """Writes 64 hex digits to byte ``to`` for the 32 bytes from byte ``at``."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        half, full = (ir.VectorType(ir.IntType(8), count) for count in (32, 64))
-        target, source = (_array_data(context, builder, signature, arguments, n) for n in (0, 2))
-        loaded = builder.load(_vector_at(builder, source, arguments[3], half), align=1)
-        high, low = builder.lshr(loaded, half([4] * 32)), builder.and_(loaded, half([15] * 32))
-        order = [index // 2 + 32 * (index % 2) for index in range(64)]
-        nibbles = builder.shuffle_vector(high, low, ir.VectorType(ir.IntType(32), 64)(order))
-        is_letter = builder.icmp_unsigned(">", nibbles, full([9] * 64))
-        zero = builder.select(is_letter, full([ord("a") - 10] * 64), full([ord("0")] * 64))
-        digits = builder.add(nibbles, zero)
-        builder.store(digits, _vector_at(builder, target, arguments[1], full), align=1)
-        return context.get_dummy_value()
-
-    return types.void(text, to, digests, at), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -409,15 +409,8 @@ def _speed_up(evidence: Evidence) -> Action:
 def _deepen(evidence: Evidence) -> Action:
     """A queue that holds as many batches as come between two waits."""
     figures, workers = evidence.figures, evidence.number("num_workers")
-    period, stall = figures.stall_period_fetches, min(evidence.stall, 0.95)
-    if period is not None:
-        wanted = math.ceil(period)
-        apart = f"that come every {period:,.4g} fetches"
-    else:
-        own_seconds = figures.measured_seconds * (1.0 - evidence.stall) / max(1, figures.fetches)
-        longest = figures.wait_max_seconds or 0.0
-        wanted = min(64, max(4, math.ceil(longest / own_seconds))) if own_seconds > 0 else 16
-        apart = "of the observed length"
+    period, stall = figures.stall_period_fetches or 0.0, min(evidence.stall, 0.95)
+    wanted = math.ceil(period)
     is_deep = figures.queue_capacity is not None and figures.queue_capacity >= wanted
     # Axolotl does not give its streams a prefetch factor: only workers make their queue deeper.
     if is_deep or (evidence.source == "axolotl" and evidence.is_stream):
@@ -434,7 +427,7 @@ def _deepen(evidence: Evidence) -> Action:
     ready = count * values["prefetch_factor"]
     return Action(
         f"Set {_name(evidence.source, **values)}; {ready} batches are then ready and hide waits "
-        f"{apart}.",
+        f"that come every {period:,.4g} fetches.",
         gain,
     )
 

@@ -76,9 +76,8 @@ class BatchCount:
     trainable_tokens: int | None = None
     padded_tokens: int | None = None
     num_bytes: int | None = None
-    sequences: int = 0
-    """Sequences whose lengths were looked at: of every 16th batch only."""
     sequence_tokens: int = 0
+    """Of the sequences whose lengths were looked at: of every 16th batch only."""
     sequence_squares: int = 0
 
     def __add__(self, other: BatchCount) -> BatchCount:
@@ -89,7 +88,6 @@ class BatchCount:
             trainable_tokens=add_known(self.trainable_tokens, other.trainable_tokens),
             padded_tokens=add_known(self.padded_tokens, other.padded_tokens),
             num_bytes=add_known(self.num_bytes, other.num_bytes),
-            sequences=self.sequences + other.sequences,
             sequence_tokens=self.sequence_tokens + other.sequence_tokens,
             sequence_squares=self.sequence_squares + other.sequence_squares,
         )
@@ -195,7 +193,6 @@ class BatchCounter:
             found.rows = _count_starts(positions, None if is_full else mask)
         if is_looked_at and found.padded_tokens:
             lengths = _find_lengths(positions, mask, shape, is_full=is_full)
-            found.sequences = len(lengths)
             found.sequence_tokens = sum(lengths)
             found.sequence_squares = sum(length * length for length in lengths)
 

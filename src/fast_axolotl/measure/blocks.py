@@ -138,7 +138,6 @@ class _Block:
             host_wait_seconds=_round(waits.host_wait_seconds),
             device_wait_seconds=_round(waits.device_wait_seconds) if has_device else None,
             **{name: getattr(counted, name) for name in COUNTED},
-            sequences=counted.sequences or None,
             sequence_tokens=counted.sequence_tokens or None,
             sequence_squares=counted.sequence_squares or None,
             spans={name: _round(seconds) for name, seconds in self.spans.items()},
@@ -197,7 +196,7 @@ class BlockBuilder:
             self.flush()
             block = None
         if block is None:
-            block = self._block = _Block(step, with_waits=self._journal.world_size > 1)
+            block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
         self.phase = step.phase
         if step.told_tokens is not None:
             # What the loop told takes the place of what was counted.

@@ -1,31 +1,27 @@
 """How fast the device that holds the data can be read: O_DIRECT reads of the data's own files.
 
 O_DIRECT goes past the page cache, so a file that is cached is read from its device all the same,
-and reading it evicts nothing. Two patterns are read one after the other: 64 KiB at random places,
-and 1 MiB in order. A device gives many times as much in order as at random: what a run takes is
-compared with what the device gives at the run's own mean request size, which ``/proc/diskstats``
-tells. The whole takes at most ``max_seconds``.
+and reading it evicts nothing. The largest files are read in order, a MiB at a time. The whole takes
+at most ``max_seconds``. What a device gives in small requests at random places is many times less,
+and is not looked at: a run that reads so has no capacity to be compared with.
 
 The kernel must count the reads as device reads of this process, because ``read_bytes`` of the run
 is what the capacity is compared with. Where it does not, there is no figure: tmpfs is memory, and
 FUSE reads belong to another process.
 
 Blind spots: a cache below the kernel (of the host of a virtual machine, of the drive) makes the
-device look faster; other readers at the same time make it look slower. A device that serves random
-requests faster than Python can ask for them has no figure for these.
+device look faster; other readers at the same time make it look slower.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import mmap
 import os
-import random
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,13 +30,9 @@ from fast_axolotl.measure.processes import read_io
 from fast_axolotl.record import DiskProbe
 from fast_axolotl.system import PROC, read_bytes_of
 
-_RANDOM_BYTES = 64 << 10
 _MEBIBYTE = 1 << 20
 _NUM_THREADS = 16
 """Requests under way at a time, as from many workers whose page faults wait one by one."""
-_RANDOM_READS = 1 << 14
-_SPAN_BYTES = 16 << 30
-"""Random reads are spread over so much of the data: a small part may lie in the drive's cache."""
 _LEAST_BYTES = 8 * _MEBIBYTE
 """Less than this says more about the first request than about the device."""
 _MOST_FILES = 64
@@ -48,8 +40,6 @@ _MOST_ENTRIES = 20_000
 """Of a folder, so many files are looked at for the largest."""
 _COUNTED_SHARE = 0.5
 """The kernel must have counted at least this part of what was read."""
-_MOST_CPU = 0.25
-"""Of one core. Readers that take more wait for the interpreter, not for the device."""
 _GRACE_SECONDS = 1.0
 """For reads under way when the time is up; a network share that hangs is left behind."""
 _SECTOR_BYTES = 512
@@ -68,40 +58,25 @@ def probe_capacity(
     found = DiskProbe(t=0.0, path=str(path))
     if not hasattr(os, "O_DIRECT"):
         return replace(found, reason="this system has no O_DIRECT")
-    files, reason = choose_files(path, _SPAN_BYTES)
+    files, reason = choose_files(path, max_bytes)
     if not files:
         return replace(found, reason=reason)
-    sizes = {file: file.stat().st_size for file in files}
-    dice = random.Random(0)
-    scattered = [
-        (file, _RANDOM_BYTES * dice.randrange(max(1, sizes[file] // _RANDOM_BYTES)))
-        for file in dice.choices(files, list(sizes.values()), k=_RANDOM_READS)
-    ]
-    blocks = ((file, at) for file in files for at in range(0, sizes[file], _MEBIBYTE))
-    in_order = list(itertools.islice(blocks, math.ceil(max_bytes / _MEBIBYTE)))
+    blocks = ((file, at) for file in files for at in range(0, file.stat().st_size, _MEBIBYTE))
     before = read_io("self", proc=proc)
-    at_random = _read_blocks(scattered, _RANDOM_BYTES, max_seconds / 2, clock)
-    sequential = _read_blocks(in_order, _MEBIBYTE, max_seconds / 2, clock)
+    reads = _read_blocks(itertools.islice(blocks, max_bytes // _MEBIBYTE), max_seconds, clock)
     after = read_io("self", proc=proc)
-    for reads in (at_random, sequential):
-        if reads.refusal:
-            reason = f"the system refused to read {path} with O_DIRECT: {reads.refusal}"
-        elif not reads.num_bytes or reads.seconds <= 0:
-            reason = f"no read of {path} returned within {max_seconds / 2:g} s"
-    read_bytes = at_random.num_bytes + sequential.num_bytes
-    if not reason and before and after and after[0] - before[0] < _COUNTED_SHARE * read_bytes:
+    if reads.refusal:
+        reason = f"the system refused to read {path} with O_DIRECT: {reads.refusal}"
+    elif not reads.num_bytes or reads.seconds <= 0:
+        reason = f"no read of {path} returned within {max_seconds:g} s"
+    elif before and after and after[0] - before[0] < _COUNTED_SHARE * reads.num_bytes:
         reason = (
             f"reads of {path} do not count as disk reads of the process, so there is nothing to "
             "compare with"
         )
     if reason:
         return replace(found, reason=reason)
-    found = replace(found, bytes_per_second=sequential.num_bytes / sequential.seconds)
-    if at_random.cpu_seconds > _MOST_CPU * at_random.seconds:
-        reason = "the test cannot issue small requests fast enough to saturate the disk"
-        return replace(found, reason=reason)
-    rate = at_random.num_bytes / at_random.seconds
-    return replace(found, random_64k_bytes_per_second=rate)
+    return replace(found, bytes_per_second=reads.num_bytes / reads.seconds)
 
 
 @dataclass(slots=True)
@@ -111,25 +86,27 @@ class _Reads:
     num_bytes: int = 0
     seconds: float = 0.0
     """From the start to the end of the last read."""
-    cpu_seconds: float = 0.0
     refusal: str = ""
 
 
 def _read_blocks(
-    blocks: list[tuple[Path, int]], block_bytes: int, max_seconds: float, clock: Callable[[], float]
+    blocks: Iterator[tuple[Path, int]], max_seconds: float, clock: Callable[[], float]
 ) -> _Reads:
     """Read blocks of files until there are no more of them, or the time is up."""
-    found, lock, left, start = _Reads(), threading.Lock(), iter(blocks), clock()
+    found, lock, start = _Reads(), threading.Lock(), clock()
 
     def read() -> None:
         # Anonymous memory maps begin on a page, as O_DIRECT asks for.
-        buffer = mmap.mmap(-1, block_bytes)
+        buffer = mmap.mmap(-1, _MEBIBYTE)
         opened: dict[Path, int] = {}
         num_bytes, end = 0, start
         try:
-            for file, offset in left:
-                if found.refusal or end - start >= max_seconds:
+            while not found.refusal and end - start < max_seconds:
+                with lock:
+                    block = next(blocks, None)
+                if block is None:
                     break
+                file, offset = block
                 if file not in opened:
                     opened[file] = os.open(file, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
                 num_bytes += os.preadv(opened[file], [buffer], offset)
@@ -142,7 +119,6 @@ def _read_blocks(
             with lock:
                 found.num_bytes += num_bytes
                 found.seconds = max(found.seconds, end - start)
-                found.cpu_seconds += time.thread_time()
 
     threads = [threading.Thread(target=read, daemon=True) for _ in range(_NUM_THREADS)]
     for thread in threads:
@@ -151,23 +127,6 @@ def _read_blocks(
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return found
-
-
-def capacity_at(probe: DiskProbe, request_bytes: float | None) -> float | None:
-    """What the device gives in requests of this size; of an unknown size, what it gives in order.
-
-    Below 64 KiB the requests per second stay the same; from there to 1 MiB the rate follows a
-    straight line of logarithms.
-    """
-    slow, fast = probe.random_64k_bytes_per_second, probe.bytes_per_second
-    if request_bytes is None or request_bytes >= _MEBIBYTE or not fast:
-        return fast
-    if not slow:
-        return None
-    if request_bytes <= _RANDOM_BYTES:
-        return slow * request_bytes / _RANDOM_BYTES
-    part = math.log(request_bytes / _RANDOM_BYTES) / math.log(_MEBIBYTE / _RANDOM_BYTES)
-    return float(slow * (fast / slow) ** part)
 
 
 def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:

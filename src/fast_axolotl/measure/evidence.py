@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.measure.ready_queue import Drain
+from fast_axolotl.measure.ready_queue import Drain, number_of
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.catalogue import LEDGER
-from fast_axolotl.record.units import (
-    format_bytes,
-    format_duration,
-    format_rate,
-    format_seconds,
-    format_share,
-)
+from fast_axolotl.record.catalogue import FIGURES, LEDGER
+from fast_axolotl.record.units import format_duration, format_rate, format_share
 
-MLPERF = "MLPerf Storage requires 90 % accelerator utilisation"
+_ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisation", "DISK_NEAR": ""}
+"""Where a threshold comes from that is not our own choice, or says so itself."""
 
 _CAUSES = {
     "epoch": "at the start of an epoch",
@@ -95,6 +91,20 @@ class Evidence:
         return used, int(cuda["total"]) - used if free is None else free + spare
 
     @property
+    def pass_seconds(self) -> float:
+        """Time of one forward and backward pass."""
+        passes = self.number("gradient_accumulation") or 1
+        return (self.figures.step_p50_seconds or math.inf) / passes
+
+    @property
+    def is_small_batch(self) -> bool:
+        """Low latency with low throughput: short passes that leave most of a GPU unused."""
+        mfu, (used, free) = self.figures.mfu, self.gpu_memory
+        is_low = mfu is not None and mfu < thresholds.LOW_MFU and not self.is_padded
+        is_free = (free or 0) >= (used or math.inf)
+        return is_low and is_free and self.pass_seconds < thresholds.SHORT_PASS_SECONDS
+
+    @property
     def is_stream(self) -> bool:
         """Whether rows come from a stream, not from a dataset that knows its rows by number."""
         names = ("streaming", "pretraining_dataset", "dispatcher")
@@ -130,11 +140,11 @@ class Evidence:
     @property
     def cores(self) -> int | None:
         """Processors that one rank's loader may use. A dispatcher's other ranks read nothing."""
-        cores = _whole(self.figures.environment.get("cores"))
+        cores = number_of(self.figures.environment, "cores")
         if cores is None:
             return None
         sharing = self.local_ranks or max(1, self.figures.world_size)
-        return max(1, cores if self.setting("dispatcher") else cores // sharing)
+        return max(1, int(cores if self.setting("dispatcher") else cores // sharing))
 
     def setting(self, name: str) -> Any:
         """What was recorded of a loader or trainer, else of the framework's own configuration."""
@@ -144,7 +154,13 @@ class Evidence:
 
     def number(self, name: str) -> int | None:
         """A setting that is a number."""
-        return _whole(self.setting(name))
+        number = number_of({name: self.setting(name)}, name)
+        return None if number is None else int(number)
+
+    def say(self, text: str, **words: object) -> str:
+        """A sentence about the run: figures stand in it by their names, and are written with their
+        units; thresholds in capitals, and are written with where they come from."""
+        return text.format_map(_Words(self.figures, words))
 
     def lost_share(self, part: str) -> float:
         """Of the wall clock; nothing where it was not divided."""
@@ -161,25 +177,21 @@ class Evidence:
     def lost_lines(self, *, but: str) -> list[str]:
         """Parts of the wall clock that are large, and not what the verdict is about."""
         parts = ("checkpoint", "evaluation", "startup", "resume")
-        return [
-            self.lost_line(part)
-            for part in parts
-            if part != but and self.lost_share(part) >= thresholds.LOST_TIME
-        ]
+        large = [part for part in parts if self.lost_share(part) >= thresholds.LOST_TIME]
+        return [self.lost_line(part) for part in large if part != but]
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"
-        who = "the GPU had nothing to run" if is_device else ("the loop waited for data")
+        who = "the GPU had nothing to run" if is_device else "the loop waited for data"
         where = "" if self.decided_by is None else f" on rank {self.decided_by}"
         if len(self.figures.ranks) > 1 and not self.setting("dispatcher"):
             # The stall is that of all ranks together.
             where = f" on at least one of {len(self.figures.ranks)} ranks"
-        stall = format_share(self.figures.stall_fraction)
-        line = f"stall {stall}: share of the time after warm-up in which {who}{where}"
+        line = "stall {stall_fraction}: share of the time after warm-up in which {who}{where}"
         if self.drain is not None and self.drain.is_over:
             line += f"; steps before {self.drain.dry_step:,}, when a queue hid waits, are left out"
-        return f"{line} ({threshold})" if threshold else line
+        return self.say(f"{line} ({threshold})" if threshold else line, who=who, where=where)
 
     def rank_lines(self) -> list[str]:
         """How the ranks differ."""
@@ -191,32 +203,15 @@ class Evidence:
                 f"rank {decided_by} reads for all {figures.world_size} ranks (dispatcher): on "
                 "the other ranks its wait looks like communication"
             ]
-        fraction, rank = figures.straggler_fraction, figures.straggler_rank
-        if rank is None or fraction is None:
+        if figures.straggler_rank is None or figures.straggler_fraction is None:
             return []
         late = {
             "data": "waits for data in steps in which the others do not wait",
             "compute": "computes longer than the others",
             "tokens": "computes longer than the others, because it has more tokens",
         }.get(figures.straggler_part, "is late")
-        lost = format_share(fraction)
-        return [f"rank {rank} {late}: this costs the other ranks {lost} of the time"]
-
-    def small_batch_lines(self) -> list[str]:
-        """Low latency with low throughput: short passes that leave most of a GPU unused."""
-        mfu, (used, free) = self.figures.mfu, self.gpu_memory
-        step, passes = self.figures.step_p50_seconds, self.number("gradient_accumulation") or 1
-        seconds = (step or math.inf) / passes
-        is_low = mfu is not None and mfu < thresholds.LOW_MFU and not self.is_padded
-        is_free = (free or 0) >= (used or math.inf)
-        if not (is_low and is_free) or seconds >= thresholds.SHORT_PASS_SECONDS:
-            return []
-        return [
-            "low latency, but low throughput: a forward and backward pass takes "
-            f"{format_seconds(seconds)} (threshold {thresholds.SHORT_PASS_SECONDS:g} s), MFU is "
-            f"{format_share(mfu)} ({below(thresholds.LOW_MFU)}), and {format_bytes(free)} of GPU "
-            f"memory are free with {format_bytes(used)} in use"
-        ]
+        text = "rank {rank} {late}: this costs the other ranks {straggler_fraction} of the time"
+        return [self.say(text, rank=figures.straggler_rank, late=late)]
 
     def pattern_lines(self) -> list[str]:
         """When the waits come, and with what."""
@@ -229,88 +224,77 @@ class Evidence:
         lines = [f"of all waiting, {', '.join(causes)}"] if causes else []
         if figures.stall_pattern in ("", "steady"):
             return lines
-        share = ""
-        if figures.worst_percent_share is not None:
-            worst = format_share(figures.worst_percent_share)
-            share = f"; the slowest 1 % of fetches account for {worst} of the waiting"
-        if period is None:
-            return [*lines, f"few fetches cause most of the waiting, at irregular distances{share}"]
         rows = figures.stall_period_rows
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
         is_named = figures.stall_period_of in ("epoch", "shard", "step")
         follows = f", once per {figures.stall_period_of}" if is_named else ""
-        return [*lines, f"a long wait every {period:,.4g} fetches{samples}{follows}{share}"]
-
-    def loader_lines(self) -> list[str]:
-        """What the loader could give."""
-        depth, capacity = self.figures.queue_depth, self.figures.queue_capacity
-        if depth is None or not capacity:
-            return []
-        wait = format_seconds(self.figures.wait_p50_seconds)
-        return [
-            f"{depth:.1f} of {capacity} batches are ready when a fetch begins; the median fetch "
-            f"takes {wait}"
-        ]
+        line = f"a long wait every {period or 0:,.4g} fetches{samples}{follows}"
+        if figures.worst_percent_share is not None:
+            line += "; the slowest 1 % of fetches account for {worst_percent_share} of the waiting"
+        return [*lines, self.say(line)]
 
     def hidden_lines(self) -> list[str]:
         """Waits of the host that cost nothing."""
         host, device = self.figures.host_stall_fraction, self.figures.device_stall_fraction
         if host is None or device is None or host - device < thresholds.HIDDEN_WAIT:
             return []
-        return [
-            f"the CPU-side wait is {format_share(host)}, but most of it is hidden behind work "
+        text = (
+            "the CPU-side wait is {host_stall_fraction}, but most of it is hidden behind work "
             "queued on the GPU: a timer around the loop alone would count it as stall"
-        ]
+        )
+        return [self.say(text)]
 
     def memory_lines(self) -> list[str]:
         """Signs that the run is short of memory: swap, then pressure."""
         lines, figures = [], self.figures
-        pressure, swapped = figures.psi_memory_full or 0.0, figures.process_swap_bytes or 0
-        is_pressed = pressure > thresholds.PRESSURE_MEMORY
-        if figures.is_swap_sustained and (is_pressed or swapped >= thresholds.PROCESS_SWAP_BYTES):
+        is_pressed = (figures.psi_memory_full or 0.0) > thresholds.PRESSURE_MEMORY
+        is_own = (figures.process_swap_bytes or 0) >= thresholds.PROCESS_SWAP_BYTES
+        if figures.is_swap_sustained and (is_pressed or is_own):
             lines.append(
-                f"{format_rate(figures.swap_in_bytes_per_second)} are read back from swap, in "
-                "at least half of the samples and in three in a row (threshold "
-                f"{format_rate(thresholds.SWAP_RATE)}); up to {format_bytes(swapped)} of this run "
-                "are in swap"
+                "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
+                f"samples and in three in a row (threshold {format_rate(thresholds.SWAP_RATE)}); "
+                "up to {process_swap_bytes} of this run are in swap"
             )
         if is_pressed:
             lines.append(
-                f"every task waited for memory {format_share(pressure)} of the time (Linux PSI; "
-                f"{below(thresholds.PRESSURE_MEMORY)})"
+                "every task waited for memory {psi_memory_full} of the time (Linux PSI; "
+                "{PRESSURE_MEMORY})"
             )
-        return lines
+        return list(map(self.say, lines))
 
     def cpu_lines(self) -> list[str]:
         """Signs that the run does not get the processors it asks for."""
-        others = format_share(self.figures.other_cpu_share)
         told = {
-            "quota": "the CPU quota of the control group withheld {} of the CPU time asked for",
-            "steal": "the hypervisor gave {} of the CPU time to other virtual machines (steal)",
-            "others": f"other programs used {others} of the CPU cores, and the run waited for a "
-            "core {} of the time",
+            "quota": "the CPU quota of the control group withheld {share} of the CPU time asked "
+            "for",
+            "steal": "the hypervisor gave {share} of the CPU time to other virtual machines "
+            "(steal)",
+            "others": "other programs used {other_cpu_share} of the CPU cores, and the run waited "
+            "for a core {share} of the time",
         }
         return [
-            f"{told[name].format(format_share(share))} ({below(thresholds.CPU_LOST)})"
+            self.say(f"{told[name]} ({{CPU_LOST}})", share=format_share(share))
             for name, share in self.cpu_losses.items()
             if share >= thresholds.CPU_LOST
         ]
 
     def system_lines(self) -> list[str]:
         """What the samples of the machine show where nothing else does."""
-        disk = self.figures.disk_share
         lines = [*self.memory_lines(), *self.cpu_lines()]
-        if disk is not None and disk >= thresholds.DISK_NEAR:
-            lines.append(f"reads use {format_share(disk)} of the disk's capacity")
+        if (self.figures.disk_share or 0.0) >= thresholds.DISK_NEAR:
+            lines.append(self.say("reads use {disk_share} of the disk's capacity"))
         return lines
 
 
-def below(value: float, origin: str = "our choice") -> str:
-    """The line that a share is held against, and where it comes from."""
-    return f"threshold {100 * value:.0f} %" + (f": {origin}" if origin else "")
+class _Words(dict[str, object]):
+    """What stands in sentences; see ``Evidence.say``."""
 
+    def __init__(self, figures: RunSummary, words: Mapping[str, object]) -> None:
+        super().__init__(words)
+        self._figures = figures
 
-def _whole(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return int(value)
+    def __missing__(self, name: str) -> str:
+        if name.isupper():
+            origin = _ORIGINS.get(name, ": our choice")
+            return f"threshold {100 * getattr(thresholds, name):.0f} %{origin}"
+        return FIGURES[name].format(self._figures.figures[name])

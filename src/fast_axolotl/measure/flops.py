@@ -17,7 +17,7 @@ optimizer are not counted. What cannot be known is ``None`` with a reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from fast_axolotl.record import ModelShape
 from fast_axolotl.record.arithmetic import ratio, times
@@ -27,8 +27,7 @@ _NOTES = ("towers", "layers", "attention_width")
 """Reasons of a shape that do not forbid a figure and belong beside it: what it leaves out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flops:
+class Flops(NamedTuple):
     """What one token costs in training, forward and backward."""
 
     model: float
@@ -37,27 +36,6 @@ class Flops:
     """FLOPs that are executed, recomputed activations included: the numerator of HFU."""
     convention: str
     """The formula with its numbers, for printing beside the figure."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilisation:
-    """How much of the hardware a run uses. ``None`` is not known; ``reasons`` has the sentence."""
-
-    model_flops_per_token: float | None = None
-    model_flops_per_second: float | None = None
-    """Of all devices together."""
-    mfu: float | None = None
-    """Model FLOPs per second ÷ the devices' peak, 0 to 1."""
-    hfu: float | None = None
-    """The same with recomputed activations counted."""
-    matmul_share: float | None = None
-    """Model FLOPs per second ÷ the matmul rate measured on these devices."""
-    convention: str = ""
-    peak_tflops: float | None = None
-    """Peak of one device, dense."""
-    peak_source: str = ""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Name of the figure → why it is ``None``."""
 
 
 def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
@@ -71,18 +49,20 @@ def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
         parts.append(f"6·{trained:.4g} trained weights")
     if shape.num_frozen:
         parts.append(f"4·{shape.num_frozen:.4g} frozen weights")
-    window = shape.attention_window
-    near_layers = 0 if window is None else shape.window_layers
-    far_layers = shape.layers - near_layers
     # Positions that a token attends to, times the width of attention, summed over the layers.
-    attended = far_layers * shape.attention_width * attended_length
-    if far_layers > 0:
-        parts.append(_describe_layers(far_layers, shape.attention_width, attended_length))
-    if near_layers and window is not None:
-        width = shape.attention_width if shape.window_width is None else shape.window_width
+    attended = 0.0
+    window, width = shape.attention_window, shape.attention_width
+    near_layers = 0 if window is None else shape.window_layers
+    kinds = [(shape.layers - near_layers, width, attended_length, "")]
+    if window is not None:
+        near_width = width if shape.window_width is None else shape.window_width
         reach = min(attended_length, window)
-        attended += near_layers * width * reach
-        parts.append(_describe_layers(near_layers, width, reach) + " within their window")
+        kinds.append((near_layers, near_width, reach, " within their window"))
+    for layers, width, reach, where in kinds:
+        attended += layers * width * reach
+        if layers:
+            text = f"12·{layers} layers·width {width}·attended length {reach:.6g}"
+            parts.append(text + where)
     convention = f"model FLOPs per token = {' + '.join(parts)}"
     convention += "; real tokens only; causal masking not discounted"
     if shape.is_checkpointed:
@@ -91,9 +71,7 @@ def flops_per_token(shape: ModelShape, attended_length: float) -> Flops:
     attention = 4.0 * attended
     model = 6.0 * trained + 4.0 * shape.num_frozen + 3.0 * attention
     recomputed = 2.0 * shape.num_parameters + attention if shape.is_checkpointed else 0.0
-    return Flops(
-        model=model, hardware=model + recomputed, convention="; ".join([convention, *notes])
-    )
+    return Flops(model, model + recomputed, "; ".join([convention, *notes]))
 
 
 def utilisation(
@@ -102,8 +80,9 @@ def utilisation(
     tokens_per_second: float | None,
     attended_length: float | None = None,
     num_devices: int | None = None,
-) -> Utilisation:
-    """MFU and HFU of ``tokens_per_second`` real tokens on ``num_devices`` devices together.
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """How much of the hardware a run of ``tokens_per_second`` real tokens on ``num_devices``
+    devices together uses: figures by their names, and a reason for each that is missing.
 
     ``attended_length`` is Σℓ²/Σℓ as measured. Where it was not, ``shape.sequence_len`` stands in,
     unless sequences are packed: a pack's length says nothing about the sequences inside it.
@@ -112,8 +91,7 @@ def utilisation(
     """
     if shape is None:
         return _unknown("the model was not detected, so its weights and layers are not known")
-    blocked = shape.reasons.get("model_flops_per_token")
-    if blocked:
+    if blocked := shape.reasons.get("model_flops_per_token"):
         return _unknown(blocked)
     length = attended_length
     if length is None and not shape.is_packed:
@@ -125,16 +103,9 @@ def utilisation(
     peak, source = find_peak(shape.device_name, shape.dtype)
     if shape.peak_tflops is not None:
         peak, source = shape.peak_tflops, "set with --peak-tflops"
-    reasons: dict[str, str] = {}
-    if peak is None:
-        reasons["mfu"] = reasons["hfu"] = source
-    if shape.matmul_tflops is None:
-        reasons["matmul_share"] = shape.reasons.get(
-            "matmul_tflops",
-            "the matmul rate of this GPU was not measured; set FAST_AXOLOTL_MATMUL=1",
-        )
+    reasons = {} if peak is not None else dict.fromkeys(("mfu", "hfu", "peak_tflops"), source)
     if tokens_per_second is None:
-        rates = ("model_flops_per_second", "mfu", "hfu", "matmul_share")
+        rates = ("model_flops_per_second", "mfu", "hfu")
         reasons.update(dict.fromkeys(rates, "tokens were not counted"))
     rate, hardware = times(tokens_per_second, flops.model), times(tokens_per_second, flops.hardware)
     whole = times(peak, 1e12 * devices)
@@ -146,23 +117,19 @@ def utilisation(
             "--peak-tflops"
         )
         mfu = hfu = None
-    return Utilisation(
-        model_flops_per_token=flops.model,
-        model_flops_per_second=rate,
-        mfu=mfu,
-        hfu=hfu,
-        matmul_share=ratio(rate, times(shape.matmul_tflops, 1e12 * devices)),
-        convention=flops.convention,
-        peak_tflops=peak,
-        peak_source="" if peak is None else source,
-        reasons=reasons,
-    )
+    figures = {
+        "model_flops_per_token": flops.model,
+        "model_flops_per_second": rate,
+        "mfu": mfu,
+        "hfu": hfu,
+        "peak_tflops": peak,
+        "peak_source": "" if peak is None else source,
+        "flops_convention": flops.convention,
+    }
+    return figures, reasons
 
 
-def _describe_layers(layers: int, width: int, attended_length: float) -> str:
-    return f"12·{layers} layers·width {width}·attended length {attended_length:.6g}"
-
-
-def _unknown(reason: str) -> Utilisation:
-    names = ("model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "matmul_share")
-    return Utilisation(reasons=dict.fromkeys(names, reason))
+def _unknown(reason: str) -> tuple[dict[str, Any], dict[str, str]]:
+    missing = ("model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "peak_tflops")
+    texts = {"peak_source": "", "flops_convention": ""}
+    return dict.fromkeys(missing) | texts, dict.fromkeys(missing, reason)

@@ -20,35 +20,17 @@ _LOOK_EVERY = 10
 
 
 class GpuReader:
-    """Where figures of GPUs come from: from nowhere, for a reason."""
+    """The devices of an initialised NVML; without one, none, for a reason."""
 
-    names: tuple[str, ...] = ()
-    uuids: tuple[str, ...] = ()
-    """In the order of the names; empty where a device does not give its own."""
-
-    def __init__(self, reason: str) -> None:
+    def __init__(self, nvml: Any = None, *, reason: str = "") -> None:
         self.reason = reason
         """Why there are no figures; empty where there are."""
-
-    def read(self, pids: Collection[int] = ()) -> tuple[DeviceSample, ...]:
-        """The devices of now: those that ``pids`` run on, all of them while that is not known."""
-        return ()
-
-    def close(self) -> None:
-        """Let go of the devices."""
-
-
-class NvmlReader(GpuReader):
-    """The devices of an initialised NVML."""
-
-    def __init__(self, nvml: Any) -> None:
-        super().__init__(reason="")
         self._nvml = nvml
-        count = nvml.nvmlDeviceGetCount()
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        self.names = tuple(_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles)
-        uuids = (self._ask(nvml.nvmlDeviceGetUUID, handle) for handle in self._handles)
-        self.uuids = tuple(_text(uuid or "") for uuid in uuids)
+        indices = range(0 if nvml is None else nvml.nvmlDeviceGetCount())
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+        names = [nvml.nvmlDeviceGetName(handle) for handle in self._handles]
+        # Old versions of NVML's module give bytes.
+        self.names = tuple(name.decode() if isinstance(name, bytes) else name for name in names)
         self._used: set[int] = set()
         self._reads = 0
 
@@ -62,12 +44,12 @@ class NvmlReader(GpuReader):
                 if any(process.pid in pids for process in running or ()):
                     self._used.add(index)
         self._reads += 1
-        wanted = self._used or range(len(self._handles))
-        return tuple(self._read_device(index) for index in sorted(wanted))
+        return tuple(map(self._read_device, sorted(self._used) or range(len(self._handles))))
 
     def close(self) -> None:
         """Let go of NVML."""
-        self._ask(self._nvml.nvmlShutdown)
+        if self._nvml is not None:
+            self._ask(self._nvml.nvmlShutdown)
 
     def _read_device(self, index: int) -> DeviceSample:
         nvml, handle = self._nvml, self._handles[index]
@@ -96,15 +78,10 @@ def open_gpus() -> GpuReader:
     try:
         import pynvml
     except ImportError:
-        return GpuReader("GPU figures need NVML: pip install nvidia-ml-py")
+        return GpuReader(reason="GPU figures need NVML: pip install nvidia-ml-py")
     try:
         pynvml.nvmlInit()
-        reader = NvmlReader(pynvml)
+        reader = GpuReader(pynvml)
     except pynvml.NVMLError as error:
-        return GpuReader(f"NVML reports: {error}")
-    return reader if reader.names else GpuReader("NVML finds no GPU")
-
-
-def _text(value: str | bytes) -> str:
-    """Old versions of NVML's module give bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+        return GpuReader(reason=f"NVML reports: {error}")
+    return reader if reader.names else GpuReader(reason="NVML finds no GPU")

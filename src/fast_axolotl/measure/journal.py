@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fast_axolotl._version import __version__
 from fast_axolotl.measure.writers import find_owner
-from fast_axolotl.record import End, LineWriter, Log, Mark, Phase, Settings, Start
-from fast_axolotl.system import PROC, node_name, pid_namespace
+from fast_axolotl.record import End, LineWriter, Log, Mark, Settings, Start
+from fast_axolotl.record.schema import Reason
 
 _ROOMY_BYTES = 3_000_000
 """Size of the record up to which single steps, shards and all that a trainer logs are written.
@@ -27,23 +25,9 @@ _log = logging.getLogger("fast_axolotl.measure")
 class Journal:
     """Writes ``RUN/rank-N.jsonl``. A disk that refuses ends the record, not the run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        rank: int,
-        world_size: int = 1,
-        local_rank: int = 0,
-        source: str = "loop",
-        command: tuple[str, ...] = (),
-        environment: Mapping[str, Any],
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        proc: Path = PROC,
-    ) -> None:
+    def __init__(self, folder: Path, start: Start, *, clock: Callable[[], float]) -> None:
         self.folder = folder
-        self.rank = rank
-        self.world_size = world_size
+        self.start = start
         self.clock = clock
         self.origin = clock()
         """The clock when the record began: ``t = 0``."""
@@ -51,7 +35,7 @@ class Journal:
         """The settings known by now."""
         self._reasons: dict[str, str] = {}
         self._log_due = 0.0
-        self.path = path = folder / f"rank-{rank}.jsonl"
+        self.path = path = folder / f"rank-{start.rank}.jsonl"
         owner = find_owner(path)
         refusal = ""
         if isinstance(owner, Start):
@@ -60,21 +44,7 @@ class Journal:
         """Whether the file is another process's, and nothing is written."""
         self._writer = LineWriter(path, refusal=refusal)
         self._is_failure_told = False
-        self.write(
-            Start(
-                time=wall_clock(),
-                rank=rank,
-                world_size=world_size,
-                local_rank=local_rank,
-                pid=os.getpid(),
-                pid_namespace=pid_namespace(proc),
-                host=node_name(),
-                version=__version__,
-                source=source,
-                command=command,
-                environment={key: _plain(value) for key, value in environment.items()},
-            )
-        )
+        self.write(start)
 
     @property
     def has_room(self) -> bool:
@@ -112,7 +82,7 @@ class Journal:
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """Note settings, where they are new."""
-        plain = {key: _plain(value) for key, value in values.items()}
+        plain = {key: as_json(value) for key, value in values.items()}
         known = self.values
         new = {key: plain[key] for key in plain if key not in known or known[key] != plain[key]}
         if new:
@@ -125,17 +95,7 @@ class Journal:
             self._reasons[figure] = sentence
             self.write(Settings(t=self.since_start(), reasons={figure: sentence}))
 
-    def phase(self, name: str, seconds: float, at: float) -> None:
-        """Note a stretch of time that was no training."""
-        self.write(Phase(t=self.since_start(at), name=name, seconds=round(seconds, 6)))
-
-    def end(
-        self,
-        reason: Literal["finished", "exception", "interrupted"],
-        error: str,
-        overhead_seconds: float,
-        overhead_fetches: int,
-    ) -> None:
+    def end(self, reason: Reason, error: str, overhead_seconds: float, fetches: int) -> None:
         """Write the last line."""
         self.write(
             End(
@@ -143,13 +103,13 @@ class Journal:
                 reason=reason,
                 error=error,
                 overhead_seconds=round(overhead_seconds, 6),
-                overhead_fetches=overhead_fetches,
+                overhead_fetches=fetches,
             )
         )
         self._writer.close()
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A value as JSON holds it; what JSON cannot hold becomes its text."""
     try:
         return json.loads(json.dumps(value, default=str))

@@ -12,10 +12,9 @@ ranks' waits for data show as communication in a profiler window, and are taken 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from fast_axolotl.measure.rank_figures import RankFigures
-from fast_axolotl.measure.summary_builder import SummaryBuilder
+from fast_axolotl.measure.ranks import Job, RankFigures
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.arithmetic import finite, ratio, total
 from fast_axolotl.record.waits import WaitTotals
@@ -51,49 +50,43 @@ def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, fl
     return begin, max([begin, *filter(lambda end: finite(end) is not None, ends)])
 
 
-def add_ledger(
-    builder: SummaryBuilder,
-    record: RunRecord,
-    ranks: Sequence[RankFigures],
-    chosen: RankFigures | None,
-    since: float | None = None,
-) -> None:
-    """The parts of the wall clock, and the goodput: tokens ÷ all of it.
+def fold_ledger(record: RunRecord, job: Job, since: float | None = None) -> dict[str, Any]:
+    """The whole wall clock, its parts, and the goodput: tokens ÷ all of it.
 
     ``since`` leaves out what came before, start-up included.
     """
+    chosen, ranks = job.chosen, job.ranks
     begin, end = find_clock(record, chosen)
     begin = begin if since is None else max(begin, since)
-    whole = builder.values["duration_seconds"] = max(0.0, end - begin)
+    whole = max(0.0, end - begin)
     # Real tokens of all steps, none where some were not counted.
     readers = [rank for rank in ranks if rank.warmup.fetches + rank.steady.fetches]
     read = [phase for rank in readers for phase in (rank.warmup, rank.steady) if phase.fetches]
     counts = [phase.count("real_tokens") for phase in read]
     tokens = None if None in counts else total(counts)
-    num_models = builder.values.get("data_parallel_size")
-    if tokens is not None and num_models and len(readers) > num_models:
+    if tokens is not None and job.data_parallel_size and len(readers) > job.data_parallel_size:
         # The ranks of one model see the same tokens.
-        tokens *= num_models / len(readers)
-    builder.put("goodput_tokens_per_second", ratio(tokens, whole), "", "tokens")
+        tokens *= job.data_parallel_size / len(readers)
+    values = {"duration_seconds": whole, "goodput_tokens_per_second": ratio(tokens, whole)}
     if chosen is None or not whole:
-        return
+        return values
 
     phases = (chosen.warmup, chosen.steady)
     steps = sum(phase.wall_seconds for phase in phases)
     own_waits = sum(map(_waits_of, phases))
-    stall = finite(builder.values["stall_fraction"]) or 0.0
+    stall = job.stall_fraction or 0.0
     job_waits = _waits_of(chosen.warmup) + stall * chosen.steady.wall_seconds
     data = min(steps, max(job_waits, own_waits))
 
     exposed = chosen.profiled_share("exposed_communication_seconds")
     if exposed is None:
-        exposed = builder.values["exposed_communication_fraction"]
+        exposed = job.exposed_communication_fraction
     communication = min(max(0.0, (exposed or 0.0) * steps - (data - own_waits)), steps - data)
 
     spans = {name: max(_span(rank, name) for rank in ranks) for name in _PARTS_OF_SPANS}
     loop = steps + sum(_span(chosen, name) for name in _PARTS_OF_SPANS)
     startup, first_step = (0.0, 0.0) if since is not None else _find_start(chosen, begin, end)
-    is_apart = exposed is not None or builder.values["world_size"] < 2
+    is_apart = exposed is not None or job.world_size < 2
     parts = {
         "compute" if is_apart else "compute_and_communication": max(
             0.0, loop - data - communication - first_step - sum(spans.values())
@@ -114,7 +107,7 @@ def add_ledger(
         # Times of a device, or of two files, overlap a little.
         parts = {part: seconds * whole / known for part, seconds in parts.items()}
     parts["other"] = max(0.0, whole - sum(parts.values()))
-    builder.values["ledger"] = parts
+    return values | {"ledger": parts}
 
 
 def _find_start(rank: RankFigures, begin: float, end: float) -> tuple[float, float]:

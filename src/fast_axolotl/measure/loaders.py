@@ -1,4 +1,4 @@
-"""What a loader tells of itself, by its attributes alone: settings, ready batches, files.
+"""What a loader tells of itself, by its attributes alone: settings and ready batches.
 
 Written for torch's ``DataLoader``, its iterators (whose attributes begin with an underscore) and
 the wrappers around both that pass attributes on or hold the loader. torch is never imported. What
@@ -7,10 +7,7 @@ an object does not tell is left out, and whatever its properties raise is "not t
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 _ITERABLE = 1
@@ -18,7 +15,6 @@ _ITERABLE = 1
 _WRAPPED = ("dataloader", "base_dataloader", "loader", "iterable")
 """Where accelerate, Lightning and tqdm hold a loader."""
 _MOST_WRAPPERS = 8
-_MOST_PATHS = 16
 
 
 def read_loader(loader: Any) -> dict[str, Any]:
@@ -42,13 +38,15 @@ def read_loader(loader: Any) -> dict[str, Any]:
         "persistent_workers": bool(_read(loader, "persistent_workers")),
         "streaming": _read(loader, "dataset_kind") == _ITERABLE,
     }
-    for dataset in _unwrap(_read(loader, "dataset")) if settings["streaming"] else ():
-        count = _read(dataset, "num_shards")
-        if isinstance(count, int):
+    dataset = _read(loader, "dataset") if settings["streaming"] else None
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(count := _read(dataset, "num_shards"), int):
             settings["num_shards"] = count
             break
-    paths = find_data_paths(_read(loader, "dataset"))
-    return settings | ({"data_paths": paths} if paths else {})
+        # What adapters hold: accelerate's, torch's ``Subset``, streams that map.
+        inner = _read(dataset, "dataset")
+        dataset = _read(dataset, "ex_iterable") if inner is None else inner
+    return settings
 
 
 def ready_batches(iterator: Any) -> int | None:
@@ -73,43 +71,6 @@ def ready_batches(iterator: Any) -> int | None:
     except (NotImplementedError, AttributeError, OSError, TypeError, ValueError):
         # macOS cannot count, other releases may name things differently, a closed queue is gone.
         return None
-
-
-def find_data_paths(dataset: Any) -> list[str]:
-    """Files on this machine that a dataset reads: those of our readers, of Hugging Face's datasets
-    and streams, and of any dataset with ``data_files``, ``files`` or ``paths``."""
-    found: list[str] = []
-    with suppress(Exception):  # a name that is too long, a list that holds itself: anybody's data
-        for part in _unwrap(dataset):
-            for name in ("cache_files", "data_files", "files", "paths", "kwargs"):
-                for path in _walk(_read(part, name)):
-                    if len(found) < _MOST_PATHS and path not in found and Path(path).exists():
-                        found.append(path)
-    return found
-
-
-def _walk(value: Any) -> Iterator[str]:
-    """The paths in a path, a list or dictionary of such, or objects that have one."""
-    if isinstance(value, str | os.PathLike):
-        yield os.fspath(value)
-    elif isinstance(value, dict):
-        yield from _walk(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value[:_MOST_PATHS]:
-            yield from _walk(item)
-    elif value is not None and not callable(value):
-        for name in ("path", "source"):
-            yield from _walk(_read(value, name))
-
-
-def _unwrap(dataset: Any) -> Iterator[Any]:
-    """A dataset, and what its adapters hold: accelerate's, torch's ``Subset``, streams that map."""
-    for _ in range(_MOST_WRAPPERS):
-        if dataset is None:
-            return
-        yield dataset
-        inner = _read(dataset, "dataset")
-        dataset = _read(dataset, "ex_iterable") if inner is None else inner
 
 
 def _read(thing: Any, name: str) -> Any:

@@ -27,22 +27,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.batch_counts import BatchCounter, fingerprint
 from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
-from fast_axolotl.measure.journal import Journal
+from fast_axolotl.measure.journal import Journal, as_json
 from fast_axolotl.measure.loaders import read_loader, ready_batches
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, SystemSample
+from fast_axolotl.record import (
+    ModelShape,
+    Phase,
+    ProfileWindow,
+    RunSummary,
+    Start,
+    SystemSample,
+)
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
-from fast_axolotl.system import MEASURE, describe
+from fast_axolotl.record.schema import Reason
+from fast_axolotl.system import MEASURE, describe, node_name, pid_namespace
 
 _RUN = "FAST_AXOLOTL_RUN"
 """``1`` in what ``fast-axolotl run`` starts, which has said what it replaces."""
@@ -94,18 +103,21 @@ def measure(
         rank, count, local = read_rank()
         world_size = world_size or count
         local_rank = local if local_rank is None else local_rank
-    journal = Journal(
-        Path(run_dir),
+    environment = describe(Path(proc)) if environment is None else environment
+    start = Start(
+        time=wall_clock(),
         rank=rank,
         world_size=world_size or 1,
         local_rank=local_rank or 0,
+        pid=os.getpid(),
+        pid_namespace=pid_namespace(Path(proc)),
+        host=node_name(),
+        version=__version__,
         source=source,
         command=tuple(command or ()),
-        environment=describe(Path(proc)) if environment is None else environment,
-        clock=clock,
-        wall_clock=wall_clock,
-        proc=Path(proc),
+        environment={key: as_json(value) for key, value in environment.items()},
     )
+    journal = Journal(Path(run_dir), start, clock=clock)
     meter = Meter(
         journal,
         StepTracker(accumulation=accumulation, is_told=told_steps, origin=journal.origin),
@@ -149,7 +161,7 @@ def _show_in_run(journal: Journal) -> None:
         if re.fullmatch(own, os.path.realpath(journal.folder)):
             return
         is_shared = share_record(journal.path, run)
-        if journal.rank == 0:
+        if journal.start.rank == 0:
             where = f"{run} holds the same record" if is_shared else "see it with fast-axolotl show"
             _say(f"this program already records into {journal.folder}: {where}")
 
@@ -195,8 +207,7 @@ class Meter:
         peak_tflops: float | None = None,
     ) -> None:
         self.run_dir = journal.folder
-        self.rank = journal.rank
-        self.world_size = journal.world_size
+        self.rank, self.world_size = journal.start.rank, journal.start.world_size
         self.is_quiet = False
         """Nothing is measured any more: closed, given up, or a forked child."""
         self._is_closed = False
@@ -319,7 +330,7 @@ class Meter:
         if self._tracker.num_fetches == 0:
             self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
         number = self._tracker.num_fetches
-        if self._journal.world_size > 1 and (text := fingerprint(batch, number)):
+        if self.world_size > 1 and (text := fingerprint(batch, number)):
             self._journal.mark("batch", at=now, fetch=number, text=text)
         counted = self._counter.count(batch, is_patient=pair is not None)
         if self._counter.reasons:
@@ -364,7 +375,7 @@ class Meter:
         and then runs them one by one, the second is timed from the end of the backward pass before
         it, and so on. With a single rank, there is nothing to compare, and passes are not timed.
         """
-        if self._journal.world_size < 2:
+        if self.world_size < 2:
             return
         now = self._clock()
         start, self._forward_start = self._forward_start, None
@@ -376,7 +387,7 @@ class Meter:
     @_guarded
     def backward_end(self) -> None:
         """Report that a backward pass has ended."""
-        if self._batches_ahead and self._journal.world_size > 1:
+        if self._batches_ahead and self.world_size > 1:
             self._batches_ahead -= 1
             self._forward_start = self._clock(), self._queue.record()
 
@@ -441,8 +452,6 @@ class Meter:
     def settings(self, **values: Any) -> None:
         """Record settings of the run. ``num_workers`` and ``prefetch_factor`` tell how many batches
         must be ready or requested for all workers to be busy."""
-        if "data_paths" in self._journal.values:
-            values.pop("data_paths", None)  # those that were given go before those that were found
         self._journal.settings(values)
         workers, prefetch = map(self._journal.values.get, ("num_workers", "prefetch_factor"))
         self._tracker.queue_room = None
@@ -516,9 +525,7 @@ class Meter:
         self._fold(write=True)
         return summarise(read_run(self.run_dir))
 
-    def close(
-        self, reason: Literal["finished", "exception", "interrupted"] = "finished", error: str = ""
-    ) -> None:
+    def close(self, reason: Reason = "finished", error: str = "") -> None:
         """End the record. Nothing is measured afterwards."""
         if self._is_closed:
             return
@@ -607,7 +614,8 @@ class Meter:
             seconds = max(0.0, now - self._span_start)
             self._tracker.add_span(name, seconds, pair)
             if name in _WRITTEN_SPANS:
-                self._journal.phase(name, seconds, now)
+                at = self._journal.since_start(now)
+                self._journal.write(Phase(t=at, name=name, seconds=round(seconds, 6)))
                 self.settings(**_read_cuda())
             if self._tracker.waits_since is not None:
                 self._begin_early_wait(now)
@@ -627,7 +635,7 @@ class Meter:
 
 
 def _read_cuda() -> dict[str, Any]:
-    """The device of this process and the memory that torch has taken of it, where it uses one."""
+    """The memory that torch has taken of the device of this process, where it uses one."""
     found: dict[str, Any] = {}
     with suppress(AttributeError, RuntimeError):  # no torch, an older one, a device that is lost
         cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
@@ -638,7 +646,6 @@ def _read_cuda() -> dict[str, Any]:
                 "reserved_peak": cuda.max_memory_reserved(),
                 "allocated_peak": cuda.max_memory_allocated(),
             }
-            found["device_uuid"] = f"GPU-{str(device.uuid).removeprefix('GPU-')}"
     return found
 
 

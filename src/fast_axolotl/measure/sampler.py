@@ -34,6 +34,7 @@ from fast_axolotl.measure.disk import find_numbers, probe_capacity, read_request
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.writers import LocalRanks
 from fast_axolotl.record import DiskProbe, End, LineWriter, SystemSample, SystemStart
+from fast_axolotl.record.schema import Reason
 
 _PSS_SHARE = 0.005
 """Of one core, at most this for ΣPSS …"""
@@ -51,7 +52,7 @@ _SLACK = 0.9
 _PATIENCE_SECONDS = 5.0
 """Reading of a process that hangs inside the kernel can hang, too."""
 
-_NO_DATA = "neither the configuration nor the dataset names a file on this machine"
+_NO_DATA = "no path of the data was given: use --data-path"
 
 
 class SystemSampler:
@@ -126,7 +127,6 @@ class SystemSampler:
                 if self._stopping.wait(max(0.0, due - self._clock())):
                     return
                 self.sample()
-                self._look_for_data()
                 due = max(due + self._pause(), self._clock())
         except Exception as error:  # noqa: BLE001 - the run that is watched must go on
             self.failure = f"sampling stopped: {type(error).__name__}: {error}"
@@ -139,7 +139,9 @@ class SystemSampler:
             self._gpu = open_gpus()
         sample = self._measure()
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
-        reasons = explain_missing(sample, has_procfs=processes.has_procfs(self._proc))
+        reasons: dict[str, str] = {}
+        if not processes.has_procfs(self._proc):
+            reasons["processes"] = "this is only available on Linux: there is no /proc here"
         if limit_bytes is None:
             reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
         if self._data_path is None:
@@ -159,7 +161,6 @@ class SystemSampler:
             limit_bytes=limit_bytes,
             data_path=self._data_path,
             gpu_names=self._gpu.names,
-            gpu_uuids=self._gpu.uuids,
             cores=min(filter(None, (count, quota)), default=None),
             processors=count,
             source=self.source,
@@ -178,9 +179,7 @@ class SystemSampler:
         self._hand_on(sample)
         return sample
 
-    def stop(
-        self, reason: Literal["finished", "exception", "interrupted"] = "finished", error: str = ""
-    ) -> None:
+    def stop(self, reason: Reason = "finished", error: str = "") -> None:
         """Take a last sample, close the record.
 
         Called before the root is waited for (``os.waitid`` with ``WNOWAIT``), the last sample holds
@@ -267,13 +266,6 @@ class SystemSampler:
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
         return processes.read_pressure_seconds(own or self._proc / "pressure" / name)
 
-    def _look_for_data(self) -> None:
-        """Probe the data's device once a rank has noted where its data lies."""
-        if self.disk is None and self._ranks is not None:
-            here = next(filter(os.path.exists, self._ranks.find_data(self._time)), None)
-            if here is not None:
-                self._probe(here)
-
     def _probe(self, path: str) -> None:
         t, before = self._clock() - self._start, processes.read_io("self", proc=self._proc)
         self.disk = replace(probe_capacity(path, proc=self._proc), t=round(t, 3))
@@ -302,36 +294,11 @@ def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     """Refuse what cannot be sampled, and say what could be."""
     if not processes.has_procfs(proc):
         raise UsageError("processes can only be watched on Linux: there is no /proc here")
-    stat = processes.read_stat(pid, proc=proc) if pid > 0 else None
-    status = processes.read_status(pid, proc=proc) if stat is not None else None
-    if stat is None or status is None:
+    status = processes.read_status(pid, proc=proc) if pid > 0 else None
+    if status is None:
         raise UsageError(f"there is no process {pid}")
     leader = int(status.get(b"Tgid", b"%d" % pid))
     if leader != pid:
         raise UsageError(f"{pid} is a thread of process {leader}: watch {leader}")
-    if not stat.is_alive:
-        raise UsageError(f"process {pid} has ended (parent {stat.parent_pid} has not reaped it)")
-
-
-def explain_missing(sample: SystemSample, *, has_procfs: bool) -> dict[str, str]:
-    """Why fields of a first sample are ``None``: one sentence under each field's name."""
-    unread = (
-        "a process of the tree is not readable: watch it as its own user or as root"
-        if sample.processes
-        else "the process ended before it could be sampled"
-    )
-    texts = {
-        "pss_bytes rss_bytes anon_bytes shared_bytes hwm_bytes swap_bytes": unread,
-        "read_bytes read_chars": unread,
-        "psi_memory_full_seconds psi_io_full_seconds": "this kernel does not report pressure (PSI)",
-        "swap_in_bytes swap_out_bytes": "/proc/vmstat has no swap counters",
-        "machine_cpu_seconds steal_seconds": "/proc/stat has no CPU counters",
-    }
-    reasons = {name: text for names, text in texts.items() for name in names.split()}
-    if not has_procfs:
-        return dict.fromkeys(reasons, "this is only available on Linux: there is no /proc here")
-    reasons["oom_kills"] = "there is no memory cgroup here"
-    reasons["throttled_seconds"] = "no cgroup above the process sets a CPU quota"
-    if sample.pss_bytes is not None:
-        reasons["pss_file_bytes"] = "this kernel cannot separate mapped files from the working set"
-    return {name: text for name, text in reasons.items() if getattr(sample, name) is None}
+    if status.get(b"State", b"").startswith((b"Z", b"X")):
+        raise UsageError(f"process {pid} has ended, and its parent has not reaped it")

@@ -1,40 +1,46 @@
-"""When the waits come: all along, in bursts, or once in a long while.
+"""How waiting is spread over a run: in which pattern waits come, and whether the end is different.
 
-What the waits came with says most: where an epoch's or a shard's begin causes most of the waiting,
-that is the pattern. Else slow fetches next to each other are one event, and the period is the
-largest distance between neighbours of which nearly all distances are multiples; multiples count
-because a record keeps a few slow fetches per second. If the fetches in that rhythm hold less than
-half of all waiting, the pattern is steady.
+*Pattern.* All along, in bursts, or once in a long while. Long waits hold most of the waiting:
+a third as long as the one at half of it, or longer. Where they are few, their mean distance is the
+period. Up to 64 fetches it is a burst: a ready queue that deep hides it. A longer one is periodic,
+and so are waits that come with an epoch's or a shard's begin.
 
-A period of up to 64 fetches is a burst: a ready queue that deep hides it. A longer one is periodic.
+*End.* A run that was fine for hours can be starved. The steady time is cut into tenths. The last
+one is a change if it is long enough to be judged, and its stall is five points above that of seven
+of the nine tenths before it, or below. One bad moment is no change, and neither are waits that come
+and go. A change in the middle of a run weighs enough in the figures of the whole.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from math import prod
+from typing import Literal, NamedTuple
 
-from fast_axolotl.record import Histogram, SlowFetch, thresholds
+from fast_axolotl.measure.ranks import Job, RankFigures
+from fast_axolotl.measure.ready_queue import find_capacity
+from fast_axolotl.record import Histogram, SlowFetch, StepBlock, thresholds
+from fast_axolotl.record.arithmetic import finite, ratio, total
 
 DEEPEST_QUEUE = 64
 """Fetches: the longest period that a ready queue is expected to hide. Ours: a queue of 64 batches
 still fits in memory, one of Axolotl's default 256 batches often does not."""
 
-_LEAST_EVENTS = 3
-_MOST_EVENTS = 500
-_MOST_CANDIDATES = 64
-_CLOSE_FETCHES = 2
-_LEAST_REGULAR = 0.75
-"""Of the distances, to be multiples of the period."""
-_IRREGULAR_TOP, _IRREGULAR_SHARE = 0.1, 0.8
-"""A tenth of the fetches with so much of the waiting are bursts, also without a period."""
+_FETCHES_FIRST = ("transformers", "axolotl")
+"""Trainers that fetch all micro-batches of a step before its first forward pass."""
+_MOST_LONG, _LEAST_HELD = 0.25, 0.6
+"""Of all fetches, that are long waits at most; and of all waiting, that they hold at least. Waits
+that vary by chance (exponential, lognormal) have more of them, or they hold less."""
+_TENTHS = 10
+_LEAST_APART = 7
+"""Of the nine tenths before the last."""
+_LEAST_CHANGE = 0.05
+"""Points. Ours: the distance between free of a loss and bound by it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
+class Pattern(NamedTuple):
     """When the waits come."""
 
     kind: Literal["steady", "burst", "periodic"] = "steady"
@@ -43,73 +49,106 @@ class Pattern:
     """What the period follows."""
 
 
+def rank_pattern(rank: RankFigures, waits_by_cause: Mapping[str, float]) -> Pattern:
+    """The pattern of a rank's waits, seen with what its trainer and its queue do."""
+    slow = [slow for block in rank.steady_blocks for slow in block.slow]
+    accumulation, steady = rank.accumulation, rank.steady
+    pattern = find_pattern(slow, rank.waits, waits_by_cause, accumulation)
+    capacity, own_seconds = find_capacity(rank.settings), rank.own_seconds
+    is_of_steps = pattern.kind == "steady" or pattern.period_of == "step"
+    if not is_of_steps or rank.record.start.source not in _FETCHES_FIRST:
+        return pattern
+    if own_seconds is None or capacity is None or not 1 <= capacity < accumulation:
+        return pattern
+    # A full queue serves the first batches of a step at once, the others come as fast as the reader
+    # is. If a whole step's batches are read in less than the model's own time per step, the reader
+    # is fast enough on average, and a deeper queue would hide the wait. One that is too slow shows
+    # waits in the rhythm of the steps, too.
+    reading = (steady.wall_seconds - own_seconds) / (accumulation - capacity) * accumulation
+    return Pattern() if reading > own_seconds else Pattern("burst", accumulation, "step")
+
+
 def find_pattern(
     slow: Sequence[SlowFetch],
     waits: Histogram,
     waits_by_cause: Mapping[str, float],
     accumulation: int = 1,
 ) -> Pattern:
-    """The pattern of the slow fetches, given the waits of all fetches and what caused them."""
-    events = _heavy_events(slow)
-    if len(events) < 2:
+    """The pattern of all waits, given what caused them; the slow fetches tell how far the long ones
+    lie apart."""
+    bins = sorted(waits.items(), reverse=True)
+    whole = sum(map(prod, bins))
+    left, least = whole / 2, 0.0
+    for seconds, count in bins:
+        left -= seconds * count
+        if left <= 0:
+            least = seconds / 3
+            break
+    long = [(seconds, count) for seconds, count in bins if seconds >= least]
+    number, held = sum(count for _, count in long), sum(map(prod, long))
+    places = [fetch.fetch for fetch in slow if fetch.seconds >= least]
+    if number < 2 or len({*places}) < 2:
         return Pattern()
-    gaps = [after - before for before, after in pairwise(events)]
+    period = (max(places) - min(places)) / (number - 1)
     causes: tuple[Literal["epoch", "shard"], ...] = ("epoch", "shard")
     for cause in causes:
         if waits_by_cause.get(cause, 0.0) >= thresholds.MOST_WAITING:
-            mean = sum(gaps) / len(gaps)
             # No queue reaches across epochs, and files are opened one after the other.
-            return Pattern(kind="periodic", period_fetches=mean, period_of=cause)
-    period = _find_period(gaps)
-    if period is None:
-        worst = waits.worst_share(_IRREGULAR_TOP) or 0.0
-        is_irregular = len(events) >= _LEAST_EVENTS and worst >= _IRREGULAR_SHARE
-        return Pattern(kind="burst" if is_irregular else "steady")
-    width = len(slow) / len(events)
-    held = waits.worst_share(min(1.0, width / period))
-    if held is not None and held < thresholds.MOST_WAITING:
+            return Pattern("periodic", period, cause)
+    if number > _MOST_LONG * waits.count or held < _LEAST_HELD * whole:
         return Pattern()
     is_step = accumulation > 1 and abs(period - accumulation) < 0.5
-    return Pattern(
-        kind="burst" if period <= DEEPEST_QUEUE else "periodic",
-        period_fetches=period,
-        period_of="step" if is_step else "rows",
-    )
+    kind: Literal["burst", "periodic"] = "burst" if period <= DEEPEST_QUEUE else "periodic"
+    return Pattern(kind, period, "step" if is_step else "rows")
 
 
-def _heavy_events(slow: Sequence[SlowFetch]) -> list[int]:
-    """Where the latest events begin that hold the waiting: a third as long as the one at half of
-    all waiting, or longer."""
-    groups: list[list[SlowFetch]] = []
-    for fetch in sorted(slow, key=lambda item: item.fetch):
-        if groups and fetch.fetch - groups[-1][-1].fetch <= _CLOSE_FETCHES:
-            groups[-1].append(fetch)
-        else:
-            groups.append([fetch])
-    events = [(group[0].fetch, sum(fetch.seconds for fetch in group)) for group in groups]
-    half, least = sum(seconds for _, seconds in events) / 2, 0.0
-    for _, seconds in sorted(events, key=lambda event: -event[1]):
-        half -= seconds
-        if half <= 0:
-            least = seconds / 3
-            break
-    return [fetch for fetch, seconds in events if seconds >= least][-_MOST_EVENTS:]
+class LateChange(NamedTuple):
+    """The stall of a run before its last tenth, and where that begins."""
+
+    begin: float
+    """Seconds since 1970."""
+    first_step: int
+    stall_before: float
+    """Median of the tenths before."""
 
 
-def _find_period(gaps: Sequence[int]) -> float | None:
-    """The largest distance of which most are multiples, averaged over the events."""
-    if len(gaps) < _LEAST_EVENTS - 1:
+def find_late_change(job: Job) -> LateChange | None:
+    """The change at the end of a run, by the rank that waits longest in each tenth."""
+    chosen = job.chosen
+    if chosen is None or not chosen.steady.wall_seconds:
         return None
-    common = [gap for gap, _ in Counter(gaps).most_common(_MOST_CANDIDATES)]
-    for period in sorted(common, reverse=True):
-        # Batches do not divide a period of rows: one fetch, but not where that fits anything.
-        play = max(1.0, period / 20) if period >= 8 else 0.0
-        beats = [(gap, round(gap / period)) for gap in gaps]
-        regular = [(gap, n) for gap, n in beats if n and abs(gap - n * period) <= play]
-        if len(regular) < _LEAST_REGULAR * len(gaps):
-            continue
-        count = sum(n for _, n in regular)
-        mean = sum(gap for gap, _ in regular) / count
-        # The first and the last may each be felt a fetch late: within that, a whole number.
-        return float(round(mean)) if abs(mean - round(mean)) <= 1.5 / count else mean
-    return None
+    tenths: list[list[StepBlock]] = [[] for _ in range(_TENTHS)]
+    done = 0.0
+    for block in chosen.steady_blocks:
+        place = int(_TENTHS * done / chosen.steady.wall_seconds)
+        tenths[min(place, _TENTHS - 1)].append(block)
+        done += finite(block.wall_seconds) or 0.0
+    *_, last = tenths
+    fetches, seconds = sum(block.fetches for block in last), _wall_seconds(last)
+    if not all(tenths) or not thresholds.is_long_enough(fetches, seconds):
+        return None
+    bounds = [tenth[0].first_step for tenth in tenths[1:]]
+    is_device = chosen.steady.source == "device"
+    waits = [0.0] * _TENTHS
+    for rank in [chosen] if chosen.settings.get("dispatcher") else job.ranks:
+        own = [0.0] * _TENTHS
+        for block in rank.steady_blocks:
+            waited = block.device_wait_seconds if is_device else block.host_wait_seconds
+            own[bisect_right(bounds, block.first_step)] += finite(waited) or 0.0
+        waits = list(map(max, waits, own))
+    *before, now = (
+        ratio(waited, _wall_seconds(tenth)) or 0.0
+        for waited, tenth in zip(waits, tenths, strict=True)
+    )
+    above = sum(now - stall >= _LEAST_CHANGE for stall in before)
+    below = sum(stall - now >= _LEAST_CHANGE for stall in before)
+    if max(above, below) < _LEAST_APART:
+        return None
+    first = last[0]
+    spans = total(first.spans.values()) or 0.0
+    begin = chosen.record.start.time + first.t - first.wall_seconds - spans
+    return LateChange(begin, first.first_step, statistics.median(before))
+
+
+def _wall_seconds(blocks: Sequence[StepBlock]) -> float:
+    return total(block.wall_seconds for block in blocks) or 0.0

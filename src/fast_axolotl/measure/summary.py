@@ -1,12 +1,12 @@
 """The figures of a run from its record alone: a pure fold over the lines.
 
 Every figure is a ratio of sums over the steady phase; nothing here looks at the machine it runs on.
-The stall is the job's, and one rank decides about the data (see ``ranks``); tokens, samples and
-bytes are summed over ranks.
+The stall is the job's, and one rank decides about the data (see ``ranks``): waits of fetches, queue
+and steps are its own. Rows, samples, tokens and bytes are summed over the ranks that fetch.
 Whatever is missing is ``None`` with one sentence in ``reasons``: the one that the meter or the
 watcher wrote down, else what the record lacks.
 
-Where a run stalls otherwise at its end (see ``late_change``), its verdict is that of a summary of
+Where a run stalls otherwise at its end (see ``stall_pattern``), its verdict is that of a summary of
 the steps since then.
 """
 
@@ -14,34 +14,25 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-from fast_axolotl.measure import loop_figures
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
-from fast_axolotl.measure.job import (
-    compare_communication,
-    find_replicas,
-    find_straggler,
-    fold_job,
-)
-from fast_axolotl.measure.late_change import find_late_change
-from fast_axolotl.measure.ledger import add_ledger
-from fast_axolotl.measure.rank_figures import RankFigures, fold_rank, summarise_rank
-from fast_axolotl.measure.summary_builder import SummaryBuilder
-from fast_axolotl.measure.system_figures import describe_growth, fold_system, growth
+from fast_axolotl.measure.ledger import fold_ledger
+from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
+from fast_axolotl.measure.ranks import Job, RankFigures, fold_job, fold_rank, others_span_seconds
+from fast_axolotl.measure.ready_queue import find_capacity, mean_depth, number_of, read_queue
+from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, rank_pattern
 from fast_axolotl.measure.verdict import judge, judge_change
-from fast_axolotl.record import NodeSummary, RunRecord, RunSummary, SystemRecord
-from fast_axolotl.record.arithmetic import ratio, times
-from fast_axolotl.record.thresholds import CPU_LOST
+from fast_axolotl.record import RunRecord, RunSummary, Verdict
+from fast_axolotl.record.arithmetic import finite, ratio, times, total
+from fast_axolotl.record.catalogue import FIGURES
 
 _NOTED = ("error", "clock_step")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
-_NODE_FIGURES = [item.name for item in fields(NodeSummary) if item.name not in ("node", "ranks")]
 _KILLED = ("exit code -9", "exit code 137")
 """How a command ends that signal 9 ended, or whose shell tells so."""
 _LOST_CHILD = re.compile(
@@ -64,157 +55,364 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             phases = [phase for phase in rank.phases if phase.t > begin]
             later[number] = replace(rank, blocks=blocks, phases=phases)
         record = replace(record, ranks=later)
-    ranks = [fold_rank(record.ranks[number]) for number in sorted(record.ranks)]
-    chosen, job = fold_job(ranks)
-    builder = SummaryBuilder(record, chosen)
-    _add_course(builder, record, ranks, chosen)
-    builder.values["ranks"] = tuple(summarise_rank(rank) for rank in ranks)
-    loop_figures.add_stall(builder, chosen, job)
-    replicas = find_replicas(ranks, builder.values["world_size"])
-    unknown = replicas.note or "the sizes of tensor and context parallel groups are not known"
-    builder.put("data_parallel_size", replicas.data_parallel_size, unknown)
-    loop_figures.add_reading(builder, ranks, job, replicas.copies)
-    loop_figures.add_tokens(builder, ranks, replicas.copies)
-    builder.values["notes"] += (replicas.note,) if replicas.note else ()
-    _add_flops(builder, ranks)
-    _add_system(builder, record, ranks)
-    seen = compare_communication(ranks, chosen)
-    for name in ("device_idle", "exposed_communication", "pure_communication"):
-        figure = f"{name}_fraction"
-        builder.put(figure, getattr(seen, figure), seen.reasons.get(figure, ""))
-    straggler = find_straggler(ranks, job, seen)
-    nobody = "no rank makes the others wait"
-    builder.put_steady("straggler_rank", straggler.rank, straggler.reason or nobody)
-    builder.put_steady("straggler_fraction", straggler.fraction, straggler.reason)
-    builder.values["straggler_part"] = straggler.part
-    _add_overhead(builder, chosen)
-    add_ledger(builder, record, ranks, chosen, since)
-    draft = builder.build()
-    source = "" if record.system is None else record.system.start.source
+    job = fold_job([fold_rank(record.ranks[number]) for number in sorted(record.ranks)])
+    fold = _Fold(record, job)
+    fold.add_course()
+    fold.add_stall()
+    fold.add_reading()
+    fold.add_flops()
+    fold.add_machines()
+    fold.add_job()
+    for name, value in fold_ledger(record, job, since).items():
+        fold.put(name, value, "", "tokens")
+    draft = fold.build()
+    verdict = judge(_gather_evidence(draft, record, job))
+    change = find_late_change(job) if since is None else None
+    if change is not None:
+        verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
+    return replace(draft, verdict=verdict)
+
+
+def _gather_evidence(figures: RunSummary, record: RunRecord, job: Job) -> Evidence:
+    """What the verdict looks at beside the figures."""
+    chosen, ranks = job.chosen, job.ranks
     starts = [rank.record.start for rank in ranks]
-    system = record.systems.get(draft.node)
+    system = record.systems.get(figures.node)
     by_host = Counter(start.host for start in starts).values()
-    drain = pace = steady_from = None
+    source = "" if record.system is None else record.system.start.source
+    drain = pace = None
     if chosen is not None:
-        source, drain, steady_from = chosen.record.start.source, chosen.drain, chosen.steady_from
+        source, drain = chosen.record.start.source, chosen.drain
         pace = ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
     # The queue that is empty first, since the ranks wait for each other; where none is falling, the
     # one of the rank that decides.
     falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
     if falling and not (chosen is not None and chosen.settings.get("dispatcher")):
         drain = min(falling, key=lambda drain: drain.left / drain.batches_per_step)
-    evidence = Evidence(
-        figures=draft,
+    return Evidence(
+        figures=figures,
         source=source,
         decided_by=None if chosen is None or len(ranks) < 2 else chosen.rank,
-        skew_share=seen.skew_share,
-        slow_rank=seen.slow_rank,
+        skew_share=job.skew_share,
+        slow_rank=job.slow_rank,
         local_ranks=max([*by_host, *(start.local_rank + 1 for start in starts)], default=None),
         warmup_step_seconds=pace,
         drain=drain,
         killed=_find_kill(record),
         machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
-        memory_growth=describe_growth(system, steady_from) if system else "",
+        memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
+        if system
+        else "",
     )
-    verdict = judge(evidence)
-    change = find_late_change(ranks, chosen) if since is None else None
-    if change is not None:
-        verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
-    return replace(draft, verdict=verdict)
 
 
-def _add_course(
-    builder: SummaryBuilder,
-    record: RunRecord,
-    ranks: Sequence[RankFigures],
-    chosen: RankFigures | None,
-) -> None:
-    """What ran, when, how it ended, and what to know of it."""
-    system = record.system
-    starts = [rank.record.start for rank in ranks]
-    dates = [start.time for start in starts] or ([system.start.time] if system else [0.0])
-    world_size = max([len(ranks), *(start.world_size for start in starts)], default=0)
-    environment: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    for rank in reversed(ranks):
-        environment.update(rank.record.start.environment)
-        settings.update(rank.settings)
+class _Fold:
+    """The fields of a summary while it is made: figures as they are found, and a reason for each
+    that is missing."""
 
-    ends = [rank.record.end for rank in ranks] or ([system.end] if system else [])
-    errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end is not None}
-    reason = "cut off" if None in ends or not ends else "finished"
-    reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
-    if ranks and reason in ("cut off", "finished"):
-        # Who supervised the command knows its exit code, also where a rank could not tell its end.
-        commands = [node.end for node in record.systems.values() if node.start.source == "run"]
-        failed = [end for end in commands if end is not None and end.reason != "finished"]
-        if failed:
-            reason, errors[failed[0].reason] = failed[0].reason, failed[0].error
-        elif commands and None not in commands:
-            reason = "finished"
+    def __init__(self, record: RunRecord, job: Job) -> None:
+        self.record, self.job, self.chosen = record, job, job.chosen
+        self.values: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
+        ranks = list(record.ranks.values())
+        if self.chosen is not None:
+            ranks.append(self.chosen.record)
+        self._recorded = {name: text for rank in ranks for name, text in rank.reasons.items()}
+        self._is_outside = not ranks
+        """Nobody recorded from inside the training process."""
+        self.unseen = ""
+        """Why there is no steady phase, if there is none."""
+        if ranks and (self.chosen is None or not self.chosen.steady.steps):
+            self.unseen = "no step of the steady phase was recorded"
 
-    notes = list(record.notes)
-    kill = _find_kill(record)
-    if kill:
-        notes.append(kill)
-    if ranks and len(ranks) < world_size:
-        text = f"only {len(ranks)} of {world_size} ranks left a record, and sums cover only those"
-        if world_size - len(ranks) >= max(Counter(start.host for start in starts).values()):
-            text += (
-                "; if other nodes recorded on their own disks, copy their rank-*.jsonl and "
-                "system-*.jsonl files into this folder"
-            )
-        notes.append(text)
-    for rank in ranks:
-        texts = [mark.text or mark.name for mark in rank.record.marks if mark.name in _NOTED]
-        notes += [f"rank {rank.rank}: {text}" for text in dict.fromkeys(texts[:_MOST_NOTES])]
-    if chosen is not None and chosen.is_long_enough:
-        # Ranks that recorded too little to decide, where another decides.
-        notes += [
-            f"rank {rank.rank} is too short to judge: its steady phase has "
-            f"{rank.steady.fetches:,} fetches"
-            for rank in ranks
-            if rank.steady.fetches and not rank.is_long_enough
-        ]
-    settings.pop("replacements", None)
-    replaced = [rank.settings["replacements"] for rank in ranks if "replacements" in rank.settings]
-    names = tuple(dict.fromkeys(itertools.chain(*replaced))) if replaced else None
-    builder.put("replacements", names, "the record does not name them")
-    builder.values.update(
-        run_dir=record.path,
-        started=min(dates),
-        is_finished=reason == "finished",
-        end_reason=reason,
-        error="" if reason == "finished" else errors.get(reason, ""),
-        world_size=world_size,
-        settings=settings,
-        environment=environment,
-        notes=tuple(notes),
+    def put(
+        self, name: str, value: Any, reason: str = "", *sources: str, is_system: bool = False
+    ) -> None:
+        """Set a field. Where the value is missing, the reason is the one that the meter recorded
+        under the field's name or that of one of its sources, else the one given here, else the
+        catalogue's."""
+        self.values[name] = value
+        if value is not None:
+            return
+        recorded = [self._recorded[key] for key in (name, *sources) if key in self._recorded]
+        if recorded and not is_system:
+            self.reasons[name] = recorded[0]
+        elif self._is_outside and not is_system:
+            self.reasons[name] = "the training process was not measured from inside"
+        elif reason or name in FIGURES:
+            self.reasons[name] = reason or FIGURES[name].missing
+
+    def put_steady(self, name: str, value: Any, reason: str = "", *sources: str) -> None:
+        """Set a field that takes steps of the steady phase."""
+        self.put(name, value, self.unseen or reason, *sources)
+
+    def build(self) -> RunSummary:
+        """The summary, its verdict still empty."""
+        figures = {name: self.values.pop(name, None) for name in FIGURES}
+        del figures["start_to_step_seconds"]  # which only a protocol sees
+        for name, value in figures.items():
+            if value is None:
+                self.reasons.setdefault(name, FIGURES[name].missing)
+        for name in ("straggler_rank", "data_parallel_size", "replacements"):
+            if self.values.get(name) is None:
+                self.reasons.setdefault(name, "not recorded")
+        nothing = Verdict(kind="inconclusive", headline="")
+        return RunSummary(verdict=nothing, figures=figures, reasons=self.reasons, **self.values)
+
+    def add_course(self) -> None:
+        """What ran, when, how it ended, and what to know of it."""
+        record, job, ranks = self.record, self.job, self.job.ranks
+        system = record.system
+        starts = [rank.record.start for rank in ranks]
+        dates = [start.time for start in starts] or ([system.start.time] if system else [0.0])
+        environment: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        for rank in reversed(ranks):
+            environment.update(rank.record.start.environment)
+            settings.update(rank.settings)
+
+        ends = [rank.record.end for rank in ranks] or ([system.end] if system else [])
+        errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end}
+        reason = "cut off" if None in ends or not ends else "finished"
+        reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
+        if ranks and reason in ("cut off", "finished"):
+            # Who supervised the command knows its exit code, also where a rank could not tell.
+            commands = [node.end for node in record.systems.values() if node.start.source == "run"]
+            failed = [end for end in commands if end is not None and end.reason != "finished"]
+            if failed:
+                reason, errors[failed[0].reason] = failed[0].reason, failed[0].error
+            elif commands and None not in commands:
+                reason = "finished"
+
+        notes = [*record.notes, *filter(None, [_find_kill(record)])]
+        if ranks and len(ranks) < job.world_size:
+            text = f"only {len(ranks)} of {job.world_size} ranks left a record, and sums cover "
+            text += "only those"
+            most = max(Counter(start.host for start in starts).values())
+            if job.world_size - len(ranks) >= most:
+                text += (
+                    "; if other nodes recorded on their own disks, copy their rank-*.jsonl and "
+                    "system-*.jsonl files into this folder"
+                )
+            notes.append(text)
+        for rank in ranks:
+            texts = [mark.text or mark.name for mark in rank.record.marks if mark.name in _NOTED]
+            notes += [f"rank {rank.rank}: {text}" for text in dict.fromkeys(texts[:_MOST_NOTES])]
+        if self.chosen is not None and self.chosen.is_long_enough:
+            # Ranks that recorded too little to decide, where another decides.
+            notes += [
+                f"rank {rank.rank} is too short to judge: its steady phase has "
+                f"{rank.steady.fetches:,} fetches"
+                for rank in job.readers
+                if not rank.is_long_enough
+            ]
+        settings.pop("replacements", None)
+        replaced = [one.settings["replacements"] for one in ranks if "replacements" in one.settings]
+        names = tuple(dict.fromkeys(itertools.chain(*replaced))) if replaced else None
+        self.put("replacements", names, "the record does not name them")
+        deciding = self.chosen.rank if self.chosen else None
+        self.put("deciding_rank", deciding, "no rank left a record")
+        self.values.update(
+            run_dir=record.path,
+            started=min(dates),
+            is_finished=reason == "finished",
+            end_reason=reason,
+            error="" if reason == "finished" else errors.get(reason, ""),
+            world_size=job.world_size,
+            settings=settings,
+            environment=environment,
+            notes=tuple(notes),
+            ranks=tuple(rank.summary() for rank in ranks),
+        )
+
+    def add_stall(self) -> None:
+        """How much the job waited; how long the rank that decides did, in which pattern, and its
+        ready queue and steps."""
+        rank, job = self.chosen, self.job
+        steady = rank.steady if rank else None
+        blocks = rank.steady_blocks if rank else ()
+        self.values.update(
+            steps=steady.steps if steady else 0,
+            fetches=steady.fetches if steady else 0,
+            warmup_steps=rank.warmup.steps if rank else 0,
+            measured_seconds=steady.wall_seconds if steady else 0.0,
+            stall_source=job.source,
+            span_seconds=rank.spans if rank else {},
+        )
+        first_step = blocks[0].first_step if blocks else None
+        self.put_steady("first_steady_step", first_step, "the steady phase has no duration")
+        self.put_steady("stall_fraction", job.stall_fraction)
+        self.put_steady("host_stall_fraction", job.host_stall_fraction)
+        self.put_steady(
+            "device_stall_fraction", job.device_stall_fraction, "", "device_wait_seconds"
+        )
+        waits = rank.waits if rank else None
+        for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items():
+            value = waits.quantile(share) if waits else None
+            self.put_steady(f"wait_{name}_seconds", value, "", "host_waits")
+            value = rank.step_times.quantile(share) if rank else None
+            self.put_steady(f"step_{name}_seconds", value)
+        pace = ratio(steady.steps, steady.wall_seconds) if steady else None
+        self.put_steady("steps_per_second", pace)
+        self.put_steady("worst_percent_share", waits.worst_share() if waits else None)
+        causes = self.values["waits_by_cause"] = _share_causes(rank)
+        pattern = rank_pattern(rank, causes) if rank is not None and rank.steady.fetches else None
+        kind, fetches, follows = pattern or Pattern()
+        self.values["stall_pattern"] = kind if pattern else ""
+        self.values["stall_period_of"] = follows
+        self.put_steady("stall_period_fetches", fetches)
+        per_fetch = ratio(steady.count("samples"), steady.fetches) if steady else None
+        no_rows = "" if fetches is None else "samples were not counted"
+        self.put_steady("stall_period_rows", times(fetches, per_fetch or None), no_rows)
+        self.put_steady("queue_depth", mean_depth(read_queue(blocks)))
+        self.put("queue_capacity", find_capacity(rank.settings) if rank else None)
+        # Seconds from the begin of the first fetch to a mark; from the start where it has no mark.
+        first: dict[str, float] = {}
+        for mark in rank.record.marks if rank else ():
+            first.setdefault(mark.name, mark.t)
+        for name in ("first_batch", "first_step"):
+            since = finite(first[name] - first.get("first_fetch", 0.0)) if name in first else None
+            self.put(f"{name}_seconds", since, "", name)
+
+    def add_reading(self) -> None:
+        """What crosses the boundary between loader and model, and what the loader could give."""
+        readers, copies = self.job.readers, self.job.copies
+        kinds = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens")
+        rates = {kind: _sum_rates(readers, kind, copies) for kind in kinds}
+        samples, rows = rates["samples"] or None, rates["rows"]
+        uncounted = "the batches have no first dimension along which to count samples"
+        packed = "samples are packed, and the rows in them were not counted"
+        is_packed = any(map(_is_packed, self.job.ranks))
+        rows = samples if rows is None and not is_packed else rows
+        self.put_steady("samples_per_second", samples, uncounted, "samples")
+        no_rows = packed if is_packed else uncounted
+        self.put_steady("rows_per_second", rows, no_rows, "rows", "samples")
+        rows_per_sample = ratio(rows, samples)
+        # What the model would take if no rank ever waited.
+        stall = self.job.stall_fraction
+        demand = times(ratio(samples, None if stall is None else 1.0 - stall), rows_per_sample)
+        no_demand = packed if samples is not None else uncounted
+        self.put_steady("demand_rows_per_second", demand, no_demand, "rows")
+        # Ranks meet at every step, so the slowest reader sets the pace of all.
+        reading = [rate for rank in readers if (rate := _reading_rate(rank)) is not None]
+        together = len(reading) * min(reading) if reading and len(reading) == len(readers) else None
+        reader = times(ratio(together, copies), rows_per_sample)
+        has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
+        unknown = "" if has_workers else "it is not known whether the loader reads ahead"
+        self.put_steady("reader_rows_per_second", reader, unknown)
+        self.put_steady("reader_ratio", ratio(reader, rows))
+        for kind in kinds[2:]:
+            name = kind.removeprefix("real_")
+            is_partial = any(kind in rank.steady.counts for rank in readers)
+            reason = "some batches were not counted, so there is no sum" if is_partial else ""
+            self.put_steady(f"{name}_per_second", rates[kind], reason, name)
+        filled = ratio(rates["real_tokens"], rates["padded_tokens"])
+        self.put_steady("padding_share", None if filled is None else 1.0 - filled)
+        squares, tokens = (
+            total(rank.steady.count(f"sequence_{name}") for rank in readers)
+            for name in ("squares", "tokens")
+        )
+        self.put_steady("mean_attended_length", ratio(squares, tokens), "", "sequence_tokens")
+
+    def add_flops(self) -> None:
+        """The model's arithmetic, and how much of the hardware it uses."""
+        ranks, job = self.job.ranks, self.job
+        shapes = [rank.record.models[-1] for rank in ranks if rank.record.models]
+        # Devices of the ranks whose tokens are counted: all, where rank 0 reads for all.
+        num_devices = None
+        if shapes and job.is_dispatched:
+            num_devices = job.world_size * shapes[0].num_devices
+        elif shapes:
+            missing = max(0, len(job.readers) - len(shapes))
+            num_devices = sum(shape.num_devices for shape in shapes)
+            num_devices += missing * shapes[0].num_devices
+        figures, reasons = utilisation(
+            shapes[0] if shapes else None,
+            tokens_per_second=self.values["tokens_per_second"],
+            attended_length=self.values["mean_attended_length"],
+            num_devices=num_devices,
+        )
+        for name, value in figures.items():
+            sources = ("mfu", "model") if name == "peak_tflops" else ("model",)
+            self.put(name, value, reasons.get(name, ""), *sources)
+
+    def add_machines(self) -> None:
+        """Memory, processors, disk, swap and GPUs."""
+        values, reasons, notes = fold_machines(self.record, self.job.ranks)
+        for name, value in values.items():
+            self.put(name, value, reasons.get(name, ""), is_system=True)
+        self.values["notes"] += tuple(notes)
+
+    def add_job(self) -> None:
+        """What ranks lose to each other, and what the meter itself costs."""
+        job, rank = self.job, self.chosen
+        for name in ("device_idle", "exposed_communication", "pure_communication"):
+            figure = f"{name}_fraction"
+            self.put(figure, getattr(job, figure), job.reasons.get(figure, ""))
+        for name in ("straggler_rank", "straggler_fraction"):
+            self.put_steady(name, getattr(job, name), job.reasons.get(name, ""))
+        self.values["straggler_part"] = job.straggler_part
+        note = job.reasons.get("data_parallel_size", "")
+        unknown = note or "the sizes of tensor and context parallel groups are not known"
+        self.put("data_parallel_size", job.data_parallel_size, unknown)
+        self.values["notes"] += (note,) if note else ()
+
+        end = rank.record.end if rank else None
+        per_fetch = ratio(end.overhead_seconds, end.overhead_fetches) if end else None
+        reason = "the record ends before the meter wrote its own cost"
+        if end is not None:
+            reason = "the meter timed no fetch"
+        if rank is None:
+            reason = self.unseen
+        self.put("overhead_seconds_per_fetch", per_fetch, reason)
+        share = None
+        if rank is not None:
+            share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
+        no_share = reason if per_fetch is None else self.unseen or reason
+        self.put("overhead_fraction", share, no_share)
+
+
+def _share_causes(rank: RankFigures | None) -> dict[str, float]:
+    """Of the host's waiting, by what happened meanwhile; the rest is the loader's."""
+    waited = rank.steady.host_wait_seconds if rank else 0.0
+    causes: dict[str, float] = {}
+    for block in rank.steady_blocks if rank and waited > 0 else ():
+        for name, seconds in block.waits_by_cause.items():
+            causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0) / waited
+    if not causes:
+        return {}
+    rest = max(0.0, 1.0 - sum(causes.values()))
+    return dict(sorted({**causes, "loader": rest}.items(), key=lambda item: -item[1]))
+
+
+def _reading_rate(rank: RankFigures) -> float | None:
+    """Samples per second that a rank's loader could deliver on its own."""
+    steady, workers = rank.steady, number_of(rank.settings, "num_workers")
+    samples = steady.count("samples")
+    if workers == 0:
+        return ratio(samples, steady.host_wait_seconds)
+    per_second = ratio(steady.count("produced") or None, steady.count("producing_seconds"))
+    return times(per_second, ratio(samples, steady.fetches)) if workers else None
+
+
+def _sum_rates(ranks: list[RankFigures], name: str, copies: int) -> float | None:
+    """A rate summed over ranks, of which so many see the same; ``None`` where one did not count."""
+    rates = [
+        ratio(rank.steady.count(name), rank.steady.wall_seconds - others_span_seconds(rank, ranks))
+        for rank in ranks
+    ]
+    return None if None in rates else ratio(total(rates), copies)
+
+
+def _is_packed(rank: RankFigures) -> bool:
+    """By a setting, by the model's trainer, or because the batches look like it: of rows that are
+    not packed the meter has nothing to explain."""
+    return (
+        bool(rank.settings.get("sample_packing"))
+        or any(model.is_packed for model in rank.record.models)
+        or "rows_per_second" in rank.record.reasons
+        or (rank.steady.count("rows") or 0) > (rank.steady.count("samples") or 0)
     )
-    builder.put("deciding_rank", chosen.rank if chosen else None, "no rank left a record")
-
-
-def _add_flops(builder: SummaryBuilder, ranks: Sequence[RankFigures]) -> None:
-    shapes = [rank.record.models[-1] for rank in ranks if rank.record.models]
-    # Devices of the ranks whose tokens are counted: all, where rank 0 reads for all.
-    num_devices = None
-    if shapes and any(rank.settings.get("dispatcher") for rank in ranks):
-        world_size = max(rank.record.start.world_size for rank in ranks)
-        num_devices = max(world_size, len(ranks)) * shapes[0].num_devices
-    elif shapes:
-        missing = max(0, len(loop_figures.find_readers(ranks)) - len(shapes))
-        num_devices = sum(shape.num_devices for shape in shapes) + missing * shapes[0].num_devices
-    use = utilisation(
-        shapes[0] if shapes else None,
-        tokens_per_second=builder.values["tokens_per_second"],
-        attended_length=builder.values["mean_attended_length"],
-        num_devices=num_devices,
-    )
-    for name in ("model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "matmul_share"):
-        builder.put(name, getattr(use, name), use.reasons.get(name, ""), "model")
-    builder.put("peak_tflops", use.peak_tflops, use.reasons.get("mfu", ""), "mfu", "model")
-    builder.values["peak_source"] = use.peak_source
-    builder.values["flops_convention"] = use.convention
 
 
 def _find_kill(record: RunRecord) -> str:
@@ -234,117 +432,3 @@ def _find_kill(record: RunRecord) -> str:
     if lost and has_failed and not any(_SIGNALLED.fullmatch(end.error) for end in commands):
         return f"rank {lost[0]} stopped without a message while the run ended with an error"
     return ""
-
-
-def _add_system(builder: SummaryBuilder, record: RunRecord, ranks: Sequence[RankFigures]) -> None:
-    """Memory, processors, disk, swap and GPUs: of every node, and of the one under most pressure.
-
-    A node's samples are compared with its own ranks, which have the same clock.
-    """
-    by_node: dict[str, list[RankFigures]] = defaultdict(list)
-    for rank in ranks:
-        by_node[rank.record.start.host].append(rank)
-    folded = {
-        node: _fold_node(record.systems.get(node), by_node.get(node, []), ranks)
-        for node in dict.fromkeys([*by_node, *record.systems])
-    }
-
-    def pressure(node: str) -> tuple[bool, bool, bool, float]:
-        values, _ = folded[node]
-        waited = min(values["other_cpu_share"] or 0.0, values["cpu_wait_share"] or 0.0)
-        refused = max(values["cpu_throttled_share"] or 0.0, values["cpu_steal_share"] or 0.0)
-        return (
-            bool(values["oom_kills"]),
-            bool(values["is_swap_sustained"]),
-            max(waited, refused, values["psi_io_full"] or 0.0) >= CPU_LOST,
-            values["limit_share"] or 0.0,
-        )
-
-    watched = [node for node in folded if node in record.systems]
-    worst = max(watched, key=pressure, default="")
-    values, reasons = folded[worst] if worst else _fold_node(None, ranks, ranks)
-    builder.values["node"] = worst
-    builder.values["nodes"] = tuple(
-        NodeSummary(
-            node=node,
-            ranks=tuple(rank.rank for rank in by_node.get(node, ())),
-            **{name: found.get(name) for name in _NODE_FIGURES},
-        )
-        for node, (found, _) in folded.items()
-    )
-    notes = [
-        f"{node}: {text}"
-        for node, system in record.systems.items()
-        if (text := system.start.reasons.get("processes"))
-    ]
-    if len(folded) > 1 and worst:
-        notes.append(
-            f"memory, CPU, disk, swap and GPU figures are from {worst}, the node under most "
-            f"pressure of {len(folded)}"
-        )
-    unwatched = [node for node in folded if node not in record.systems]
-    if worst and unwatched:
-        notes.append(f"there are no samples from {', '.join(unwatched)}")
-    builder.values["notes"] += tuple(notes)
-    held = (rank.settings.get("cuda_memory") for rank in ranks)
-    peaks = [one.get("allocated_peak", 0) for one in held if isinstance(one, dict)]
-    values["gpu_peak_allocated_bytes"] = max(peaks, default=0) or None
-    if values.get("gpu_memory_bytes") is None:
-        reasons["gpu_peak_allocated_bytes"] = reasons.get("gpu_memory_bytes", "no GPU was detected")
-    for name, value in values.items():
-        builder.put(name, value, reasons.get(name, ""), is_system=True)
-
-
-def _fold_node(
-    system: SystemRecord | None, own: Sequence[RankFigures], all_ranks: Sequence[RankFigures]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures of one node by its samples and by the high-water marks of its own ranks; reasons.
-
-    Who watches a node without ranks, that of the launcher, goes by the times of all.
-    """
-    ranks = own or all_ranks
-    # The first step of all, in seconds since 1970; where none was made, the first line.
-    first_steps = [
-        rank.record.start.time + mark.t
-        for rank in ranks
-        for mark in rank.record.marks
-        if mark.name == "first_step"
-    ]
-    values, reasons = fold_system(
-        system,
-        min((rank.steady_from for rank in ranks if rank.steady_from is not None), default=None),
-        max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
-        trained_from=min(first_steps or [rank.record.start.time for rank in ranks], default=None),
-    )
-    marks = [max((phase.hwm_bytes or 0 for phase in rank.record.phases), default=0) for rank in own]
-    if system is not None:
-        # A rank reads its mark at the very end of each phase, and the samples may have missed it.
-        highest = max(marks, default=0)
-        if highest > (values["hwm_bytes"] or 0):
-            values["hwm_bytes"] = highest
-            values["spike_ratio"] = ratio(highest, values["rss_bytes"])
-    # What torch's allocator held at most, which the samples may have missed.
-    free = [values["gpu_free_bytes"]]
-    for rank in own:
-        held = rank.settings.get("cuda_memory")
-        if isinstance(held, dict) and {"total", "reserved_peak"} <= held.keys():
-            free.append(held["total"] - held["reserved_peak"])
-    values["gpu_free_bytes"] = min((size for size in free if size is not None), default=None)
-    return values, reasons
-
-
-def _add_overhead(builder: SummaryBuilder, rank: RankFigures | None) -> None:
-    """What the meter itself costs."""
-    end = rank.record.end if rank else None
-    per_fetch = ratio(end.overhead_seconds, end.overhead_fetches) if end else None
-    reason = "the record ends before the meter wrote its own cost"
-    if end is not None:
-        reason = "the meter timed no fetch"
-    if rank is None:
-        reason = builder.unseen
-    builder.put("overhead_seconds_per_fetch", per_fetch, reason)
-    share = None
-    if rank is not None:
-        share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
-    no_share = reason if per_fetch is None else builder.unseen or reason
-    builder.put("overhead_fraction", share, no_share)

@@ -23,12 +23,12 @@ share of time in which every task waited for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from fast_axolotl.measure import advice
-from fast_axolotl.measure.evidence import MLPERF, Evidence, below
-from fast_axolotl.measure.late_change import LateChange
+from fast_axolotl.measure.evidence import Evidence
+from fast_axolotl.measure.stall_pattern import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
@@ -36,7 +36,7 @@ from fast_axolotl.record.units import (
     count_words,
     format_bytes,
     format_duration,
-    format_rate,
+    format_seconds,
     format_share,
 )
 
@@ -59,30 +59,25 @@ def judge(evidence: Evidence) -> Verdict:
         *(_memory, _unseen, _warming, _short, _draining),
         *(_swap, _cpu, _interruption, _io, _data, _communication, _startup, _compute),
     )
-    verdicts = (verdict for rule in rules if (verdict := rule(evidence)) is not None)
-    verdict = next(verdicts, None) or _mixed(evidence)
-    lines = evidence.lost_lines(but=verdict.subtype or verdict.kind)
-    verdict = replace(verdict, evidence=(*verdict.evidence, *lines))
-    figures = evidence.figures
+    verdict = next(filter(None, (rule(evidence) for rule in rules)), None) or _mixed(evidence)
+    lines, figures = evidence.lost_lines(but=verdict.subtype or verdict.kind), evidence.figures
+    action = verdict.action
     if verdict.gain is not None and verdict.gain >= _LEAST_GAIN:
         # Checkpoints, evaluation and start-up lie outside of the steps that tokens/s are of.
         is_outside = verdict.kind in ("checkpoint", "evaluation", "startup")
         rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
-        expected = f"Expect up to +{100 * verdict.gain:,.0f} % {rate}."
-        verdict = replace(verdict, action=f"{verdict.action} {expected}")
-    if verdict.kind == "memory":
-        return verdict
-    if figures.end_reason == "cut off" and (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR:
-        line = (
-            f"the record has no end line, and the run used {format_share(figures.limit_share)} of "
-            "its memory limit: if the run is over, it probably ran out of memory"
+        action += f" Expect up to +{100 * verdict.gain:,.0f} % {rate}."
+    is_near = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
+    if verdict.kind != "memory" and figures.end_reason == "cut off" and is_near:
+        text = (
+            "the record has no end line, and the run used {limit_share} of its memory limit: if "
+            "the run is over, it probably ran out of memory"
         )
-        return replace(verdict, evidence=(*verdict.evidence, line))
-    return _tell_error(verdict, figures) if figures.end_reason == "exception" else verdict
-
-
-def _tell_error(verdict: Verdict, figures: RunSummary) -> Verdict:
-    """The verdict on a run that an error ended; the error comes first if there is no other."""
+        lines.append(evidence.say(text))
+    verdict = replace(verdict, evidence=(*verdict.evidence, *lines), action=action)
+    if verdict.kind == "memory" or figures.end_reason != "exception":
+        return verdict
+    # The error comes first if there is no other verdict.
     text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
     error = (text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…").rstrip(".")
     if verdict.kind != "inconclusive":
@@ -95,6 +90,23 @@ def _tell_error(verdict: Verdict, figures: RunSummary) -> Verdict:
         action=f"Fix this error first, then measure again: {error}.",
         seconds_needed=None,
     )
+
+
+def judge_change(
+    verdict: Verdict, figures: RunSummary, change: LateChange, late: RunSummary
+) -> Verdict:
+    """The verdict on a run whose stall changed; ``late`` is the summary since then."""
+    if verdict.kind not in _OF_THE_LOOP or late.verdict.kind not in _OF_THE_LOOP:
+        return verdict
+    headline = late.verdict.headline
+    if late.verdict.kind != verdict.kind:
+        headline = f"Since step {change.first_step:,}, {headline[:1].lower()}{headline[1:]}"
+    line = (
+        f"these figures are for the last {format_duration(late.duration_seconds)}; before, the "
+        f"stall was {format_share(change.stall_before)}, and that of the whole run is "
+        f"{format_share(figures.stall_fraction)}"
+    )
+    return replace(late.verdict, headline=headline, evidence=(*late.verdict.evidence, line))
 
 
 # When a run cannot be judged.
@@ -111,35 +123,37 @@ def _unseen(evidence: Evidence) -> Verdict | None:
     pressure, share = figures.psi_io_full or 0.0, figures.disk_share or 0.0
     if pressure >= thresholds.PRESSURE_IO and share >= thresholds.DISK_NEAR:
         line = (
-            f"every task waited for the disk {format_share(pressure)} of the time (Linux PSI, "
-            f"used instead of the stall; {below(thresholds.PRESSURE_IO)})"
+            "every task waited for the disk {psi_io_full} of the time (Linux PSI, used instead of "
+            "the stall; {PRESSURE_IO})"
         )
-        return _slow_disk(evidence, line)
+        return _slow_disk(evidence, evidence.say(line))
     what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
     seen = "" if figures.ranks else ", because the process was only watched from outside"
-    headline = f"No {what} was recorded{seen}."
-    lines = ("0 fetches of a training loop were timed",)
-    return _inconclusive(evidence, "unseen", headline, lines, action=advice.see_fetches(evidence))
+    return Verdict(
+        kind="inconclusive",
+        subtype="unseen",
+        headline=f"No {what} was recorded{seen}.",
+        evidence=("0 fetches of a training loop were timed", *evidence.system_lines()),
+        action=advice.see_fetches(evidence),
+    )
 
 
 def _warming(evidence: Evidence) -> Verdict | None:
     """All steps are warm-up."""
-    figures = evidence.figures
+    figures, pace = evidence.figures, evidence.warmup_step_seconds
     if figures.fetches:
         return None
-    pace = evidence.warmup_step_seconds
     if pace is None:
         pace = figures.duration_seconds / max(1, figures.warmup_steps)
     needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
     headline = f"The run ended during warm-up, after {count_words(figures.warmup_steps, 'step')}."
-    lines = (f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}",)
-    return _inconclusive(evidence, "warming", headline, lines, needed=needed)
+    line = f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}"
+    return _run_longer(evidence, "warming", headline, needed, line)
 
 
 def _short(evidence: Evidence) -> Verdict | None:
     """The steady phase is too short."""
-    figures = evidence.figures
-    fetches, seconds = figures.fetches, figures.measured_seconds
+    fetches, seconds = evidence.figures.fetches, evidence.figures.measured_seconds
     if thresholds.is_long_enough(fetches, seconds):
         return None
     count = f"{count_words(fetches, 'fetch')} in {format_duration(seconds)}"
@@ -148,11 +162,10 @@ def _short(evidence: Evidence) -> Verdict | None:
         f"fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} s, or "
         f"{thresholds.LEAST_SECONDS:.0f} s"
     ]
-    if figures.stall_fraction is not None:
+    if evidence.figures.stall_fraction is not None:
         lines.append(evidence.stall_line())
     needed = _seconds_to_judge(seconds / fetches, fetches, seconds)
-    headline = f"Too short to judge: {count}."
-    return _inconclusive(evidence, "short", headline, lines, needed=needed)
+    return _run_longer(evidence, "short", f"Too short to judge: {count}.", needed, *lines)
 
 
 def _draining(evidence: Evidence) -> Verdict | None:
@@ -174,32 +187,27 @@ def _draining(evidence: Evidence) -> Verdict | None:
         needed = _seconds_to_judge(pace, since, drain.seconds_since)
         headline = "The loader fell behind: its ready queue has just become empty."
         now = f"was empty by step {drain.dry_step:,}"
-    lines = (
+    return _run_longer(
+        evidence,
+        "draining",
+        headline,
+        needed,
         f"the queue shrinks by {drain.batches_per_step:.3g} batches per step and {now}",
         f"{evidence.stall_line()}, so far; waits are hidden until the queue is empty",
     )
-    return _inconclusive(evidence, "draining", headline, lines, needed=needed)
 
 
-def _inconclusive(
-    evidence: Evidence,
-    subtype: str,
-    headline: str,
-    lines: Sequence[str],
-    *,
-    action: str = "",
-    needed: float | None = None,
+def _run_longer(
+    evidence: Evidence, subtype: str, headline: str, needed: float, *lines: str
 ) -> Verdict:
-    if needed is not None:
-        # In whole seconds: how much is needed is known no better.
-        longer = format_duration(max(1.0, float(math.ceil(needed))))
-        action = f"Run about {longer} longer."
+    # In whole seconds: how much is needed is known no better.
+    longer = format_duration(max(1.0, float(math.ceil(needed))))
     return Verdict(
         kind="inconclusive",
         subtype=subtype,
         headline=headline,
         evidence=(*lines, *evidence.system_lines()),
-        action=action,
+        action=f"Run about {longer} longer.",
         seconds_needed=needed,
     )
 
@@ -226,20 +234,20 @@ def _memory(evidence: Evidence) -> Verdict | None:
     if not kills and not (evidence.killed and share >= thresholds.MEMORY_NEAR):
         return None
     lines = [evidence.killed] if evidence.killed else []
-    used = f"{format_share(share)} of its memory limit"
-    headline = f"Probably out of memory: the run ended at {used}."
+    headline = "Probably out of memory: the run ended at {limit_share} of its memory limit."
     if kills:
-        headline = f"Out of memory: the kernel killed {count_words(kills, 'process')}."
+        headline = "Out of memory: the kernel killed {killed}."
     if figures.limit_share is not None:
-        lines.append(
-            f"the working set reached {used}, {format_bytes(figures.limit_bytes)} "
-            f"({below(thresholds.MEMORY_NEAR)})"
+        line = (
+            "the working set reached {limit_share} of its memory limit, {limit_bytes} "
+            "({MEMORY_NEAR})"
         )
+        lines.append(evidence.say(line))
     if evidence.memory_growth:
         lines.append(f"memory that grew: {evidence.memory_growth}")
     return Verdict(
         kind="memory",
-        headline=headline,
+        headline=evidence.say(headline, killed=count_words(kills, "process")),
         evidence=tuple(lines),
         action=advice.lower_working_set(evidence),
     )
@@ -247,14 +255,13 @@ def _memory(evidence: Evidence) -> Verdict | None:
 
 def _swap(evidence: Evidence) -> Verdict | None:
     """The machine is short of memory."""
-    figures = evidence.figures
-    lines = evidence.memory_lines()
+    figures, lines = evidence.figures, evidence.memory_lines()
     if not lines:
         return None
     how = "it is swapping" if figures.is_swap_sustained else "its tasks wait for memory to be freed"
     if figures.limit_share is not None:
-        share = format_share(figures.limit_share)
-        lines.append(f"the working set reached {share} of the memory available to it")
+        line = "the working set reached {limit_share} of the memory available to it"
+        lines.append(evidence.say(line))
     return Verdict(
         kind="swap",
         headline=f"The machine is short of memory: {how}. Ignore the other figures until this "
@@ -270,8 +277,7 @@ def _cpu(evidence: Evidence) -> Verdict | None:
     # A small loss does not explain a long stall, and a GPU that never pauses has lost nothing.
     least = max(thresholds.CPU_LOST, evidence.stall / 2)
     subtype = next((name for name, share in evidence.cpu_losses.items() if share >= least), "")
-    is_gpu_busy = (figures.gpu_utilization or 0.0) > 1.0 - thresholds.CPU_LOST
-    if is_gpu_busy or not subtype:
+    if (figures.gpu_utilization or 0.0) > 1.0 - thresholds.CPU_LOST or not subtype:
         return None
     lines = evidence.cpu_lines()
     if figures.cpu_cores is not None:
@@ -296,41 +302,39 @@ def _io(evidence: Evidence) -> Verdict | None:
     """The loop waits for data, and the disk is full, or every task waits for it."""
     if evidence.stall < thresholds.DATA_STALL:
         return None
-    return _slow_disk(evidence, evidence.stall_line(below(thresholds.DATA_STALL, MLPERF)))
+    return _slow_disk(evidence, evidence.stall_line("{DATA_STALL}"))
 
 
 def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
     figures = evidence.figures
-    share, pressure = figures.disk_share or 0.0, figures.psi_io_full or 0.0
-    size, subtype = figures.disk_request_bytes, "random" if evidence.is_random else ""
-    reads = f"{format_rate(figures.read_bytes_per_second)} read from the disk"
-    reads += "" if size is None else f" in requests of {format_bytes(size)} on average"
+    share, subtype = figures.disk_share or 0.0, "random" if evidence.is_random else ""
+    line = "{read_bytes_per_second} read from the disk"
+    if figures.disk_request_bytes is not None:
+        line += " in requests of {disk_request_bytes} on average"
     if share >= thresholds.DISK_NEAR:
         subtype = subtype or ("near" if share < thresholds.DISK_FULL else "")
-        headline = f"The disk is the limit: reads use {format_share(share)} of its capacity."
-        line = (
-            f"{reads}, {format_share(share)} of the {format_rate(figures.disk_bytes_per_second)} "
-            f"the disk reached in a test with O_DIRECT ({below(thresholds.DISK_NEAR, '')}; "
-            f"{100 * thresholds.DISK_FULL:.0f} % is full: queueing makes a read take "
-            "1 ÷ (1 − share) times as long)"
+        headline = "The disk is the limit: reads use {disk_share} of its capacity."
+        line += (
+            ", {disk_share} of the {disk_bytes_per_second} the disk reached in a test with "
+            f"O_DIRECT ({{DISK_NEAR}}; {100 * thresholds.DISK_FULL:.0f} % is full: queueing makes "
+            "a read take 1 ÷ (1 − share) times as long)"
         )
-    elif pressure >= thresholds.PRESSURE_IO:
-        waited = format_share(pressure)
-        headline = f"The disk is the limit: every task waits for it {waited} of the time."
-        line = f"{reads}; waits by Linux PSI ({below(thresholds.PRESSURE_IO)})"
+    elif (figures.psi_io_full or 0.0) >= thresholds.PRESSURE_IO:
+        headline = "The disk is the limit: every task waits for it {psi_io_full} of the time."
+        line += "; waits by Linux PSI ({PRESSURE_IO})"
     else:
         return None
     return Verdict(
         kind="io",
         subtype=subtype,
-        headline=headline,
-        evidence=(waiting, line),
+        headline=evidence.say(headline),
+        evidence=(waiting, evidence.say(line)),
         action=advice.read_less(evidence),
         gain=advice.possible_gain(evidence.stall) if evidence.stall else None,
     )
 
 
-# What costs the wall clock beside the steps, and when that changed.
+# What costs the wall clock beside the steps.
 
 
 def _interruption(evidence: Evidence) -> Verdict | None:
@@ -338,8 +342,7 @@ def _interruption(evidence: Evidence) -> Verdict | None:
     seconds = evidence.figures.ledger
     part = max(("checkpoint", "evaluation"), key=lambda name: seconds.get(name, 0.0))
     losses = (seconds.get(name, 0.0) for name in ("data", "communication"))
-    is_largest = seconds.get(part, 0.0) > max(losses)
-    return _lost(evidence, part) if is_largest else None
+    return _lost(evidence, part) if seconds.get(part, 0.0) > max(losses) else None
 
 
 def _startup(evidence: Evidence) -> Verdict | None:
@@ -360,29 +363,12 @@ def _lost(evidence: Evidence, part: str) -> Verdict | None:
         subtype="" if kind == part else part,
         headline=f"{what} {format_share(share)} of the wall clock.",
         evidence=(
-            f"{evidence.lost_line(part)} ({below(thresholds.LOST_TIME)})",
+            evidence.say(f"{evidence.lost_line(part)} ({{LOST_TIME}})"),
             evidence.stall_line(),
         ),
         action=advise(evidence),
         gain=share / (1.0 - share) if share < 1.0 else None,
     )
-
-
-def judge_change(
-    verdict: Verdict, figures: RunSummary, change: LateChange, late: RunSummary
-) -> Verdict:
-    """The verdict on a run whose stall changed; ``late`` is the summary since then."""
-    if verdict.kind not in _OF_THE_LOOP or late.verdict.kind not in _OF_THE_LOOP:
-        return verdict
-    headline = late.verdict.headline
-    if late.verdict.kind != verdict.kind:
-        headline = f"Since step {change.first_step:,}, {headline[:1].lower()}{headline[1:]}"
-    line = (
-        f"these figures are for the last {format_duration(late.duration_seconds)}; before, the "
-        f"stall was {format_share(change.stall_before)}, and that of the whole run is "
-        f"{format_share(figures.stall_fraction)}"
-    )
-    return replace(late.verdict, headline=headline, evidence=(*late.verdict.evidence, line))
 
 
 # What bounds a run that can be judged.
@@ -398,17 +384,24 @@ def _data(evidence: Evidence) -> Verdict | None:
         "burst": "Data arrives in bursts",
         "periodic": "Data is occasionally very late",
     }[evidence.pattern]
+    queue = []
+    if figures.queue_depth is not None and figures.queue_capacity:
+        text = (
+            "{depth:.1f} of {capacity} batches are ready when a fetch begins; the median fetch "
+            "takes {wait_p50_seconds}"
+        )
+        depth, capacity = figures.queue_depth, figures.queue_capacity
+        queue.append(evidence.say(text, depth=depth, capacity=capacity))
     action, gain = advice.feed(evidence)
-    stall = format_share(figures.stall_fraction)
     return Verdict(
         kind="data",
         subtype=evidence.pattern,
-        headline=f"{what}: {stall} of the time is spent waiting for data.",
+        headline=evidence.say(f"{what}: {{stall_fraction}} of the time is spent waiting for data."),
         evidence=(
-            evidence.stall_line(below(thresholds.DATA_STALL, MLPERF)),
+            evidence.stall_line("{DATA_STALL}"),
             *evidence.rank_lines(),
             *evidence.pattern_lines(),
-            *evidence.loader_lines(),
+            *queue,
             *evidence.hidden_lines(),
             *evidence.cpu_lines(),
         ),
@@ -419,18 +412,17 @@ def _data(evidence: Evidence) -> Verdict | None:
 
 def _communication(evidence: Evidence) -> Verdict | None:
     """Ranks wait for the network, or for one of them."""
-    figures = evidence.figures
     if evidence.exposed < thresholds.BOUND_COMMUNICATION:
         return None
     lines = [
-        f"in {format_share(evidence.exposed)} of the profiled time, only communication ran "
-        f"({below(thresholds.BOUND_COMMUNICATION)})"
+        "in {exposed_communication_fraction} of the profiled time, only communication ran "
+        "({BOUND_COMMUNICATION})"
     ]
-    if figures.pure_communication_fraction is not None:
-        pure, skew = figures.pure_communication_fraction, evidence.skew_share
+    if evidence.figures.pure_communication_fraction is not None:
         lines.append(
-            f"the transfers alone (each collective on its fastest rank) take {format_share(pure)} "
-            f"of the time; {format_share(skew)} of the communication is waiting for the last rank"
+            "the transfers alone (each collective on its fastest rank) take "
+            "{pure_communication_fraction} of the time; {skew} of the communication is waiting "
+            "for the last rank"
         )
     headline = "Communication between the ranks is the limit."
     if evidence.is_skewed:
@@ -438,11 +430,12 @@ def _communication(evidence: Evidence) -> Verdict | None:
             f"The ranks wait for rank {evidence.slow_rank}, which reaches their collectives last."
         )
     action, gain = _communicate_better(evidence)
+    skew = format_share(evidence.skew_share)
     return Verdict(
         kind="communication",
         subtype="skew" if evidence.is_skewed else "network",
         headline=headline,
-        evidence=(*lines, evidence.stall_line()),
+        evidence=(*(evidence.say(line, skew=skew) for line in lines), evidence.stall_line()),
         action=action,
         gain=gain,
     )
@@ -460,32 +453,38 @@ def _compute(evidence: Evidence) -> Verdict | None:
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
     if evidence.exposed >= thresholds.FREE_COMMUNICATION or is_unprofiled:
         return None
-    lines = [evidence.stall_line(below(thresholds.FREE_STALL))]
+    lines = []
     if figures.world_size == 1 and figures.device_stall_fraction is not None:
         lines.append(
             "one GPU has no communication, so N GPUs will give less than N times its tokens/s; "
             "fast-axolotl plan predicts how much less"
         )
     elif figures.exposed_communication_fraction is not None:
-        limit = below(thresholds.FREE_COMMUNICATION)
-        lines.append(f"exposed communication {format_share(evidence.exposed)} ({limit})")
+        lines.append(_EXPOSED)
     if figures.mfu is not None:
-        lines.append(f"MFU {format_share(figures.mfu)}")
+        lines.append("MFU {mfu}")
     if figures.device_idle_fraction is not None:
-        idle = format_share(figures.device_idle_fraction)
-        lines.append(f"the profiler saw the GPU idle {idle} of the time")
+        lines.append("the profiler saw the GPU idle {device_idle_fraction} of the time")
     headline = "The model is the limit: it hardly ever waits for data."
-    small = evidence.small_batch_lines()
-    if small:
+    if evidence.is_small_batch:
         headline = "The batch is too small for the GPU: steps are short, and throughput is low."
+        used, free = map(format_bytes, evidence.gpu_memory)
+        lines.append(
+            "low latency, but low throughput: a forward and backward pass takes "
+            f"{format_seconds(evidence.pass_seconds)} (threshold "
+            f"{thresholds.SHORT_PASS_SECONDS:g} s), MFU is {{mfu}} ({{LOW_MFU}}), and {free} of "
+            f"GPU memory are free with {used} in use"
+        )
     better = advice.even_out if evidence.holds_up else advice.compute_better
     action, gain = better(evidence)
     return Verdict(
         kind="compute",
-        headline=_straggling(evidence) if evidence.holds_up else headline,
+        headline=evidence.say(_STRAGGLING, rank=figures.straggler_rank)
+        if evidence.holds_up
+        else headline,
         evidence=(
-            *lines,
-            *small,
+            evidence.stall_line("{FREE_STALL}"),
+            *map(evidence.say, lines),
             *evidence.hidden_lines(),
             *evidence.rank_lines(),
             *evidence.cpu_lines(),
@@ -495,46 +494,43 @@ def _compute(evidence: Evidence) -> Verdict | None:
     )
 
 
-def _straggling(evidence: Evidence) -> str:
-    lost = format_share(evidence.figures.straggler_fraction)
-    return (
-        f"Rank {evidence.figures.straggler_rank} is slow: it costs the others {lost} of the time."
-    )
+_STRAGGLING = "Rank {rank} is slow: it costs the others {straggler_fraction} of the time."
+_EXPOSED = "exposed communication {exposed_communication_fraction} ({FREE_COMMUNICATION})"
 
 
 def _mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
     figures = evidence.figures
-    stall, exposed = format_share(evidence.stall), format_share(evidence.exposed)
     free, bound = (100 * share for share in (thresholds.FREE_STALL, thresholds.DATA_STALL))
-    lines = [
-        evidence.stall_line(f"under {free:.0f} % is fine; {bound:.0f} % or more is data-bound")
-    ]
+    lines = []
     if figures.exposed_communication_fraction is not None:
-        lines.append(f"exposed communication {exposed} ({below(thresholds.FREE_COMMUNICATION)})")
+        lines.append(evidence.say(_EXPOSED))
     is_waiting = evidence.stall >= thresholds.FREE_STALL
     is_talking = evidence.exposed >= thresholds.FREE_COMMUNICATION
     lost = figures.straggler_fraction or 0.0
     if evidence.holds_up and lost >= max(evidence.stall, evidence.exposed):
-        headline, action = _straggling(evidence), advice.even_out(evidence)
+        headline, action = _STRAGGLING, advice.even_out(evidence)
     elif figures.stall_fraction is None:
         headline = "No single limit: the stall was not measured."
         action = advice.Action(advice.see_fetches(evidence))
     elif is_talking and not (is_waiting and evidence.stall >= evidence.exposed):
-        headline = f"No single limit: {exposed} of the time is spent only on communication."
+        headline = "No single limit: {exposed_communication_fraction} of the time is spent only "
+        headline += "on communication."
         action = _communicate_better(evidence)
     elif is_waiting:
-        headline = f"No single limit: {stall} of the time is spent waiting for data."
+        headline = "No single limit: {stall_fraction} of the time is spent waiting for data."
         action = advice.feed(evidence)
     else:
         headline = "Data is not the limit: the model or the communication is (not measured which)."
         why = figures.reasons.get("exposed_communication_fraction", "no profiler window")
         lines.append(f"communication of the {figures.world_size} ranks was not measured: {why}")
         action = advice.Action(advice.profile(evidence))
+    limits = f"under {free:.0f} % is fine; {bound:.0f} % or more is data-bound"
     return Verdict(
         kind="mixed",
-        headline=headline,
+        headline=evidence.say(headline, rank=figures.straggler_rank),
         evidence=(
+            evidence.stall_line(limits),
             *lines,
             *evidence.rank_lines(),
             *evidence.pattern_lines(),

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from fast_axolotl.record import LineWriter, Settings, Start, SystemStart
+from fast_axolotl.record import LineWriter, Start, SystemStart
 from fast_axolotl.record.folder import SYSTEM_FILES, UNREADABLE, parse_line, system_file
 from fast_axolotl.system import node_name, pid_namespace
 
@@ -32,8 +32,6 @@ most five seconds apart, and clients of a file server see them up to some second
 _CLOCK_SECONDS = 2.0
 """A process that began this long after the record is another one with the same number."""
 _LAST_LINE_BYTES = 4096
-_LOOK_BYTES, _LOOK_FILES = 1 << 16, 4
-"""Of a rank's record, the part that is searched for the path of the data; and of how many ranks."""
 _RANK_FILE = re.compile(r"rank-\d+\.jsonl")
 
 
@@ -56,9 +54,8 @@ def read_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int, i
 def find_owner(path: Path) -> Start | SystemStart | None:
     """The first line of a file that another process is writing; ``None``: nobody is."""
     writer = find_writer(path)
-    if isinstance(writer, Start) and (writer.host, writer.pid) == (node_name(), os.getpid()):
-        return None if _is_visible(writer) else writer
-    return writer
+    is_own = isinstance(writer, Start) and (writer.host, writer.pid) == (node_name(), os.getpid())
+    return None if writer is None or (is_own and _is_visible(writer)) else writer
 
 
 def find_writer(path: Path) -> Start | SystemStart | None:
@@ -71,9 +68,8 @@ def find_writer(path: Path) -> Start | SystemStart | None:
         if opened.read().splitlines()[-1].startswith(b'{"kind":"end"'):
             return None
     boot, here = start.pid_namespace.split()[:1], pid_namespace().split()[:1]
-    if start.host == node_name() and boot in ([], here):
-        return start if _is_alive(start) else None
-    return start if _is_fresh(path) else None
+    is_here = start.host == node_name() and boot in ([], here)
+    return start if (_is_alive(start) if is_here else _is_fresh(path)) else None
 
 
 def find_running_nodes(folder: Path) -> list[str]:
@@ -121,37 +117,18 @@ class LocalRanks:
         It costs one listing of the folder, and a line of each new file.
         """
         pids = []
-        try:
-            entries = [one for one in os.scandir(self._folder) if _RANK_FILE.fullmatch(one.name)]
-        except OSError:
-            return []
-        for entry in entries:
-            key = entry.name, entry.inode()
-            if key in self._known:
-                continue
-            start = _read_start(Path(entry.path))
-            if start is None:
-                continue  # its first line is still to come
-            self._known.add(key)
-            if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
-                pids.append(start.pid)
+        with suppress(OSError):
+            for entry in os.scandir(self._folder):
+                key = entry.name, entry.inode()
+                if key in self._known or not _RANK_FILE.fullmatch(entry.name):
+                    continue
+                start = _read_start(Path(entry.path))
+                if start is None:
+                    continue  # its first line is still to come
+                self._known.add(key)
+                if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
+                    pids.append(start.pid)
         return pids
-
-    def find_data(self, since: float) -> list[str]:
-        """Where the data of a run that began since then lies, by the heads of its records."""
-        for path in sorted(self._folder.glob("rank-*.jsonl"))[:_LOOK_FILES]:
-            with suppress(OSError):
-                if path.stat().st_mtime < since:
-                    continue  # of an earlier run
-                with path.open("rb") as opened:
-                    lines = opened.read(_LOOK_BYTES).splitlines()
-                for text in lines:
-                    # A line that is still being written is left for later.
-                    with suppress(*UNREADABLE):
-                        line = parse_line(text.decode()) if b'"data_paths"' in text else None
-                        if isinstance(line, Settings):
-                            return [str(one) for one in line.values["data_paths"]]
-        return []
 
 
 def _is_visible(start: Start | SystemStart) -> bool:

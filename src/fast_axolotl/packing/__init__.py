@@ -1,7 +1,7 @@
 """Bring sequences of different lengths into rows of one length: pack several into one, or pad each.
 
-Reading order: ``inputs`` reads every form of sequences and says what a token is, ``outputs`` gives
-lists, numpy or torch. ``plan`` decides which sequences share a row; ``rows`` fills rows in order,
+Reading order: ``sequences`` reads every form of sequences, says what a token is, and gives lists,
+numpy or torch. ``plan`` decides which sequences share a row; ``rows`` fills rows in order,
 and ``lists`` does it for what stays in Python's lists; ``pad`` gives each sequence its own row.
 """
 

@@ -14,17 +14,21 @@ from typing import Any
 import numpy as np
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.packing.inputs import (
+from fast_axolotl.packing.sequences import (
+    OUTPUTS,
     Array,
     Rows,
+    check_options,
+    deliver,
     flatten,
     integer,
     lengths_of,
+    option,
     plain_rows,
     read,
     require_fit,
+    untracked,
 )
-from fast_axolotl.packing.outputs import OUTPUTS, check_options, deliver, option, untracked
 
 
 def pad_sequences(
@@ -53,14 +57,15 @@ def pad_sequences(
     option("padding_side", padding_side, ("right", "left"))
     check_options(output, too_long, ("truncate", "error"), dtype, num_threads)
     dtype = "int64" if output == "lists" else dtype
-    padding = integer("pad_value", pad_value, dtype)
+    padding = integer("pad_value", pad_value, dtype=dtype)
     rows = read(sequences)
     if isinstance(rows, list) and output == "lists":
         rows = plain_rows(rows)
     lengths = lengths_of(rows)
     longest = int(lengths.max()) if len(lengths) else 0
-    width = longest if target_length is None else _length("target_length", target_length)
-    step = _length("pad_to_multiple_of", 0 if pad_to_multiple_of is None else pad_to_multiple_of)
+    width = longest if target_length is None else integer("target_length", target_length, least=0)
+    multiple = 0 if pad_to_multiple_of is None else pad_to_multiple_of
+    step = integer("pad_to_multiple_of", multiple, least=0)
     if step:
         width = -(-width // step) * step
     if too_long == "error" and longest > width:
@@ -99,8 +104,8 @@ def pad_sequences(
 def create_padding_mask(current_length: int, target_length: int, *, output: str = "lists") -> Any:
     """The position ids of the padding, ``[0, 1, …]``; empty if no padding is needed."""
     option("output", output, OUTPUTS)
-    current = _length("current_length", current_length)
-    missing = max(0, _length("target_length", target_length) - current)
+    current = integer("current_length", current_length, least=0)
+    missing = max(0, integer("target_length", target_length, least=0) - current)
     if output == "lists":
         return list(range(missing))
     return deliver(np.arange(missing, dtype=np.int64), output)
@@ -123,10 +128,3 @@ def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
         for length in set(lengths.tolist())
     }
     return untracked(masks[length][:] for length in lengths.tolist())
-
-
-def _length(name: str, value: int) -> int:
-    number = integer(name, value, "int64")
-    if number < 0:
-        raise UsageError(f"{name} must be 0 or more, not {number}")
-    return number

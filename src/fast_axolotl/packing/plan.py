@@ -5,7 +5,7 @@ the same order; ``sequential`` those of its ``allocate_sequentially`` for one ra
 length above the capacity is not left out: it gets a pack to itself, and ``over_long`` names it.
 
 Cost: O(n log n) time and O(n) memory, whatever the capacity; Axolotl's search is O(n · packs).
-``sequential`` is O(n). The decreasing methods sort first.
+``sequential`` is O(n). ``first_fit_decreasing`` sorts first.
 
 It does not touch tokens, and it does not shuffle or batch the packs.
 """
@@ -13,7 +13,6 @@ It does not touch tokens, and it does not shuffle or batch the packs.
 from __future__ import annotations
 
 import gc
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.packing.sequences import integer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Method = Literal["first_fit", "first_fit_decreasing", "best_fit_decreasing", "sequential"]
+Method = Literal["first_fit", "first_fit_decreasing", "sequential"]
 
 _Integers = npt.NDArray[np.int64]
 
@@ -110,8 +110,6 @@ def plan_packs(
 
     - ``first_fit``: each length, in order, into the first pack with room for it.
     - ``first_fit_decreasing``: the same, longest first; equal lengths in order of their index.
-    - ``best_fit_decreasing``: longest first, into the pack where the least space remains; among
-      equals, the one opened first.
     - ``sequential``: one open pack at a time; a length that does not fit opens the next. Keeps the
       order.
 
@@ -121,19 +119,23 @@ def plan_packs(
     """
     if method not in get_args(Method):
         raise UsageError(f"method is {method!r}; pass one of {', '.join(get_args(Method))}")
-    capacity = _at_least_one("capacity", capacity)
+    capacity = integer("capacity", capacity, least=1)
     values = _as_lengths(lengths)
     from fast_axolotl.kernels import binpack
 
     # Beyond the number of lengths, a limit limits nothing; zero lengths still form one group.
     most = max(1, len(values))
-    max_rows = most if max_rows is None else min(most, _at_least_one("max_rows", max_rows))
-    group_size = most if group_size is None else min(most, _at_least_one("group_size", group_size))
+    max_rows = most if max_rows is None else min(most, integer("max_rows", max_rows, least=1))
+    group_size = most if group_size is None else integer("group_size", group_size, least=1)
+    group_size = min(most, group_size)
     total_length = _sum(values)
     is_sorted = method.endswith("_decreasing") and len(values) > 0
-    order, packs = _decreasing(values, group_size) if is_sorted else (_NONE, values.copy())
-    place = {"best_fit_decreasing": binpack.best_fit, "sequential": binpack.next_fit}
-    num_packs = place.get(method, binpack.first_fit)(packs, group_size, capacity, max_rows)
+    order, packs = _NONE, values.copy()
+    if is_sorted:  # of equal lengths the first index first, group by group
+        order = np.lexsort((-values, np.arange(len(values)) // group_size))
+        packs = values[order]
+    place = binpack.next_fit if method == "sequential" else binpack.first_fit
+    num_packs = place(packs, group_size, capacity, max_rows)
     indices, offsets = np.empty_like(packs), np.zeros(num_packs + 1, np.int64)
     binpack.collect(packs, order, offsets, indices)
     over_long = np.flatnonzero(values > capacity)
@@ -151,17 +153,6 @@ def plan_packs(
     )
 
 
-def _decreasing(lengths: _Integers, group_size: int) -> tuple[_Integers, _Integers]:
-    """Indices and lengths, group by group, longest first; of equal ones the first index first."""
-    missing = int(lengths.max()) - lengths
-    if missing.max() < 1 << 16:
-        missing = missing.astype(np.uint16)  # which numpy sorts by their digits
-    order: _Integers = np.argsort(missing, kind="stable")
-    if group_size < len(lengths):
-        order = order[np.argsort(order // group_size, kind="stable")]
-    return order, lengths[order]
-
-
 def _sum(lengths: _Integers) -> int:
     if not len(lengths) or int(lengths.max()) <= _MOST // len(lengths):
         return int(lengths.sum())
@@ -169,15 +160,6 @@ def _sum(lengths: _Integers) -> int:
     if total > _MOST:
         raise UsageError(f"the lengths add up to {total}, above 2**63 - 1; check their unit")
     return total
-
-
-def _at_least_one(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; pass an integer")
-    number = operator.index(value)
-    if not 1 <= number <= _MOST:
-        raise UsageError(f"{name} is {number}; pass an integer from 1 to 2**63 - 1")
-    return number
 
 
 def _as_lengths(lengths: Any) -> _Integers:

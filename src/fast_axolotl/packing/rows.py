@@ -2,14 +2,14 @@
 
 Sequences are taken in order. A sequence that no longer fits into the open row closes it, the rest
 of the closed row is padding, and the next row opens: nothing is reordered. Lists that become lists
-are packed by list operations (``lists``), everything else by kernels, on every processor; both give
-the same rows. The kernels first plan: one pass over the lengths gives the place where each sequence
-starts. Then every column is filled from it, a block of sequences at a time. The columns are the
-only large allocation; the plan takes eight bytes a sequence.
+are packed by list operations (``lists``), everything else, and the optional columns, by kernels, on
+every processor; both give the same rows. The kernels first plan: one pass over the lengths gives
+the place where each sequence starts. Then every column is filled from it, a block of sequences at a
+time. The columns are the only large allocation; the plan takes eight bytes a sequence.
 
 Sequences come as lists or tuples, numpy arrays, torch tensors, an Arrow list column, a 2-D array,
 or flat: a tuple of two arrays is always ``(values, offsets)``, a list of two is two sequences. See
-``inputs`` for what counts as a token.
+``sequences`` for what counts as a token.
 
 It does not search for a tighter layout: that is ``plan_packs``. It masks no attention between the
 sequences of a row; ``position_ids`` and ``cu_seqlens`` are there for kernels that do.
@@ -20,15 +20,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.packing import lists
-from fast_axolotl.packing.inputs import (
+from fast_axolotl.packing.sequences import (
     Array,
     Flat,
+    check_options,
+    deliver,
     flatten,
     integer,
     lengths_of,
@@ -36,7 +38,6 @@ from fast_axolotl.packing.inputs import (
     read,
     require_fit,
 )
-from fast_axolotl.packing.outputs import check_options, deliver
 
 _NAMES = ("input_ids", "labels", "attention_mask")
 
@@ -73,7 +74,7 @@ def pack_sequences(
       in the concatenated rows, then the end. Padding is a separate segment.
     """
     rules = _Rules(
-        width=_width(max_length),
+        width=integer("max_length", max_length, least=1),
         separators=lists.SEPARATORS,
         output=output,
         too_long=too_long,
@@ -82,18 +83,19 @@ def pack_sequences(
         cu_seqlens=cu_seqlens,
         num_threads=num_threads,
     )
-    pad = integer("pad_token_id", pad_token_id, rules.held)
-    eos = integer("eos_token_id", eos_token_id, rules.held)
-    label_pad = integer("label_pad_id", label_pad_id, rules.held)
+    pad = integer("pad_token_id", pad_token_id, dtype=rules.held)
+    eos = integer("eos_token_id", eos_token_id, dtype=rules.held)
+    label_pad = integer("label_pad_id", label_pad_id, dtype=rules.held)
     rows = read(sequences)
     rules.check_lengths(lengths_of(rows))
     if isinstance(rows, list) and too_long == "truncate":
         rows = [row if len(row) <= rules.limit else row[: rules.limit] for row in rows]
     if isinstance(rows, list) and rules.stays_lists:
-        return rules.collect(lists.pack(plain_rows(rows), rules.width, pad, eos, label_pad))
+        packed = lists.pack(plain_rows(rows), rules.width, pad, eos, label_pad)
+        return dict(zip(_NAMES, packed, strict=True))
     flat = flatten(rows, rules.held)
     tokens = rules.cut(flat)
-    columns = {"input_ids": _Column(tokens, pad, eos), "labels": _Column(tokens, label_pad, eos)}
+    columns = {"input_ids": (tokens, pad, eos), "labels": (tokens, label_pad, eos)}
     return rules.fill(columns, {"sequences": flat})
 
 
@@ -123,7 +125,7 @@ def concatenate_and_pack(
     sequence has no place, and so no boundary.
     """
     rules = _Rules(
-        width=_width(max_length),
+        width=integer("max_length", max_length, least=1),
         separators=0,
         output=output,
         too_long=too_long,
@@ -132,8 +134,8 @@ def concatenate_and_pack(
         cu_seqlens=cu_seqlens,
         num_threads=num_threads,
     )
-    pad = integer("pad_token_id", pad_token_id, rules.held)
-    label_pad = integer("label_pad_id", label_pad_id, rules.held)
+    pad = integer("pad_token_id", pad_token_id, dtype=rules.held)
+    label_pad = integer("label_pad_id", label_pad_id, dtype=rules.held)
     passed = {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks}
     rows = {name: read(column, name) for name, column in passed.items()}
     count = len(rows["input_ids"])
@@ -158,20 +160,11 @@ def concatenate_and_pack(
     if rules.stays_lists and len(plain) == len(rows):
         pieces = [plain_rows(column, name) for name, column in plain.items()]
         packed = lists.concatenate(zip(*pieces, strict=True), rules.width, pad, label_pad)
-        return rules.collect(packed)
+        return dict(zip(_NAMES, packed, strict=True))
     flat = {name: flatten(column, rules.held, name) for name, column in rows.items()}
     paddings = zip(_NAMES, flat.values(), (pad, label_pad, 0), strict=True)
-    columns = {name: _Column(rules.cut(column), value) for name, column, value in paddings}
+    columns = {name: (rules.cut(column), value, 0) for name, column, value in paddings}
     return rules.fill(columns, flat)
-
-
-class _Column(NamedTuple):
-    """What one column of the rows is made of."""
-
-    tokens: Flat
-    padding: int
-    eos: int = 0
-    """After each sequence, where the rows are closing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +192,9 @@ class _Rules:
 
     @property
     def stays_lists(self) -> bool:
-        """Whether lists are packed by list operations; splitting is left to the kernels."""
-        return self.output == "lists" and self.too_long != "split"
+        """Whether lists are packed by list operations."""
+        is_plain = self.too_long != "split" and not (self.position_ids or self.cu_seqlens)
+        return self.output == "lists" and is_plain
 
     @property
     def limit(self) -> int:
@@ -245,11 +239,16 @@ class _Rules:
         cuts = np.minimum(cuts, np.repeat(tokens.offsets[1:], pieces))
         return Flat(tokens.values, np.append(cuts, tokens.offsets[-1]))
 
-    def fill(self, columns: Mapping[str, _Column], flat: Mapping[str, Flat]) -> dict[str, Any]:
-        """The rows, by kernels; ``flat`` is what the caller passed, for messages."""
+    def fill(
+        self, columns: Mapping[str, tuple[Flat, int, int]], flat: Mapping[str, Flat]
+    ) -> dict[str, Any]:
+        """The rows, by kernels, from the tokens, padding and EOS of each column.
+
+        ``flat`` is what the caller passed, for messages.
+        """
         from fast_axolotl.kernels import fill
 
-        offsets, is_closing = columns["input_ids"].tokens.offsets, self.separators > 0
+        offsets, is_closing = columns["input_ids"][0].offsets, self.separators > 0
         targets = np.empty(len(offsets), np.int64)
         num_places = fill.place(offsets, self.limit, self.width, is_closing, targets)
         layout = fill.Layout(offsets, targets, self.limit, self.width, is_closing)
@@ -272,7 +271,7 @@ class _Rules:
             add(name, fill.lay, tokens.values, *own, eos, padding)
         if "attention_mask" not in columns:
             add("attention_mask", fill.mark, *layout)
-        if self.position_ids:
+        if self.position_ids or self.cu_seqlens:
             add("position_ids", fill.positions, *layout)
         try:
             fill.fill(fillers, layout, self.num_threads)
@@ -282,22 +281,8 @@ class _Rules:
                 require_fit(tokens, self.held, name, longest)
             raise
         if self.cu_seqlens:
-            edges = np.empty(len(targets) + num_places // self.width, np.int32)
-            filled["cu_seqlens"] = edges[: fill.boundaries(*layout, edges)].copy()
+            starts = np.flatnonzero(filled["position_ids"] == 0)
+            filled["cu_seqlens"] = np.append(starts, num_places).astype(np.int32)
+        if not self.position_ids:
+            filled.pop("position_ids", None)
         return {name: deliver(column, self.output) for name, column in filled.items()}
-
-    def collect(self, packed: lists.PackedLists) -> dict[str, Any]:
-        """The rows, made of lists."""
-        result: dict[str, Any] = {name: getattr(packed, name) for name in _NAMES}
-        if self.position_ids:
-            result["position_ids"] = lists.positions(packed.starts(self.width), self.width)
-        if self.cu_seqlens:
-            result["cu_seqlens"] = lists.boundaries(packed.starts(self.width), self.width)
-        return result
-
-
-def _width(max_length: int) -> int:
-    width = integer("max_length", max_length, "int64")
-    if width < 1:
-        raise UsageError(f"max_length must be at least 1, not {width}")
-    return width

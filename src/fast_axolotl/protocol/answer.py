@@ -1,7 +1,6 @@
-"""The answer of a protocol in plain words: does it help, why, and what to do.
+"""The answer of a protocol in plain words: does it help, by how much, and what to do.
 
-A stall that drops means that the data was the bottleneck; tokens that
-do not move with a stall near 0 mean that the model's own work takes the time, and no reader helps.
+What bounds each arm, and so whether a reader can help at all, its own verdict says.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import Any
 
 from fast_axolotl.protocol.matrix import find_cell, primary_name
 from fast_axolotl.record.protocol_result import Arm, Matrix, MatrixRow
-from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.record.units import count_words, format_share, format_value
 
 _MOST_PERCENT = 2.0
@@ -24,8 +22,6 @@ _WORDS = {
 }
 """What a figure is called in a sentence, and its comparatives; all others are rates."""
 _RATE = ("training", "faster", "slower", "fast")
-_FIRST = {"duration_seconds": 0, "start_to_step_seconds": 1}
-"""What an answer begins with: the time saved."""
 _FOUND = ("better", "worse")
 _STALLS = ("stall_fraction", "device_stall_fraction", "host_stall_fraction")
 
@@ -47,7 +43,7 @@ def describe_result(
     lines = []
     for arm in arms[1:]:
         headline, *rest = _describe_arm(arms[0], arm, matrix, is_trusted=is_trusted)
-        lines += [headline, *filter(None, [" ".join(rest)])]
+        lines += [headline, *filter(None, [" ".join(filter(None, rest))])]
     if len(arms) == 1 and arms[0].headline:
         lines.append(f"{arms[0].name}: {arms[0].headline}")
     if dedupe:
@@ -70,43 +66,43 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
             "compared."
         ]
     at = matrix.arms.index(arm.name)
-    deciding = {row.name: row for row in matrix.rows if row.cells[at].is_deciding}
-    names = sorted(deciding, key=lambda one: _FIRST.get(one, len(_FIRST)))
-    outcomes = {one: deciding[one].cells[at].outcome for one in names}
-    sentences = _describe_speed(arm.name, [deciding[one] for one in names], at, matrix.matters)
+    # From the last row to the first: the time saved comes before the speed.
+    deciding = [row for row in reversed(matrix.rows) if row.cells[at].is_deciding]
+    outcomes = {row.name: row.cells[at].outcome for row in deciding}
+    sentences = _describe_speed(arm.name, deciding, at)
     if name == "duration_seconds":
         # Both arms train, and neither says how fast.
         unsure = next((one for one in (baseline, arm) if one.verdict.startswith("inc")), arm)
         if unsure.headline:
             sentences.append(f"Steps could not be compared: {unsure.headline}")
-    is_relieved = False
     rows = {row.name: row for row in matrix.rows}
     for stall in filter(rows.get, _STALLS):
         before, after = (cell.value for cell in (rows[stall].cells[0], rows[stall].cells[at]))
         if before is None or after is None:
             continue
-        is_relieved = before >= DATA_STALL and after < before / 2
-        if arm.verdict.startswith("inconclusive"):
-            why = ""
-        elif is_relieved:
-            why = ": data was a bottleneck, and now is less of one"
-        elif after >= DATA_STALL:
-            why = f": training {'still waits' if before >= DATA_STALL else 'waits'} for data"
-        elif before < FREE_STALL and "better" not in outcomes.values():
-            why = ": the model is the limit, so a faster reader cannot help"
-        else:
-            why = ": little time is spent waiting for data"
-        sentences.append(f"Stall: {format_share(before)} → {format_share(after)}{why}.")
+        sentences.append(f"Stall: {format_share(before)} → {format_share(after)}.")
         break
     for row in matrix.rows:
-        if row.name in _WORDS and row.name not in names and row.cells[at].outcome in _FOUND:
-            sentences.append(_capital(f"{_describe_change(row, at)}."))
+        if row.name in _WORDS and row not in deciding and row.cells[at].outcome in _FOUND:
+            change = _describe_change(row, at)
+            sentences.append(f"{change[0].upper()}{change[1:]}.")
     if not is_trusted:
         return [
             *sentences,
             "Explain the different losses first: the variants did not learn the same.",
         ]
-    return [*sentences, *_advise(baseline, arm, outcomes, is_relieved=is_relieved)]
+    found = set(outcomes.values()) & set(_FOUND)
+    if outcomes.get("duration_seconds") in _FOUND:
+        # Whatever gained or lost the time: the whole run is what a person waits for.
+        found = {outcomes["duration_seconds"]}
+    if found == {"better"}:
+        return [*sentences, _USE.get(arm.name, f"Use {arm.name}."), _advise("After that", arm)]
+    if found == {"worse"}:
+        return [*sentences, "Keep the baseline.", _advise("Next", baseline)]
+    if found:
+        starts_sooner = outcomes.get("start_to_step_seconds") == "better"
+        sentences.append(f"It pays off only in {'short' if starts_sooner else 'long'} runs.")
+    return [*sentences, _advise("Next", arm)]
 
 
 def find_missing(baseline: Arm, arm: Arm) -> str:
@@ -124,12 +120,11 @@ def find_missing(baseline: Arm, arm: Arm) -> str:
     return ""
 
 
-def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float) -> list[str]:
+def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
     """One line that a person can repeat, then what these runs could have shown, then figures."""
     known = [row for row in rows if row.cells[at].ratio is not None]
     if not known:
-        [row, *_] = rows
-        return [f"{arm}: {row.label} could not be compared ({row.cells[at].reason})."]
+        return [f"{arm}: {rows[0].label} could not be compared ({rows[0].cells[at].reason})."]
     tested = [row for row in known if row.cells[at].low is not None]
     if not tested:
         return [
@@ -139,34 +134,22 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int, matters: float
     found = [row for row in tested if row.cells[at].outcome in _FOUND]
     unclear = [row for row in tested if row.cells[at].outcome == "no clear change"]
     speed = tested[-1]
-    parts: list[str] = []
-    more: list[str] = []
-    for row in found:
-        # Of two times saved, the whole run's stands for both.
-        is_second = row.name == "start_to_step_seconds" and found[0] is not row
-        (more if is_second else parts).append(_describe_change(row, at))
+    parts = [_describe_change(row, at) for row in found]
     if not found:
         parts = ["no clear change" if unclear else "no change that matters"]
-        if unclear and unclear[0].name in _WORDS:
-            parts.append(f"{_describe_change(unclear[0], at, verb='was')}, possibly by chance")
     elif speed not in found and speed.name not in _WORDS:
-        is_unclear = speed in unclear
-        parts.append(f"training speed {'shows no clear change' if is_unclear else 'is unchanged'}")
-    sentences = [f"{arm}: {'; '.join(parts)}.", *(_capital(f"{one}.") for one in more)]
+        parts.append(f"training speed {'shows no clear change' if unclear else 'is unchanged'}")
+    sentences = [f"{arm}: {'; '.join(parts)}."]
     if unclear:
-        row = speed if found and speed in unclear else unclear[0]
+        row = speed if speed in unclear else unclear[0]
         cell = row.cells[at]
         if cell.detectable is not None and cell.degrees is not None:
             pairs = count_words(round(cell.degrees) + 1, "pair")
             name = _WORDS[row.name][0] if row.name in _WORDS else "training speed"
-            what = f" in {name}" if len(tested) > 1 else ""
-            least = f"changes{what} above {_percent(cell.detectable)}"
+            least = f"changes in {name} above {_percent(cell.detectable)}"
             if cell.detectable >= 1:
-                least = f"a factor{what} of {1 + cell.detectable:.2g} or more"
+                least = f"a factor in {name} of {1 + cell.detectable:.2g} or more"
             sentences.append(f"With {pairs}, only {least} would show (with a probability of 80 %).")
-            needed = f"about {cell.pairs_needed:,}" if cell.pairs_needed else "more than 1,000"
-            if matters:
-                sentences.append(f"A change of {100 * matters:g} % needs {needed} pairs.")
     numbers = (
         f"{row.label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})"
         for row in tested
@@ -193,42 +176,8 @@ def _percent(share: float) -> str:
     return format_share(share, decimals=int(share < 0.0995))
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _advise(
-    baseline: Arm, arm: Arm, outcomes: Mapping[str, str], *, is_relieved: bool
-) -> list[str]:
-    use = _USE.get(arm.name, f"Use {arm.name}.")
-    start, found = outcomes.get("start_to_step_seconds"), set(outcomes.values()) & set(_FOUND)
-    if outcomes.get("duration_seconds") in _FOUND:
-        # Whatever gained or lost the time: the whole run is what a person waits for.
-        found = {outcomes["duration_seconds"]}
-    if found == {"better"}:
-        is_start = start == "better" and list(outcomes.values())[-1] != "better"
-        what = ["The gain is in the time before the first step."] if is_start else []
-        return [use, *what, *_then("After that", arm)]
-    if found == {"worse"}:
-        return ["Keep the baseline.", *_then("Next", baseline)]
-    advice = []
-    if found:
-        advice.append(
-            "It starts sooner but trains more slowly: it pays off only in short runs."
-            if start == "better"
-            else "It trains faster but starts later: it pays off only in long runs."
-        )
-    elif "no clear change" in outcomes.values() and is_relieved:
-        advice.append(
-            "The gain from shorter waits is smaller than the noise of these runs: use more pairs "
-            "or steps."
-        )
-    return [*advice, *_then("Next", arm)]
-
-
-def _then(when: str, arm: Arm) -> list[str]:
-    """What the verdict of an arm advises."""
-    if not arm.action:
-        return []
+def _advise(when: str, arm: Arm) -> str:
+    """What the verdict of an arm advises; empty where it advises nothing."""
     is_open = arm.verdict.startswith("inconclusive")
-    return [f"{f'To find out what limits {arm.name}' if is_open else when}: {arm.action}"]
+    when = f"To find out what limits {arm.name}" if is_open else when
+    return f"{when}: {arm.action}" if arm.action else ""

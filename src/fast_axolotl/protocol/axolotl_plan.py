@@ -2,7 +2,7 @@
 
     baseline   Axolotl as it is
     drop-in    the same configuration, our functions
-    streaming  on request: our reader, ``sequence_len`` raised where asked for
+    streaming  on request: our functions and our reader
 
 Every run gets a copy of the configuration with an ``output_dir``, a ``dataset_prepared_path`` and a
 cache of ``datasets`` of its own, so that all of them prepare the data from the same state. Shared
@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
-from fast_axolotl.protocol.plan import ArmPlan, Plan
+from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_arm
 
 COMMAND = "axolotl train {config}"
 _PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
@@ -33,7 +32,7 @@ _SHORT_NAMES = {
 }
 _FORMATS = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
 _OWN_FOLDERS = ("output_dir", "dataset_prepared_path")
-_OWN_CACHES = ("HF_DATASETS_CACHE",)
+_OWN_CACHE = "HF_DATASETS_CACHE"
 """What one run has tokenised, the next would find there."""
 _NOT_IN_A_TRIAL = (
     *("save_steps", "saves_per_epoch", "save_first_step", "load_best_model_at_end"),
@@ -55,15 +54,12 @@ def plan_axolotl(
     dedupe: bool = False,
     command: str = COMMAND,
     pins: Mapping[str, Any] | None = None,
-    sequence_len: int | None = None,
     **settings: Any,
 ) -> Plan:
     """The arms for one configuration; ``settings`` are more fields of the plan.
 
     Streaming changes the order of rows and needs ``max_steps``, so only on request.
     """
-    if sequence_len is not None and not streaming:
-        raise UsageError("--sequence-len only affects streaming: add --streaming")
     pins = dict(pins or {})
     config = read_config(config_path, pins)
     if streaming and not any(key in config for key in _SHORT_NAMES.values()):
@@ -72,10 +68,9 @@ def plan_axolotl(
         pins, config = pins | alike, config | alike
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
-    shared = [key for key in _OWN_FOLDERS if key in pins] + ["Hugging Face downloads"]
     notes = [
         f"Each run has its own {', '.join([*folders, 'datasets cache'])}; all runs share "
-        f"{', '.join([*shared, 'the page cache'])} and compiled kernels."
+        "everything else, such as the page cache and compiled kernels."
     ]
     if pins:
         pinned = ", ".join(f"{key}={value}" for key, value in pins.items())
@@ -88,7 +83,7 @@ def plan_axolotl(
         ("drop-in", "same configuration, with Axolotl's slow functions replaced", config),
     ]
     if streaming:
-        streamed, changes = _streamed(config, sequence_len)
+        streamed, changes = _streamed(config)
         variants.append(
             ("streaming", "functions replaced, and data streamed by our reader", streamed)
         )
@@ -100,10 +95,8 @@ def plan_axolotl(
             command=words,
             is_accelerated=name != "baseline",
             config=variant,
-            # A longer sequence_len is other work.
-            times_decide=name == "drop-in" or (name == "streaming" and sequence_len is None),
-            own_folders=folders,
-            own_caches=_OWN_CACHES,
+            times_decide=name != "baseline",
+            own_folders=(*folders, _OWN_CACHE),
         )
         for name, text, variant in variants
     )
@@ -210,18 +203,13 @@ def parse_pins(text: str) -> dict[str, Any]:
 
 
 def _split(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise UsageError(f"--command {command!r} cannot be split into words: {error}") from None
+    words = plan_arm("command", command).command
     if not any("{config}" in word for word in words):
         raise UsageError(f"--command {command!r} has no {{config}}; try {COMMAND!r}")
     return words
 
 
-def _streamed(
-    config: Mapping[str, Any], sequence_len: int | None
-) -> tuple[dict[str, Any], list[str]]:
+def _streamed(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The configuration that streams, and what else had to be changed for it."""
     if not config.get("max_steps"):
         raise UsageError(
@@ -248,13 +236,6 @@ def _streamed(
         if config.get(key):
             found[key] = value
             notes.append(f"streaming: {key} is {value}, because Axolotl cannot stream otherwise")
-    if sequence_len is not None:
-        before = config.get("sequence_len")
-        found["sequence_len"] = sequence_len
-        notes.append(
-            f"streaming: sequence_len is {sequence_len:,}, but {before} in the other variants, so "
-            "steps differ; compare tokens, not steps"
-        )
     return found, notes
 
 

@@ -1,19 +1,23 @@
-"""From the runs of a protocol to what is kept of it: arms, matrix, losses, settings, the answer."""
+"""From the runs of a protocol to what is kept of it: arms, matrix, losses, settings, the answer.
+
+Losses are compared as the trainer logged them, one by one, to the last digit. On a device whose
+sums are not reproducible, runs of one and the same arm differ, too; then the larger spread among
+the runs of either arm is what the distance of the arms is held against.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from fast_axolotl.errors import mask_words
 from fast_axolotl.protocol.answer import describe_result
-from fast_axolotl.protocol.losses import LossCheck, compare_losses
 from fast_axolotl.protocol.matrix import (
-    RunFigures,
     build_matrix,
     describe_judgement,
     judge_matrix,
@@ -22,6 +26,7 @@ from fast_axolotl.protocol.matrix import (
 from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
 from fast_axolotl.protocol.state import State
 from fast_axolotl.record import RunSummary
+from fast_axolotl.record.arithmetic import finite, middle, ratio
 from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
 from fast_axolotl.record.thresholds import BUSY_CPU, TAKEN_CPU
 from fast_axolotl.record.units import count_words, format_share
@@ -35,22 +40,15 @@ LOADER_SETTINGS = (
     "persistent_workers",
     "pin_memory",
 )
-_PINS = {
-    "num_workers": "num_workers",
-    "prefetch_factor": "prefetch_factor",
-    "pin_memory": "pin_memory",
-    "persistent_workers": "dataloader_persistent_workers",
-    "dispatcher": "accelerator_config.dispatch_batches",
-}
-"""What ``--pin`` calls them."""
-
+_MOST_SPREADS = 2.0
+"""Arms whose losses are further apart than twice their own spread are different."""
 _HOW = "Values are medians over runs; ratios are geometric means over pairs."
 
 
 def build_protocol(
-    plan: Plan, state: State, figures: Mapping[int, RunFigures], notes: Sequence[str] = ()
+    plan: Plan, state: State, figures: Mapping[int, RunSummary], notes: Sequence[str] = ()
 ) -> ProtocolResult:
-    """What is known by now."""
+    """What is known by now; ``figures`` are of the runs that count, by the number of the turn."""
     turns = plan.turns()
     begun = max((turn.pair for turn in turns if turn.number in figures), default=-1) + 1
     compared = {}
@@ -61,31 +59,41 @@ def build_protocol(
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     if len(arms) > 1:
+        # Real tokens of a step; 1 where they were not counted.
+        tokens = {
+            name: middle(ratio(run.tokens_per_second, run.steps_per_second) for run in runs if run)
+            or 1.0
+            for name, runs in compared.items()
+        }
         times = {}
-        tokens = [_tokens_of(compared[arm.name]) for arm in arms]
-        for planned, made, count in zip(plan.arms, arms, tokens, strict=True):
+        base = arms[0]
+        for planned, made in zip(plan.arms, arms, strict=True):
             if planned.times_decide:
                 # How long the whole took says nothing where the work is not the same.
-                is_same = abs(count - tokens[0]) <= plan.matters * tokens[0]
-                is_same = is_same or planned.name in (plan.same_work or ())
-                whole = ["duration_seconds"] if is_same and made.steps == arms[0].steps else []
+                change = abs(tokens[made.name] - tokens[base.name])
+                is_same = change <= plan.matters * tokens[base.name]
+                is_same = is_same or made.name in (plan.same_work or ())
+                whole = ["duration_seconds"] if is_same and made.steps == base.steps else []
                 times[made.name] = ["start_to_step_seconds", *whole]
         matrix = judge_matrix(matrix, matters=plan.matters, times=times)
         # How the figures were made, and how they were judged.
         is_compared = primary != "duration_seconds" or len({arm.steps for arm in arms}) == 1
         judged = describe_judgement(matrix) if is_compared else ""
         matrix = replace(matrix, notes=(_HOW, *filter(None, [judged])) if primary else ())
-    losses = LossCheck(is_equal=None, sentence="")
+    are_equal, losses = None, ""
     if plan.same_work is not None:
-        first, second = plan.same_work
         logged = {
             arm.name: [run.losses for run in arm.runs if run.status == "done"] for arm in arms
         }
-        losses = compare_losses(logged[first], logged[second], second)
-    done = {number for number, run in state.runs.items() if run.status == "done" and run.pair >= 0}
-    counted = [turn for turn in turns if turn.number in done]
+        first, second = plan.same_work
+        are_equal, losses = compare_losses(logged[first], logged[second], second)
+    counted = [
+        turn
+        for turn in turns
+        if turn.pair >= 0
+        if turn.number in state.runs and state.runs[turn.number].status == "done"
+    ]
     by_round = Counter(turn.pair for turn in counted)
-    summaries = [run.summary for run in figures.values()]
     return ProtocolResult(
         title=plan.title,
         started=state.started,
@@ -96,17 +104,12 @@ def build_protocol(
         order=tuple(turn.arm.name for turn in counted),
         arms=arms,
         matrix=matrix,
-        losses=losses.sentence,
-        are_losses_equal=losses.is_equal,
-        differing_settings=differing_settings(
-            {arm.name: arm.settings for arm in arms},
-            can_pin=any(arm.config is not None for arm in plan.arms),
-        ),
+        losses=losses,
+        are_losses_equal=are_equal,
+        differing_settings=differing_settings({arm.name: arm.settings for arm in arms}),
         dedupe=dict(state.dedupe),
-        paragraph=describe_result(
-            arms, matrix, are_losses_equal=losses.is_equal, dedupe=state.dedupe
-        ),
-        environment=dict(summaries[0].environment) if summaries else {},
+        paragraph=describe_result(arms, matrix, are_losses_equal=are_equal, dedupe=state.dedupe),
+        environment=next((dict(summary.environment) for summary in figures.values()), {}),
         notes=(
             *notes,
             *filter(None, (plan.warn_of_few_pairs(),)),
@@ -117,35 +120,64 @@ def build_protocol(
     )
 
 
-def _tokens_of(runs: Sequence[RunFigures | None]) -> float:
-    """Real tokens of a step, the median over runs; 1 where they were not counted."""
-    summaries = [run.summary for run in runs if run is not None]
-    counts = [
-        one.tokens_per_second / one.steps_per_second
-        for one in summaries
-        if one.tokens_per_second and one.steps_per_second
-    ]
-    return statistics.median(counts) if counts else 1.0
+def compare_losses(
+    baseline: Sequence[Sequence[float]], arm: Sequence[Sequence[float]], name: str
+) -> tuple[bool | None, str]:
+    """Whether the losses of the runs of two arms are equal, if that can be told, in a sentence."""
+    first, second = [run for run in baseline if run], [run for run in arm if run]
+    if not first or not second:
+        who = "one variant logged none" if first or second else "neither variant logged any"
+        return None, f"Losses: {who}."
+    broken = {}
+    for who, runs in {"the baseline": first, name: second}.items():
+        logged = [at for run in runs for at, loss in enumerate(run, 1) if not math.isfinite(loss)]
+        if logged:
+            broken[who] = min(logged)
+    if broken:
+        places = " and ".join(f"{who} (at logged loss {at})" for who, at in broken.items())
+        words = f"NaN or infinite losses in {places}"
+        if len(broken) > 1:
+            return None, f"Losses: {words}: fix that first."
+        return False, f"DIFFERENT losses: {words} only."
+    every = [*first, *second]
+    counts = {len(run) for run in every}
+    if len(set(map(tuple, every))) == 1:
+        count = f"{len(first[0])} in each of {len(every)} runs"
+        return True, f"Losses: identical to the last digit, {count}."
+    if len(counts) > 1:
+        return False, f"DIFFERENT losses: some runs logged {min(counts)}, others {max(counts)}."
+    # How far runs of one arm are from each other. An arm that scatters beside a baseline that does
+    # not is a difference, and no excuse.
+    own, other = (
+        max((_distance(a, b)[0] for a, b in combinations(runs, 2)), default=0.0)
+        for runs in (first, second)
+    )
+    own = max(own, other) if own else 0.0
+    far, step = max(_distance(a, b) for a in first for b in second)
+    differs = f"{name} differs from the baseline by up to {far:.3g}, first at logged loss {step}"
+    if len(first) == 1:
+        return None, (
+            f"Losses: {differs}. With one run, it is not known whether the baseline also differs "
+            "from itself: pass more --pairs."
+        )
+    among = f"; runs of the same variant differ by up to {own:.3g}" if own else ""
+    if own and far <= _MOST_SPREADS * own:
+        return None, f"Losses: {differs}{among}: chance can explain that."
+    return False, (
+        f"DIFFERENT losses: {differs}{among}. Do not trust the speed until this is explained."
+    )
 
 
-def differing_settings(
-    settings: Mapping[str, Mapping[str, Any]], *, can_pin: bool
-) -> tuple[str, ...]:
+def differing_settings(settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Loader settings that are not the same in all arms that tell them, one sentence each."""
     sentences = []
     for name in LOADER_SETTINGS:
-        told = {arm: values[name] for arm, values in settings.items() if name in values}
-        if len({repr(value) for value in told.values()}) < 2:
-            continue
-        pairs = ", ".join(f"{value} in {arm}" for arm, value in told.items())
-        if name == "num_workers":
-            pairs += ", so batches differ: each worker has its own seed and shard"
-        # Axolotl gives a stream torch's queue, whatever is pinned.
-        chosen = list(told.values())[-1 if name == "prefetch_factor" else 0]
-        value = json.dumps(chosen, default=str)
-        is_pinned = can_pin and name in _PINS
-        cure = f"; make them equal with --pin {_PINS[name]}={value}" if is_pinned else ""
-        sentences.append(f"{name} is {pairs}{cure}.")
+        values = {arm: known[name] for arm, known in settings.items() if name in known}
+        if len(set(map(repr, values.values()))) > 1:
+            pairs = ", ".join(f"{value} in {arm}" for arm, value in values.items())
+            if name == "num_workers":
+                pairs += ", so batches differ: each worker has its own seed and shard"
+            sentences.append(f"{name} is {pairs}.")
     return tuple(sentences)
 
 
@@ -162,10 +194,10 @@ def find_disturbance(summary: RunSummary) -> str:
     return " and ".join(parts)
 
 
-def _describe_disturbances(plan: Plan, figures: Mapping[int, RunFigures]) -> list[str]:
+def _describe_disturbances(plan: Plan, figures: Mapping[int, RunSummary]) -> list[str]:
     counted = [turn for turn in plan.turns() if turn.pair >= 0 and turn.number in figures]
-    found = [(turn, find_disturbance(figures[turn.number].summary)) for turn in counted]
-    disturbed = [(turn, words) for turn, words in found if words]
+    causes = [(turn, find_disturbance(figures[turn.number])) for turn in counted]
+    disturbed = [(turn, words) for turn, words in causes if words]
     if not disturbed:
         return []
     runs = "; ".join(f"{turn.folder}: {words}" for turn, words in disturbed)
@@ -181,7 +213,7 @@ def _sum_up_arm(
     plan: ArmPlan,
     turns: Sequence[Turn],
     state: State,
-    figures: Mapping[int, RunFigures],
+    figures: Mapping[int, RunSummary],
     primary: str,
 ) -> Arm:
     own = [turn for turn in turns if turn.arm.name == plan.name]
@@ -203,11 +235,11 @@ def _sum_up_arm(
         return arm
 
     def place(number: int) -> tuple[float, float]:
-        run = figures[number]
-        return run.summary.stall_fraction or 0.0, run.values.get(primary) or 0.0
+        values = figures[number].figures
+        return values["stall_fraction"] or 0.0, finite(values.get(primary)) or 0.0
 
     shown = sorted(counted, key=place)[(len(counted) - 1) // 2] if counted else measured[-1]
-    summary = figures[shown].summary
+    summary = figures[shown]
     verdict = summary.verdict
     return replace(
         arm,
@@ -231,8 +263,15 @@ def _describe_work(arms: Sequence[Arm]) -> list[str]:
         notes.append(
             f"Not the same work: recorded steps are {steps}. Compare rates, not the whole run."
         )
-    runs = [run for arm in arms for run in arm.runs]
-    most = max((run.trainings for run in runs), default=1)
+    most = max((run.trainings for arm in arms for run in arm.runs), default=1)
     if most > 1:
         notes.append(f"A run trained up to {most} times: the one with the most steps is compared.")
     return notes
+
+
+def _distance(first: Sequence[float], second: Sequence[float]) -> tuple[float, int]:
+    """The largest difference, and where the first one is, from 1."""
+    places = [at for at, (one, other) in enumerate(zip(first, second, strict=True)) if one != other]
+    if not places:
+        return 0.0, 0
+    return max(abs(first[at] - second[at]) for at in places), places[0] + 1

@@ -17,41 +17,42 @@ from typing import Any
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
 from fast_axolotl.protocol.build import differing_settings
-from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row, read_figures
+from fast_axolotl.protocol.matrix import (
+    build_matrix,
+    describe_judgement,
+    judge_matrix,
+    make_row,
+    read_figures,
+)
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
-from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Matrix, ProtocolResult
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, Cell, Matrix, ProtocolResult
 
 _LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
 _APART = (
     "The two sides were not run alternately: any change of the machine in between counts as a "
     "change."
 )
+_RECORD = ""
+"""The name of the only arm of a record."""
 _SINGLE = "With a single run on one side, a change cannot be told from noise."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """``tokens_per_second < 0.97``: fails when the ratio B ÷ A is below 0.97."""
+class Check:
+    """A limit, ``tokens_per_second < 0.97``, and what came of it."""
 
-    text: str
-    name: str
+    limit: str
+    figure: str
     sign: str
-    """``<`` or ``>``."""
+    """``<`` or ``>``: fails when the ratio B ÷ A is below the bound, or above it."""
     bound: float
     is_difference: bool = False
     """The bound has a sign of its own, ``> +0.02``, and is about B − A."""
     is_required: bool = False
     """Fails unless it is shown, instead of when it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A limit, and what came of it."""
-
-    limit: str
-    is_broken: bool
+    is_broken: bool = False
     is_checked: bool = True
-    sentence: str
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +78,7 @@ class Comparison:
         return not all(check.is_checked for check in self.checks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    """The runs of one folder."""
-
-    name: str
-    columns: Mapping[str, tuple[Sequence[float | None], str]]
-    """The values of each figure, and why there are none."""
-    runs: int
-    settings: Mapping[str, Any]
-    note: str = ""
-    alarm: str = ""
-    error: str = ""
-    """With which the only run ended."""
-
-
-def parse_check(text: str, *, is_required: bool = False) -> Limit:
+def parse_check(text: str, *, is_required: bool = False) -> Check:
     """A limit as it is written on the command line."""
     found = _LIMIT.fullmatch(text)
     names = {figure.name: figure.near_zero is not None for figure in MATRIX}
@@ -110,9 +96,9 @@ def parse_check(text: str, *, is_required: bool = False) -> Limit:
             f"{name} is never near 0, so its limit is a ratio, without a sign; limits on a "
             f"difference are for {', '.join(zeros)}"
         )
-    return Limit(
-        text=" ".join(text.split()),
-        name=name,
+    return Check(
+        limit=" ".join(text.split()),
+        figure=name,
         sign=sign,
         bound=float(prefix + number),
         is_difference=bool(prefix),
@@ -125,7 +111,7 @@ def compare_folders(
     second: str | Path | None = None,
     *,
     arm: str | None = None,
-    limits: Sequence[Limit] = (),
+    limits: Sequence[Check] = (),
     is_single: bool = False,
     matters: float | None = None,
 ) -> Comparison:
@@ -138,12 +124,11 @@ def compare_folders(
     if second is None:
         found = _compare_arms(Path(first), arm)
     else:
-        found = _compare_sides(Path(first), Path(second), arm, is_checked=bool(limits))
+        found = _compare_sides((Path(first), Path(second)), arm, is_checked=bool(limits))
     matrix = judge_matrix(
         found.matrix,
         matters=found.matrix.matters if matters is None else matters,
         times={found.second: [row.name for row in found.matrix.rows if row.cells[1].is_deciding]},
-        is_paired=second is None,
     )
     notes = (*matrix.notes, *filter(None, [describe_judgement(matrix)]))
     checks = tuple(_check(limit, matrix, is_single) for limit in limits)
@@ -165,8 +150,8 @@ def _compare_arms(folder: Path, arm: str | None) -> Comparison:
     if missing := find_missing(protocol.arms[0], protocol.arms[at]):
         raise DataError(missing, path=str(folder))
     rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-    judged = describe_judgement(matrix)
-    notes = tuple(note for note in matrix.notes if note != judged)
+    # How the runs were judged is told anew.
+    notes = tuple(note for note in matrix.notes if note != describe_judgement(matrix))
     return Comparison(
         first=matrix.arms[0],
         second=chosen,
@@ -176,102 +161,101 @@ def _compare_arms(folder: Path, arm: str | None) -> Comparison:
     )
 
 
-def _compare_sides(first: Path, second: Path, arm: str | None, *, is_checked: bool) -> Comparison:
+def _compare_sides(folders: tuple[Path, Path], arm: str | None, *, is_checked: bool) -> Comparison:
     """Two folders, each a record or one arm of a protocol."""
-    folders = (first, second)
-    if arm is None and all((folder / PROTOCOL_FILE).exists() for folder in folders):
-        arms, others = (ProtocolResult.read(folder).matrix.arms for folder in folders)
+    sides = [_read_side(folder, is_checked=is_checked) for folder in folders]
+    arms, others = (side.matrix.arms for side in sides)
+    if arm is None and arms and others and (_RECORD,) not in (arms, others):
         arm = next((name for name in arms[::-1] if name in others), None)
         if arm is None:
             raise UsageError(
-                f"{first} has the variants {', '.join(arms)} and {second} has "
+                f"{folders[0]} has the variants {', '.join(arms)} and {folders[1]} has "
                 f"{', '.join(others)}: they have none in common"
             )
-    sides = (_read_side(first, arm), _read_side(second, arm))
-    for side in sides:
-        if side.error and is_checked:
-            reason = f"the run did not finish, so no limit is checked: {side.error}"
-            raise DataError(reason, path=side.name)
-    names = (sides[0].name, sides[1].name) if sides[0].name != sides[1].name else ("A", "B")
-    unknown: tuple[Sequence[float | None], str] = ((), "not recorded")
-    rows = tuple(
-        make_row(
-            figure, [side.columns.get(figure.name, unknown) for side in sides], is_paired=False
-        )
-        for figure in MATRIX
-    )
-    settings = dict(zip(names, (side.settings for side in sides), strict=True))
+    names: list[str] = []
+    cells: list[dict[str, Cell]] = []
+    notes: list[str] = []
+    alarms: list[str] = []
+    settings: dict[str, Mapping[str, Any]] = {}
+    for folder, side in zip(folders, sides, strict=True):
+        arms = side.matrix.arms
+        if not arms:
+            raise DataError("it has no variants to compare, only dedupe", path=str(folder))
+        chosen = _RECORD if arms == (_RECORD,) else arm or arms[-1]
+        if chosen not in arms:
+            raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(arms)}")
+        at = arms.index(chosen)
+        name = f"{folder} {chosen}".strip()
+        names.append(f"{name} (B)" if name in names else name)
+        cells.append({row.name: row.cells[at] for row in side.matrix.rows})
+        settings[names[-1]] = side.arms[at].settings
+        notes += [f"{folder}: the runs of {chosen}."] if chosen else side.notes
+        alarms += [f"{folder}: {side.losses}"] if side.are_losses_equal is False else []
+    unknown = Cell(value=None, reason="not recorded")
+    columns = {figure: [side.get(figure.name, unknown) for side in cells] for figure in MATRIX}
+    rows = [
+        make_row(figure, [(cell.values, cell.reason) for cell in both], is_paired=False)
+        for figure, both in columns.items()
+    ]
+    most = (max((len(cell.values) for cell in side.values()), default=0) for side in cells)
+    is_single = min(most) <= 1
     return Comparison(
         first=names[0],
         second=names[1],
-        matrix=Matrix(arms=names, rows=rows),
-        alarms=tuple(side.alarm for side in sides if side.alarm),
-        notes=(
-            *(side.note for side in sides if side.note),
-            *differing_settings(settings, can_pin=False),
-            _SINGLE if min(side.runs for side in sides) <= 1 else _APART,
-        ),
+        matrix=Matrix(arms=tuple(names), rows=tuple(rows)),
+        alarms=tuple(alarms),
+        notes=(*notes, *differing_settings(settings), _SINGLE if is_single else _APART),
     )
 
 
-def _read_side(folder: Path, arm: str | None) -> _Side:
-    if not (folder / PROTOCOL_FILE).exists():
-        run = read_figures(folder)
-        end, error = run.summary.end_reason, run.summary.error
-        return _Side(
-            name=str(folder),
-            columns={name: ((run.values[name],), run.reasons.get(name, "")) for name in run.values},
-            runs=1,
-            settings=run.summary.settings,
-            note="" if end == "finished" else f"{folder}: {end}{f': {error}' if error else ''}.",
-            error=(error or end) if end in ("exception", "cut off") else "",
-        )
-    protocol = ProtocolResult.read(folder)
-    matrix = protocol.matrix
-    if not matrix.arms:
-        raise DataError("it has no variants to compare, only dedupe", path=str(folder))
-    chosen = arm or matrix.arms[-1]
-    if chosen not in matrix.arms:
-        raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(matrix.arms)}")
-    at = matrix.arms.index(chosen)
-    columns = {row.name: (row.cells[at].values, row.cells[at].reason) for row in matrix.rows}
-    return _Side(
-        name=f"{folder} {chosen}",
-        columns=columns,
-        runs=max((len(values) for values, _ in columns.values()), default=0),
-        settings=protocol.arms[at].settings,
-        note=f"{folder}: the runs of {chosen}.",
-        alarm=f"{folder}: {protocol.losses}" if protocol.are_losses_equal is False else "",
+def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
+    """A protocol; or a record, as one with a single run of an arm without a name."""
+    if (folder / PROTOCOL_FILE).exists():
+        return ProtocolResult.read(folder)
+    run = read_figures(folder)
+    end = f"{run.end_reason}{f': {run.error}' if run.error else ''}"
+    if is_checked and run.end_reason in ("exception", "cut off"):
+        reason = f"the run did not finish, so no limit is checked: {end}"
+        raise DataError(reason, path=str(folder))
+    return ProtocolResult(
+        title=str(folder),
+        started=run.started,
+        seconds=run.duration_seconds,
+        pairs=1,
+        order=(_RECORD,),
+        arms=(Arm(name=_RECORD, text="", command=(), settings=run.settings),),
+        matrix=build_matrix({_RECORD: [run]}),
+        losses="",
+        are_losses_equal=None,
+        paragraph="",
+        notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
     )
 
 
-def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
+def _check(limit: Check, matrix: Matrix, is_single: bool) -> Check:
     option = "--require" if limit.is_required else "--fail-if"
-    refused = f"{option} {limit.text!r} cannot be checked"
-    row = next((row for row in matrix.rows if row.name == limit.name), None)
-    if row is None:
-        raise DataError(
-            f"{refused}: the version that wrote this protocol did not record {limit.name}; run "
-            "fast-axolotl protocol again"
-        )
-    for name, cell in zip(matrix.arms, row.cells, strict=True):
+    refused = f"{option} {limit.limit!r} cannot be checked"
+    known = [row.cells for row in matrix.rows if row.name == limit.figure]
+    unknown = Cell(value=None, reason="an earlier version wrote this protocol; run it again")
+    for name, cell in zip(matrix.arms, known[0] if known else [unknown] * 2, strict=True):
         if cell.value is None:
-            raise DataError(f"{refused}: {limit.name} was not measured in {name}: {cell.reason}")
-    value, low, high = cell.ratio, cell.low, cell.high
+            raise DataError(f"{refused}: {limit.figure} was not measured in {name}: {cell.reason}")
+    value, low, high, kind = cell.ratio, cell.low, cell.high, "ratio"
     if limit.is_difference:
         value, low, high = cell.difference, cell.difference_low, cell.difference_high
+        kind = "difference"
     if value is None:
         can_differ = not limit.is_difference and cell.difference is not None
-        example = "+0.02" if FIGURES[limit.name].unit == "share" else "+1000000"
+        example = "+0.02" if FIGURES[limit.figure].unit == "share" else "+1000000"
         cure = f"; set a limit on the difference: {limit.sign} {example}" if can_differ else ""
         raise DataError(f"{refused}: {cell.reason or 'it has no ratio'}{cure}")
-    found, is_checked = f"{'difference' if limit.is_difference else 'ratio'} {value:.4g}", True
+    is_checked = is_single
+    found = f"{kind} {value:.4g}, from a single run on at least one side"
     if low is not None and high is not None:
-        found += f", 95 % interval {low:.4g} to {high:.4g}"
+        is_checked = True
+        found = f"{kind} {value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     else:
         low = high = value
-        is_checked = is_single
-        found += ", from a single run on at least one side"
     is_shown = high < limit.bound if limit.sign == "<" else low > limit.bound
     is_broken = is_checked and is_shown is not limit.is_required
     if not is_checked:
@@ -280,5 +264,5 @@ def _check(limit: Limit, matrix: Matrix, is_single: bool) -> Check:
         result = "FAILED, not confirmed" if is_broken else "confirmed"
     else:
         result = "FAILED" if is_broken else ""
-    sentence = ": ".join(filter(None, [limit.text, result, found]))
-    return Check(limit=limit.text, is_broken=is_broken, is_checked=is_checked, sentence=sentence)
+    sentence = ": ".join(filter(None, [limit.limit, result, found]))
+    return replace(limit, is_broken=is_broken, is_checked=is_checked, sentence=sentence)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fast_axolotl.measure.summary import summarise
@@ -23,9 +23,9 @@ from fast_axolotl.protocol.statistics import (
     adjust_by_holm,
     compare_runs,
     detectable_change,
-    pairs_needed,
 )
 from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, Figure
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, Outcome
 from fast_axolotl.record.run_folders import read_training
@@ -38,64 +38,37 @@ _RESOLVED_SHARE = 0.1
 """Of what counts as near 0: less than that is not resolved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFigures:
-    """What one run gave."""
-
-    summary: RunSummary
-    values: Mapping[str, float | None]
-    """By the name of a figure."""
-    reasons: Mapping[str, str]
-    """Why a value is missing."""
-    losses: tuple[float, ...] = ()
-    """As the trainer logged them."""
-
-    @property
-    def steps(self) -> int:
-        """Recorded, warm-up included."""
-        return self.summary.steps + self.summary.warmup_steps
-
-
-def read_figures(folder: str | Path) -> RunFigures:
+def read_figures(folder: str | Path) -> RunSummary:
     """Reads a record and sums it up."""
     return sum_up(read_training(folder))
 
 
-def sum_up(record: RunRecord) -> RunFigures:
-    """All figures of a record."""
-    summary = summarise(record)
-    values: dict[str, float | None] = {}
-    reasons: dict[str, str] = {}
-    for figure in MATRIX:
-        name = figure.name
-        if name == "start_to_step_seconds":
-            value, reason = _start_to_step(record)
-        else:
-            value = getattr(summary, name)
-            reason = summary.reasons.get(name, "not recorded")
-        if value is not None and math.isfinite(value):
-            values[name] = float(value)
-        else:
-            values[name], reasons[name] = None, reason
-    losses = tuple(line.values["loss"] for line in record.find_losses())
-    return RunFigures(summary=summary, values=values, reasons=reasons, losses=losses)
+def sum_up(record: RunRecord) -> RunSummary:
+    """All figures of a record, and the one that only a protocol sees.
+
+    The time to the first step counts from the start of the process: imports and prepared data come
+    before the first fetch.
+    """
+    summary, name = summarise(record), "start_to_step_seconds"
+    rank = record.ranks.get(min(record.ranks, default=0))
+    steps = [] if rank is None else [mark.t for mark in rank.marks if mark.name == "first_step"]
+    seconds, reason = None, FIGURES[name].missing
+    if not record.is_first_training:
+        reason = "an earlier training of the same run"
+    elif record.system is not None and record.system.start.source not in _LATE:
+        reason = "no step was recorded"
+        if rank is not None and steps:
+            seconds = rank.start.time + steps[0] - record.system.start.time
+    figures = {**summary.figures, name: seconds}
+    return replace(summary, figures=figures, reasons={name: reason, **summary.reasons})
 
 
-def _start_to_step(record: RunRecord) -> tuple[float | None, str]:
-    """From the start of the process: imports and prepared data come before the first fetch."""
-    if record.system is None or record.system.start.source in _LATE:
-        return None, FIGURES["start_to_step_seconds"].missing
-    if not record.ranks:
-        return None, "no training loop was detected in it"
-    rank = record.ranks[min(record.ranks)]
-    at = next((mark.t for mark in rank.marks if mark.name == "first_step"), None)
-    if at is None:
-        return None, "no step was recorded"
-    seconds = rank.start.time + at - record.system.start.time
-    return (seconds, "") if seconds > 0 else (None, "the system clock was set during the run")
+def count_steps(summary: RunSummary) -> int:
+    """Recorded steps, warm-up included."""
+    return summary.steps + summary.warmup_steps
 
 
-def build_matrix(arms: Mapping[str, Sequence[RunFigures | None]]) -> Matrix:
+def build_matrix(arms: Mapping[str, Sequence[RunSummary | None]]) -> Matrix:
     """Every figure of the runs that count, one for each pair; the first arm is the baseline.
 
     A run is ``None`` where it failed or was not made.
@@ -104,10 +77,12 @@ def build_matrix(arms: Mapping[str, Sequence[RunFigures | None]]) -> Matrix:
     for figure in MATRIX:
         columns = []
         for runs in arms.values():
-            made = [run for run in runs if run is not None]
-            told = (run.reasons.get(figure.name, "") for run in reversed(made))
-            reason = next(filter(None, told), "" if made else _NO_RUN)
-            values = [None if run is None else run.values[figure.name] for run in runs]
+            reason = _NO_RUN
+            values = []
+            for run in runs:
+                values.append(None if run is None else finite(run.figures[figure.name]))
+                if run is not None and values[-1] is None:
+                    reason = run.reasons.get(figure.name, "not recorded")
             columns.append((values, reason))
         rows.append(make_row(figure, columns))
     return Matrix(arms=tuple(arms), rows=tuple(rows))
@@ -116,77 +91,54 @@ def build_matrix(arms: Mapping[str, Sequence[RunFigures | None]]) -> Matrix:
 def make_row(
     figure: Figure, columns: Sequence[tuple[Sequence[float | None], str]], *, is_paired: bool = True
 ) -> MatrixRow:
-    """One figure over all arms, the baseline first: the values of each, and why there are none."""
-    (baseline, missing), *others = columns
-    measured = tuple(value for value in baseline if value is not None)
-    cells = [
-        Cell(
+    """One figure over all arms, not judged yet: the values of each, and why there are none.
+
+    The first is the baseline, beside which the others are compared.
+    """
+    baseline = columns[0][0]
+    cells: list[Cell] = []
+    for values, missing in columns:
+        measured = tuple(float(value) for value in values if value is not None)
+        cell = Cell(
             value=statistics.median(measured) if measured else None,
             values=measured,
             reason="" if measured else missing,
         )
-    ]
-    for values, reason in others:
-        if all(value is None for value in values):
-            cells.append(Cell(value=None, outcome="not compared", reason=reason))
-        else:
-            cells.append(compare_values(figure, baseline, values, is_paired=is_paired))
-    return MatrixRow(
-        name=figure.name,
-        label=figure.label,
-        unit=figure.unit,
-        better=figure.better,
-        cells=tuple(cells),
-    )
-
-
-def compare_values(
-    figure: Figure,
-    baseline: Sequence[float | None],
-    arm: Sequence[float | None],
-    *,
-    is_paired: bool = True,
-) -> Cell:
-    """One figure of an arm beside the baseline's, not judged yet."""
-    ratio = compare_runs(baseline, arm, is_paired=is_paired, resolution=figure.resolution)
-    change, tested, reason = Estimate(value=None), ratio, ratio.reason
-    if figure.near_zero is not None:
-        change = compare_runs(baseline, arm, is_paired=is_paired, is_ratio=False)
-        if any(value is not None and value < figure.near_zero for value in (*baseline, *arm)):
-            near = "compared by difference, because a run is near 0, where ratios mean nothing"
-            ratio, tested, reason = Estimate(value=None), change, change.reason or near
-    measured = tuple(value for value in arm if value is not None)
-    return Cell(
-        value=statistics.median(measured) if measured else None,
-        values=measured,
-        ratio=ratio.value,
-        low=ratio.low,
-        high=ratio.high,
-        difference=change.value,
-        difference_low=change.low,
-        difference_high=change.high,
-        p_value=tested.p_value,
-        error=tested.error,
-        degrees=tested.degrees,
-        outcome="not compared" if tested.low is None else "",
-        reason=reason,
-    )
-
-
-def _is_copy(one: Cell, other: Cell) -> bool:
-    """Whether two figures changed alike in every run, as samples and tokens of equal batches do."""
-    pairs = ((one.ratio, other.ratio), (one.low, other.low), (one.high, other.high))
-    return all(
-        a is not None and b is not None and math.isclose(a, b, rel_tol=1e-6) for a, b in pairs
-    )
+        if cells and not measured:
+            cell = replace(cell, outcome="not compared")
+        elif cells:
+            ratio = compare_runs(
+                baseline, values, is_paired=is_paired, resolution=figure.resolution
+            )
+            change, tested, reason = Estimate(value=None), ratio, ratio.reason
+            if figure.near_zero is not None:
+                change = compare_runs(baseline, values, is_paired=is_paired, is_ratio=False)
+                both = (one for one in (*baseline, *values) if one is not None)
+                if any(one < figure.near_zero for one in both):
+                    near = "compared by difference, because a run is near 0, where ratios mean"
+                    ratio, tested = Estimate(value=None), change
+                    reason = change.reason or f"{near} nothing"
+            cell = replace(
+                cell,
+                ratio=ratio.value,
+                low=ratio.low,
+                high=ratio.high,
+                difference=change.value,
+                difference_low=change.low,
+                difference_high=change.high,
+                p_value=tested.p_value,
+                error=tested.error,
+                degrees=tested.degrees,
+                outcome="not compared" if tested.low is None else "",
+                reason=reason,
+            )
+        cells.append(cell)
+    names = {"name": figure.name, "label": figure.label, "unit": figure.unit}
+    return MatrixRow(**names, better=figure.better, cells=tuple(cells))
 
 
 def judge_matrix(
-    matrix: Matrix,
-    *,
-    matters: float,
-    times: Mapping[str, Collection[str]] | None = None,
-    is_paired: bool = True,
+    matrix: Matrix, *, matters: float, times: Mapping[str, Collection[str]] | None = None
 ) -> Matrix:
     """What every change is called, and how small a change of the deciding figures would show.
 
@@ -210,21 +162,14 @@ def judge_matrix(
             }
             adjusted = adjust_by_holm(list(tested.values()))
             for number, p_adjusted in zip(tested, adjusted, strict=True):
-                column[number] = replace(column[number], p_adjusted=p_adjusted)
-            if not group:
-                continue
-            found = sum(p_adjusted <= LEVEL for p_adjusted in adjusted)
-            for number in tested:
-                # Holm's threshold for a figure that is not found, beside those that are.
-                others = found - ((column[number].p_adjusted or 0.0) <= LEVEL)
-                level = LEVEL / (len(tested) - others)
-                column[number] = _with_power(column[number], matters, level, is_paired=is_paired)
-            # A row that is a deciding one in another unit shares its verdict, and tests nothing.
-            for number in tested:
-                one = column[number]
-                for at_copy, cell in enumerate(column):
-                    if not cell.is_deciding and _is_copy(one, cell):
-                        column[at_copy] = replace(cell, p_adjusted=one.p_adjusted)
+                cell, size = column[number], None
+                if group and cell.ratio and cell.error is not None and cell.degrees is not None:
+                    # By the smallest of Holm's thresholds.
+                    level, least = LEVEL / len(tested), math.log1p(matters)
+                    size = math.expm1(
+                        detectable_change(cell.error, cell.degrees, level=level, least=least)
+                    )
+                column[number] = replace(cell, p_adjusted=p_adjusted, detectable=size)
         columns.append(
             [_judge(row, cell, matters) for row, cell in zip(matrix.rows, column, strict=True)]
         )
@@ -233,17 +178,6 @@ def judge_matrix(
         for row, cells in zip(matrix.rows, zip(*columns, strict=True), strict=True)
     )
     return replace(matrix, rows=rows, matters=matters)
-
-
-def _with_power(cell: Cell, matters: float, level: float, *, is_paired: bool) -> Cell:
-    if cell.ratio is None or cell.error is None or cell.degrees is None:
-        return cell
-    least = math.log1p(matters)
-    pairs = None
-    if is_paired:
-        pairs = pairs_needed(cell.error * math.sqrt(cell.degrees + 1), least, level=level)
-    size = detectable_change(cell.error, cell.degrees, level=level, least=least)
-    return replace(cell, detectable=math.expm1(size), pairs_needed=pairs)
 
 
 def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
@@ -303,9 +237,7 @@ def find_cell(matrix: Matrix, name: str, arm: str) -> Cell | None:
 
 def primary_name(matrix: Matrix, arm: str) -> str:
     """The figure that answers whether an arm is better than the baseline; empty: there is none."""
-    known = set()
-    for row in matrix.rows:
-        cells = [find_cell(matrix, row.name, name) for name in (matrix.arms[0], arm)]
-        if all(cell is not None and cell.value is not None for cell in cells):
-            known.add(row.name)
+    at = matrix.arms.index(arm)
+    both = {row.name: (row.cells[0].value, row.cells[at].value) for row in matrix.rows}
+    known = {name for name, values in both.items() if None not in values}
     return next((name for name in PRIMARY if name in known), "")

@@ -48,9 +48,8 @@ class ArmPlan:
     times_decide: bool = False
     """Whether it does the baseline's work, so that the first step and the whole run decide, too."""
     own_folders: tuple[str, ...] = ()
-    """Keys of the configuration that name a folder which every run has for itself."""
-    own_caches: tuple[str, ...] = ()
-    """Environment variables that name such a folder."""
+    """Keys of the configuration, and variables of the environment (in capitals), that name a folder
+    which every run has for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +152,8 @@ def plan_arm(name: str, text: str) -> ArmPlan:
     # A command that begins with ``fast-axolotl run`` does its own acceleration, and would find it
     # switched off from outside.
     own = command[: command.index("--")] if "--" in command else command
-    programs = [
-        at
-        for at, word in enumerate(own)
-        if word.rpartition("/")[2] == "fast-axolotl"
-        or (word == "fast_axolotl" and own[at - 1 : at] == ("-m",))
-    ]
-    words = list(own[programs[0] + 1 :]) if programs else []
+    programs = [word.rpartition("/")[2].replace("_", "-") == "fast-axolotl" for word in own]
+    words = list(own[programs.index(True) + 1 :]) if any(programs) else []
     is_ours = words[:1] == ["run"]
     if is_ours and "--" not in command:
         # What follows the first word that is no option belongs to the command that is run.

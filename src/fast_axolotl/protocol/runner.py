@@ -26,17 +26,17 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.protocol import child
 from fast_axolotl.protocol.build import build_protocol, find_disturbance
 from fast_axolotl.protocol.child import Launch, read_tail, with_own_programs
-from fast_axolotl.protocol.matrix import RunFigures, sum_up
+from fast_axolotl.protocol.matrix import count_steps, sum_up
 from fast_axolotl.protocol.plan import Plan, Turn
 from fast_axolotl.protocol.state import State, hold, open_state, write_json
 from fast_axolotl.protocol.statistics import compare_runs
+from fast_axolotl.record import RunSummary
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
 _MOST_FAILURES = 2
 """An arm that failed so often and never succeeded is left out."""
-_DEDUPE = "dedupe"
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
 
 
@@ -46,7 +46,7 @@ the runs so far, ``None`` before the first has ended."""
 
 
 def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResult:
-    """Everything that is not done yet, and the result; for options see ``open_running``."""
+    """Everything that is not done yet, and the result; for options see ``Running``."""
     with open_running(plan, folder, **options) as running:
         # Pairs of earlier sessions are kept, also with a smaller --pairs.
         rounds = -(-max(running.state.runs, default=0) // max(1, len(plan.arms)))
@@ -55,35 +55,16 @@ def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResu
 
 
 @contextlib.contextmanager
-def open_running(
-    plan: Plan,
-    folder: str | Path,
-    *,
-    environment: Mapping[str, str],
-    progress: Progress = lambda *_: None,
-    warn: Callable[[str], None] = lambda line: None,
-    launch: Launch | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Running]:
-    """A protocol in its folder, which is locked; one that was interrupted is continued.
-
-    ``warn`` is told at once what makes a run, or all of them, worth less. ``launch`` and ``clock``
-    are there for tests.
-    """
+def open_running(plan: Plan, folder: str | Path, **options: Any) -> Iterator[Running]:
+    """A protocol in its folder, which is locked; one that was interrupted is continued."""
     root = Path(folder).resolve()
     # A folder that is not for this protocol is refused before anything is written there.
-    open_state(root, plan)
-    with hold(root, warn) as opened:
-        yield Running(
-            plan=plan,
-            root=root,
-            state=open_state(root, plan),
-            environment=environment,
-            progress=progress,
-            warn=warn,
-            launch=launch or functools.partial(child.launch, inherit=opened),
-            clock=clock,
-        )
+    running = Running(plan=plan, root=root, state=open_state(root, plan), **options)
+    with hold(root, running.warn) as opened:
+        running.state = open_state(root, plan)
+        if running.launch is child.launch:
+            running.launch = functools.partial(child.launch, inherit=opened)
+        yield running
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,11 +75,12 @@ class Running:
     root: Path
     state: State
     environment: Mapping[str, str]
-    progress: Progress
-    warn: Callable[[str], None]
-    launch: Launch
-    clock: Callable[[], float]
-    figures: dict[int, RunFigures] = field(default_factory=dict)
+    progress: Progress = lambda *_: None
+    warn: Callable[[str], None] = lambda line: None
+    """Told at once what makes a run, or all of them, worth less."""
+    launch: Launch = child.launch
+    clock: Callable[[], float] = time.monotonic
+    figures: dict[int, RunSummary] = field(default_factory=dict)
     """Of the runs that count, by the number of the turn."""
     notes: list[str] = field(default_factory=list)
     """What to know about this session."""
@@ -114,32 +96,26 @@ class Running:
         if again:
             what = "it had failed, or its record was corrupt or missing"
             self.notes.append(f"Run again, because {what}: {', '.join(again)}.")
-        self.state.save()
+        self.state.save(self.root)
         if few := self.plan.warn_of_few_pairs():
             self.warn(few)
-        result = None
         for turn in turns:
             if turn.number in self.state.runs:
                 continue
-            # Between two rounds of the arms: one that would end after the limit is not begun.
-            limit, size = self.plan.max_minutes, len(self.plan.arms)
-            if limit is not None and (turn.number - 1) % size == 0:
-                last = (self.state.runs.get(turn.number - back) for back in range(1, size + 1))
-                round_seconds = sum(run.seconds or 0.0 for run in last if run is not None)
-                if self.state.seconds + round_seconds > 60.0 * limit:
-                    self.notes.append(
-                        f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of "
-                        f"{self.plan.pairs} pairs; repeat it with more minutes to continue."
-                    )
-                    result = None
-                    break
+            limit = self.plan.max_minutes
+            is_over = limit is not None and self.state.seconds >= 60.0 * limit
+            if is_over and (turn.number - 1) % len(self.plan.arms) == 0:
+                self.notes.append(
+                    f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of "
+                    f"{self.plan.pairs} pairs; repeat it with more minutes to continue."
+                )
+                break
             self.state.runs[turn.number] = self.run_turn(turn)
-            result = self._write()
+            self._write()
         is_known = bool(self.state.dedupe) and "reason" not in self.state.dedupe
         if self.plan.dedupe is not None and not is_known:
             self.state.dedupe = self._dedupe(self.plan.dedupe)
-            result = None
-        return result or self._write()
+        return self._write()
 
     def _has_figures(self, turn: Turn) -> bool:
         """Whether a run of an earlier session counts; its figures are read."""
@@ -147,9 +123,9 @@ class Running:
         if run.status != "done":
             return False
         with contextlib.suppress(DataError):
-            found = _read_chosen(self.root / turn.folder)
-            if run.steps in (None, found.steps):
-                self.figures[turn.number] = found
+            summary = sum_up(choose_training(read_trainings(self.root / turn.folder)))
+            if run.steps in (None, count_steps(summary)):
+                self.figures[turn.number] = summary
         return turn.number in self.figures
 
     def run_turn(self, turn: Turn) -> ArmRun:
@@ -170,54 +146,55 @@ class Running:
         folder.mkdir(parents=True)
         command, environment = self._command(turn, folder)
         begin = self.clock()
-        self._tell(turn.arm.name, turn.pair, 0.0)
 
         def tick() -> None:
-            self._tell(turn.arm.name, turn.pair, self.clock() - begin)
+            self._tell_progress(turn, self.clock() - begin)
 
-        figures, code, failure = None, None, ""
+        tick()
+        summary, code, failure = None, None, ""
+        losses: tuple[float, ...] = ()
         try:
             code = self.launch(command, environment, folder / "log.txt", tick)
             if code:
                 failure = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
             else:
-                figures = _read_chosen(folder)
-                summary = figures.summary
-                if summary.end_reason == "exception" and figures.steps:
-                    figures = None
+                record = choose_training(read_trainings(folder))
+                losses = tuple(line.values["loss"] for line in record.find_losses())
+                summary = sum_up(record)
+                if summary.end_reason == "exception" and count_steps(summary):
                     failure = f"exit code 0, but its training ended with an error: {summary.error}"
         except DataError as error:
             failure = f"it left no record: {error}"
         seconds = self.clock() - begin
-        if figures is not None:
-            self.figures[turn.number] = figures
-            if disturbance := find_disturbance(figures.summary):
-                self.warn(f"{turn.folder}: {disturbance}; its figures may be too low")
-            # As many models as there are runs.
-            for name in (*turn.arm.own_folders, *turn.arm.own_caches):
-                shutil.rmtree(folder / name.lower(), ignore_errors=True)
-        training = folder if figures is None else Path(figures.summary.run_dir)
-        return ArmRun(
-            folder=training.relative_to(self.root).as_posix(),
+        run = ArmRun(
+            folder=turn.folder,
             trainings=len(find_folders(folder)),
             pair=turn.pair,
-            status="done" if figures is not None else "failed",
+            status="failed",
             exit_code=code,
             seconds=seconds,
-            log_tail=f"{failure}\n{read_tail(folder / 'log.txt')}".strip() if failure else "",
-            losses=() if figures is None else figures.losses,
-            steps=None if figures is None else figures.steps,
         )
+        if summary is None or failure:
+            return replace(run, log_tail=f"{failure}\n{read_tail(folder / 'log.txt')}".strip())
+        self.figures[turn.number] = summary
+        if disturbance := find_disturbance(summary):
+            self.warn(f"{turn.folder}: {disturbance}; its figures may be too low")
+        # As many models as there are runs.
+        for name in turn.arm.own_folders:
+            shutil.rmtree(folder / name.lower(), ignore_errors=True)
+        training = Path(summary.run_dir).relative_to(self.root).as_posix()
+        steps = count_steps(summary)
+        return replace(run, folder=training, status="done", losses=losses, steps=steps)
 
     def _command(self, turn: Turn, folder: Path) -> tuple[list[str], dict[str, str]]:
         arm, environment = turn.arm, with_own_programs(self.environment)
-        own = {name: str(folder / name.lower()) for name in (*arm.own_folders, *arm.own_caches)}
-        environment |= {name: own[name] for name in arm.own_caches}
+        own = {name: str(folder / name.lower()) for name in arm.own_folders}
+        environment |= {name: own[name] for name in own if name.isupper()}
         command = list(arm.command)
         if arm.config is not None:
             config = folder / "config.yml"
             yaml = importlib.import_module("yaml")
-            changed = {**arm.config, **{name: own[name] for name in arm.own_folders}}
+            changed = {**arm.config, **{name: own[name] for name in own if name.islower()}}
             config.write_text(yaml.safe_dump(changed, sort_keys=False), encoding="utf-8")
             command = [word.replace("{config}", str(config)) for word in command]
         verb = ["run", "--measure"] if arm.is_accelerated else ["measure"]
@@ -227,19 +204,17 @@ class Running:
             words += ["--profile-steps", str(self.plan.profile_steps)]
         return [*words, "--output", str(folder), "--", *command], environment
 
-    def _tell(self, arm: str, pair: int, run_seconds: float) -> None:
+    def _tell_progress(self, turn: Turn, run_seconds: float) -> None:
         total, done = len(self.plan.turns()), len(self.state.runs)
-        part = "warm-up" if pair < 0 else f"pair {pair + 1} of {self.plan.pairs}"
+        part = "warm-up" if turn.pair < 0 else f"pair {turn.pair + 1} of {self.plan.pairs}"
         left = None
         if done:
             left = max(0.0, self.state.seconds / done * (total - done) - run_seconds)
-            if self.plan.max_minutes is not None:
-                left = min(left, max(0.0, 60.0 * self.plan.max_minutes - self.state.seconds))
-        self.progress(f"{arm}, {part}", done, total, run_seconds, left)
+        self.progress(f"{turn.arm.name}, {part}", done, total, run_seconds, left)
 
     def _dedupe(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Figures, and one sentence; or why there are none."""
-        folder = self.root / _DEDUPE
+        """Figures of the trial, and one sentence; or why there are none."""
+        folder = self.root / "dedupe"
         folder.mkdir(parents=True, exist_ok=True)
         trial, result, log = (folder / name for name in ("trial.json", "result.json", "log.txt"))
         result.unlink(missing_ok=True)
@@ -247,10 +222,9 @@ class Running:
         # Axolotl's function has to be its own here; ours is called by name.
         variables = {**self.environment, "FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1"}
         variables["HF_DATASETS_CACHE"] = str((folder / "cache").absolute())
-        begin = self.clock()
+        begin, total = self.clock(), len(self.plan.turns())
 
         def tick() -> None:
-            total = len(self.plan.turns())
             self.progress("dedupe alone", total, total, self.clock() - begin, None)
 
         command = (sys.executable, "-m", _DEDUPE_WORKER, str(trial), str(result))
@@ -260,42 +234,20 @@ class Running:
         except (OSError, ValueError):
             found = {"reason": f"it ended with exit code {code}", "log_tail": read_tail(log)}
         shutil.rmtree(folder / "cache", ignore_errors=True)
-        return describe_dedupe(found)
-
-    def _write(self) -> ProtocolResult:
-        """Keep what is known by now."""
-        self.state.save()
-        protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
-        write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
-        return protocol
-
-
-def describe_dedupe(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trial of dedupe found, with the gain and one sentence."""
-    stock, ours = found.get("stock_seconds", ()), found.get("our_seconds", ())
-    count = min(len(stock), len(ours))
-    gain = compare_runs(ours[:count], stock[:count])
-    if found.get("reason"):
-        sentence = f"Dedupe alone was not measured: {found['reason']}."
-    else:
+        if found.get("reason"):
+            return {**found, "sentence": f"Dedupe alone was not measured: {found['reason']}."}
+        gain = compare_runs(found["our_seconds"], found["stock_seconds"])
         cut = " (the first ones)" if found.get("is_cut") else ""
         speed = f"{gain.value:,.1f}× the speed" if gain.value else "not compared"
         if gain.low and gain.high:
             speed += f" ({gain.low:,.1f} to {gain.high:,.1f})"
-        sentence = (
-            f"Dedupe alone, {found['rows']:,} rows{cut}, same {found['kept']:,} kept: {speed}."
-        )
-    gains = {"speed_up": gain.value, "speed_up_low": gain.low, "speed_up_high": gain.high}
-    return {**found, **gains, "sentence": sentence}
+        rows = f"{found['rows']:,} rows{cut}, same {found['kept']:,} kept"
+        gains = {"speed_up": gain.value, "speed_up_low": gain.low, "speed_up_high": gain.high}
+        return {**found, **gains, "sentence": f"Dedupe alone, {rows}: {speed}."}
 
-
-def _read_chosen(folder: Path) -> RunFigures:
-    """The figures of the training that stands for a run."""
-    records = read_trainings(folder)
-    chosen = choose_training(records)
-    found = sum_up(chosen)
-    if chosen is records[0]:
-        return found
-    late, reason = "start_to_step_seconds", "an earlier training of the same run"
-    values, reasons = {**found.values, late: None}, {**found.reasons, late: reason}
-    return replace(found, values=values, reasons=reasons)
+    def _write(self) -> ProtocolResult:
+        """Keep what is known by now."""
+        self.state.save(self.root)
+        protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
+        write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
+        return protocol

@@ -13,8 +13,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ _BETWEEN_SECONDS = 0.05
 class State:
     """The runs made so far."""
 
-    path: Path
+    schema: int = _SCHEMA
     identity: dict[str, Any]
     started: float
     """Seconds since 1970."""
@@ -48,18 +48,9 @@ class State:
         """That all runs took, over all sessions."""
         return sum(run.seconds or 0.0 for run in self.runs.values())
 
-    def save(self) -> None:
+    def save(self, folder: Path) -> None:
         """Write it down."""
-        write_json(
-            self.path,
-            {
-                "schema": _SCHEMA,
-                "identity": self.identity,
-                "started": self.started,
-                "runs": {str(number): asdict(run) for number, run in self.runs.items()},
-                "dedupe": self.dedupe,
-            },
-        )
+        write_json(folder / STATE_FILE, to_plain(self))
 
 
 def open_state(folder: Path, plan: Plan) -> State:
@@ -71,8 +62,18 @@ def open_state(folder: Path, plan: Plan) -> State:
     if not path.exists():
         if folder.is_dir() and any(item.name != _LOCK_FILE for item in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no protocol; pass another --output")
-        return State(path=path, identity=identity, started=time.time())
-    found = _read(path)
+        return State(identity=identity, started=time.time())
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != _SCHEMA:
+            raise ValueError(f"its schema is {data['schema']!r}")
+        runs = {int(number): run for number, run in data["runs"].items()}
+        found = from_plain(State, {**data, "runs": runs})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"this is not the state of a protocol of this version ({error}); pass another --output",
+            path=str(path),
+        ) from None
     before, now = dict(_flatten(found.identity)), dict(_flatten(identity))
     for name in [*now, *before]:
         if before.get(name) != now.get(name):
@@ -105,6 +106,10 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[tuple[int]]:
     """Locks a folder, which is made if need be; what a run has to inherit to keep it locked."""
     try:
+        import fcntl
+    except ImportError:
+        raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -113,61 +118,29 @@ def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Itera
             path=str(folder),
         ) from error
     try:
-        begun, is_told = time.monotonic(), False
-        while not _try_lock(opened):
-            waited = time.monotonic() - begun
-            holder = os.pread(opened, 32, 0).decode(errors="replace").strip() or "unknown"
-            state = f"{folder} is in use: process {holder}, or a run that it started, is running"
-            if waited > _PATIENCE_SECONDS:
-                raise UsageError(f"{state}; wait for it, or stop it")
-            # Whoever asks whether a folder is locked has it for a moment.
-            if waited > 1.0 and not is_told:
-                warn(f"{state}; waiting up to {_PATIENCE_SECONDS:.0f} s for it to end")
-                is_told = True
-            time.sleep(_BETWEEN_SECONDS)
+        begun, is_warned = time.monotonic(), False
+        # A file system that cannot lock, as some over a network, locks nothing.
+        with suppress(OSError):
+            while True:
+                try:
+                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    waited = time.monotonic() - begun
+                holder = os.pread(opened, 32, 0).decode(errors="replace").strip() or "unknown"
+                state = f"{folder} is in use: process {holder} or a run that it started is running"
+                if waited > _PATIENCE_SECONDS:
+                    raise UsageError(f"{state}; wait for it, or stop it")
+                # Whoever asks whether a folder is locked has it for a moment.
+                if waited > 1.0 and not is_warned:
+                    warn(f"{state}; waiting up to {_PATIENCE_SECONDS:.0f} s for it to end")
+                    is_warned = True
+                time.sleep(_BETWEEN_SECONDS)
         os.ftruncate(opened, 0)
         os.pwrite(opened, str(os.getpid()).encode(), 0)
         yield (opened,)
     finally:
         os.close(opened)
-
-
-def _try_lock(opened: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:
-        raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # A file system that cannot lock, as some over a network.
-        return True
-    return True
-
-
-def _read(path: Path) -> State:
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] == _SCHEMA:
-            runs = data["runs"].items()
-            return State(
-                path=path,
-                identity=dict(data["identity"]),
-                started=float(data["started"]),
-                runs={int(number): from_plain(ArmRun, item) for number, item in runs},
-                dedupe=dict(data["dedupe"]),
-            )
-        reason = f"its schema is {data['schema']!r}"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    raise DataError(
-        f"this is not the state of a protocol of this version ({reason}); pass another --output",
-        path=str(path),
-    )
 
 
 def _flatten(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +30,6 @@ LEVEL = 0.05
 _MISSED = 0.4
 """Twice the probability of missing a change of the size that is called detectable: by Cohen's
 convention it is found in 80 %."""
-_MOST_PAIRS = 1000
-"""More than that is no advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +54,8 @@ def t_probability(t: float, degrees: float) -> float:
     """Probability that Student's t is at least so far from 0, on either side."""
     if math.isinf(t):
         return 0.0
-    # The regularised incomplete beta function I_x(a, b) by its continued fraction (Lentz), which
-    # converges fast on the left of the mean; beyond it 1 − I_(1−x)(b, a) is the same.
+    # The regularised incomplete beta function I_x(a, b) by its power series, whose terms are all
+    # positive and fall fast left of the mean; beyond it 1 − I_(1−x)(b, a) is the same.
     a, b = degrees / 2, 0.5
     x, rest = degrees / (degrees + t * t), t * t / (degrees + t * t)
     is_left = x < (a + 1) / (a + b + 2)
@@ -68,18 +65,12 @@ def t_probability(t: float, degrees: float) -> float:
         return float(not is_left)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     front = math.exp(log_front + a * math.log(x) + b * math.log(rest)) / a
-    d = 1 / (1 - (a + b) * x / (a + 1))
-    c, fraction = 1.0, d
-    for m in range(1, 500):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1 / (1 + term * d)
-            c = 1 + term / c
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-14:
-            break
-    return front * fraction if is_left else 1 - front * fraction
+    n, term, series = 0.0, 1.0, 1.0
+    while term > 1e-16 * series:
+        term *= (a + b + n) / (a + 1 + n) * x
+        series += term
+        n += 1
+    return front * series if is_left else 1 - front * series
 
 
 @cache
@@ -113,20 +104,6 @@ def detectable_change(
     quantiles of t: 1 % too small for five pairs, 12 % for two.
     """
     return max(t_quantile(degrees, level) * error, least) + t_quantile(degrees, _MISSED) * error
-
-
-def pairs_needed(spread: float, size: float, *, level: float = LEVEL) -> int | None:
-    """Pairs whose interval leaves no change out in 80 % of protocols; ``None``: over a thousand.
-
-    ``spread`` is the standard deviation of the pairs, on the scale of ``size``.
-    """
-
-    def is_found(pairs: int) -> bool:
-        return detectable_change(spread / math.sqrt(pairs), pairs - 1.0, level=level) <= size
-
-    counts = range(2, _MOST_PAIRS + 1)
-    at = bisect_left(counts, True, key=is_found)
-    return counts[at] if at < len(counts) else None
 
 
 def compare_runs(

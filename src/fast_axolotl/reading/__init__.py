@@ -20,7 +20,7 @@ from fast_axolotl.reading.formats import (
 )
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
-from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_json_text, join_schemas
+from fast_axolotl.reading.schema import MIXED, TypeClash, conform, join_schemas
 
 __all__ = [
     "MIXED",
@@ -37,7 +37,6 @@ __all__ = [
     "find_states",
     "format_of_name",
     "held_bytes",
-    "is_json_text",
     "join_schemas",
     "list_supported_formats",
     "open_dataset",

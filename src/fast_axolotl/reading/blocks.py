@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
@@ -54,9 +54,7 @@ class ReadOptions:
     """What a format needs to know to read a file."""
 
     on_error: Literal["raise", "skip"] = "raise"
-    on_conflict: Literal["raise", "json"] = "raise"
     csv: CsvDialect = field(default_factory=CsvDialect)
-    json_field: str | None = None
     columns: tuple[str, ...] | None = None
     block_bytes: int = 8 * 1024 * 1024
     """Size of a block before decoding; a single larger row makes a larger block."""
@@ -106,23 +104,36 @@ class Unit:
     """The number of rows where the file's own metadata tells it."""
 
 
-class Block(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
     """Rows that are decoded together."""
 
-    @property
-    def weight(self) -> int:
-        """Encoded bytes: a property of the file alone, never of how it is read."""
+    decode: Callable[[pa.Schema | None], Decoded]
+    """The rows. ``schema`` is what is known so far; the result may be wider, never guessed."""
+    weight: int = 0
+    """Encoded bytes: a property of the file alone, never of how it is read."""
+    num_rows: int | None = None
+    """The number of rows where it is known without decoding."""
+    count: Callable[[], int] | None = None
+    """Counts the rows of a block without errors, where that needs no decoding."""
+    is_text: bool = False
+    """Whether values can be had as they were written: by decoding once more under a new schema."""
+    text_wins: bool = False
+    """Whether a clash of text with a number means that the column is text (CSV)."""
 
-    @property
-    def text_wins(self) -> bool:
-        """Whether a clash of text with a number means that the column is text (CSV)."""
 
-    @property
-    def num_rows(self) -> int | None:
-        """The number of rows where it is known without decoding."""
+def ready_block(table: pa.Table, weight: int = 0) -> Block:
+    """Rows that are decoded already."""
+    return Block(decode=lambda _: Decoded(table), weight=weight)
 
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        """The rows. ``schema`` is what is known so far; the result may be wider, never guessed."""
+
+def broken_block(error: DataError) -> Block:
+    """Stands where a unit could not be split further; decoding it raises the reason."""
+
+    def decode(schema: pa.Schema | None) -> Decoded:
+        raise error
+
+    return Block(decode=decode)
 
 
 class FileFormat(Protocol):
@@ -139,34 +150,6 @@ class FileFormat(Protocol):
         """The blocks of a unit in order; always the same ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenBlock:
-    """Stands where a unit could not be split further; decoding it raises the reason."""
-
-    error: DataError
-    weight: int = 0
-    text_wins: bool = False
-    num_rows: int | None = None
-
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        raise self.error
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyBlock:
-    """Rows that are decoded already."""
-
-    table: pa.Table
-    label: str = ""
-    """What messages call the place that they come from."""
-    weight: int = 0
-    text_wins: bool = False
-    num_rows: int | None = None
-
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        return Decoded(self.table)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenFile:
     """Stands for a file that could not be opened, where such files are to be skipped."""
@@ -180,7 +163,7 @@ class BrokenFile:
         return [Unit(file=file, start=0, stop=1, num_bytes=max(1, self.num_bytes))]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        yield BrokenBlock(self.error)
+        yield broken_block(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +206,7 @@ class Dataset:
         try:
             yield from self.formats[unit.file].blocks(unit)
         except DataError as error:
-            yield BrokenBlock(error)
+            yield broken_block(error)
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -31,12 +32,12 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import (
     PART_BLOCKS,
     Block,
-    BrokenBlock,
     Decoded,
     ReadOptions,
-    ReadyBlock,
     Unit,
+    broken_block,
     held_bytes,
+    ready_block,
     value_bytes,
 )
 from fast_axolotl.reading.storage import Source
@@ -103,12 +104,32 @@ class ParquetFile(_Columnar):
             group = self.metadata.row_group(index)
             num_rows, weight = group.num_rows, max(1, group.total_byte_size)
             if num_rows and weight <= most:
-                yield _RowGroup(file=self, index=index, weight=weight, num_rows=num_rows)
+                decode = partial(self._decode, index, num_rows)
+                yield Block(decode=decode, weight=weight, num_rows=num_rows)
             elif num_rows:
                 buffer = most // max(1, self.metadata.num_columns)
                 buffer = min(max(buffer, _LEAST_PAGE_BUFFER_BYTES), _PAGE_BUFFER_BYTES)
                 for table in self.parts(index, self.options.block_bytes, buffer_size=buffer):
-                    yield ReadyBlock(table, weight=weight * table.num_rows // num_rows)
+                    yield ready_block(table, weight * table.num_rows // num_rows)
+
+    def _decode(self, index: int, num_rows: int, schema: pa.Schema | None) -> Decoded:
+        """A whole row group."""
+        most = PART_BLOCKS * self.options.block_bytes
+        # Half a part: so far from a whole one, reading in steps would not cut the group either.
+        # Whether the groups before it are known already, which is chance, must not show.
+        if self.row_bytes and max(self.row_bytes) * num_rows <= most // 2:
+            with _named(self.source.path, f"row group {index}"):
+                table = self.open(index).read_row_group(
+                    index, columns=self.schema.names, use_threads=False
+                )
+                self.check_count(index, table.num_rows)
+                self.row_bytes.append(held_bytes(table) / num_rows)
+                if held_bytes(table) <= most // 2:
+                    return Decoded(_validated(table))
+            del table
+        decoded = _first_of(self.parts(index, most))
+        self.row_bytes.append(held_bytes(decoded.table) / max(1, decoded.table.num_rows))
+        return decoded
 
     def parts(self, index: int, part_bytes: int, **settings: Any) -> Iterator[pa.Table]:
         """The rows of a group in tables of about ``part_bytes``.
@@ -153,10 +174,12 @@ class ParquetFile(_Columnar):
         does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would read on
         threads that can abort the process at its exit, since they hold a Python file.
         """
-        is_whole = len(self.schema) == len(self.names) and "buffer_size" not in settings
-        weight = self.metadata.row_group(index).total_byte_size if is_whole else 0
+        ahead = settings.get("buffer_size", 0)
+        if not ahead and len(self.schema) == len(self.names):
+            weight = self.metadata.row_group(index).total_byte_size
+            ahead = int(weight * self.encoded_share * _MARGIN)
         return pq.ParquetFile(
-            self.source.open_arrow(int(weight * self.encoded_share * _MARGIN)),
+            self.source.open_arrow(ahead),
             metadata=self.metadata,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -172,36 +195,6 @@ class ParquetFile(_Columnar):
                 path=self.source.path,
                 place=f"row group {index}",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowGroup:
-    """A whole row group."""
-
-    file: ParquetFile
-    index: int
-    weight: int
-    num_rows: int
-    text_wins: bool = False
-
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        file = self.file
-        most = PART_BLOCKS * file.options.block_bytes
-        # Half a part: so far from a whole one, reading in steps would not cut the group either.
-        # Whether the groups before it are known already, which is chance, must not show.
-        if file.row_bytes and max(file.row_bytes) * self.num_rows <= most // 2:
-            with _named(file.source.path, f"row group {self.index}"):
-                table = file.open(self.index).read_row_group(
-                    self.index, columns=file.schema.names, use_threads=False
-                )
-                file.check_count(self.index, table.num_rows)
-                file.row_bytes.append(held_bytes(table) / self.num_rows)
-                if held_bytes(table) <= most // 2:
-                    return Decoded(_validated(table))
-            del table
-        decoded = _first_of(file.parts(self.index, most))
-        file.row_bytes.append(held_bytes(decoded.table) / max(1, decoded.table.num_rows))
-        return decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +234,11 @@ class MappedFile(_Columnar):
     def blocks(self, unit: Unit) -> Iterator[Block]:
         with _named(self.source.path, f"rows {unit.start:,} to {unit.stop - 1:,}"):
             table = pa.Table.from_batches(self.rows(unit.start, unit.stop), self.schema)
-        yield ReadyBlock(table, weight=unit.num_bytes, num_rows=unit.stop - unit.start)
+        yield Block(
+            decode=lambda _: Decoded(table),
+            weight=unit.num_bytes,
+            num_rows=unit.stop - unit.start,
+        )
 
     def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
         """A range of rows; nothing is copied."""
@@ -280,16 +277,16 @@ class ArrowFile(_Columnar):
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         if self.num_batches is not None:
-            yield _BatchRange(self, unit, unit.num_bytes)
+            yield Block(decode=lambda _: _first_of(self.parts(unit)), weight=unit.num_bytes)
             return
         for table in self.parts(unit):
-            yield ReadyBlock(table, weight=held_bytes(table))
+            yield ready_block(table, held_bytes(table))
 
     def parts(self, unit: Unit) -> Iterator[pa.Table]:
         """The batches together as long as they are small, slices of those which are not."""
         path, block_bytes = self.source.path, self.options.block_bytes
         with _named(path, "schema"):
-            file = self.source.open_arrow()
+            file = self.source.open_arrow(min(unit.num_bytes, block_bytes))
             is_stream = self.num_batches is None
             reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
         index, held, size = unit.start, list[pa.RecordBatch](), 0
@@ -321,20 +318,6 @@ class ArrowFile(_Columnar):
                 path=path,
                 place=f"after record batch {index - 1}",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchRange:
-    """Some record batches of an Arrow file."""
-
-    file: ArrowFile
-    unit: Unit
-    weight: int
-    num_rows: int | None = None
-    text_wins: bool = False
-
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        return _first_of(self.file.parts(self.unit))
 
 
 def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
@@ -457,9 +440,9 @@ def _first_of(parts: Iterator[pa.Table]) -> Decoded:
     def others() -> Iterator[Block]:
         try:
             for table in parts:
-                yield ReadyBlock(table)
+                yield ready_block(table)
         except DataError as error:
-            yield BrokenBlock(error)
+            yield broken_block(error)
 
     first = next(parts, None)
     return Decoded(pa.table({})) if first is None else Decoded(first, more=others())

@@ -25,7 +25,7 @@ from fast_axolotl.errors import (
     mask_secrets,
 )
 from fast_axolotl.reading.formats import format_of_name, is_saved_dataset
-from fast_axolotl.reading.remote import BlockCache, Remote, version_of, with_retries
+from fast_axolotl.reading.remote import Remote, version_of, with_retries
 from fast_axolotl.reading.storage import Source, translate_os_errors
 
 _Item = TypeVar("_Item")
@@ -50,7 +50,6 @@ def find_files(
     split: str | None = None,
     storage_options: dict[str, Any] | None = None,
     retry_seconds: float = 300.0,
-    cache: BlockCache | None = None,
 ) -> tuple[list[Source], list[str]]:
     """The files that are meant, in order, and the ones in folders that were passed over."""
     listed = [paths] if isinstance(paths, (str, Path)) else list(paths)
@@ -63,7 +62,7 @@ def find_files(
             sources += _saved_files(Path(path), split)
             continue
         if "://" in path and not path.startswith("file://"):
-            found, root = _remote_files(path, storage_options, retry_seconds, cache)
+            found, root = _remote_files(path, storage_options, retry_seconds)
             path = mask_secrets(path)
         else:
             found, root = _local_files(path)
@@ -213,7 +212,7 @@ def _local_source(path: Path) -> Source:
 
 
 def _remote_files(
-    uri: str, options: dict[str, Any] | None, retry_seconds: float, cache: BlockCache | None
+    uri: str, options: dict[str, Any] | None, retry_seconds: float
 ) -> tuple[list[Source], str | None]:
     """Every file that a URI means, sorted; its own address, unless it is one file."""
     import fsspec  # here, not above: local files need none of it, and it takes 40 ms
@@ -229,12 +228,15 @@ def _remote_files(
     except ValueError as error:
         raise DataError(f"this address cannot be opened: {error}", path=uri) from None
 
+    # A file system that keeps files (filecache::) cannot list what a web server has.
+    original = getattr(filesystem, "fs", filesystem) if "::" in uri else filesystem
+
     def listed() -> tuple[list[dict[str, Any]], bool]:
         if _is_glob(inner):
-            return list(filesystem.glob(inner, detail=True).values()), False
-        details = filesystem.info(inner)
+            return list(original.glob(inner, detail=True).values()), False
+        details = original.info(inner)
         if details["type"] == "directory":
-            return list(filesystem.find(inner, detail=True).values()), False
+            return list(original.find(inner, detail=True).values()), False
         return [details], True
 
     sources = []
@@ -252,7 +254,6 @@ def _remote_files(
             num_bytes=int(size),
             version=version,
             retry_seconds=retry_seconds,
-            cache=cache,
         )
         sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
     if not sources:

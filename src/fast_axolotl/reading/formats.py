@@ -163,8 +163,6 @@ def _open(
             place="byte 0",
         )
     found = _sniff_format(head, promised)
-    if options.json_field is not None and found == "jsonl":
-        found = "json"
     for name, content in (
         (None if declared == found or {named, found} == {"arrow", "feather"} else named, found),
         (named_compression, compression or "uncompressed"),

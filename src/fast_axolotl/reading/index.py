@@ -4,7 +4,7 @@ Parquet tells its number of rows. Others are counted once, in threads, at readin
 text by line ends or elements alone; CSV, Arrow, and anything under ``on_error="skip"`` by decoding,
 since rejected rows do not count. Results lie in the user's cache folder, some kB for each file,
 named by a hash of all that they depend on: path, size and version of the file, how it is cut, and
-the options that change rows. Past ``_MOST_BYTES`` the least recently used are removed.
+the options that change rows. What was not used for ``_KEPT_DAYS`` is removed.
 
 Processes that need the same result at once each build it. A damaged one is built again. Where the
 folder cannot be written, or a remote file has no version, results last as long as the process; so
@@ -17,29 +17,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
+import threading
+import time
 from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import astuple, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Dataset, InputFile, Unit, decode_or_reject
-from fast_axolotl.reading.lines import Lines
-from fast_axolotl.reading.remote import BlockCache
 from fast_axolotl.system import usable_cores
 
-_VERSION = 1
+_VERSION = 2
 """Changes when an entry comes to mean something else."""
 
-_MOST_BYTES = 256 * 1024 * 1024
-_BLANK = re.compile(rb"[^\S\n]*(\n|\Z)")
+_KEPT_DAYS = 30
 _PASSING = "passing-"
 """Begins the name of what depends on a file without a version: it is kept in memory only."""
 
@@ -60,7 +58,7 @@ def unit_rows(dataset: Dataset, units: Sequence[Unit]) -> list[int]:
     files = sorted({unit.file for unit in units if unit.num_rows is None or not is_told})
     # Under "skip" a damaged column hides rows, but only where it is read.
     columns = options.columns if options.on_error == "skip" else None
-    choices = (options.on_error, options.json_field, astuple(options.csv), columns)
+    choices = (options.on_error, astuple(options.csv), columns)
 
     def index(file: int) -> tuple[list[int], list[int]]:
         cut = dataset.formats[file].units(file)
@@ -90,7 +88,7 @@ def unit_rows(dataset: Dataset, units: Sequence[Unit]) -> list[int]:
 def known_schema(dataset: Dataset, scan: Callable[[], pa.Schema] | None = None) -> pa.Schema | None:
     """The final schema of these files under these options: kept, or by ``scan`` where given."""
     options = dataset.options
-    choices = (options.on_error, options.on_conflict, options.json_field, options.columns)
+    choices = (options.on_error, options.columns)
     name = _name("schema", dataset.inputs, choices, astuple(options.csv), pa.__version__)
     if scan is None:
         entry = _load(name)
@@ -111,7 +109,7 @@ def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
         if not hasattr(file, "edges") or item.source.num_bytes <= options.unit_bytes:
             return file
         edges = None
-        if is_cut and file.compression is None and file.dialect.escape is None:
+        if is_cut and file.compression is None:
             name = _name("edges", [item], astuple(file.dialect), options.unit_bytes)
             try:
                 edges = _built(name, lambda: ({"edges": file.find_edges()}, True))["edges"]
@@ -135,8 +133,8 @@ def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
 
     def count(block: Block) -> int:
         nonlocal is_final
-        if options.on_error == "raise" and hasattr(block, "load") and not block.text_wins:
-            return _count_text(block.load())
+        if options.on_error == "raise" and block.count is not None:
+            return block.count()
         decoded = decode_or_reject(block, texts if block.text_wins else None, options)
         is_final &= all(rejection.num_rows == 1 for rejection in decoded.rejections)
         rows, more = int(decoded.table.num_rows), decoded.more
@@ -144,19 +142,6 @@ def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
         return rows + sum(map(count, more))
 
     return sum(map(count, dataset.blocks(unit))), is_final
-
-
-def _count_text(rows: Any) -> int:
-    """Lines of text, elements of a JSON document, or lines of JSON that are not blank."""
-    if not isinstance(rows, Lines) and rows.count is not None:
-        return int(rows.count)
-    raw = np.frombuffer(rows.data, dtype=np.uint8)[rows.start : rows.stop]
-    starts = np.append(0, np.flatnonzero(raw == ord("\n")) + 1)
-    starts = starts[starts < len(raw)]
-    if isinstance(rows, Lines):
-        return len(starts)
-    doubtful = (starts[raw[starts] <= ord(" ")] + rows.start).tolist()
-    return len(starts) - sum(_BLANK.match(rows.data, at, rows.stop) is not None for at in doubtful)
 
 
 def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
@@ -178,22 +163,33 @@ def _built(name: str, build: Callable[[], tuple[_Entry, bool]]) -> _Entry:
         entry, is_final = build()
         _memory[name] = entry
         if is_final and not name.startswith(_PASSING):
-            _store().write(name, json.dumps(entry).encode())
+            with suppress(OSError):  # it is not kept then
+                _keep(_folder() / name, entry)
     return entry
 
 
 def _load(name: str) -> _Entry | None:
     if name not in _memory and not name.startswith(_PASSING):
-        text = _store().read(name)
-        if text is not None:
-            _memory[name] = json.loads(text)
+        with suppress(OSError, ValueError):
+            _memory[name] = json.loads((_folder() / name).read_bytes())
+            os.utime(_folder() / name)
     return _memory.get(name)
 
 
-def _store() -> BlockCache:
+def _keep(path: Path, entry: _Entry) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    part.write_text(json.dumps(entry), encoding="utf-8")
+    part.replace(path)
+    for other in path.parent.iterdir():
+        with suppress(OSError):  # another process was faster
+            if other.stat().st_mtime < time.time() - _KEPT_DAYS * 86_400:
+                other.unlink()
+
+
+def _folder() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(caches):  # noqa: PTH117 - the rule for this variable
         caches = os.path.expanduser("~/.cache")  # noqa: PTH111
     # Without a home this lies in the root, where only root can write.
-    folder = Path("/", caches, "fast-axolotl", "index")
-    return BlockCache(folder=str(folder), num_bytes=_MOST_BYTES)
+    return Path("/", caches, "fast-axolotl", "index")

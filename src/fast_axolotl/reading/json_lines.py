@@ -18,16 +18,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, Unit
-from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, ExactParse, JsonRows, line_spans
-from fast_axolotl.reading.lines import BOM, LineFile, Lines, line_at
-from fast_axolotl.reading.schema import MIXED, TypeClash, is_json_text, join_schemas
+from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, parse_exactly, row_spans
+from fast_axolotl.reading.lines import BOM, LineFile, Lines
+from fast_axolotl.reading.schema import MIXED, TypeClash, join_schemas
 from fast_axolotl.reading.storage import start_of
 
 _MOST_BLOCK_BYTES = 2 * 1024 * 1024
@@ -52,6 +52,7 @@ _EXACT_INTEGER_LIMIT = 2.0**53
 """From here on a float may stand for an integer that it does not hold."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
+_BLANK = re.compile(rb"\n\s")
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
 
@@ -64,68 +65,72 @@ class JsonLinesFile(LineFile):
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):
-            yield JsonBlock(
-                path=self.source.path,
-                weight=weight,
-                load=lambda load=load: self._rows(load()),  # type: ignore[misc]
-                options=self.options,
-            )
+            yield json_block(self.source.path, weight, load, self.options)
 
     def sample(self, num_bytes: int) -> Block:
         """The whole lines in about the first bytes of the file, or of what it decompresses to."""
-        if self.compression is None:
-            data = self.source.read_at(0, num_bytes)
-        else:
-            data = start_of(self.source.read_at(0, num_bytes // 4), self.compression)
+        data = self.source.read_at(0, num_bytes // (4 if self.compression else 1))
         is_whole = self.compression is None and len(data) == self.source.num_bytes
+        if self.compression is not None:
+            data = start_of(data, self.compression)
         start = len(BOM) if data.startswith(BOM) else 0
         stop = len(data) if is_whole else max(start, data.rfind(b"\n") + 1)
-        rows = self._rows(Lines(data, start, stop, start))
-        return JsonBlock(
-            path=self.source.path, weight=stop, load=lambda: rows, options=self.options
-        )
-
-    def _rows(self, lines: Lines) -> JsonRows:
-        data, start, stop, offset = lines
-        return JsonRows(
-            data=data,
-            start=start,
-            stop=stop,
-            spans=lambda: line_spans(data, start, stop),
-            first_line=lambda: line_at(self.source, self.compression, offset),
-            one_per_line=True,
-        )
+        rows = Lines(data=data, start=start, stop=stop, first_line=lambda: 1)
+        return json_block(self.source.path, stop, lambda: rows, self.options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonBlock:
+def json_block(path: str, weight: int, load: Callable[[], Lines], options: ReadOptions) -> Block:
     """A block of JSON objects."""
-
-    path: str
-    weight: int
-    load: Callable[[], JsonRows]
-    options: ReadOptions
-    text_wins: bool = False
-    num_rows: int | None = None
-
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        rows = self.load()
-        if rows.start == rows.stop:
-            return Decoded(pa.table({}))
-        num_rows = rows.num_rows()
-        if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, num_rows):
-            pieces: Iterator[Block] = (
-                replace(self, load=lambda piece=piece: piece, weight=0)  # type: ignore[misc]
-                for piece in rows.pieces(_SPARSE_BYTES)
-            )
-            return replace(next(pieces).decode(schema), more=pieces)
-        table = _parse(rows, schema, num_rows, PART_BLOCKS * self.options.block_bytes)
-        if table is not None:
-            return Decoded(table)
-        return ExactParse(self.path, rows, self.options, schema).run()
+    return Block(
+        decode=partial(_decode, path, load, options),
+        weight=weight,
+        count=partial(_count, load),
+        is_text=True,
+    )
 
 
-def _is_sparse(rows: JsonRows, num_rows: int) -> bool:
+def _decode(
+    path: str, load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema | None
+) -> Decoded:
+    rows = load()
+    if rows.start == rows.stop:
+        return Decoded(pa.table({}))
+    num_rows = rows.num_rows()
+    if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, num_rows):
+        pieces = (
+            json_block(path, 0, lambda piece=piece: piece, options)  # type: ignore[misc]
+            for piece in _pieces(rows)
+        )
+        return replace(next(pieces).decode(schema), more=pieces)
+    table = _parse(rows, schema, num_rows, PART_BLOCKS * options.block_bytes)
+    return parse_exactly(path, rows, options, schema) if table is None else Decoded(table)
+
+
+def _count(load: Callable[[], Lines]) -> int:
+    rows = load()
+    begins_blank = rows.data[rows.start : rows.start + 1].isspace()
+    has_blanks = begins_blank or _BLANK.search(rows.data, rows.start, rows.stop)
+    return sum(1 for _ in row_spans(rows)) if has_blanks else rows.num_rows()
+
+
+def _pieces(rows: Lines) -> Iterator[Lines]:
+    """The same rows in small pieces, each with one row at least."""
+    held: list[int] = []
+
+    def piece() -> Lines:
+        edges = None if rows.edges is None else tuple(held)
+        return replace(rows, start=held[0], stop=held[-1], edges=edges)
+
+    for start, stop in row_spans(rows):
+        if held and stop - held[0] > _SPARSE_BYTES:
+            yield piece()
+            held.clear()
+        held += [stop] if held else [start, stop]
+    if held:
+        yield piece()
+
+
+def _is_sparse(rows: Lines, num_rows: int) -> bool:
     """Whether rows have far fewer keys than there are."""
     length, data = rows.stop - rows.start, rows.data
     places = range(rows.start, rows.stop, -(-length // _PROBES))
@@ -136,11 +141,11 @@ def _is_sparse(rows: JsonRows, num_rows: int) -> bool:
 
 
 def _parse(
-    rows: JsonRows, schema: pa.Schema | None, num_rows: int, most_bytes: int
+    rows: Lines, schema: pa.Schema | None, num_rows: int, most_bytes: int
 ) -> pa.Table | None:
     """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
     known = schema or pa.schema([])
-    if any(column.type == MIXED or is_json_text(column) for column in known):
+    if any(column.type == MIXED for column in known):
         return None
     # pyarrow crashes where the first row is null, and where nesting is very deep.
     if not _OBJECT.match(rows.data, rows.start, rows.stop) or _may_be_deep(rows):
@@ -166,7 +171,7 @@ def _parse(
                 return None
     # Two rows may stand where one should, or a null where an object should. Blank lines are no
     # rows; they are looked for only where the numbers differ.
-    if table.num_rows != num_rows and table.num_rows != sum(1 for _ in rows.spans()):
+    if table.num_rows != num_rows and table.num_rows != sum(1 for _ in row_spans(rows)):
         return None
     if any(column.null_count == 0 for column in table.columns):
         return table
@@ -174,14 +179,14 @@ def _parse(
     return None if not empty or pc.any(reduce(pc.and_, empty)).as_py() else table
 
 
-def _read(rows: JsonRows, schema: pa.Schema | None) -> pa.Table:
+def _read(rows: Lines, schema: pa.Schema | None) -> pa.Table:
     text = pa.py_buffer(rows.data).slice(rows.start, rows.stop - rows.start)
     # Arrow's own pool keeps what each thread freed: 145 MB for 20 MB in use, and it is no faster.
     return pj.read_json(
         pa.BufferReader(text),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=pj.ParseOptions(
-            explicit_schema=schema, newlines_in_values=not rows.one_per_line
+            explicit_schema=schema, newlines_in_values=rows.edges is not None
         ),
         memory_pool=pa.system_memory_pool(),
     )
@@ -219,16 +224,16 @@ def _floats(array: pa.Array) -> Iterator[pa.Array]:
             yield from _floats(array.field(index))
 
 
-def _may_be_deep(rows: JsonRows) -> bool:
+def _may_be_deep(rows: Lines) -> bool:
     """Whether a row has so many brackets that its nesting may be too deep for pyarrow."""
-    data, spans = rows.data, _long_lines(rows) if rows.one_per_line else rows.spans()
+    data, spans = rows.data, _long_lines(rows) if rows.edges is None else row_spans(rows)
     return any(
         data.count(b"]", start, stop) + data.count(b"}", start, stop) > _MOST_CLOSINGS
         for start, stop in spans
     )
 
 
-def _long_lines(rows: JsonRows) -> Iterator[tuple[int, int]]:
+def _long_lines(rows: Lines) -> Iterator[tuple[int, int]]:
     """Lines of at least two bytes a bracket, found by probing: cheap where lines are short."""
     data, end = rows.data, rows.start
     for probe in range(rows.start, rows.stop - _MOST_CLOSINGS, _MOST_CLOSINGS):

@@ -13,12 +13,13 @@ a handful of numpy passes over the bytes, no Python per line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError
@@ -47,13 +48,27 @@ _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 _NEWLINE, _RETURN = 10, 13
 
 
-class Lines(NamedTuple):
-    """Whole lines: ``data[start:stop]``, which begin at ``offset`` of the file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Rows of text: ``data[start:stop]``; slicing it would copy it."""
 
     data: bytes
-    start: int
+    start: int = 0
     stop: int
-    offset: int
+    first_line: Callable[[], int]
+    """The line of the file in which ``data`` begins, from 1; counted only when it is asked for."""
+    edges: Sequence[int] | None = None
+    """Where rows begin, then the end of the last one; ``None`` where each row is a line."""
+
+    def place(self, offset: int) -> str:
+        return f"line {self.first_line() + self.data.count(10, 0, offset)}"
+
+    def num_rows(self) -> int:
+        """Of lines, blank ones included."""
+        if self.edges is not None:
+            return len(self.edges) - 1
+        is_open = self.stop > self.start and self.data[self.stop - 1] != _NEWLINE
+        return count_byte(self.data, b"\n", self.start, self.stop) + is_open
 
 
 @dataclass(slots=True)
@@ -93,6 +108,14 @@ def count_byte(data: bytes, byte: bytes, start: int, stop: int) -> int:
     return sum(int(np.count_nonzero(piece == ord(byte))) for piece in pieces)
 
 
+def places_of(data: bytes, byte: bytes) -> npt.NDArray[np.int64]:
+    """Where a byte stands; in pieces that stay in the processor's cache."""
+    raw = np.frombuffer(data, dtype=np.uint8)
+    starts = range(0, len(raw), _PROBE_BYTES)
+    pieces = [np.flatnonzero(raw[at : at + _PROBE_BYTES] == ord(byte)) + at for at in starts]
+    return np.concatenate([np.empty(0, np.int64), *pieces])
+
+
 def least_unit_bytes(head: bytes) -> int:
     """How long the units of a file should be at least, by its first lines."""
     return _LINES_IN_UNIT * max(map(len, head.split(b"\n")))
@@ -106,14 +129,15 @@ def whole_file(source: Source, compression: str | None, file: int) -> list[Unit]
     return [Unit(file=file, start=0, stop=source.num_bytes, num_bytes=weight)]
 
 
-def _read_range(source: Source, start: int, stop: int) -> Lines:
-    """The lines that start in these bytes of a plain file; an empty slice where none does."""
+def _read_range(source: Source, start: int, stop: int) -> tuple[bytes, int, int, int]:
+    """The lines that start in these bytes of a plain file: ``data[first:end]``, and the offset at
+    which the data begins; an empty slice where none does."""
     begin = max(0, start - 1)
     probe = min((stop - start) // _PROBE_SHARE, _PROBE_BYTES)
     data = source.read_at(begin, stop - begin + probe)
     first = 0 if start == 0 else data.find(b"\n", 0, stop - begin) + 1
     if (start > 0 and first == 0) or begin + first >= stop:
-        return Lines(data, 0, 0, stop)
+        return data, 0, 0, begin
     end = data.find(b"\n", stop - begin - 1) + 1
     if end == 0:
         pieces, position, size = [data], begin + len(data), max(probe, _LEAST_PROBE_BYTES)
@@ -127,7 +151,7 @@ def _read_range(source: Source, start: int, stop: int) -> Lines:
         end = len(data)
     if begin == 0 and data.startswith(BOM):
         first = len(BOM)
-    return Lines(data, first, end, begin + first)
+    return data, first, end, begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,21 +177,30 @@ class LineFile:
 
     def lines(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Lines]]]:
         """Each block's weight, and its lines: those of a plain file are read when they are asked
-        for. ``offset`` of the lines of a compressed file is that of the decompressed one."""
+        for."""
         source, compression = self.source, self.compression
         block_bytes = min(self.options.block_bytes, self.most_block_bytes)
+
+        def whole_lines(data: bytes, start: int, stop: int, offset: int) -> Lines:
+            first_line = partial(line_at, source, compression, offset)
+            return Lines(data=data, start=start, stop=stop, first_line=first_line)
+
         if compression is None:
             for start in range(unit.start, unit.stop, block_bytes):
                 stop = min(start + block_bytes, unit.stop)
-                yield stop - start, lambda start=start, stop=stop: _read_range(source, start, stop)  # type: ignore[misc]
+                yield (
+                    stop - start,
+                    lambda edges=(start, stop): whole_lines(  # type: ignore[misc]
+                        *_read_range(source, *edges)
+                    ),
+                )
             return
         text = Supply(source, compression, block_bytes)
         while data := text.held:
             start = len(BOM) if text.offset == 0 and data.startswith(BOM) else 0
             stop = len(data) if text.ended else data.rfind(b"\n") + 1
             if stop > start:
-                lines = Lines(data, start, stop, text.offset + start)
-                yield stop - start, lambda lines=lines: lines  # type: ignore[misc]
+                yield stop - start, partial(whole_lines, data, start, stop, text.offset)
             text.advance(stop)
 
 
@@ -178,21 +211,15 @@ class TextFile(LineFile):
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):
-            yield _TextBlock(file=self, weight=weight, load=load)
+            yield Block(
+                decode=partial(self._decode, load),
+                weight=weight,
+                count=lambda load=load: load().num_rows(),  # type: ignore[misc]
+                is_text=True,
+            )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TextBlock:
-    """A block of lines."""
-
-    file: TextFile
-    weight: int
-    load: Callable[[], Lines]
-    text_wins: bool = False
-    num_rows: int | None = None
-
-    def decode(self, schema: pa.Schema | None) -> Decoded:
-        lines = self.load()
+    def _decode(self, load: Callable[[], Lines], schema: pa.Schema | None) -> Decoded:
+        lines = load()
         array = _split(lines)
         try:
             array.validate(full=True)
@@ -200,8 +227,8 @@ class _TextBlock:
         except pa.ArrowInvalid:
             pass
         kept: list[str] = []
-        bad = BadRows(self.file.source.path, self.file.options, "convert the file to UTF-8")
-        first_line = line_at(self.file.source, self.file.compression, lines.offset)
+        bad = BadRows(self.source.path, self.options, "convert the file to UTF-8")
+        first_line = lines.first_line() + lines.data.count(b"\n", 0, lines.start)
         for number, raw in enumerate(array.cast(pa.binary()).to_pylist(), first_line):
             try:
                 kept.append(raw.decode("utf-8"))

@@ -3,14 +3,13 @@
 **Which source comes next.** Source ``i`` comes for the k-th time at ``(k + phase) / weight``; the
 rows of all sources are put in the order of these times. So every source stays within a few rows of
 its weight, however many rows there are. (Independent draws are 458 rows off after a million, for a
-weight of 0.3.) The phases depend on seed and epoch. Shard s begins at row s of this one sequence:
-what many shards deliver in one step is in proportion as well.
+weight of 0.3.) The phases depend on seed and epoch; all shards draw alike.
 
 **When a pass ends.** A source is used up when it is drawn and has no row left. ``stop="first"``:
 the pass ends at that draw. ``stop="all"``: the source begins its next epoch, shuffled anew, and the
 pass ends at the draw that finds the last source used up for the first time. Source epoch k in epoch
-e of the mix is the reader's epoch ``e + k * 2**20``. With ``even`` readers the rows of all shards
-are known, hence their ends, and all end at the earliest (``first``) or the latest (``all``).
+e of the mix is the reader's epoch ``e + k * 2**20``. With ``even`` readers all shards have the same
+number of rows of each source, so that they end together.
 
 **State:** the number of draws of each source, and each reader's state at its first row that was not
 drawn. On another number of shards each source deals out what is left of its epoch, which must be
@@ -33,16 +32,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
-from fast_axolotl.reading.blocks import Decoded, ReadOptions, ReadyBlock
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, ReadStats, next_rows
 from fast_axolotl.reading.rows import take
-from fast_axolotl.reading.schema import TypeClash, conform, join_or_mark
-from fast_axolotl.reading.unify_types import unify
+from fast_axolotl.reading.schema import TypeClash, conform, join_schemas
 
 _EPOCH_STRIDE = 1 << 20
 _MARK = "fast_axolotl_mix"
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(slots=True)
@@ -73,7 +70,6 @@ def mix_datasets(
     stop: Literal["first", "all"] = "first",
     batch_size: int | None = None,
     source_column: str | None = None,
-    on_conflict: Literal["raise", "json"] = "raise",
 ) -> MixedReader:
     """Mix the rows of several readers; the result yields ``pyarrow.RecordBatch``es.
 
@@ -87,14 +83,13 @@ def mix_datasets(
             that are exhausted earlier start again.
         batch_size: Rows per batch; by default that of the first reader.
         source_column: Add a column of this name with the name of each row's source.
-        on_conflict: ``raise``, or ``json`` to get a column with conflicting types as JSON text.
     """
     pairs = dict(sources) if isinstance(sources, Mapping) else dict(enumerate(sources))
     held = []
     for name, pair in pairs.items():
         try:
             reader, weight = pair
-            held.append(_Source(str(name), reader, float(weight)))
+            held.append(_Source(name=str(name), reader=reader, weight=float(weight)))
         except (TypeError, ValueError):
             raise UsageError(
                 f"source {name!r} must be a reader and a weight, not {pair!r}"
@@ -112,86 +107,51 @@ def mix_datasets(
             f"are {layouts}"
         )
     batch_size = held[0].reader.batch_size if batch_size is None else batch_size
-    if stop not in ("first", "all") or on_conflict not in ("raise", "json"):
-        raise UsageError(f"{stop=} or {on_conflict=} is not allowed; see help(mix_datasets)")
+    if stop not in ("first", "all"):
+        raise UsageError(f"{stop=} is not allowed; see help(mix_datasets)")
     if batch_size < 1 or seed < 0:
         raise UsageError(f"{batch_size=} must be at least 1, and {seed=} at least 0")
-    options = ReadOptions(on_conflict=on_conflict)
-    return MixedReader(held, seed, epoch, stop, batch_size, source_column, options)
+    return MixedReader(held, seed, epoch, stop, batch_size, source_column)
 
 
 class Draws:
-    """The turns that sources take on one shard: those of all shards, from row ``shard`` on."""
+    """The turns that sources take."""
 
-    def __init__(self, weights: Sequence[float], seed: int, epoch: int, shard: int) -> None:
+    def __init__(self, weights: Sequence[float], seed: int, epoch: int) -> None:
         self._weights = np.array(weights) / sum(weights)
         self._phases = np.random.default_rng([seed, epoch]).random(len(weights))
-        self._before, self._shard = np.zeros(len(weights), dtype=np.int64), shard
-        self._before = np.bincount(self.draw(self._before, shard), minlength=len(weights))
 
     def draw(self, given: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
         """The index of the source for each of the next rows, after sources gave so many each."""
         most = (self._weights * (count + 2 * len(given))).astype(np.int64) + 2
         sources = np.repeat(np.arange(len(given)), most)
-        given = given + self._before
         turns = np.concatenate([rows + np.arange(n) for rows, n in zip(given, most, strict=True)])
         times = (turns + self._phases[sources]) / self._weights[sources]
         return sources[np.argsort(times, kind="stable")[:count]]
 
     def place(self, source: int, rows: int) -> int:
         """The row for which a source is drawn when it has given ``rows`` rows already."""
-        time = (rows + self._before[source] + self._phases[source]) / self._weights[source]
+        time = (rows + self._phases[source]) / self._weights[source]
         turns = np.ceil(time * self._weights - self._phases).clip(0)
         turns += (turns + self._phases) / self._weights < time  # what rounding has lost
         turns -= (turns > 0) & ((turns - 1 + self._phases) / self._weights >= time)
-        return int(turns.sum()) - self._shard
+        return int(turns.sum())
 
 
+@dataclass(slots=True, kw_only=True)
 class _Source:
     """A reader, and its epochs in this pass."""
 
-    def __init__(self, name: str, reader: Reader, weight: float) -> None:
-        self.name, self.reader, self.weight = name, reader, weight
-
-    def rewind(self, epoch: int) -> None:
-        self.first, self.epoch = epoch, 0
-        """The reader's first epoch, and how often it was used up since."""
-        self.reader.set_epoch(epoch)
-        self.held: list[pa.RecordBatch] = []
-        """Rows for the batch in the making."""
-        self.taken: int | None = None
-        """Rows of the last one in ``held`` that were delivered, if not all."""
-        self.is_new = True
-        """Whether no row of the current epoch was read yet."""
-
-    def next_epoch(self) -> None:
-        self.epoch, self.is_new = self.epoch + 1, True
-        self.reader.set_epoch(self.first + self.epoch * _EPOCH_STRIDE)
-        self.batches = iter(self.reader)
-
-    @property
-    def num_held(self) -> int:
-        return sum(map(len, self.held))
-
-    def read(self, count: int) -> bool:
-        """Holds some of the next rows, at most so many; false if there are none."""
-        batch = next_rows(self.reader, self.batches, count)
-        if batch is not None:
-            self.held.append(batch)
-            self.is_new = False
-        return batch is not None
-
-    def load(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Continues from the state of this shard, or of all shards of another number."""
-        epochs = {state["epoch"] for state in saved}
-        if len(epochs) > 1:
-            raise ResumeError(
-                f"the shards are in different epochs of source {self.name!r}, so they can only "
-                "continue on the same number of shards; use that, or a state from another step"
-            )
-        (self.epoch,) = epochs
-        self.reader.load_state_dict([state["reader"] for state in saved])
-        self.is_new = False
+    name: str
+    reader: Reader
+    weight: float
+    epoch: int = 0
+    """How often it was used up in this pass."""
+    is_new: bool = True
+    """Whether no row of the current epoch was read yet."""
+    batches: Iterator[pa.RecordBatch] = field(init=False)
+    taken: int | None = None
+    """Rows of the reader's last batch that were delivered, if not all."""
 
 
 class MixedReader:
@@ -209,24 +169,20 @@ class MixedReader:
         stop: Literal["first", "all"],
         batch_size: int,
         source_column: str | None,
-        options: ReadOptions,
     ) -> None:
         self._sources, self._seed, self._stop = sources, seed, stop
         self.batch_size = batch_size
         """Draws for a batch."""
-        self._source_column, self._options = source_column, options
-        self._shard, self._even = sources[0].reader.shard, sources[0].reader.even
+        self._source_column = source_column
+        self._shard = sources[0].reader.shard
         self._base = pa.schema([])
         for source in sources:
             try:
-                self._base = join_or_mark(self._base, source.reader.schema, options.on_conflict)
+                self._base = join_schemas(self._base, source.reader.schema)
             except TypeClash as clash:
-                column = clash.column
-                other = next(one for one in sources if column in one.reader.schema.names)
                 raise ConflictError(
-                    f"column {clash.path!r} is {clash.known} in source {other.name!r} and "
-                    f"{clash.found} in source {source.name!r}; make the types equal, read other "
-                    'columns, or pass on_conflict="json" to mix_datasets'
+                    f"column {clash.path!r} is {clash.known} in earlier sources and {clash.found} "
+                    f"in source {source.name!r}; make the types equal, or read other columns"
                 ) from None
         if source_column in self._base.names:
             raise UsageError(
@@ -239,28 +195,13 @@ class MixedReader:
 
     @property
     def num_rows(self) -> int:
-        """The draws of a whole pass; needs what ``Reader.num_rows`` needs."""
-        if self._end is not None:
-            return self._end
-        rows = [source.reader.num_rows for source in self._sources]
+        """The rows of a whole pass; needs what ``Reader.num_rows`` needs."""
         ends = [
-            draws.place(index, rows[index])
-            for draws in map(self._draws, range(self._shard[1]) if self._even else self._shard[:1])
+            self._draws.place(index, source.reader.num_rows)
             for index, source in enumerate(self._sources)
             if source.epoch == 0
         ]
         return min(ends) if self._stop == "first" else max(ends, default=0)
-
-    def __len__(self) -> int:
-        """The number of batches of a whole pass; needs what ``num_rows`` needs."""
-        if self._is_starting and self._end is None:
-            # list(mix) asks after it has begun a pass, only to reserve memory.
-            raise TypeError("call len() before iterating: the rows must be counted first")
-        return -(-self.num_rows // self.batch_size)
-
-    def __bool__(self) -> bool:
-        """True, without counting."""
-        return True
 
     def __enter__(self) -> MixedReader:
         return self
@@ -270,22 +211,25 @@ class MixedReader:
 
     def close(self) -> None:
         """Stop reading ahead and end the current iteration; a new one can start."""
-        self._pass, self._is_starting = object(), False
+        self._pass = object()
         for source in self._sources:
             source.reader.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Go back to the beginning, with the order of another epoch."""
+        self._start(self._seed, epoch)
+
+    def _start(self, seed: int, epoch: int) -> None:
         self.close()
+        self._seed, self._epoch, self._restored = seed, epoch, False
         for source in self._sources:
-            source.rewind(epoch)
+            source.epoch, source.is_new, source.taken = 0, True, None
+            source.reader.set_epoch(epoch)
         self.schema = self._base
         """The columns known so far: final where those of the readers are."""
-        self._epoch, self._restored = epoch, False
+        self._draws = Draws([source.weight for source in self._sources], seed, epoch)
         self._given = np.zeros(len(self._sources), dtype=np.int64)
         """How often each source was drawn."""
-        self._end: int | None = None
-        """The draw at which all shards end the pass, where they are even."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the next batch, as plain JSON values."""
@@ -297,7 +241,6 @@ class MixedReader:
             "weights": [[source.name, source.weight] for source in self._sources],
             "shard": list(self._shard),
             "given": self._given.tolist(),
-            "end": self._end,
             "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
             "sources": [
                 {"epoch": source.epoch, "reader": source.reader.state_dict(source.taken)}
@@ -323,38 +266,43 @@ class MixedReader:
                     f"the state has {key}={found[0]!r} and this mix {key}={expected[key]!r}; use "
                     "the same sources and options as when the state was saved"
                 )
-        self.set_epoch(expected["epoch"])
-        self._seed, self._restored = expected["seed"], True
+        self._start(expected["seed"], expected["epoch"])
+        self._restored = True
         own = [one for one in states if tuple(one["shard"]) == self._shard]
         if own:
-            states, self._end = own[:1], own[0]["end"]
+            states = own[:1]
             self._given = np.array(own[0]["given"], dtype=np.int64)
         for one in states:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(one["schema"])))
-            self.schema = join_or_mark(self.schema, schema, "json")
+            self.schema = join_schemas(self.schema, schema)
         for index, source in enumerate(self._sources):
-            source.load([one["sources"][index] for one in states])
+            saved = [one["sources"][index] for one in states]
+            epochs = {item["epoch"] for item in saved}
+            if len(epochs) > 1:
+                raise ResumeError(
+                    f"the shards are in different epochs of source {source.name!r}, so they can "
+                    "only continue on the same number of shards; use that, or a state from another "
+                    "step"
+                )
+            (source.epoch,) = epochs
+            source.reader.load_state_dict([item["reader"] for item in saved])
+            source.is_new = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if not self._restored:
             self.set_epoch(self._epoch)
         self.close()
-        self._restored, self._is_starting, self.stats = False, True, MixStats()
+        self._restored, self.stats = False, MixStats()
         return self._run(self._pass)
 
     def _run(self, token: object) -> Iterator[pa.RecordBatch]:
-        self._is_starting = False
         try:
             for source in self._sources:
                 self.stats.rows[source.name] = 0
-                source.batches = iter(source.reader)
-                self._count_epoch(source)
-            if self._even and self._end is None:
-                self._end = self.num_rows
-            draws = self._draws(self._shard[0])
+                self._read(source)
             is_last = False
             while not is_last:
-                batch, is_last = self._next_batch(draws)
+                batch, is_last = self._next_batch()
                 if batch is None:
                     return
                 self.stats.batches += 1
@@ -369,24 +317,26 @@ class MixedReader:
                 for source in self._sources:
                     source.reader.close()
 
-    def _count_epoch(self, source: _Source) -> None:
+    def _read(self, source: _Source) -> None:
+        """Begins to read the current epoch of a source."""
+        source.batches = iter(source.reader)
         self.stats.epochs[source.name] = source.epoch + 1
         self.stats.read[source.name] = source.reader.stats
 
-    def _draws(self, shard: int) -> Draws:
-        weights = [source.weight for source in self._sources]
-        return Draws(weights, self._seed, self._epoch, shard)
-
-    def _next_batch(self, draws: Draws) -> tuple[pa.RecordBatch | None, bool]:
+    def _next_batch(self) -> tuple[pa.RecordBatch | None, bool]:
         """The rows of the next draws, and whether the pass ends with them."""
-        size = self.batch_size
-        if self._end is not None:
-            size = min(size, self._end - int(self._given.sum()))
-        drawn = draws.draw(self._given, size)
+        drawn = self._draws.draw(self._given, self.batch_size)
+        size = len(drawn)
+        held: list[list[pa.RecordBatch]] = []
         for index, source in enumerate(self._sources):
             place = np.flatnonzero(drawn == index)
-            while (missing := int(np.searchsorted(place, size)) - source.num_held) > 0:
-                if source.read(missing):
+            parts, num_rows = list[pa.RecordBatch](), 0
+            while (missing := int(np.searchsorted(place, size)) - num_rows) > 0:
+                part = next_rows(source.reader, source.batches, missing)
+                if part is not None:
+                    parts.append(part)
+                    num_rows += part.num_rows
+                    source.is_new = False
                     continue
                 if source.is_new:
                     raise DataError(
@@ -394,38 +344,33 @@ class MixedReader:
                         f"{self._shard[1]}; remove the source, use fewer shards, or open the "
                         'readers with even="pad"'
                     )
-                others = [one.epoch for one in self._sources if one is not source]
-                if self._stop == "first" or (self._end is None and all(others)):
-                    size = int(place[source.num_held])
+                if self._stop == "first" or all(s.epoch for s in self._sources if s is not source):
+                    size = int(place[num_rows])
                 else:
-                    source.next_epoch()
-                    self._count_epoch(source)
+                    source.epoch, source.is_new = source.epoch + 1, True
+                    source.reader.set_epoch(self._epoch + source.epoch * _EPOCH_STRIDE)
+                    self._read(source)
+            held.append(parts)
         given = np.bincount(drawn[:size], minlength=len(self._sources))
-        pieces: list[tuple[str, pa.Table]] = []
-        for source, count in zip(self._sources, given.tolist(), strict=True):
-            self.stats.rows[source.name] += count
-            surplus = source.num_held - count
-            source.taken = len(source.held[-1]) - surplus if surplus else None
-            if count:
-                piece = pa.Table.from_batches(source.held).slice(0, count)
-                if self._source_column is not None:
-                    names = pa.repeat(source.name, piece.num_rows)
-                    piece = piece.append_column(self._source_column, names)
-                pieces.append((f"source {source.name!r}", piece))
-            source.held = []
         self._given += given
+        pieces: list[pa.Table] = []
+        for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
+            self.stats.rows[source.name] += count
+            surplus = sum(map(len, parts)) - count
+            source.taken = len(parts[-1]) - surplus if surplus else None
+            if count:
+                piece = pa.Table.from_batches(parts).slice(0, count)
+                if self._source_column is not None:
+                    names = pa.repeat(source.name, count)
+                    piece = piece.append_column(self._source_column, names)
+                try:
+                    self.schema = join_schemas(self.schema, piece.schema, settled=self.schema)
+                except TypeClash as clash:
+                    raise clash.error(f"source {source.name!r}") from None
+                pieces.append(piece)
         if not pieces:
             return None, True
         order = np.argsort(np.argsort(drawn[:size], kind="stable"))
-        table = pa.concat_tables(self._unify(pieces)).combine_chunks()
-        (batch,) = take(table, order).to_batches()
+        table = pa.concat_tables([conform(piece, self.schema) for piece in pieces])
+        (batch,) = take(table.combine_chunks(), order).to_batches()
         return batch, size < self.batch_size
-
-    def _unify(self, pieces: Sequence[tuple[str, pa.Table]]) -> list[pa.Table]:
-        """The rows under the schema that they and all rows before them share."""
-        tables = []
-        for label, table in pieces:
-            block = ReadyBlock(table, label)
-            decoded, self.schema = unify(Decoded(table), block, self.schema, self._options)
-            tables.append(decoded.table)
-        return [conform(table, self.schema) for table in tables]

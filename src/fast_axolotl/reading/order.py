@@ -41,7 +41,7 @@ import pyarrow as pa
 from fast_axolotl.errors import ResumeError, UsageError
 from fast_axolotl.reading.blocks import Dataset, Unit
 from fast_axolotl.reading.index import unit_rows, with_csv_edges
-from fast_axolotl.reading.schema import TypeClash, join_or_mark
+from fast_axolotl.reading.schema import TypeClash, join_schemas
 
 _RUNS = 8
 """A shard is dealt what is left in runs of about this fraction of its share: long at first, and
@@ -56,7 +56,7 @@ _SHUFFLED_TOGETHER = 256
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
 
-_STATE_VERSION = 3
+_STATE_VERSION = 4
 _STATE_MARK = "fast_axolotl_reader"
 _STATE_KEYS = {
     "fingerprint",
@@ -314,7 +314,7 @@ class ResumePoint:
             except (pa.ArrowException, ValueError):
                 raise ResumeError("the state has a corrupt schema; use an older one") from None
             try:
-                schema = join_or_mark(schema, found, dataset.options.on_conflict, text_wins=True)
+                schema = join_schemas(schema, found, text_wins=True)
             except TypeClash as clash:
                 raise clash.error("the data of several ranks") from None
         order = Order.plan(dataset, first["seed"], first["epoch"], is_even=first["even"])

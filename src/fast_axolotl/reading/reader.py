@@ -29,7 +29,6 @@ from fast_axolotl.reading.order import (
     check_shard,
     warn_of_sharing,
 )
-from fast_axolotl.reading.remote import BlockCache
 from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
@@ -98,15 +97,11 @@ def open_dataset(
     epoch: int = 0,
     even: Literal["drop", "pad"] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
-    on_conflict: Literal["raise", "json"] = "raise",
     infer: Literal["auto", "scan"] = "auto",
     split: str | None = None,
-    json_field: str | None = None,
     csv: CsvDialect | None = None,
     storage_options: dict[str, Any] | None = None,
     retry_seconds: float = 300.0,
-    cache_dir: str | Path | None = None,
-    cache_bytes: int = 10 * 1024 * MIB,
 ) -> Reader:
     """Open files of any supported format; the ``Reader`` yields ``pyarrow.RecordBatch``es.
 
@@ -124,22 +119,17 @@ def open_dataset(
             ``pad`` repeats rows and marks them in a column ``is_padding``.
         on_error: ``raise``, or ``skip`` to skip rows and files that cannot be read; ``stats``
             counts and lists them.
-        on_conflict: ``raise``, or ``json`` to get a column with conflicting types as JSON text.
         infer: ``auto`` infers the types of JSON and CSV from the first rows and then keeps them;
             ``scan`` reads all files once before the first batch.
         split: The split to read if a folder has several; ``all`` reads all of them.
-        json_field: The field of a JSON document that holds the rows.
         csv: The CSV dialect; detected by default.
         storage_options: Options for fsspec, such as credentials.
         retry_seconds: How long to retry a failed remote request, in total.
-        cache_dir: A folder that caches the parts read from remote files; processes may share it.
-        cache_bytes: Size limit of the cache; the least recently read parts are removed first.
     """
     for name, value, choices in (
         ("infer", infer, ("auto", "scan")),
         ("even", even, (None, "drop", "pad")),
         ("on_error", on_error, ("raise", "skip")),
-        ("on_conflict", on_conflict, ("raise", "json")),
     ):
         if value not in choices:
             raise UsageError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
@@ -148,27 +138,16 @@ def open_dataset(
     ):
         raise UsageError(f"columns must be a list of distinct names, not {columns!r}")
     _check_at_least("memory_budget", memory_budget, LEAST_MEMORY_BUDGET)
-    _check_at_least("cache_bytes", cache_bytes, MIB)
     if not retry_seconds >= 0:
         raise UsageError(f"retry_seconds must be at least 0, not {retry_seconds!r}")
-    cache = None
-    if cache_dir is not None:
-        folder = str(Path(cache_dir).expanduser().absolute())
-        cache = BlockCache(folder=folder, num_bytes=cache_bytes)
     sources, ignored = find_files(
-        paths,
-        split=split,
-        storage_options=storage_options,
-        retry_seconds=retry_seconds,
-        cache=cache,
+        paths, split=split, storage_options=storage_options, retry_seconds=retry_seconds
     )
     block_bytes = max(MIB // 4, min(memory_budget // 32, 8 * MIB))
     total = sum(source.num_bytes for source in sources)
     options = ReadOptions(
         on_error=on_error,
-        on_conflict=on_conflict,
         csv=csv or CsvDialect(),
-        json_field=json_field,
         columns=None if columns is None else tuple(columns),
         block_bytes=block_bytes,
         unit_bytes=max(_LEAST_UNIT_BYTES, min(total // _UNITS, _MOST_UNIT_BYTES)),
@@ -224,10 +203,12 @@ class Reader:
         if shuffle is not None:
             _check_at_least("shuffle", shuffle, 0)
         self._dataset, self._memory_budget = dataset, memory_budget
-        self._batch_size = batch_size
+        self.batch_size = batch_size
+        """Rows per batch."""
         num_threads = min(num_threads or usable_threads(), memory_budget // _THREAD_BUDGET)
         self._num_threads = num_threads
-        self._shard = shard
+        self.shard = shard
+        """The index of this shard, and the number of shards."""
         self._base = first_schema(
             dataset,
             scan=scan,
@@ -235,12 +216,14 @@ class Reader:
             budget=memory_budget // 2,
             warn=not shard[0],
         )
-        self._stats = ReadStats(ignored_files=ignored_files)
+        self.stats = ReadStats(ignored_files=ignored_files)
+        """Counts of the current pass."""
         self._stop: Callable[[], None] | None = None
         self._taker: Any = None
         self._wanted_rows = 0
         """Of the next batch, where a mix wants another number than ``batch_size``."""
-        self._even = even
+        self.even = even
+        """How all shards get the same number of batches."""
         self._is_starting = False
         """Whether a pass was begun and no batch asked for yet."""
         self._pass = object()
@@ -268,27 +251,7 @@ class Reader:
     def schema(self) -> pa.Schema:
         """The columns known so far: final for Parquet, Arrow and text, and after a scan."""
         schema = self._known.schema
-        return schema.append(_PADDING) if self._even == "pad" else schema
-
-    @property
-    def shard(self) -> tuple[int, int]:
-        """The index of this shard, and the number of shards."""
-        return self._shard
-
-    @property
-    def even(self) -> Literal["drop", "pad"] | None:
-        """The option ``even``: how all shards get the same number of batches."""
-        return self._even
-
-    @property
-    def batch_size(self) -> int:
-        """Rows per batch."""
-        return self._batch_size
-
-    @property
-    def stats(self) -> ReadStats:
-        """Counts of the current pass."""
-        return self._stats
+        return schema.append(_PADDING) if self.even == "pad" else schema
 
     @property
     def files(self) -> tuple[InputFile, ...]:
@@ -298,7 +261,7 @@ class Reader:
     @property
     def num_bytes(self) -> int:
         """Encoded bytes of this shard: what ``stats.num_bytes`` reaches at the end of a pass."""
-        return sum(piece.num_bytes for piece in self._order.sequence(self._shard))
+        return sum(piece.num_bytes for piece in self._order.sequence(self.shard))
 
     @property
     def num_rows(self) -> int:
@@ -308,8 +271,8 @@ class Reader:
         and the counts are kept in the user's cache folder.
         """
         counts = self._shard_rows()
-        choose = {"drop": min, "pad": max}.get(self._even or "")
-        return choose(counts) if choose else counts[self._shard[0]]
+        choose = {"drop": min, "pad": max}.get(self.even or "")
+        return choose(counts) if choose else counts[self.shard[0]]
 
     def __len__(self) -> int:
         """The number of batches of a full pass; counts rows as ``num_rows`` does.
@@ -322,7 +285,7 @@ class Reader:
         if self._is_starting and not is_told:
             # list(reader) asks after it has begun a pass, only to reserve memory.
             raise TypeError("call len() before iterating: the rows must be counted first")
-        return -(-self.num_rows // self._batch_size)
+        return -(-self.num_rows // self.batch_size)
 
     def __bool__(self) -> bool:
         """True, without counting."""
@@ -345,11 +308,11 @@ class Reader:
             self._rewind()
         self._restored = False
         self._is_starting = True
-        self._stats = ReadStats(ignored_files=self._stats.ignored_files)
-        index, count = self._shard
+        self.stats = ReadStats(ignored_files=self.stats.ignored_files)
+        index, count = self.shard
         if index == 0 and count > 1:
             warn_of_sharing(self._dataset, self._order.deal(count))
-        return self._run(self._order.sequence(self._shard), self._position, self._pass)
+        return self._run(self._order.sequence(self.shard), self._position, self._pass)
 
     def __enter__(self) -> Reader:
         return self
@@ -392,7 +355,7 @@ class Reader:
             rows=rows,
             schema=self._next_schema,
         )
-        return point.state(self._shard)
+        return point.state(self.shard)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """Resume from a saved state.
@@ -401,11 +364,11 @@ class Reader:
         example the state of a ``StatefulDataLoader``. With the states of all ranks and workers, the
         number of ranks or workers may change: every remaining row is delivered exactly once.
         """
-        point = ResumePoint.from_states(state, self._dataset, self._shard)
-        if (point.order.rows is None) != (self._even is None):
+        point = ResumePoint.from_states(state, self._dataset, self.shard)
+        if (point.order.rows is None) != (self.even is None):
             raise ResumeError(
-                f"the state was saved {'without' if self._even else 'with'} even; open the reader "
-                f"{'without' if self._even else 'with'} it, too"
+                f"the state was saved {'without' if self.even else 'with'} even; open the reader "
+                f"{'without' if self.even else 'with'} it, too"
             )
         self.close()
         self._dataset, self._order = point.dataset, point.order
@@ -418,14 +381,14 @@ class Reader:
         order, rows = self._order, self._order.rows
         if rows is None:
             rows = dict(zip(order.units, unit_rows(self._dataset, order.units), strict=True))
-        dealt = order.deal(self._shard[1])
+        dealt = order.deal(self.shard[1])
         return [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
 
     def _read(
         self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
     ) -> Iterator[Rows]:
         """The rows of a sequence in the order of delivery, from a position on."""
-        dataset, order, shard = self._dataset, self._order, self._shard
+        dataset, order, shard = self._dataset, self._order, self.shard
         # Starting a thread costs more than a small file is worth.
         useful_threads = sum(piece.num_bytes for piece in pieces) // _THREAD_BYTES
         is_shuffled = order.seed is not None
@@ -460,14 +423,14 @@ class Reader:
 
         self._stop = stop
         # Batches of the same number everywhere cannot also be cut by bytes.
-        most_bytes = self._memory_budget // 8 if self._even is None else sys.maxsize
-        batcher = Batcher(lambda: self._wanted_rows or self._batch_size, most_bytes)
-        read = self._read if self._even is None else self._read_evenly
+        most_bytes = self._memory_budget // 8 if self.even is None else sys.maxsize
+        batcher = Batcher(lambda: self._wanted_rows or self.batch_size, most_bytes)
+        read = self._read if self.even is None else self._read_evenly
         try:
             for rows in read(pieces, start, closers):
                 for rejection in rows.rejections:
-                    self._stats.reject(rejection)
-                self._stats.num_bytes += rows.num_bytes
+                    self.stats.reject(rejection)
+                self.stats.num_bytes += rows.num_bytes
                 batcher.add(rows.table, rows.start, rows.after, rows.row_bytes)
                 for batch, position in batcher.full():
                     yield self._delivered(batch, position, batcher, token)
@@ -482,50 +445,36 @@ class Reader:
     ) -> Iterator[Rows]:
         """As many rows as every other shard has, some left out or repeated."""
         counts = self._shard_rows()
-        own = counts[self._shard[0]]
+        own = counts[self.shard[0]]
         delivered, end = self._rows, Position(len(pieces))
-        target = min(counts) if self._even == "drop" else max(counts)
+        target = min(counts) if self.even == "drop" else max(counts)
         left, padding = target - delivered, max(0, target - max(own, delivered))
-        self._stats.dropped_rows = max(0, own - target)
+        self.stats.dropped_rows = max(0, own - target)
         for rows in self._read(pieces, start, closers):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
             is_cut = table.num_rows < rows.table.num_rows
             after = rows.start.forward(table.num_rows) if is_cut else rows.after
             yield replace(rows, table=self._marked(table, False), after=after)
-        # The rows of this shard again, from its first on; those of the largest where it has none.
-        richest = counts.index(max(counts)), self._shard[1]
-        source, held = list[Piece](), 0
-        for piece in pieces if own else self._order.sequence(richest):
-            if held < target - own:
-                source.append(piece)
-                held += piece.count(self._order.rows or {})
-        skip, before = max(0, delivered - own), -1
-        while left > 0:
-            if left > padding or left == before:
-                raise DataError(
-                    f"{left - padding or left:,} of {own:,} counted rows are missing: a file "
-                    "changed after its rows were counted; open the files again"
-                )
-            before = left
-            for rows in self._read(source, Position(), closers):
-                table = rows.table.slice(min(skip, rows.table.num_rows), left)
-                skip = max(0, skip - rows.table.num_rows)
-                left -= table.num_rows
-                self._stats.padding_rows += table.num_rows
-                yield replace(
-                    rows,
-                    table=self._marked(table, True),
-                    start=end,
-                    after=end,
-                    num_bytes=0,
-                    rejections=(),
-                )
-                if left == 0:
-                    return
+        if left > padding:
+            raise DataError(
+                f"{left - padding:,} of {own:,} counted rows are missing: a file changed after its "
+                "rows were counted; open the files again"
+            )
+        # The first rows of this shard again; those of the largest where it has none.
+        richest = counts.index(max(counts)), self.shard[1]
+        source = pieces if own else self._order.sequence(richest)
+        for rows in self._read(source, Position(), closers) if left else ():
+            table = rows.table.slice(0, left)
+            left -= table.num_rows
+            self.stats.padding_rows += table.num_rows
+            marked = self._marked(table, True)
+            yield replace(rows, table=marked, start=end, after=end, num_bytes=0, rejections=())
+            if left == 0:
+                return
 
     def _marked(self, table: pa.Table, is_padding: bool) -> pa.Table:
-        if self._even != "pad":
+        if self.even != "pad":
             return table
         marks = pa.repeat(pa.scalar(is_padding), table.num_rows)
         return table.append_column(_PADDING, marks)
@@ -543,11 +492,11 @@ class Reader:
         self._check_pass(token)
         self._position, self._places = position, batcher.places
         schema = batcher.next_schema
-        is_marked = self._even == "pad"
+        is_marked = self.even == "pad"
         self._next_schema = schema.remove(len(schema) - 1) if is_marked else schema
         self._rows += batch.num_rows
-        self._stats.rows += batch.num_rows
-        self._stats.batches += 1
+        self.stats.rows += batch.num_rows
+        self.stats.batches += 1
         return batch
 
 

@@ -7,9 +7,9 @@ late, a struct gain a field, what was only null get its type, and any other chan
 ``conform`` casts a table to the joined schema; a cast that would change a value (an integer past
 2**53 into a float) is refused.
 
-JSON brings two types of its own. A column that holds a mixed array such as ``[1, "a"]`` has no
-Arrow type and travels as Arrow's canonical JSON extension, which the Python output turns back
-into values. A column for which the caller chose ``on_conflict="json"`` is plain JSON text.
+JSON brings a type of its own. A column that holds a mixed array such as ``[1, "a"]`` has no Arrow
+type and travels as Arrow's canonical JSON extension, which the Python output turns back into
+values.
 
 Of a schema's metadata, what Hugging Face ``datasets`` says of its columns is kept, so that labels,
 images and audio are still such in a ``Dataset`` made of the batches.
@@ -30,9 +30,6 @@ MIXED = pa.json_()
 
 _FEATURES = b"huggingface"
 
-JSON_TEXT = pa.field("", pa.string(), metadata={b"fast_axolotl": b"json"})
-"""Marks a column that the caller asked to receive as JSON text."""
-
 
 class TypeClash(Exception):
     """Two types with no common one, or with one that comes too late."""
@@ -47,23 +44,17 @@ class TypeClash(Exception):
         """The type seen first."""
         self.found = found
         """The type that does not fit it."""
-        self.column = path
-        """The name of the top-level column that ``path`` is in."""
         self.is_late = is_late
         """Whether there is a common type, but batches of the known one were given out before."""
 
-    def as_json_text(self) -> pa.Field:
-        """The column, marked to arrive as JSON text."""
-        return JSON_TEXT.with_name(self.column)
-
     def error(self, path: str, place: str = "") -> ConflictError:
         found = "an array of mixed types" if self.found == MIXED else self.found
-        cure = 'on_conflict="json" to receive that column as JSON text'
+        cure = "or read only other columns"
         if self.is_late:
-            cure = 'infer="scan" to read everything once and settle the types first'
+            cure = 'or pass infer="scan" to read everything once and settle the types first'
         return ConflictError(
             f"column {self.path!r} has the type {self.known} in earlier rows and {found} here; "
-            f"make the types equal, or pass {cure}",
+            f"make the types equal, {cure}",
             path=path,
             place=place,
         )
@@ -108,9 +99,6 @@ def join_schemas(
     fields = _join_fields(list(known), list(found), "")
     for before, after in zip(settled or (), fields, strict=False):
         _require_growth(before.type, after.type, before.name)
-        is_marked = is_json_text(after) and not is_json_text(before)
-        if is_marked and not pa.types.is_null(before.type):
-            raise TypeClash(before.name, before.type, after.type, is_late=True)
     return pa.schema(fields, metadata=features)
 
 
@@ -131,19 +119,6 @@ def _features(schema: pa.Schema) -> dict[str, Any]:
         return {name: features[name] for name in schema.names if name in features}
     except (KeyError, TypeError, ValueError):
         return {}
-
-
-def join_or_mark(
-    known: pa.Schema, found: pa.Schema, on_conflict: str, *, text_wins: bool = False
-) -> pa.Schema:
-    """``join_schemas``, with every column that clashes marked as JSON text where that is wanted."""
-    while True:
-        try:
-            return join_schemas(known, found, text_wins=text_wins)
-        except TypeClash as clash:
-            if on_conflict != "json":
-                raise
-            known = known.set(known.get_field_index(clash.column), clash.as_json_text())
 
 
 def _require_growth(known: pa.DataType, joined: pa.DataType, path: str) -> None:
@@ -177,6 +152,12 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         column = found.get(field.name)
         if column is None:
             column = nulls[field.type]
+        elif field.type == MIXED and column.type != MIXED:
+            texts = [
+                None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+                for value in column.to_pylist()
+            ]
+            column = pa.ExtensionArray.from_storage(MIXED, pa.array(texts, type=pa.string()))
         elif not column.type.equals(field.type):
             try:
                 cast = column.cast(field.type)
@@ -198,21 +179,13 @@ def _join_fields(
     fields = {field.name: field for field in known}
     for field in found:
         before = fields.get(field.name)
-        if before is None or is_json_text(field):
+        if before is None:
             fields[field.name] = field
-        elif not is_json_text(before):
-            try:
-                joined = join(before.type, field.type, f"{prefix}{field.name}")
-            except TypeClash as clash:
-                clash.column = field.name  # set last by the outermost, the column itself
-                raise
+        else:
+            joined = join(before.type, field.type, f"{prefix}{field.name}")
             nullable = before.nullable or field.nullable
             fields[field.name] = before.with_type(joined).with_nullable(nullable)
     return list(fields.values())
-
-
-def is_json_text(field: pa.Field) -> bool:
-    return bool(field.metadata and field.metadata.get(b"fast_axolotl") == b"json")
 
 
 def is_number(kind: pa.DataType) -> bool:

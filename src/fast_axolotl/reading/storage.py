@@ -35,8 +35,8 @@ from fast_axolotl.reading.remote import Remote
 MOST_RECORD_BYTES = 2**31 - 1
 """A line, or another record, may be so long: more than pyarrow puts into one value of text."""
 
-_LEAST_PIECE_BYTES, _AHEAD_BYTES, _STREAM_AHEAD_BYTES = 64 * 1024, 512 * 1024, 8 * 1024 * 1024
-"""What a file object reads at least, and at most unasked: of a stream, all will be wanted."""
+_LEAST_REQUEST_BYTES, _MOST_AHEAD_BYTES = 64 * 1024, 8 * 1024 * 1024
+"""What a remote file object reads at least, and at most unasked."""
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_READ_BYTES = 128 * 1024
@@ -80,10 +80,11 @@ class Source:
             self._check_size(offset + len(data))
         return data
 
-    def open_arrow(self, first_bytes: int = 0, most_ahead: int = _AHEAD_BYTES) -> pa.NativeFile:
-        """A random-access file for pyarrow's own readers; a remote one reads so much at first."""
+    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
+        """A random-access file for pyarrow's own readers; a remote one reads so much at a time."""
         if self.remote is not None:
-            return pa.PythonFile(_SourceFile(self, first_bytes, most_ahead), mode="r")
+            size = min(max(_LEAST_REQUEST_BYTES, ahead), self.num_bytes + 1)
+            return pa.PythonFile(io.BufferedReader(_SourceFile(self), size), mode="r")
         with translate_os_errors(self.path):
             file = pa.OSFile(self._local_path)
             self._check_size(file.size())
@@ -106,15 +107,10 @@ class Source:
 
 
 class _SourceFile(io.RawIOBase):
-    """A remote ``Source`` as a Python file object. Reads that follow each other grow."""
+    """A ``Source`` as a Python file object; each read is a request."""
 
-    def __init__(self, source: Source, first_bytes: int, most_ahead: int) -> None:
+    def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
-        self._first_bytes = first_bytes
-        # What follows a first read of a known size is only what that missed.
-        self._most_ahead = 0 if first_bytes else most_ahead
-        self._piece = (0, b"")
-        """Where the last read began, and what it gave."""
 
     def readable(self) -> bool:
         return True
@@ -130,36 +126,11 @@ class _SourceFile(io.RawIOBase):
         self._position = base[whence] + offset
         return self._position
 
-    def read(self, size: int | None = -1) -> bytes:
-        remaining = self._source.num_bytes - self._position
-        length = remaining if size is None or size < 0 else min(size, remaining)
-        data = self._bytes_at(self._position, length)
-        self._position += len(data)
-        return data
-
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self.read(len(buffer))
+        data = self._source.read_at(self._position, len(buffer))
         buffer[: len(data)] = data
+        self._position += len(data)
         return len(data)
-
-    def _bytes_at(self, start: int, length: int) -> bytes:
-        source, stop = self._source, start + length
-        begin, piece = self._piece
-        if begin <= start and stop <= begin + len(piece):
-            return piece[start - begin : stop - begin]
-        head, size = b"", max(_LEAST_PIECE_BYTES, self._first_bytes)
-        self._first_bytes = 0
-        if begin <= start <= begin + len(piece):  # goes on where the last read ended
-            head = piece[start - begin :]
-            size = max(size, min(2 * len(piece), self._most_ahead))
-        elif start >= source.num_bytes - size:  # the end of the file, where the index is
-            begin = max(0, source.num_bytes - size)
-            self._piece = (begin, source.read_at(begin, size))
-            return self._piece[1][start - begin : stop - begin]
-        at = start + len(head)
-        data = source.read_at(at, max(stop - at, size))
-        self._piece = (at, data) if len(data) <= max(size, self._most_ahead) else (stop, b"")
-        return head + data[: stop - at]
 
 
 def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[bytes]:
@@ -177,7 +148,7 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
             path=source.path,
         )
     failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
-    file = source.open_arrow(most_ahead=_STREAM_AHEAD_BYTES)
+    file = source.open_arrow(ahead=min(size, _MOST_AHEAD_BYTES))
     stream: Any = None
     if compression == "xz":
         stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
@@ -221,7 +192,8 @@ class Supply:
     """
 
     def __init__(self, source: Source, compression: str | None, size: int) -> None:
-        self._path, self._chunks = source.path, open_chunks(source, compression, size)
+        self._source, self._size = source, size
+        self._chunks = None if compression is None else open_chunks(source, compression, size)
         self._failure: DataError | None = None
         self.offset = 0
         """Where ``held`` begins."""
@@ -240,18 +212,22 @@ class Supply:
         """Drops what was consumed and reads on."""
         self.drop(consumed)
         left = len(self.held)
-        check_record(left, self._path, self.offset)
-        pieces, wanted = [self.held], max(1, left)
-        while wanted > 0 and self._failure is None:
-            try:
-                pieces.append(next(self._chunks, b""))
-            except DataError as error:
-                self._failure = error
-                break
-            wanted -= len(pieces[-1])
-            if not pieces[-1]:
-                break
-        self.held = b"".join(pieces)
+        check_record(left, self._source.path, self.offset)
+        if self._chunks is None:
+            # Reading the rest again costs less than putting it before what comes.
+            self.held = self._source.read_at(self.offset, left + max(self._size, left))
+        else:
+            pieces, wanted = [self.held], max(1, left)
+            while wanted > 0 and self._failure is None:
+                try:
+                    pieces.append(next(self._chunks, b""))
+                except DataError as error:
+                    self._failure = error
+                    break
+                wanted -= len(pieces[-1])
+                if not pieces[-1]:
+                    break
+            self.held = b"".join(pieces)
         self.ended = len(self.held) == left
         if self.ended and self._failure is not None:
             raise self._failure

@@ -9,13 +9,12 @@ could make text of any number.
 
 Workers decode a block under whatever schema was known when they began; the consumer joins and casts
 in row order with ``unify``, so the types of a batch depend on the rows before it and never on the
-timing of threads. Where the joined type needs the original text (a mixed array, JSON text, a CSV
+timing of threads. Where the joined type needs the original text (a mixed array, a CSV
 number that turned out to be text), the block is decoded once more under the joined schema.
 """
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -41,14 +40,12 @@ from fast_axolotl.reading.schema import (
     MIXED,
     TypeClash,
     conform,
-    is_json_text,
     is_number,
-    join_or_mark,
     join_schemas,
 )
 
 _SCAN_BYTES = 32 * 1024 * 1024
-"""CSV types, and columns that may clash, are settled by all of the data up to this size."""
+"""CSV types are settled by all of the data up to this size."""
 
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLE_SHARE = 16_384
@@ -105,14 +102,14 @@ def first_schema(
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
         if file.schema is not None:
             try:
-                schema = join_or_mark(schema, file.schema, options.on_conflict)
+                schema = join_schemas(schema, file.schema)
             except TypeClash as clash:
                 raise clash.error(item.source.path) from None
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
     units = [unit for unit in dataset.units() if unit.file in undeclared]
     has_csv = any(item.format == "csv" for item in dataset.inputs)
     is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
-    is_scanned = bool(scan) or (is_small and (has_csv or options.on_conflict == "json"))
+    is_scanned = bool(scan) or (is_small and has_csv)
 
     def scanned() -> pa.Schema:
         known = Known(schema)
@@ -167,29 +164,28 @@ def unify(
     decoded: Decoded, block: Block, known: pa.Schema, options: ReadOptions
 ) -> tuple[Decoded, pa.Schema]:
     """The rows under the joined schema, and that schema."""
-    settled = None if options.may_widen else known
-    has_text = block.text_wins or hasattr(block, "load")
-    while True:
-        table, wanted = decoded.table, known
-        if table.num_columns == 0 and table.num_rows == 0:
+    join = partial(
+        join_schemas,
+        text_wins=block.text_wins,
+        settled=None if options.may_widen else known,
+    )
+    if decoded.table.num_columns == 0 and decoded.table.num_rows == 0:
+        return replace(decoded, table=known.empty_table()), known
+    try:
+        wanted = join(known, decoded.table.schema)
+        fits = not any(_is_text_of_source(wanted.field(f.name), f) for f in decoded.table.schema)
+    except TypeClash:
+        wanted, fits = known, False
+    if block.is_text and not fits:
+        # Under what is known now it gives the text, or the error with its line.
+        decoded = decode_or_reject(block, wanted, options)
+        if decoded.table.num_columns == 0 and decoded.table.num_rows == 0:
             return replace(decoded, table=known.empty_table()), known
-        try:
-            wanted = join_schemas(known, table.schema, text_wins=block.text_wins, settled=settled)
-            fits = not any(_is_text_of_source(wanted.field(f.name), f) for f in table.schema)
-        except TypeClash as clash:
-            fits = False
-            if not has_text:
-                if settled is not None or options.on_conflict != "json":
-                    path = getattr(block, "path", "") or getattr(block, "label", "")
-                    raise clash.error(path) from None
-                known = known.set(known.get_field_index(clash.column), clash.as_json_text())
-                continue
-        if has_text and not fits:
-            # Under what is known now it gives the text, or the error with its line.
-            decoded, known = decode_or_reject(block, wanted, options), wanted
-            has_text = False
-            continue
-        return replace(decoded, table=conform(_by_value(table, wanted), wanted)), wanted
+    try:
+        wanted = join(wanted, decoded.table.schema)
+    except TypeClash as clash:
+        raise clash.error("") from None
+    return replace(decoded, table=conform(decoded.table, wanted)), wanted
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
@@ -206,8 +202,7 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
     heads = [look(file.sample(size // len(files))) for file in files]
     if not any(heads):
         small = dataset.with_options(block_bytes=_SAMPLE_BYTES)
-        parts = (replace(unit, stop=min(unit.stop, unit.start + _SAMPLE_BYTES)) for unit in units)
-        any(look(block) for part in parts for block in small.blocks(part))
+        any(look(block) for unit in units for block in small.blocks(unit))
     return known.schema
 
 
@@ -215,23 +210,4 @@ def _is_text_of_source(joined: pa.Field, found: pa.Field) -> bool:
     """Whether a cast would not do: the joined type holds the text of the values."""
     if joined.type == MIXED:
         return bool(found.type != MIXED)
-    if is_json_text(joined):
-        return not is_json_text(found)
     return bool(pa.types.is_string(joined.type) and is_number(found.type))
-
-
-def _by_value(table: pa.Table, joined: pa.Schema) -> pa.Table:
-    """JSON text of the values, where a block has no text of its own: Parquet and Arrow."""
-    for index, column in enumerate(table.schema):
-        target = joined.field(column.name)
-        if _is_text_of_source(target, column) and (target.type == MIXED or is_json_text(target)):
-            values: Sequence[object] = table.column(index).to_pylist()
-            texts = [
-                None if value is None else json.dumps(value, ensure_ascii=False, default=str)
-                for value in values
-            ]
-            array = pa.array(texts, type=pa.string())
-            if target.type == MIXED:
-                array = pa.ExtensionArray.from_storage(MIXED, array)
-            table = table.set_column(index, target, array)
-    return table

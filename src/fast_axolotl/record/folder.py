@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 import shlex
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ _KINDS: dict[str, tuple[type, str]] = {
     "mark": (schema.Mark, "marks"),
     "phase": (schema.Phase, "phases"),
     "model": (schema.ModelShape, "models"),
-    "free_run": (schema.FreeRun, "free_runs"),
     "log": (schema.Log, "logs"),
     "window": (schema.ProfileWindow, "windows"),
     "gradients": (schema.GradientNorms, "gradients"),
@@ -69,7 +68,6 @@ class RankRecord:
     marks: list[schema.Mark] = field(default_factory=list)
     phases: list[schema.Phase] = field(default_factory=list)
     models: list[schema.ModelShape] = field(default_factory=list)
-    free_runs: list[schema.FreeRun] = field(default_factory=list)
     windows: list[schema.ProfileWindow] = field(default_factory=list)
     gradients: list[schema.GradientNorms] = field(default_factory=list)
     logs: list[schema.Log] = field(default_factory=list)
@@ -137,9 +135,6 @@ class SystemRecord:
             self.disk = line
         elif isinstance(line, schema.End):
             self.end = line
-        elif isinstance(line, schema.Settings):
-            reasons = {**self.start.reasons, **line.reasons}
-            self.start = replace(self.start, reasons=reasons)
 
 
 @dataclass(slots=True)
@@ -161,10 +156,6 @@ class RunRecord:
         first = self.ranks.get(0)
         own = self.systems.get(first.start.host) if first is not None else None
         return own or next(iter(self.systems.values()), None)
-
-    @system.setter
-    def system(self, record: SystemRecord | None) -> None:
-        self.systems = {} if record is None else {record.start.host: record}
 
     def find_losses(self) -> list[schema.Log]:
         """The lines with a loss, of the first rank that logged any.

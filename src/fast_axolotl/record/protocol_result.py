@@ -142,8 +142,6 @@ class Cell:
     detectable: float | None = None
     """Share by which the figure must change for 80 % of such protocols to find it; of figures that
     decide."""
-    pairs_needed: int | None = None
-    """For a change of ``Matrix.matters`` to be found so often; ``None``: unknown, or over 1,000."""
     outcome: Outcome = ""
     reason: str = ""
     """Why there is no value, or no interval."""

@@ -16,10 +16,12 @@ SCHEMA = 1
 """Version of the record's format: readers accept this one and older."""
 
 PhaseName = Literal["warmup", "steady", "replay"]
+Reason = Literal["finished", "exception", "interrupted"]
+"""How a file was closed."""
 
 COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
 """What a block counts of every batch."""
-SAMPLED = ("sequences", "sequence_tokens", "sequence_squares", "produced", "producing_seconds")
+SAMPLED = ("sequence_tokens", "sequence_squares", "produced", "producing_seconds")
 """What it looks at now and then only, so that it is never whole."""
 
 CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
@@ -110,10 +112,8 @@ class StepBlock:
     """All positions of the batches, padding included."""
     num_bytes: int | None = None
     """Bytes of the batches' arrays."""
-    sequences: int | None = None
-    """Sequences whose lengths were looked at: those of a sample of the batches."""
     sequence_tokens: int | None = None
-    """Their tokens."""
+    """Tokens of the sequences whose lengths were looked at: those of a sample of the batches."""
     sequence_squares: int | None = None
     """Their squared lengths, summed."""
     spans: dict[str, float] = field(default_factory=dict)
@@ -214,20 +214,7 @@ class ModelShape:
     num_devices: int = 1
     peak_tflops: float | None = None
     """Given by the user; else looked up by ``device_name``."""
-    matmul_tflops: float | None = None
-    """Measured on this very device."""
     reasons: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreeRun:
-    """The loader drained with no model."""
-
-    t: float
-    seconds: float
-    batches: int
-    samples: int
-    num_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +257,7 @@ class End:
     """Last line of a file that was closed."""
 
     t: float
-    reason: Literal["finished", "exception", "interrupted"]
+    reason: Reason
     error: str = ""
     overhead_seconds: float = 0.0
     """Host time the meter itself took inside the loop."""
@@ -296,8 +283,6 @@ class SystemStart:
     disk_bytes_per_second: float | None = None
     """What O_DIRECT reads of the data's own device reached."""
     gpu_names: tuple[str, ...] = ()
-    gpu_uuids: tuple[str, ...] = ()
-    """In the same order: which device is which rank's."""
     cores: float | None = None
     """Processors that the processes may use: affinity and quota."""
     processors: int | None = None
@@ -326,10 +311,8 @@ class DiskProbe:
 
     t: float
     path: str
-    device: str = ""
     bytes_per_second: float | None = None
-    """Sequential reads of a MiB."""
-    random_64k_bytes_per_second: float | None = None
+    """Reads of a MiB, in order."""
     reason: str = ""
     """Why something is missing."""
 

@@ -8,9 +8,8 @@ so that they cannot disagree.
 Ranks meet in a collective at every step, so a step is as late as the rank that waits longest. The
 job's stall is Σ over steps of the largest wait of any rank ÷ wall time, over the steps that are
 steady on all ranks. Steps are aligned by their number. The waits of single steps are exact in the
-first hours of a record, and a byte each after that. Where a record has only the sums of blocks,
-the truth lies between the largest sum of one rank and the sum over all ranks; the smaller one is
-reported, with the distance as its error.
+first hours of a record, and a byte each after that. Where a record of an earlier version has only
+the sums of blocks, the largest sum of one rank is what the job loses at least.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.schema import COUNTED, SAMPLED, StepBlock
@@ -155,19 +154,14 @@ class WaitTotals:
         return self.device_stall_fraction if self.source == "device" else self.host_stall_fraction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobWaits:
+class JobWaits(NamedTuple):
     """The largest wait of any rank in each step, summed over steps."""
 
     seconds: float
-    error_seconds: float
-    """How far this can be off."""
-    unknown_seconds: float
-    """The part of the error that is due to steps whose single waits are not known: the truth is
-    higher by that at most."""
-    caused: tuple[float, ...]
+    """Where only the sums of blocks are known, the largest sum of one rank: the truth is higher."""
+    caused: list[float]
     """Of each rank: the waits of the steps in which it waited longest."""
-    alone: tuple[float, ...]
+    alone: list[float]
     """Of each rank: by how much these were longer than the second longest."""
 
 
@@ -211,20 +205,13 @@ def fold_waits(
     held, waits = holder[is_known], largest[is_known]
     caused = np.bincount(held, waits, len(ranks)).astype(float)
     alone = np.bincount(held, waits - second[is_known], len(ranks)).astype(float)
-    unknown = 0.0
     if not is_known.all():
         sums = np.array([_spread(own, steps, source)[0][~is_known].sum() for own in ranks])
-        unknown = float(sums.sum() - sums.max())
         caused[sums.argmax()] += sums.max()
         # All that the others waited may have been in the same steps.
-        alone[sums.argmax()] += max(0.0, float(sums.max()) - unknown)
-    return JobWaits(
-        seconds=float(caused.sum()),
-        error_seconds=WAIT_ERROR * float(largest[form == _CONDENSED].sum()) + unknown,
-        unknown_seconds=unknown,
-        caused=tuple(caused.tolist()),
-        alone=tuple(alone.tolist()),
-    )
+        others = float(sums.sum() - sums.max())
+        alone[sums.argmax()] += max(0.0, float(sums.max()) - others)
+    return JobWaits(float(caused.sum()), caused.tolist(), alone.tolist())
 
 
 def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> tuple[Any, Any]:

@@ -18,10 +18,9 @@ from typing import Any, Literal
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
-from fast_axolotl.record.units import count_words
+from fast_axolotl.record.units import count_words, format_seconds
 from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
 from fast_axolotl.report.runs import read_figure
-from fast_axolotl.report.series import describe_series
 
 Figure = dict[str, Any]
 
@@ -35,7 +34,6 @@ _LEAST_SHARE = 0.25
 """Where the scale of a share ends at least."""
 _HEIGHT = 260
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
-_PHASES = {"warmup": "warm-up"}
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "time": ((7200.0, 1 / 3600, "h"), (600.0, 1 / 60, "min"), (0.0, 1.0, "s")),
     "s": ((2.0, 1.0, "s"), (2e-3, 1e3, "ms"), (0.0, 1e6, "µs")),
@@ -127,7 +125,6 @@ TIME_CHARTS = (
                 (
                     Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
                     Curve("stall/host", "CPU-side wait", "host", "dashed"),
-                    Curve("communication/exposed", "exposed communication", "hwm"),
                 ),
                 DATA_STALL,
                 f"{100 * DATA_STALL:.0f} %",
@@ -189,7 +186,7 @@ TIME_CHARTS = (
         (
             "Working set {working_set_bytes}, peak {working_set_peak_bytes}.",
             "That is {limit_share} of the limit, {limit_bytes}.",
-            "Peak resident memory {hwm_bytes}, {spike_ratio} the resident size.",
+            "Peak resident memory {hwm_bytes}.",
         ),
     ),
     TimeChart(
@@ -251,8 +248,7 @@ TIME_CHARTS = (
 
 def make_charts(runs: Sequence[RunCurves]) -> list[Chart]:
     """The charts that there is something to draw for."""
-    charts = [*(time_chart(spec, runs) for spec in TIME_CHARTS), waits_chart(runs)]
-    charts.append(loss_chart(runs))
+    charts = [*(time_chart(spec, runs) for spec in TIME_CHARTS), loss_chart(runs)]
     return [chart for chart in charts if chart is not None]
 
 
@@ -387,22 +383,16 @@ def _add_limit(layout: Figure, value: float, text: str, yaxis: str) -> None:
 
 
 def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) -> None:
-    """Stretches that are no steady training, shaded, and boundaries of shards and epochs."""
+    """Stretches that are no steady training, shaded."""
     whole = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     for phase in run.series.get("phases", ()):
         ends = {"x0": phase["begin"] * by, "x1": phase["end"] * by}
         fill = {"line": {"width": 0}, "fillcolor": colour("muted", 0.10)}
         layout["shapes"].append({"type": "rect", **whole, **ends, **fill})
         if is_named:
-            name = html.escape(plain_name(_PHASES.get(phase["name"], phase["name"])))
+            name = html.escape(plain_name(phase["name"].replace("warmup", "warm-up")))
             place = {"xref": "x", "x": ends["x0"], "xanchor": "left", "yref": "paper", "y": 1}
             layout["annotations"].append(_words(name, "muted", yanchor="bottom", **place))
-    for marks in run.series.get("marks", {}).values() if is_named else ():
-        for t in marks["t"]:
-            style = {"color": colour("accent", 0.55), "width": 1, "dash": "dot"}
-            layout["shapes"].append(
-                {"type": "line", **whole, "x0": t * by, "x1": t * by, "line": style}
-            )
 
 
 def _sentences(spec: TimeChart, run: RunCurves) -> list[str]:
@@ -414,63 +404,11 @@ def _sentences(spec: TimeChart, run: RunCurves) -> list[str]:
         if all(value is not None for value in values.values()):
             texts = {name: FIGURES[name].format(value) for name, value in values.items()}
             lines.append(template.format_map(texts))
-    return lines + (describe_series(run.series) if spec.name == "stall" else [])
-
-
-def waits_chart(runs: Sequence[RunCurves]) -> Chart | None:
-    """The distribution of the waits of single fetches."""
-    if not any(run.series.get("waits") for run in runs):
-        return None
-    panels = []
-    for run in runs:
-        waits, figures = run.series.get("waits"), run.summary
-        if not waits:
-            panels.append(Panel(name=run.name, text="No fetch was recorded after the warm-up."))
-            continue
-        bars = {
-            "type": "bar",
-            "name": "fetches",
-            "x": run.ref("waits/seconds"),
-            "y": run.ref("waits/fetch_share"),
-            "width": [0.2 * value for value in waits["seconds"]],
-            "marker": {"color": colour("step", 0.65)},
-            "hovertemplate": "%{y:.1%}",
-        }
-        share = run.ref("waits/wait_share")
-        more: Figure = {"mode": "lines+markers", "hovertemplate": "%{y:.1%}"}
-        curve = points(run.ref("waits/seconds"), share, "wait", "waiting", **more)
-        layout = {
-            "xaxis": axis(
-                "wait per fetch",
-                "s",
-                type="log",
-                tickformat="~s",
-                dtick=1,
-                unifiedhovertitle={"text": "%{x:.2~s}s"},
-            ),
-            "yaxis": axis("share", tickformat=".0%", rangemode="tozero"),
-        }
-        names = ("wait_p50_seconds", "wait_p95_seconds", "wait_max_seconds", "worst_percent_share")
-        half, most, longest, worst = (
-            FIGURES[name].format(getattr(figures, name)) for name in names
-        )
-        text = (
-            f"{count_words(waits['fetches'], 'fetch')}. Half waited {half} or less, 95 % {most} or "
-            f"less, the longest {longest}. The longest 1 % account for {worst} of all waiting."
-        )
-        figure = {"traces": [bars, curve], "layout": layout, "height": _HEIGHT}
-        panels.append(Panel(name=run.name, text=text, figure=figure))
-    return Chart(
-        name="waits",
-        title="Wait per fetch",
-        text="The bars show how long most fetches wait. The line shows which waits cost the most "
-        "time. If they are far apart, a few long waits cause the stall.",
-        legend=(
-            Legend(role="step", label="share of the fetches", shape="bar"),
-            Legend(role="wait", label="share of all waiting time"),
-        ),
-        panels=panels,
-    )
+    if spec.name == "stall" and (slow := run.series.get("slow")):
+        few = f", of which the {len(slow['t'])} longest are marked" * (slow["all"] > len(slow["t"]))
+        waited, most = count_words(slow["all"], "fetch"), format_seconds(max(slow["seconds"]))
+        lines.append(f"{waited} waited far longer than most, up to {most}{few}.")
+    return lines
 
 
 def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:

@@ -7,6 +7,7 @@ no arm has are not rows; below the matrix stands why, and why an arm has none of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import MATRIX
@@ -23,7 +24,6 @@ from fast_axolotl.record.protocol_result import (
 from fast_axolotl.record.units import (
     count_words,
     format_change,
-    format_date,
     format_duration,
     format_value,
 )
@@ -41,17 +41,13 @@ from fast_axolotl.report.document import (
     Tone,
 )
 from fast_axolotl.report.runs import (
-    VERDICTS,
     ReportRun,
-    describe_gpus,
     describe_value,
-    missing_reason,
+    figure_group,
     verdict_badge,
     verdict_blocks,
 )
 
-_MOST_DECIMALS = 5
-"""Of a ratio: smaller changes than a hundred-thousandth are none that anybody asks for."""
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
@@ -109,33 +105,18 @@ def runs_document(runs: Sequence[ReportRun], *, is_named: bool = False) -> Docum
 
 def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     """The figures of single runs, with no ratio and no judgement."""
-    rows = []
-    for figure in MATRIX:
-        cells = []
-        for run in runs:
-            if figure.name not in run.summary.figures:
-                continue
-            value = run.summary.figures[figure.name]
-            reason = missing_reason(run.summary, figure.name) if value is None else ""
-            cells.append(MatrixCell(value=value, reason=reason))
-        if cells:
-            names = {"name": figure.name, "label": figure.label, "unit": figure.unit}
-            rows.append(MatrixRow(**names, better=figure.better, cells=tuple(cells)))
-    matrix = Matrix(arms=tuple(run.name for run in runs), rows=tuple(rows))
-    lines = [
-        (row.label, *(format_value(cell.value, row.unit) for cell in row.cells))
-        for row in measured_rows(matrix)
-    ]
-    notes = _describe_missing(matrix)
-    if len(runs) > 1:
-        notes.insert(
-            0,
-            "One run each: a difference may be noise. fast-axolotl protocol repeats the runs and "
-            "computes intervals.",
-        )
-    table = Table(header=("figure", *matrix.arms), rows=lines)
-    title = "Comparison of single runs" if len(runs) > 1 else "Figures"
-    return [Section(title=title, blocks=[table, Bullets(notes)])] if lines else []
+    if not runs:
+        return []
+    names = [figure.name for figure in MATRIX if figure.name in runs[0].summary.figures]
+    section = figure_group("Figures", names, runs)
+    if len(runs) < 2:
+        return [section]
+    note = Paragraph(
+        "One run each: a difference may be noise. fast-axolotl protocol repeats the runs and "
+        "computes intervals.",
+        "muted",
+    )
+    return [replace(section, title="Comparison of single runs", blocks=[note, *section.blocks])]
 
 
 def protocol_details(protocol: ProtocolResult) -> list[Block]:
@@ -158,12 +139,8 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
             pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
             runs.append((run.folder, arm.name, pair, state, took))
 
-    def number(row: Sequence[str]) -> tuple[int, str]:
-        """Of ``runs/07-baseline``; a folder without a number comes first."""
-        digits = row[0].rpartition("/")[2].partition("-")[0]
-        return (int(digits) if digits.isdecimal() else -1), row[0]
-
-    ordered = sorted(runs, key=number)
+    # By the numbers of their folders: runs/09-baseline, runs/100-drop-in.
+    ordered = sorted(runs, key=lambda row: (len(row[0].partition("-")[0]), row[0]))
     commands = [(arm.name, " ".join(arm.command)) for arm in protocol.arms]
     header = ("run", "variant", "pair", "state", "time")
     tables = [Table(rows=commands), Table(header=header, rows=ordered)]
@@ -173,47 +150,11 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
     return blocks
 
 
-def protocol_subtitle(protocol: ProtocolResult, runs: Sequence[ReportRun]) -> str:
-    """When it was, how long it took, and on which machine."""
-    machine = [protocol.environment.get(name) for name in ("cpu", "cpu_model", "gpu", "os")]
-    parts = [format_date(protocol.started), format_duration(protocol.seconds)]
-    parts += dict.fromkeys(filter(None, (describe_gpus(run.record) for run in runs)))
-    return " · ".join([*parts, *(value for value in machine if isinstance(value, str) and value)])
-
-
 def shown_run(arm: Arm) -> ArmRun | None:
     """The run that stands for an arm; where none was chosen, the last that counts."""
     done = [run for run in arm.runs if run.status == "done"]
     chosen = [run for run in done if run.folder == arm.shown_run]
     return next(reversed(chosen or _counted_runs(arm) or done), None)
-
-
-def describe_run(arm: Arm) -> str:
-    """``08-baseline, the one nearest the median of 3``; empty where there is none."""
-    run = shown_run(arm)
-    if run is None:
-        return ""
-    count = len(_counted_runs(arm))
-    name = run.folder.rstrip("/").rpartition("/")[2]
-    if run.pair < 0:
-        return f"{name}, a warm-up run"
-    if count == 1:
-        return f"{name}, the only measured run"
-    if run.folder == arm.shown_run:
-        return f"{name}, closest to the median of {count}"
-    return f"{name}, the last of {count}"
-
-
-def describe_drawn(protocol: ProtocolResult, names: Sequence[str]) -> str:
-    """Which run of each arm the charts are of; empty where none was drawn."""
-    parts = [
-        f"{arm.name}: {words}"
-        for arm in protocol.arms
-        if arm.name in names and (words := describe_run(arm))
-    ]
-    is_counted = any(map(_counted_runs, protocol.arms))
-    rest = "; the comparison table shows medians" if is_counted else ""
-    return f"One run of each variant{rest}. {'; '.join(parts)}." if parts else ""
 
 
 def describe_progress(protocol: ProtocolResult) -> str:
@@ -226,9 +167,9 @@ def describe_progress(protocol: ProtocolResult) -> str:
     words += f", {failed} of them failed" if failed else ""
     if not protocol.pairs:
         return f"{words}, no pair yet."
-    planned = f" of {protocol.planned_pairs}" if protocol.planned_pairs else ""
-    is_one = protocol.planned_pairs == 1 if planned else protocol.pairs == 1
-    return f"{words}, {protocol.pairs}{planned} {'pair' if is_one else 'pairs'}."
+    if not protocol.planned_pairs:
+        return f"{words}, {count_words(protocol.pairs, 'pair')}."
+    return f"{words}, {protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}."
 
 
 def measured_rows(matrix: Matrix) -> list[MatrixRow]:
@@ -260,7 +201,8 @@ def _matrix_table(matrix: Matrix) -> Table:
 def _format_change(cell: MatrixCell, unit: str) -> str:
     """``1.23× (1.20 – 1.26) better``."""
     if cell.ratio is not None:
-        ratio, *ends = _format_ratios(cell)
+        known = [value for value in (cell.ratio, cell.low, cell.high) if value is not None]
+        ratio, *ends = (f"{one:,.{3 if one < 10 else 1 if one < 100 else 0}f}" for one in known)
         text = f"{ratio}×"
     elif cell.difference is None:
         return "" if cell.value is None else "not compared"
@@ -278,37 +220,10 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
     return f"{text} {cell.outcome}"
 
 
-def _format_ratios(cell: MatrixCell) -> list[str]:
-    """The ratio of a cell, and the ends of its interval where it has one.
-
-    A change has more decimals where fewer would round it to 1, which stands for no change.
-    """
-    known = [value for value in (cell.ratio, cell.low, cell.high) if value is not None]
-    decimals = 3
-    if cell.outcome in ("better", "worse", "changed"):
-        enough = (
-            number
-            for number in range(decimals, _MOST_DECIMALS)
-            if all(round(value, number) != 1.0 for value in known)
-        )
-        decimals = next(enough, _MOST_DECIMALS)
-    return [
-        f"{value:,.0f}"
-        if value >= 100
-        else f"{value:.1f}"
-        if value >= 10
-        else f"{value:.{decimals}f}"
-        for value in known
-    ]
-
-
 def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     """What an arm is, how often it ran, and the verdict of the run that stands for it."""
     kind, _, subtype = arm.verdict.partition(" ")
-    badges: list[tuple[Tone, str]] = []
-    if arm.verdict:
-        is_known = kind in VERDICTS
-        badges.append(verdict_badge(kind, subtype) if is_known else ("plain", arm.verdict))
+    badges = [verdict_badge(kind, subtype)] if kind else []
     shown = shown_run(arm)
     done = sum(run.status == "done" for run in arm.runs)
     counted = len(_counted_runs(arm))
@@ -317,7 +232,8 @@ def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
     notes = [f"{arm.text}; {', '.join(parts)}."]
     if arm.verdict and shown is not None:
-        notes.append(f"Verdict of run {describe_run(arm)}.")
+        name = shown.folder.rstrip("/").rpartition("/")[2]
+        notes.append(f"Verdict of run {name}{', a warm-up run' if shown.pair < 0 else ''}.")
     headline = arm.headline or _no_counted_run(protocol)
     return Card(name=arm.name, badges=badges, headline=headline, action=arm.action, notes=notes)
 
@@ -330,7 +246,7 @@ def _facts(protocol: ProtocolResult) -> list[str]:
     lines += [f"Different settings: {text}" for text in protocol.differing_settings]
     lines += _describe_missing(protocol.matrix)
     if protocol.arms:
-        # Such as: 2 pairs, in the order A B B A (A x, B y), after 1 warm-up of each arm; 3 min 02 s
+        # Such as: 2 pairs, in the order A B B A (A x, B y); 3 min 02 s
         parts = [count_words(protocol.pairs, "pair")]
         if protocol.pairs < protocol.planned_pairs:
             parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
@@ -339,13 +255,6 @@ def _facts(protocol: ProtocolResult) -> list[str]:
             names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
             order = " ".join(letters[name] for name in protocol.order)
             parts.append(f"in the order {order} ({names})")
-        warmups = [
-            sum(run.pair < 0 and run.status == "done" for run in arm.runs) for arm in protocol.arms
-        ]
-        if any(warmups):
-            each = f"{count_words(warmups[0], 'warm-up run')} of each variant"
-            total = f"{count_words(sum(warmups), 'warm-up run')} in total"
-            parts.append(f"after {each if len(set(warmups)) == 1 else total}")
         lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
 

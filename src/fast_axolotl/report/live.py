@@ -5,28 +5,21 @@ function as the summary of all of it, so the two cannot contradict each other. A
 longer to read: it is drawn less often then, so that watching takes at most a tenth of one core.
 
 It is drawn on a whole terminal, or as one line at a time without one. The terminal's other screen
-is used, so that what was printed before comes back afterwards. The key q is read without an echo
-(cbreak); Ctrl-C and Ctrl-Z mean what they always do. The terminal is put back however the view
-ends; only SIGKILL prevents it.
+is used, so that what was printed before comes back afterwards, however the view ends; only SIGKILL
+prevents it. No key is read: Ctrl-C and Ctrl-Z mean what they always do.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import select
 import signal
-import sys
-import termios
 import threading
 import time
-import tty
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -50,8 +43,6 @@ NOW_SECONDS = 5.0
 _INTERVAL_SECONDS = 1.0
 _MOST_SHARE = 0.1
 """Of one core, at most this for reading and summing up."""
-_SLICE_SECONDS = 0.2
-"""How often a new size of the terminal is looked for."""
 _LONG_WITHOUT_STEP = 10.0
 """Seconds without a step, and at least so many times a step, before it is worth a word."""
 _MANY_STEPS = 5.0
@@ -132,7 +123,7 @@ def last_time(rank: RankRecord) -> float | None:
 
 
 def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Text]:
-    """Lines at most so wide; at most so many, of which those go first that are missed least."""
+    """Lines at most so wide; at most so many, the first of them: what matters most comes first."""
     verdict = moment.summary.verdict
     tone, badge = verdict_badge(verdict.kind, verdict.subtype)
     state = describe_state(moment)
@@ -148,24 +139,19 @@ def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Te
     headline = Text.assemble(
         (f" {badge} ", BADGES[tone]), (f" {so_far}", "dim"), (verdict.headline, "bold")
     )
-    action = Text.assemble(("→ ", "cyan"), verdict.action) if verdict.action else Text()
-    log = [Text("─" * width, "dim"), *(Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:])]
-    keys = Text.assemble((" q ", "reverse"), " quit")
-    sections: list[tuple[int, list[Text]]] = [
-        (0, _fold(header, width, most=2)),
-        (1, _fold(headline, width, most=3)),
-        (6, _fold(action, width, most=3) if verdict.action else []),
-        (9, [Text()]),
-        *((rank, _row(label, parts, width)) for rank, label, parts in _figures(moment)),
-        (4, _marks(moment, width)),
-        (5, _ranks(moment)),
-        (8, log if moment.log else []),
-        (2, [] if moment.ending else [keys]),
-    ]
-    kept = [section for section in sections if section[1]]
-    while height is not None and kept[1:] and sum(len(lines) for _, lines in kept) > height:
-        kept.remove(max(kept, key=itemgetter(0)))
-    lines = [line for _, section in kept for line in section]
+    lines = [*_fold(header, width, most=2), *_fold(headline, width, most=3), Text()]
+    for label, parts in _figures(moment):
+        folded = _fold(Text(" · ".join(parts)), max(8, width - _LABEL_WIDTH), most=3)
+        names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
+        pairs = zip(names, folded, strict=True)
+        lines += [Text.assemble((name, "cyan"), line) for name, line in pairs]
+    lines += _marks(moment, width)
+    if verdict.action:
+        lines += _fold(Text.assemble(("→ ", "cyan"), verdict.action), width, most=3)
+    lines += _ranks(moment)
+    if moment.log:
+        lines.append(Text("─" * width, "dim"))
+        lines += [Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:]]
     for line in lines:
         line.truncate(max(1, width), overflow="ellipsis")
     return lines if height is None else lines[: max(1, height)]
@@ -178,7 +164,7 @@ def format_line(moment: Moment) -> str:
     state = describe_state(moment)
     parts += [state] if state != "running" else []
     parts += _course(moment)[1:]
-    parts += [f"{label} {', '.join(texts)}" for _, label, texts in _figures(moment)]
+    parts += [f"{label} {', '.join(texts)}" for label, texts in _figures(moment)]
     return "  ".join(parts)
 
 
@@ -214,24 +200,24 @@ def _course(moment: Moment) -> list[str]:
     return parts
 
 
-def _figures(moment: Moment) -> list[tuple[int, str, list[str]]]:
-    """How soon a row may be left out, its label and its parts; what is unknown is no row."""
+def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
+    """A label and its parts; what is unknown is no row."""
     summary, now = moment.summary, moment.now
     when = "at the end" if moment.ending else "now"
-    rows: list[tuple[int, str, list[str]]] = []
+    rows: list[tuple[str, list[str]]] = []
     if moment.ranks:
-        for rank, label, name, form in (
-            (2, "stall", "stall_fraction", format_share),
-            (3, "rows/s", "rows_per_second", format_count),
-            (3, "tokens/s", "tokens_per_second", format_count),
+        for label, name, form in (
+            ("stall", "stall_fraction", format_share),
+            ("rows/s", "rows_per_second", format_count),
+            ("tokens/s", "tokens_per_second", format_count),
         ):
             latest, overall = getattr(now, name), getattr(summary, name)
             parts = [f"{form(latest)} {when}"] if latest is not None else []
             parts += [f"{form(overall)} overall"] if overall is not None else []
             reason = summary.reasons.get(name, "") if summary.fetches else ""
-            rows.append((rank, label, parts or [f"– {reason}".strip()]))
+            rows.append((label, parts or [f"– {reason}".strip()]))
         if summary.stall_source == "device" and summary.host_stall_fraction is not None:
-            rows[0][2].append(f"CPU-side {format_share(summary.host_stall_fraction)}")
+            rows[0][1].append(f"CPU-side {format_share(summary.host_stall_fraction)}")
         step = []
         if summary.step_p50_seconds is not None:
             step.append(f"p50 {format_seconds(summary.step_p50_seconds)}")
@@ -241,7 +227,7 @@ def _figures(moment: Moment) -> list[tuple[int, str, list[str]]]:
         if summary.queue_depth is not None:
             of = "" if summary.queue_capacity is None else f" of {summary.queue_capacity:,}"
             queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
-        rows += [(6, "step", step), (7, "ready queue", queue)]
+        rows += [("step", step), ("ready queue", queue)]
     system = moment.record.systems.get(summary.node, moment.record.system)
     samples = system.samples if system is not None else []
     if samples:
@@ -269,20 +255,13 @@ def _figures(moment: Moment) -> list[tuple[int, str, list[str]]]:
             for gpu in samples[-1].gpus
         ]
         rows += [
-            (3, "working set", memory),
-            (7, "processes", [f"{samples[-1].processes:,}", *cores]),
-            (5, "disk", disk),
-            (5, "swap", swap),
-            (7, "GPU", gpus),
+            ("working set", memory),
+            ("disk", disk),
+            ("swap", swap),
+            ("GPU", gpus),
+            ("processes", [f"{samples[-1].processes:,}", *cores]),
         ]
-    return [row for row in rows if row[2]]
-
-
-def _row(label: str, parts: Sequence[str], width: int) -> list[Text]:
-    """A label and what stands beside it, folded."""
-    folded = _fold(Text(" · ".join(parts)), max(8, width - _LABEL_WIDTH), most=3)
-    names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
-    return [Text.assemble((name, "cyan"), line) for name, line in zip(names, folded, strict=True)]
+    return [row for row in rows if row[1]]
 
 
 def _marks(moment: Moment, width: int) -> list[Text]:
@@ -338,157 +317,91 @@ def _fold(text: Text, width: int, *, most: int) -> list[Text]:
     return lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1].append("…")]
 
 
-class Display(Protocol):
-    """What the loop of a live view needs."""
+def follow(
+    read: Callable[[], RunRecord],
+    summarise: Callable[..., RunSummary],
+    display: Display,
+    *,
+    title: str,
+    ending: Callable[[RunRecord], str],
+    read_log: Callable[[], Sequence[str]] = tuple,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Show a record until its run ends, the time is up, or Ctrl-C; what ended it.
 
-    def __enter__(self) -> Display: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def show(self, moment: Moment) -> None:
-        """Draw it."""
-
-    def wait(self, seconds: float) -> str:
-        """Wait; a key that was pressed, in which case it may be over earlier."""
-
-
-@dataclass(slots=True)
-class LiveView:
-    """Shows a record until its run ends, the time is up, or somebody quits."""
-
-    read: Callable[[], RunRecord]
-    summarise: Callable[..., RunSummary]
-    display: Display
-    title: str
-    ending: Callable[[RunRecord], str]
-    """Tells in a few words why it is over once it is."""
-    read_log: Callable[[], Sequence[str]] = tuple
-    clock: Callable[[], float] = time.monotonic
-
-    def run(self, seconds: float | None = None) -> str:
-        """Show it; what ended that. Ctrl-C ends it as ``q`` does."""
-        end = math.inf if seconds is None else self.clock() + seconds
-        with self.display:
-            try:
-                while True:
-                    begin = self.clock()
-                    record = self.read()
-                    ending = self.ending(record) or ("the time was up" if begin >= end else "")
-                    moment = take_moment(
-                        self.title,
+    ``ending`` tells in a few words why it is over once it is.
+    """
+    end = math.inf if seconds is None else clock() + seconds
+    with display:
+        try:
+            while True:
+                begin = clock()
+                record = read()
+                over = ending(record) or ("the time was up" if begin >= end else "")
+                display.show(
+                    take_moment(
+                        title,
                         record,
-                        self.summarise,
+                        summarise,
                         clock=time.time(),
-                        log=self.read_log(),
-                        ending=ending,
+                        log=read_log(),
+                        ending=over,
                     )
-                    self.display.show(moment)
-                    if ending:
-                        return ending
-                    cost = self.clock() - begin
-                    due = begin + max(_INTERVAL_SECONDS, cost / _MOST_SHARE)
-                    while (left := min(due, end) - self.clock()) > 0:
-                        if self.display.wait(left) == "q":
-                            return "q was pressed"
-            except KeyboardInterrupt:
-                return "Ctrl-C"
+                )
+                if over:
+                    return over
+                due = begin + max(_INTERVAL_SECONDS, (clock() - begin) / _MOST_SHARE)
+                sleep(max(0.0, min(due, end) - clock()))
+        except KeyboardInterrupt:
+            return "Ctrl-C"
 
 
-def open_display(file: IO[str]) -> Display:
-    """A screen where ``file`` is a terminal that is ours to use, else lines."""
-    console = Console(file=file, highlight=False, markup=False)
-    if not console.is_terminal or console.is_dumb_terminal or not _is_in_the_foreground(file):
-        return LineDisplay(file)
-    return ScreenDisplay(console, sys.stdin)
+class Display:
+    """The other screen of a terminal that is ours to use; anywhere else a line for each moment."""
 
-
-class LineDisplay:
-    """One line at a time."""
-
-    def __init__(self, file: IO[str], sleep: Callable[[float], None] = time.sleep) -> None:
-        self._file = file
-        self._sleep = sleep
-
-    def __enter__(self) -> LineDisplay:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def show(self, moment: Moment) -> None:
-        print(format_line(moment), file=self._file, flush=True)
-
-    def wait(self, seconds: float) -> str:
-        self._sleep(seconds)
-        return ""
-
-
-class ScreenDisplay:
-    """The whole terminal, and its keys."""
-
-    def __init__(self, console: Console, keyboard: IO[str] | None) -> None:
-        self._console = console
-        self._keyboard = keyboard if keyboard is not None and _is_terminal(keyboard) else None
-        self._modes: list[Any] = []
-        """Of the keyboard, before it was read key by key."""
+    def __init__(self, file: IO[str]) -> None:
+        self._console = Console(file=file, highlight=False, markup=False)
+        self.is_screen = (
+            self._console.is_terminal
+            and not self._console.is_dumb_terminal
+            and _is_in_the_foreground(file)
+        )
         self._live: Live | None = None
         self._moment: Moment | None = None
-        self._size = console.size
-        self._is_suspended = False
         self._before: Any = None
 
-    def __enter__(self) -> ScreenDisplay:
-        def suspend(number: int, frame: FrameType | None) -> None:
-            self._is_suspended = True
-
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTSTP, suspend)
-        self._open()
+    def __enter__(self) -> Display:
+        if self.is_screen:
+            if threading.current_thread() is threading.main_thread():
+                self._before = signal.signal(signal.SIGTSTP, self._suspend)
+            self._open()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close()
+        if self._live is not None:
+            self._live.stop()
         if self._before is not None:
             signal.signal(signal.SIGTSTP, self._before)
 
     def show(self, moment: Moment) -> None:
+        """Draw it."""
         self._moment = moment
-        self._draw()
-
-    def wait(self, seconds: float) -> str:
-        end = time.monotonic() + seconds
-        while True:
-            left = end - time.monotonic()
-            key = self._read_key(min(max(0.0, left), _SLICE_SECONDS))
-            if self._is_suspended:
-                # Give the terminal back, stop as Ctrl-Z asks, and take it again afterwards.
-                self._is_suspended = False
-                self._close()
-                os.kill(os.getpid(), signal.SIGSTOP)
-                self._open()
-                self._draw()
-            if key or left <= 0:
-                return key
-            if self._console.size != self._size:
-                self._draw()
+        if self._live is None:
+            print(format_line(moment), file=self._console.file, flush=True)
+            return
+        # The last column is left free: some terminals wrap when it is written.
+        size = self._console.size
+        lines = lay_out(moment, width=max(1, size.width - 1), height=size.height)
+        self._live.update(Group(*lines), refresh=True)
 
     def print_last(self) -> None:
         """Print what was last shown below what was on the terminal before, to stay there."""
         if self._moment is not None:
             self._console.print(Group(*lay_out(self._moment, width=self._console.size.width)))
 
-    def _draw(self) -> None:
-        if self._moment is not None and self._live is not None:
-            self._size = self._console.size
-            # The last column is left free: some terminals wrap when it is written.
-            width = max(1, self._size.width - 1)
-            lines = lay_out(self._moment, width=width, height=self._size.height)
-            self._live.update(Group(*lines), refresh=True)
-
     def _open(self) -> None:
-        if self._keyboard is not None:
-            self._modes = termios.tcgetattr(self._keyboard)
-            tty.setcbreak(self._keyboard)
         self._live = Live(
             console=self._console,
             screen=True,
@@ -498,33 +411,14 @@ class ScreenDisplay:
         )
         self._live.start()
 
-    def _close(self) -> None:
-        try:
-            if self._live is not None:
-                self._live.stop()
-        finally:
-            if self._keyboard is not None:
-                # Where the terminal is gone, there is nothing to put back.
-                with contextlib.suppress(termios.error):
-                    termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._modes)
-
-    def _read_key(self, seconds: float) -> str:
-        if self._keyboard is None:
-            time.sleep(seconds)
-            return ""
-        if not select.select([self._keyboard], [], [], seconds)[0]:
-            return ""
-        typed = os.read(self._keyboard.fileno(), 64)
-        if not typed:
-            self._keyboard = None
-        return typed[-1:].decode("ascii", "ignore").lower()
-
-
-def _is_terminal(file: IO[str]) -> bool:
-    try:
-        return os.isatty(file.fileno()) and _is_in_the_foreground(file)
-    except (OSError, ValueError):
-        return False
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Give the terminal back, stop as Ctrl-Z asks, and take it again afterwards."""
+        if self._live is not None:
+            self._live.stop()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._open()
+        if self._moment is not None:
+            self.show(self._moment)
 
 
 def _is_in_the_foreground(file: IO[str]) -> bool:

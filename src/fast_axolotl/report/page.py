@@ -26,10 +26,8 @@ from fast_axolotl.record.units import format_date, format_duration, format_share
 from fast_axolotl.report.charts import RunCurves, make_charts
 from fast_axolotl.report.comparison import (
     beside_each_other,
-    describe_drawn,
     protocol_details,
     protocol_document,
-    protocol_subtitle,
 )
 from fast_axolotl.report.document import (
     Block,
@@ -75,9 +73,6 @@ COLOURS = {
 """Role to its colour on a light and on a dark page. Text and what carries meaning has a contrast
 of 4.5 or more against the page and its cards, lines of charts 3 or more (WCAG 2.1, AA)."""
 
-_MOST_LOSSES = 200
-"""Of a run of a protocol, in the data of the page."""
-
 
 def report_document(
     title: str,
@@ -90,7 +85,6 @@ def report_document(
     version: str,
 ) -> Document:
     """Everything about runs, or about a protocol: one run of each arm, then runs beside it."""
-    names = [run.name for run in runs]
     data: dict[str, Any] = {"title": title, "made": made, "version": version, "protocol": None}
     data["runs"] = [
         {"name": run.name, "summary": run.summary, "series": read_series(run.record, run.summary)}
@@ -101,7 +95,7 @@ def report_document(
         for place, (run, own) in enumerate(zip(runs, data["runs"], strict=False))
     ]
     charts: list[Block] = list(make_charts(curves))
-    drawn = "" if protocol is None else describe_drawn(protocol, names)
+    drawn = "" if protocol is None else "One run of each variant: the one its verdict is of."
     if len(runs) > MOST_RUNS:
         drawn = f"{drawn} Charts show the first {MOST_RUNS} of {len(runs)} runs.".strip()
     if charts:
@@ -112,25 +106,25 @@ def report_document(
         blocks = verdict_blocks(runs)
         blocks += beside_each_other(runs) if len(runs) > 1 else []
         blocks += run_blocks(runs, charts)
-        subtitle = ""
-        if runs:
-            first = runs[0].summary
-            parts = [format_date(first.started), format_duration(first.duration_seconds)]
-            gpus = dict.fromkeys(describe_gpus(run.record) for run in runs)
-            subtitle = " · ".join(filter(None, [*parts, *gpus]))
     else:
         blocks = [*protocol_document(protocol).blocks]
         blocks += verdict_blocks(runs[arm_runs:], is_named=True)
         blocks += [*run_blocks(runs, charts), *protocol_details(protocol)]
-        subtitle = protocol_subtitle(protocol, runs)
         plain = data["protocol"] = to_plain(protocol)
-        for arm in plain["arms"]:
-            for run in arm["runs"]:
-                every = -(-len(run["losses"]) // _MOST_LOSSES) or 1
-                run["losses"] = run["losses"][::every]
+        for run in (run for arm in plain["arms"] for run in arm["runs"]):
+            del run["losses"]  # Those of runs that are drawn are among their series.
+    # When it was, how long it took, and on which machine.
+    parts = [describe_gpus(run.record) for run in runs]
+    if protocol is not None:
+        machine = [protocol.environment.get(key) for key in ("cpu", "cpu_model", "gpu", "os")]
+        parts += [text for text in machine if isinstance(text, str)]
+        parts[:0] = [format_date(protocol.started), format_duration(protocol.seconds)]
+    elif runs:
+        first = runs[0].summary
+        parts[:0] = [format_date(first.started), format_duration(first.duration_seconds)]
     return Document(
         title=title,
-        subtitle=subtitle,
+        subtitle=" · ".join(dict.fromkeys(filter(None, parts))),
         blocks=blocks,
         footnotes=notes,
         data=data,

@@ -18,7 +18,6 @@ from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER
 from fast_axolotl.record.units import (
     count_words,
-    format_bytes,
     format_count,
     format_date,
     format_duration,
@@ -56,6 +55,13 @@ VERDICTS: dict[str, tuple[str, Tone]] = {
 
 _LEAST_PART = 0.0005
 """Share of the wall clock below which a part is not named: it would read 0.0 %."""
+_ONE_SCREEN = (
+    *("stall_fraction", "tokens_per_second", "samples_per_second", "step_p50_seconds"),
+    *("step_p95_seconds", "mfu", "working_set_bytes", "working_set_peak_bytes", "limit_bytes"),
+    *("limit_share", "first_step_seconds"),
+)
+_ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_bytes", "limit_share"}
+"""Of those: why one of these is missing is not worth a line."""
 _MOST_NOTES = 2
 """Of a record, on one screen."""
 _PATTERNS = {"steady": "all the time", "burst": "in bursts", "periodic": "rarely, but long"}
@@ -102,39 +108,21 @@ def show_short_summary(
     summary: RunSummary, record: RunRecord, *, file: IO[str] | None = None
 ) -> None:
     """Print one screen to stdout, or a file: verdict, why, advice, and what matters most."""
-    p50, p95 = format_seconds(summary.step_p50_seconds), format_seconds(summary.step_p95_seconds)
-    memory = [format_bytes(summary.working_set_bytes)]
-    if summary.working_set_peak_bytes is not None:
-        memory.append(f"peak {format_bytes(summary.working_set_peak_bytes)}")
-    if summary.limit_bytes and summary.limit_share is not None:
-        memory.append(f"{format_share(summary.limit_share)} of {format_bytes(summary.limit_bytes)}")
-    stall, first = format_share(summary.stall_fraction), format_seconds(summary.first_step_seconds)
-    lines = (
-        ("stall", "stall_fraction", f"{stall} of the time after warm-up"),
-        ("tokens/s", "tokens_per_second", format_count(summary.tokens_per_second)),
-        ("samples/s", "samples_per_second", format_count(summary.samples_per_second)),
-        ("step", "step_p50_seconds", f"p50 {p50} · p95 {p95}"),
-        ("MFU", "mfu", f"{format_share(summary.mfu)} of the GPU's peak"),
-        ("working set", "working_set_bytes", ", ".join(memory)),
-        ("first step", "first_step_seconds", f"{first} after the first batch was requested"),
-    )
-    pairs = [(label, text) for label, name, text in lines if getattr(summary, name) is not None]
-    clock = divide_clock(summary.ledger)
-    if clock:
+    run = ReportRun(name="", record=record, summary=summary)
+    names = [
+        name
+        for name in _ONE_SCREEN
+        if name not in _ONLY_IF_KNOWN or read_figure(summary, name) is not None
+    ]
+    pairs, reasons = _figure_rows(names, [run])
+    if clock := divide_clock(summary.ledger):
         parts = (f"{LEDGER[part]} {format_share(share)}" for part, _, share in clock)
         pairs.append(("wall clock", " · ".join(parts)))
     if summary.replacements is not None:
         pairs.append(("replaced", describe_replacements(summary)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
-    left = len(summary.notes) - _MOST_NOTES
-    pairs += [("", f"{left} more {'note' if left == 1 else 'notes'}")] if left > 0 else []
-    missing: dict[str, list[str]] = {}
-    for label, name, _ in lines:
-        # MFU is for those who asked for it.
-        if getattr(summary, name) is None and name != "mfu":
-            missing.setdefault(missing_reason(summary, name), []).append(label)
-    reasons = [f"{'; '.join(labels)}: {reason}" for reason, labels in missing.items()]
-    run = ReportRun(name="", record=record, summary=summary)
+    if left := summary.notes[_MOST_NOTES:]:
+        pairs.append(("", f"{count_words(len(left), 'more note')}"))
     blocks: list[Block] = [*verdict_blocks([run]), Table(rows=pairs), Bullets(reasons, True)]
     print_document(Document(title="", blocks=blocks), file=file)
     # Not folded by rich: a terminal wraps it, and it can still be copied whole.
@@ -190,23 +178,18 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
     if tables:
         blocks.append(Section(title="Nodes and ranks", blocks=tables, is_open=False))
     for title in ("settings", "environment"):
-        values = [getattr(run.summary, title) for run in runs]
-        blocks += settings_section(title.title(), [run.name for run in runs], values)
+        values: list[dict[str, Any]] = [getattr(run.summary, title) for run in runs]
+        rows = [
+            (key, *(describe_value(one[key]) if key in one else "–" for one in values))
+            for key in dict.fromkeys(key for one in values for key in one)
+        ]
+        header: tuple[str, ...] = ("", *(run.name for run in runs))
+        if all(len(set(row[1:])) == 1 for row in rows):
+            # One column where all are the same.
+            header, rows = (), [row[:2] for row in rows]
+        if rows:
+            blocks.append(Section(title=title.title(), blocks=[Table(header=header, rows=rows)]))
     return blocks
-
-
-def settings_section(
-    title: str, names: Sequence[str], values: Sequence[Mapping[str, Any]]
-) -> list[Block]:
-    """Settings beside each other, or one column where all are the same."""
-    keys = dict.fromkeys(key for one in values for key in one)
-    rows = [
-        (key, *(describe_value(one[key]) if key in one else "–" for one in values)) for key in keys
-    ]
-    header: tuple[str, ...] = ("", *names)
-    if all(len(set(row[1:])) == 1 for row in rows):
-        header, rows = (), [row[:2] for row in rows]
-    return [Section(title=title, blocks=[Table(header=header, rows=rows)])] if rows else []
 
 
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
@@ -272,8 +255,18 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
 
 
 def figure_group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) -> Section:
+    """Figures run by run, and why some are missing."""
+    rows, reasons = _figure_rows(names, runs)
+    header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
+    blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
+    return Section(title=title, blocks=[*blocks, Bullets(reasons, True)])
+
+
+def _figure_rows(
+    names: Sequence[str], runs: Sequence[ReportRun]
+) -> tuple[list[tuple[str, ...]], list[str]]:
     """Figures run by run, and why some are missing: one line for all that share the reason."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for head, own in groupby(names, key=lambda name: FIGURES[name].label.partition(", ")[0]):
         line = list(own)
         label = head if len(line) > 1 else FIGURES[line[0]].label
@@ -284,16 +277,14 @@ def figure_group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) ->
     for name in names:
         for run in runs:
             if read_figure(run.summary, name) is None:
-                reason = missing_reason(run.summary, name)
+                reason = run.summary.reasons.get(name) or FIGURES[name].missing
                 missing.setdefault(reason, {})[FIGURES[name].label] = None
     is_nothing = not rows and len(missing) == 1
     reasons = [
         reason if is_nothing else f"{'; '.join(labels)}: {reason}"
         for reason, labels in missing.items()
     ]
-    header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
-    blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
-    return Section(title=title, blocks=[*blocks, Bullets(reasons, True)])
+    return rows, reasons
 
 
 def _format_figures(summary: RunSummary, names: Sequence[str]) -> str:
@@ -343,11 +334,6 @@ def read_figure(summary: RunSummary, name: str) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def missing_reason(summary: RunSummary, name: str) -> str:
-    """Why a figure has no value."""
-    return summary.reasons.get(name) or FIGURES[name].missing
-
-
 def describe_value(value: Any) -> str:
     """A setting, whatever it is, in one line."""
     if isinstance(value, Mapping):
@@ -361,7 +347,7 @@ def describe_value(value: Any) -> str:
 
 def verdict_badge(kind: str, subtype: str) -> tuple[Tone, str]:
     """``Data-bound (burst)``, and its tone."""
-    title, tone = VERDICTS[kind]
+    title, tone = VERDICTS.get(kind, (kind, "plain"))
     return tone, f"{title} ({subtype})" if subtype else title
 
 

@@ -12,21 +12,19 @@ also the lowest and the highest. It is one pass in plain Python.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fast_axolotl.record import Histogram, RunRecord, RunSummary, StepBlock, SystemRecord
+from fast_axolotl.record import RunRecord, RunSummary, StepBlock, SystemRecord
 from fast_axolotl.record.arithmetic import finite, ratio
-from fast_axolotl.record.units import count_words, format_seconds
+from fast_axolotl.record.units import format_seconds
 
 MOST_POINTS = 1200
 """Points of a curve: about one for every pixel of a wide screen."""
 _MOST_WINDOWS = 240
 """Of a share or a rate, which is more readable when it is calm."""
 _MOST_MARKS = 100
-_BINS_TOGETHER = 12
-"""Bins of a histogram that make one bar: 1.02 ** 12, about ten bars in a decade."""
 _FIGURES = 5
 """Significant figures of the numbers in a page: a pixel is a thousandth of a chart."""
 _MEMORY = ("working_set_bytes", "anon_bytes", "hwm_bytes")
@@ -111,7 +109,12 @@ def read_series(record: RunRecord, summary: RunSummary) -> Columns:
     series: Columns = {}
     if summary.deciding_rank is not None:
         series |= _rank_series(record, summary, zero)
-        series["losses"], series["not_finite"] = _losses(record)
+        losses, before, logs = Track(), 0, record.find_losses()
+        for line in logs:
+            losses.add(before, line.step, loss=line.values["loss"])
+            before = line.step
+        series["losses"] = losses.thin(spread=("loss",))
+        series["not_finite"] = [line.step for line in logs if finite(line.values["loss"]) is None]
         series["throughput"] = _throughput(record, zero)
     if system is not None:
         series |= _system_series(system, system.start.time - zero)
@@ -119,7 +122,7 @@ def read_series(record: RunRecord, summary: RunSummary) -> Columns:
 
 
 def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns:
-    """Steps, waits and marks of the rank that decides."""
+    """Steps and waits of the rank that decides."""
     assert summary.deciding_rank is not None
     rank, first = record.ranks[summary.deciding_rank], summary.first_steady_step
     # As in the figures, what comes before their first step is warm-up.
@@ -132,14 +135,13 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
     ]
     offset = rank.start.time - zero
     is_device = summary.stall_source == "device"
-    steps, waits = Track(), Histogram()
+    steps = Track()
     phases: list[dict[str, Any]] = []
     outliers = []
     phase = "steady"
     for block in blocks:
         begin, end = offset + _begin(block), offset + block.t
         if block.phase == "steady":
-            waits.merge((block.device_waits or {}) if is_device else block.host_waits)
             for slow in block.slow:
                 if finite(slow.seconds) is not None:
                     share = (slow.fetch - block.first_fetch + 1) / max(1, block.fetches)
@@ -151,27 +153,12 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
             phases.append({"name": block.phase, "begin": round(begin, 3), "end": round(end, 3)})
         phase = block.phase
         _add_steps(steps, block, end, is_device)
-    marks: Columns = {}
-    for name in ("shard", "epoch"):
-        t = [offset + mark.t for mark in rank.marks if mark.name == name]
-        marks |= {name: {"all": len(t), "t": t[:: -(-len(t) // _MOST_MARKS)]}} if t else {}
-    # Of the rank that shows most of it, as in the figures.
-    talking = max(
-        record.ranks.values(),
-        key=lambda one: sum(window.exposed_communication_seconds or 0 for window in one.windows),
-    )
-    talks = Track()
-    for window in talking.windows if talking.windows[1:] else ():
-        at = talking.start.time - zero + window.t
-        shares = ratio(window.exposed_communication_seconds, window.wall_seconds)
-        talks.add(at - window.wall_seconds, at, window.wall_seconds, exposed=shares)
     longest = sorted(sorted(outliers, key=lambda one: -one[1])[:_MOST_MARKS])
     return {
         "rank": summary.deciding_rank,
         "steps": steps.thin(spread=("mean",)),
         "stall": stall_track(blocks, offset, is_device).thin(_MOST_WINDOWS),
         "phases": phases,
-        "marks": marks,
         "slow": {
             "all": len(outliers),
             "t": round_figures((one[0] for one in longest), 7),
@@ -182,9 +169,6 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
         }
         if outliers
         else {},
-        "waits": _bars(waits),
-        "communication": talks.thin(_MOST_WINDOWS),
-        "longest_step": _longest_step(blocks),
     }
 
 
@@ -218,52 +202,6 @@ def _add_steps(steps: Track, block: StepBlock, end: float, is_device: bool) -> N
         own = wait * one / (wall or 1.0) if own is None else own
         steps.add(t, t + one, mean=one, wait=own)
         t += one
-
-
-def _longest_step(blocks: Iterable[StepBlock]) -> Columns:
-    """How long it took, and its number, or the first of the block that it is in."""
-    longest, number = 0.0, 0
-    for block in blocks:
-        known = [one for one in block.walls or () if finite(one) is not None]
-        times = known or ([Histogram(block.step_times).quantile(1.0) or 0.0] if block.steps else [])
-        if times and max(times) > longest:
-            longest = max(times)
-            number = block.first_step + (known.index(longest) if known else 0)
-    return {"seconds": longest, "step": number} if longest else {}
-
-
-def _bars(waits: Histogram) -> Columns:
-    """How long fetches waited: share of the fetches, and of all waiting, by duration."""
-    bars: dict[int, list[float]] = {}
-    for (seconds, count), index in zip(waits.items(), waits.counts, strict=True):
-        bar = bars.setdefault(0 if index == 0 else 1 + (index - 1) // _BINS_TOGETHER, [0.0, 0.0])
-        bar[0] += count
-        bar[1] += count * seconds
-    fetches, waited = (sum(bar[place] for bar in bars.values()) for place in (0, 1))
-    if not fetches:
-        return {}
-    order = range(min(bars), max(bars) + 1)
-    shares = [bars.get(number, (0.0, 0.0)) for number in order]
-    # Bar 0 holds what took a microsecond or less.
-    middles = (1e-6 * 1.02 ** (max(0.0, number - 0.5) * _BINS_TOGETHER) for number in order)
-    return {
-        "fetches": int(fetches),
-        "seconds": round_figures(middles),
-        "fetch_share": round_figures(count / fetches for count, _ in shares),
-        "wait_share": round_figures(wait / waited if waited else 0.0 for _, wait in shares),
-    }
-
-
-def _losses(record: RunRecord) -> tuple[Columns, list[int]]:
-    """The trainer's losses by step, and the steps at which they are no numbers."""
-    track, before = Track(), 0
-    logs = record.find_losses()
-    for line in logs:
-        track.add(before, line.step, loss=line.values["loss"])
-        before = line.step
-    thin = track.thin(spread=("loss",))
-    wrong = [line.step for line in logs if finite(line.values["loss"]) is None]
-    return thin, wrong
 
 
 def _throughput(record: RunRecord, zero: float) -> Columns:
@@ -328,24 +266,6 @@ def _system_series(system: SystemRecord, offset: float) -> Columns:
         "disk": disk.thin(),
         "gpu": gpu.thin(),
     }
-
-
-def describe_series(series: Mapping[str, Any]) -> list[str]:
-    """What stands out among the steps and fetches, one sentence each."""
-    lines = []
-    if longest := series.get("longest_step"):
-        seconds = format_seconds(longest["seconds"])
-        lines.append(f"The longest step took {seconds}, at step {longest['step']:,}.")
-    if slow := series.get("slow"):
-        few = f", of which the {len(slow['t'])} longest are marked" * (slow["all"] > len(slow["t"]))
-        waited = count_words(slow["all"], "fetch")
-        most = format_seconds(max(slow["seconds"]))
-        lines.append(f"{waited} waited far longer than most, up to {most}{few}.")
-    for name, marks in series.get("marks", {}).items():
-        drawn = f", of which {len(marks['t'])} are drawn" * (marks["all"] > len(marks["t"]))
-        noun = "boundary" if marks["all"] == 1 else "boundaries"
-        lines.append(f"{marks['all']:,} {name} {noun}{drawn}.")
-    return lines
 
 
 def round_figures(values: Iterable[float | None], figures: int = _FIGURES) -> list[float | None]:

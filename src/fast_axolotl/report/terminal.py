@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     Progress,
-    TaskID,
+    ProgressColumn,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
@@ -173,27 +173,11 @@ def _text(cell: str | Cell) -> str:
 @contextmanager
 def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int], None]]:
     """A bar for work in several phases; the callable takes the phase, done, total and a count."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn(f"{{task.fields[count]:,}} {unit}"),
-        TimeRemainingColumn(),
-    )
-    if not console.is_terminal:
-        yield lambda phase, done, total, count: None
-        return
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+    with _bar(TaskProgressColumn(), TimeRemainingColumn()) as draw:
 
         def update(phase: str, done: int, total: int, count: int) -> None:
-            if phase not in tasks:
-                for task in tasks.values():
-                    bar.remove_task(task)
-                tasks.clear()
-                tasks[phase] = bar.add_task(phase, count=0, total=total or None)
-            bar.update(tasks[phase], completed=done, count=count)
+            if draw is not None:
+                draw(phase, done, total, f"{count:,} {unit}")
 
         yield update
 
@@ -201,43 +185,41 @@ def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int]
 @contextmanager
 def protocol_progress() -> Iterator[Update]:
     """How far a protocol is: a bar in a terminal, else one line for every run."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        printed = ("", -1)
+    printed = ("", -1)
+    with _bar() as draw:
 
-        def write(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
+        def update(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
             nonlocal printed
-            if (text, done) != printed:
+            rest = [] if left is None else [f"about {format_duration(max(1.0, left))} left"]
+            if draw is not None:
+                runs = [f"{done}/{total} runs"] if total else []
+                draw(f"{text}, {seconds:.0f} s", done, total, "  ".join([*runs, *rest]))
+            elif (text, done) != printed:
                 printed = text, done
                 run = [f"run {done + 1} of {total}"] if done < total else []
-                rest = f"; {describe_left(left)}" if left is not None else ""
-                line = ": ".join(["fast-axolotl", *run, text])
-                print(f"{line}{rest}", file=sys.stderr, flush=True)
+                line = "; ".join([": ".join(["fast-axolotl", *run, text]), *rest])
+                print(line, file=sys.stderr, flush=True)
 
-        yield write
+        yield update
+
+
+@contextmanager
+def _bar(
+    *columns: ProgressColumn,
+) -> Iterator[Callable[[str, int, int, str], None] | None]:
+    """A bar on stderr with these columns behind it; ``None`` where that is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield None
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[runs]}", markup=False),
-        TextColumn("{task.fields[left]}", markup=False),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None, runs="", left="")
+    text = TextColumn("{task.description}", markup=False)
+    more = TextColumn("{task.fields[more]}", markup=False)
+    with Progress(text, BarColumn(), *columns, more, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None, more="")
 
-        def draw(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
-            bar.update(
-                task,
-                description=f"{text}, {seconds:.0f} s",
-                completed=done,
-                total=total or None,
-                runs=f"{done}/{total} runs" if total else "",
-                left="" if left is None else describe_left(left),
-            )
+        def draw(text: str, done: int, total: int, more: str) -> None:
+            # By ``update`` a total cannot become unknown again.
+            bar.tasks[0].total = total or None
+            bar.update(task, description=text, completed=done, more=more)
 
         yield draw
-
-
-def describe_left(seconds: float) -> str:
-    """An estimate: ``about 12 min 30 s left``."""
-    return f"about {format_duration(max(1.0, seconds))} left"

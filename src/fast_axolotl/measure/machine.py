@@ -1,4 +1,6 @@
-"""The watcher's samples folded into figures: memory, processors, pressure, disk, swap, GPU.
+"""The watchers' samples folded into figures: memory, processors, pressure, disk, swap, GPU.
+
+With several nodes, the figures are those of the one under most pressure.
 
 Only samples of the steady phase count, where a rank recorded. Where none lies in it, or it was not
 reached, there is no memory of the steady phase; rates take two samples, else they are those of the
@@ -9,12 +11,21 @@ missing) counts as nothing. Swap is the machine's, not the run's: another progra
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
-from fast_axolotl.measure.disk import capacity_at
-from fast_axolotl.record import DiskProbe, SystemRecord, SystemSample, SystemStart, thresholds
+from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.record import (
+    NodeSummary,
+    RunRecord,
+    SystemRecord,
+    SystemSample,
+    SystemStart,
+    thresholds,
+)
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.units import format_bytes
@@ -25,25 +36,112 @@ LEAST_SWAP_SHARE = 0.5
 LEAST_SWAP_RUN = 3
 """Intervals in a row with swap-in for it to be sustained. Ours: one burst is no state."""
 
-_UNKNOWN = {
-    "stall": "waits can only be measured inside the training process",
-    "throughput": "rows, tokens and steps can only be counted inside the training process",
-    "mfu": "the model's shape is known only inside the training process",
-}
-"""What cannot be known from outside, and why."""
+_NODE_FIGURES = [item.name for item in fields(NodeSummary) if item.name not in ("node", "ranks")]
+_UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"
 
-_MOST_SAMPLES = 4096
-
-_UNWATCHED = FIGURES["working_set_bytes"].missing
-
-_LEVELS = ("working_set_bytes", "mapped_file_bytes", "rss_bytes")
+_LEVELS = ("working_set_bytes", "rss_bytes")
 """Of the steady phase alone."""
 
 _Found = tuple[Any, str]
 """A figure, and the line's field that it is made of, under which the watcher gives its reasons."""
 
 
-def fold_system(
+def fold_machines(
+    record: RunRecord, ranks: Sequence[RankFigures]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Figures of every node, and of the one under most pressure; reasons for those that are
+    missing, and notes.
+
+    A node's samples are compared with its own ranks, which have the same clock.
+    """
+    by_node: dict[str, list[RankFigures]] = defaultdict(list)
+    for rank in ranks:
+        by_node[rank.record.start.host].append(rank)
+    folded = {
+        node: _fold_node(record.systems.get(node), by_node.get(node, []), ranks)
+        for node in dict.fromkeys([*by_node, *record.systems])
+    }
+
+    def pressure(node: str) -> tuple[bool, bool, bool, float]:
+        values, _ = folded[node]
+        waited = min(values["other_cpu_share"] or 0.0, values["cpu_wait_share"] or 0.0)
+        refused = max(values["cpu_throttled_share"] or 0.0, values["cpu_steal_share"] or 0.0)
+        return (
+            bool(values["oom_kills"]),
+            bool(values["is_swap_sustained"]),
+            max(waited, refused, values["psi_io_full"] or 0.0) >= thresholds.CPU_LOST,
+            values["limit_share"] or 0.0,
+        )
+
+    watched = [node for node in folded if node in record.systems]
+    worst = max(watched, key=pressure, default="")
+    values, reasons = folded[worst] if worst else _fold_node(None, ranks, ranks)
+    nodes = tuple(
+        NodeSummary(
+            node=node,
+            ranks=tuple(rank.rank for rank in by_node.get(node, ())),
+            **{name: found.get(name) for name in _NODE_FIGURES},
+        )
+        for node, (found, _) in folded.items()
+    )
+    notes = [
+        f"{node}: {text}"
+        for node, system in record.systems.items()
+        if (text := system.start.reasons.get("processes"))
+    ]
+    if len(folded) > 1 and worst:
+        notes.append(
+            f"memory, CPU, disk, swap and GPU figures are from {worst}, the node under most "
+            f"pressure of {len(folded)}"
+        )
+    unwatched = [node for node in folded if node not in record.systems]
+    if worst and unwatched:
+        notes.append(f"there are no samples from {', '.join(unwatched)}")
+    held = (rank.settings.get("cuda_memory") for rank in ranks)
+    peaks = [one.get("allocated_peak", 0) for one in held if isinstance(one, dict)]
+    values |= {"node": worst, "nodes": nodes}
+    values["gpu_peak_allocated_bytes"] = max(peaks, default=0) or None
+    if values["gpu_memory_bytes"] is None:
+        reasons["gpu_peak_allocated_bytes"] = reasons["gpu_memory_bytes"]
+    return values, reasons, notes
+
+
+def _fold_node(
+    system: SystemRecord | None, own: Sequence[RankFigures], all_ranks: Sequence[RankFigures]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figures of one node by its samples and by the high-water marks of its own ranks; reasons.
+
+    Who watches a node without ranks, that of the launcher, goes by the times of all.
+    """
+    ranks = own or all_ranks
+    # The first step of all, in seconds since 1970; where none was made, the first line.
+    first_steps = [
+        rank.record.start.time + mark.t
+        for rank in ranks
+        for mark in rank.record.marks
+        if mark.name == "first_step"
+    ]
+    values, reasons = _fold_samples(
+        system,
+        min((rank.steady_from for rank in ranks if rank.steady_from is not None), default=None),
+        max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
+        trained_from=min(first_steps or [rank.record.start.time for rank in ranks], default=None),
+    )
+    free = [values["gpu_free_bytes"]]
+    for rank in own:
+        # What the samples may have missed: a rank reads its high-water mark at the very end of each
+        # phase, and torch's allocator knows what it held at most.
+        marks = [phase.hwm_bytes or 0 for phase in rank.record.phases]
+        if system is not None:
+            values["hwm_bytes"] = max([values["hwm_bytes"] or 0, *marks]) or None
+        held = rank.settings.get("cuda_memory")
+        if isinstance(held, dict) and {"total", "reserved_peak"} <= held.keys():
+            free.append(held["total"] - held["reserved_peak"])
+    values["gpu_free_bytes"] = min((size for size in free if size is not None), default=None)
+    return values, reasons
+
+
+def _fold_samples(
     system: SystemRecord | None,
     begin: float | None = None,
     end: float | None = None,
@@ -57,7 +155,7 @@ def fold_system(
     count. Moments are given in seconds since 1970.
     """
     if system is None:
-        nothing, _ = fold_system(SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0)))
+        nothing, _ = _fold_samples(SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0)))
         return nothing, dict.fromkeys(nothing, _UNWATCHED)
     zero = system.start.time
     samples: Sequence[SystemSample] = system.samples
@@ -74,11 +172,10 @@ def fold_system(
     devices = [gpu for sample in several for gpu in sample.gpus]
     read, requests = _rate(several, "read_bytes"), _rate(several, "device_reads")
     request_bytes = ratio(_rate(several, "device_read_bytes"), requests)
-    disk = system.disk
-    if disk is None:
-        in_order = finite(start.disk_bytes_per_second)
-        disk = DiskProbe(t=0.0, path=start.data_path or "", bytes_per_second=in_order)
-    capacity = capacity_at(disk, request_bytes)
+    # It was tested in order: of small requests it gives less, and nobody knows how much.
+    is_random = request_bytes is not None and request_bytes < thresholds.SMALL_REQUEST_BYTES
+    in_order = start.disk_bytes_per_second if system.disk is None else system.disk.bytes_per_second
+    capacity = None if is_random else finite(in_order)
     own, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
     others = None
     if own is not None and everybody is not None:
@@ -140,7 +237,6 @@ def _memory(
 
     start = system.start
     hwm = _highest(sample.hwm_bytes for sample in system.samples)
-    rss = middle(sample.rss_bytes for sample in samples)
     limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
     peak = used = _peak(system, "working_set_bytes", trained_from)
     if used is None and not any(sample.pss_bytes is not None for sample in system.samples):
@@ -152,10 +248,8 @@ def _memory(
     return {
         "working_set_bytes": level("working_set_bytes", "pss_bytes"),
         "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
-        "mapped_file_bytes": level("pss_file_bytes"),
         "rss_bytes": level("rss_bytes"),
         "hwm_bytes": (_whole(hwm), "hwm_bytes"),
-        "spike_ratio": (ratio(hwm, rss), "hwm_bytes"),
         "limit_bytes": (limit, "limit_bytes"),
         "limit_share": (ratio(used, limit), "pss_bytes"),
     }
@@ -172,21 +266,20 @@ def describe_growth(system: SystemRecord, begin: float | None = None) -> str:
     # Not the last: of a run that is being killed, processes have gone by then.
     first = compared[0]
     last = max(compared, key=lambda one: (one.anon_bytes or 0) + (one.shared_bytes or 0))
-    largest, anon, shared = (
-        [getattr(one, f"{name}_bytes") or 0 for one in (first, last)]
-        for name in ("largest_anon", "anon", "shared")
-    )
-    others = [anon[at] - largest[at] for at in (0, 1)]
-    sizes = {
-        "the largest process": largest,
-        "the other processes": others,
-        "shared memory (/dev/shm)": shared,
-    }
-    grown = sorted(sizes.items(), key=lambda item: item[1][0] - item[1][1])
+
+    def sizes(one: SystemSample) -> dict[str, int]:
+        largest = one.largest_anon_bytes or 0
+        return {
+            "the largest process": largest,
+            "the other processes": (one.anon_bytes or 0) - largest,
+            "shared memory (/dev/shm)": one.shared_bytes or 0,
+        }
+
+    before, after = sizes(first), sizes(last)
     parts = [
-        f"{name} from {format_bytes(before)} to {format_bytes(after)}"
-        for name, (before, after) in grown
-        if after > before
+        f"{name} from {format_bytes(before[name])} to {format_bytes(after[name])}"
+        for name in sorted(before, key=lambda name: before[name] - after[name])
+        if after[name] > before[name]
     ]
     if last.processes > first.processes:
         parts.append(f"{first.processes} processes became {last.processes}")
@@ -239,20 +332,19 @@ def _explain(
         if key in system.start.reasons:
             return system.start.reasons[key]
     if not samples:
-        return "the process tree was never sampled"
+        return system.start.reasons.get("processes", "the process tree was never sampled")
     if source == "gpus" and any(sample.gpus for sample in samples):
         return "the driver does not report it"
-    is_sampled = any(getattr(one, source, None) is not None for one in system.samples)
+    known = (getattr(one, source, None) for one in system.samples)
+    is_sampled = source != "gpus" and any(value is not None for value in known)
     if is_sampled and (name in _LEVELS or name == "working_set_peak_bytes"):
         when = "in the steady phase" if name in _LEVELS else "after the first step"
         if name in _LEVELS and not is_steady:
             return "no step of the steady phase was recorded"
         return f"it was not sampled {when}, which was too short: run longer"
-    if FIGURES[name].missing != _UNWATCHED:
-        return FIGURES[name].missing
-    if len(samples) < 2:
+    if is_sampled and len(samples) < 2 and FIGURES[name].unit in ("share", "bytes/s", "cores"):
         return "a rate needs more than one sample of the process tree"
-    return f"{source} could not be read on this machine"
+    return FIGURES[name].missing
 
 
 def _highest(values: Iterable[float | None]) -> float | None:

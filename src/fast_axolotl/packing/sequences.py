@@ -1,4 +1,4 @@
-"""Token sequences in every form: lists, arrays, tensors, Arrow columns, values with offsets.
+"""Token sequences in every form, and rows as lists, numpy or torch.
 
 What Python holds stays in Python's lists, so that list in, list out never leaves them; arrays
 become ``Flat``: all values end to end, and offsets. A token is an integer. A bool counts as 0 or 1,
@@ -10,11 +10,13 @@ Torch and pyarrow are looked for among the loaded modules, never imported: an ar
 types cannot come from anywhere else.
 
 Cost: an array of 32 or 64 bits is used where it lies, others are copied once. A list costs some
-15 ns a token to become an array, and 6 to be checked where it stays a list.
+15 ns a token to become an array, and 6 to be checked where it stays a list. Numpy and torch results
+share the memory that was filled.
 """
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import sys
 from array import array
@@ -26,7 +28,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import MissingExtraError, UsageError
+
+OUTPUTS = ("lists", "numpy", "torch")
 
 Array: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = list[Sequence[int]]
@@ -149,15 +153,75 @@ def require_fit(tokens: Flat, dtype: str, name: str, limit: int) -> None:
             raise _too_large(f"{name}[{index}][{nth}]", int(tokens.values[place]), dtype)
 
 
-def integer(name: str, value: Any, dtype: str | None = None) -> int:
-    """``value`` as an ``int`` that ``dtype``, where given, can hold."""
+def check_options(
+    output: str, too_long: str, ways: Sequence[str], dtype: str, num_threads: int
+) -> None:
+    """Raises for a wrong option; ``ways`` are those with a sequence that is too long."""
+    option("output", output, OUTPUTS)
+    option("too_long", too_long, ways)
+    option("dtype", dtype, ("int64", "int32"))
+    if integer("num_threads", num_threads) < 0:
+        raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
+
+
+def option(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises where ``value`` is not one of the allowed ones, or needs a package that is missing."""
+    if not isinstance(value, str) or value not in allowed:
+        names = " or ".join(map(repr, allowed))
+        raise UsageError(f"{name} must be {names}, not {value!r}")
+    if name == "output" and value == "torch":
+        _torch()
+
+
+def integer(name: str, value: Any, *, least: int | None = None, dtype: str = "int64") -> int:
+    """``value`` as an ``int`` that is large enough and that ``dtype`` can hold."""
     try:
         number = operator.index(value)
     except TypeError:
         raise UsageError(f"{name} must be an integer, not {_shown(value)}") from None
-    if dtype is not None and not _fits(number, dtype):
+    if least is not None and number < least:
+        raise UsageError(f"{name} must be {least} or more, not {number}")
+    if not _fits(number, dtype):
         raise _too_large(name, number, dtype)
     return number
+
+
+def deliver(result: Array, output: str) -> Any:
+    """An array as one of the ``OUTPUTS``."""
+    if output == "numpy":
+        return result
+    if output == "torch":
+        return _torch().from_numpy(result)
+    if result.ndim == 1:
+        return result.tolist()
+    starts = range(0, len(result), _BLOCK_ROWS)
+    blocks = (result[start : start + _BLOCK_ROWS] for start in starts)
+    return untracked(row for block in blocks for row in block.tolist())
+
+
+def untracked(rows: Iterable[list[int]]) -> list[list[int]]:
+    """The rows in a list, each out of the garbage collector's sight from the moment it is made.
+
+    The collector looks for cycles. It walks every token of every new list several times over, which
+    takes longer than making them, and lists of integers have none to find. CPython itself leaves
+    tuples and dicts of such values untracked. Rows are freed as ever when nothing refers to them;
+    only one that is made part of a cycle later would stay.
+    """
+    kept = []
+    for row in rows:
+        untrack(row)
+        kept.append(row)
+    return kept
+
+
+try:
+    untrack: Any = ctypes.PYFUNCTYPE(None, ctypes.py_object)(
+        ("PyObject_GC_UnTrack", ctypes.pythonapi)
+    )
+except AttributeError:  # not CPython
+
+    def untrack(row: list[int]) -> None:
+        pass
 
 
 def _from_values(values: Array, offsets: Array, name: str) -> Flat:
@@ -272,3 +336,11 @@ def _too_large(where: str, number: int, dtype: str) -> UsageError:
 def _shown(value: Any) -> str:
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:60] + '…'} ({type(value).__name__})"
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("the torch output needs PyTorch: pip install torch") from None
+    return torch

@@ -1,0 +1,497 @@
+"""Ranks: the lines of each folded into totals, and all of them held against each other.
+
+*One rank.* The steady phase is what counts: warm-up is left out. Everything is a sum first and a
+ratio last, so a block may hold one step or a thousand. The cost is one pass over the lines. Where
+the ready queue ran dry in the steady phase (see ``ready_queue``), the steps before that are
+warm-up: a queue that was full hid what the loader lacks.
+
+*Stall.* Ranks wait for each other in every collective, so each step is as late as the rank that
+waits longest in it; see ``record.waits``. The rank that causes most of that decides about the data.
+With a dispatcher it is rank 0, which reads for all, and whose waits look like communication on the
+others. A rank that recorded too little to be judged decides nothing, where another has recorded
+more.
+
+*Stragglers.* Two things show the rank that the others wait for without a profiler. Data: in the
+steps in which it waits, the others do not. Compute: its forward pass takes longer. The forward pass
+is compared because no collective of data parallelism runs in it; the rest of a step is as long on
+every rank, since they wait for each other. A longer forward pass is explained by more tokens, else
+it is compute. Where weights are gathered in the forward pass (FSDP,
+ZeRO-3), only a profiler window tells: the slow rank is the one that spends least time in
+collectives.
+
+*Replicas.* Ranks of one tensor, context or pipeline parallel group are fed the same batches, and
+what they count is not added up twice. The sizes of these groups stand in the settings. Fingerprints
+of a few batches go before them: ranks that all saw other batches count other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fast_axolotl.measure.ready_queue import Drain, find_drain, number_of
+from fast_axolotl.record import (
+    Histogram,
+    ProfileWindow,
+    RankRecord,
+    RankSummary,
+    StepBlock,
+    thresholds,
+)
+from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.waits import (
+    LEAST_PRESENCE,
+    StallSource,
+    WaitTotals,
+    find_common_steps,
+    fold_waits,
+    wall_between,
+)
+
+LEAST_SHARE = 0.5
+"""Of the stall, that one rank causes alone. Ours: the larger part of it."""
+LEAST_FRACTION = 0.01
+"""Of the time, that the others lose to a rank. Ours: less is noise."""
+LONGER_FORWARD = 0.10
+"""By which a forward pass is longer than the median of the other ranks'. Ours: equal GPUs differ by
+a few percent."""
+MORE_TOKENS = 0.05
+_STANDARD_ERRORS = 3.0
+_LEAST_BLOCKS = 3
+_SIZES = {
+    "tensor_parallel": ("tensor_parallel_size",),
+    "context_parallel": ("context_parallel_size", "sequence_parallel_degree"),
+    "pipeline_parallel": ("pipeline_parallel_size",),
+}
+"""Setting → names of the same in a framework's configuration."""
+
+
+@dataclass(slots=True)
+class RankFigures:
+    """What one rank's lines come to."""
+
+    record: RankRecord
+    settings: dict[str, Any]
+    steady_blocks: Sequence[StepBlock]
+    """Those the figures are made of."""
+    drain: Drain | None
+    """What became of the ready queue, if it drained."""
+    warmup: WaitTotals = field(default_factory=WaitTotals)
+    steady: WaitTotals = field(default_factory=WaitTotals)
+    host_waits: Histogram = field(default_factory=Histogram)
+    device_waits: Histogram = field(default_factory=Histogram)
+    step_times: Histogram = field(default_factory=Histogram)
+    spans: dict[str, float] = field(default_factory=dict)
+    steady_span_seconds: float = 0.0
+    """What is taken out of its steady steps: evaluation, checkpoints, logging."""
+    steady_from: float | None = None
+    """Seconds since 1970."""
+    steady_to: float | None = None
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.record.start.rank
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        return round(number_of(self.settings, "gradient_accumulation") or 1)
+
+    @property
+    def waits(self) -> Histogram:
+        """The waits of single fetches that the stall is made of."""
+        return self.device_waits if self.steady.source == "device" else self.host_waits
+
+    @property
+    def own_seconds(self) -> float | None:
+        """Steady time less the waits for data."""
+        stall = self.steady.stall_fraction
+        return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
+
+    @property
+    def forward_seconds_per_step(self) -> float | None:
+        """Time of the forward passes, where nearly all were timed."""
+        timed = [block for block in self.steady_blocks if finite(block.forward_seconds) is not None]
+        steps = sum(block.steps for block in timed)
+        if steps < LEAST_PRESENCE * self.steady.steps:
+            return None
+        return ratio(total(block.forward_seconds for block in timed), steps)
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether its steady phase can be judged."""
+        return thresholds.is_long_enough(self.steady.fetches, self.steady.wall_seconds)
+
+    @property
+    def windows(self) -> Sequence[ProfileWindow]:
+        """The profiler's windows of its steady phase; where none is, its last one."""
+        own, begin = self.record.windows, self.record.start.time
+        since = float("inf") if self.steady_from is None else self.steady_from
+        return [window for window in own if begin + window.t > since] or own[-1:]
+
+    def profiled_share(self, name: str) -> float | None:
+        """What a field of the windows comes to, of the time of those that have it."""
+        seen = [one for one in self.windows if finite(getattr(one, name)) is not None]
+        wall = total(one.wall_seconds for one in seen)
+        return ratio(total(getattr(one, name) for one in seen), wall)
+
+    def summary(self) -> RankSummary:
+        """Its line in the table of ranks."""
+        end, steady = self.record.end, self.steady
+        return RankSummary(
+            rank=self.rank,
+            steps=steady.steps,
+            fetches=steady.fetches,
+            stall_fraction=steady.stall_fraction,
+            host_stall_fraction=steady.host_stall_fraction,
+            step_p50_seconds=self.step_times.quantile(0.5),
+            tokens_per_second=ratio(steady.count("real_tokens"), steady.wall_seconds),
+            samples_per_second=ratio(steady.count("samples"), steady.wall_seconds),
+            is_finished=end is not None and end.reason == "finished",
+            node=self.record.start.host,
+            forward_seconds_per_step=self.forward_seconds_per_step,
+        )
+
+
+def fold_rank(record: RankRecord) -> RankFigures:
+    """Add up the lines of one rank."""
+    settings = record.values
+    steady = [block for block in record.blocks if block.phase == "steady"]
+    # Before a later warm-up, fetches were taken for steps: nobody had told one yet.
+    warm = max((one.first_step for one in record.blocks if one.phase == "warmup"), default=0)
+    hidden = [block for block in steady if block.first_step < warm]
+    steady = steady[len(hidden) :]
+    drain = find_drain(steady, settings)
+    # What a full queue hid is warm-up.
+    first = drain.first_block if drain is not None and drain.is_over else 0
+    hidden, steady = hidden + steady[:first], steady[first:]
+    folded = RankFigures(record, settings, steady, drain)
+    for block in record.blocks:
+        if block.phase == "warmup":
+            folded.warmup.add_block(block)
+        for name, seconds in block.spans.items():
+            folded.spans[name] = folded.spans.get(name, 0.0) + (finite(seconds) or 0.0)
+    for block in hidden:
+        folded.warmup.add_block(block)
+    for block in steady:
+        folded.steady.add_block(block)
+        folded.host_waits.merge(block.host_waits)
+        folded.device_waits.merge(block.device_waits or {})
+        folded.step_times.merge(block.step_times)
+        folded.steady_span_seconds += total(block.spans.values()) or 0.0
+    per_step = round(ratio(folded.steady.fetches, folded.steady.steps) or 1)
+    if per_step > 1:
+        # Where the trainer did not say it, it is what was counted.
+        settings.setdefault("gradient_accumulation", per_step)
+    if steady:
+        took = (finite(steady[0].wall_seconds) or 0.0) + (total(steady[0].spans.values()) or 0.0)
+        folded.steady_from = finite(record.start.time + steady[0].t - took)
+        folded.steady_to = finite(record.start.time + steady[-1].t)
+    return folded
+
+
+@dataclass(slots=True)
+class Job:
+    """What all ranks lose together to waiting for data, and to each other."""
+
+    ranks: Sequence[RankFigures]
+    chosen: RankFigures | None = None
+    """The rank that decides about the data: it causes most of the waiting, of those that recorded
+    enough to be judged; or it reads for all."""
+    source: StallSource = ""
+    host_stall_fraction: float | None = None
+    device_stall_fraction: float | None = None
+    alone: dict[int, float] = field(default_factory=dict)
+    """Share of the time in which only this rank waited."""
+    device_idle_fraction: float | None = None
+    """By profiler windows, as the next five."""
+    exposed_communication_fraction: float | None = None
+    """Of the rank that shows most of it."""
+    pure_communication_fraction: float | None = None
+    """Every collective at its least duration across ranks: what is over is waiting for a rank."""
+    skew_share: float | None = None
+    """Share of the longest rank's communication that is waiting for a slower rank."""
+    skew_fraction: float | None = None
+    """The same as a share of the window."""
+    slow_rank: int | None = None
+    """The rank the others wait for: it spends least time in collectives."""
+    straggler_rank: int | None = None
+    """The rank that costs the others most."""
+    straggler_part: str = ""
+    """data, compute or tokens."""
+    straggler_fraction: float | None = None
+    """Share of the time that the others lose to it."""
+    copies: int = 1
+    """Ranks that count the same tokens."""
+    data_parallel_size: int | None = None
+    """Groups that see other batches; ``None``: not known."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def stall_fraction(self) -> float | None:
+        """The device's where it is known, else the host's."""
+        is_device = self.source == "device"
+        return self.device_stall_fraction if is_device else self.host_stall_fraction
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that there were, recorded or not."""
+        sizes = (rank.record.start.world_size for rank in self.ranks)
+        return max([len(self.ranks), *sizes])
+
+    @property
+    def is_dispatched(self) -> bool:
+        """Whether rank 0 reads for all."""
+        return any(rank.settings.get("dispatcher") for rank in self.ranks)
+
+    @property
+    def readers(self) -> list[RankFigures]:
+        """Ranks that fetch."""
+        return [rank for rank in self.ranks if rank.steady.fetches]
+
+
+def fold_job(ranks: Sequence[RankFigures]) -> Job:
+    """Hold the ranks against each other."""
+    job = Job(ranks)
+    _fold_stall(job)
+    _compare_windows(job)
+    _find_straggler(job)
+    _find_replicas(job)
+    return job
+
+
+def _fold_stall(job: Job) -> None:
+    """The waits of one rank alone, or of the one that reads for all, are the job's."""
+    readers = [rank for rank in job.ranks if rank.rank == 0 and job.is_dispatched]
+    steady = [rank for rank in job.ranks if rank.steady.steps and rank.steady.wall_seconds > 0]
+    steps = find_common_steps([rank.steady_blocks for rank in steady])
+    if readers or len(steady) < 2 or not steps:
+        job.chosen = max(readers or steady or list(job.ranks), key=_own_waiting, default=None)
+        own = job.chosen.steady if job.chosen else WaitTotals()
+        job.source, job.host_stall_fraction = own.source, own.host_stall_fraction
+        job.device_stall_fraction = own.device_stall_fraction
+        return
+    blocks = [rank.steady_blocks for rank in steady]
+    is_device = all(rank.steady.source == "device" for rank in steady if rank.steady.fetches)
+    waits = fold_waits(blocks, steps, "device" if is_device else "host")
+    caused = {rank.rank: seconds for rank, seconds in zip(steady, waits.caused, strict=True)}
+    most = max(rank.steady.steps for rank in steady)
+    whole = [rank for rank in steady if rank.steady.steps >= LEAST_PRESENCE * most]
+    job.chosen = chosen = max(
+        [rank for rank in whole if rank.is_long_enough] or whole,
+        key=lambda rank: (caused[rank.rank], *_own_waiting(rank)),
+    )
+    wall = max(0.0, wall_between(chosen.steady_blocks, steps) - others_span_seconds(chosen, whole))
+    timed = chosen.steady.device_wall_seconds if is_device else chosen.steady.wall_seconds
+    known = wall * timed / chosen.steady.wall_seconds
+
+    def share(seconds: float) -> float:
+        return min(1.0, ratio(seconds, known) or 0.0)
+
+    job.source, job.host_stall_fraction = "host", share(waits.seconds)
+    if is_device:
+        job.source, job.device_stall_fraction = "device", share(waits.seconds)
+        # Once steps are condensed, their waits are those of the device alone; then the host's are
+        # at least what one rank waits.
+        if all(block.hosts is not None for own in blocks for block in own):
+            host_seconds = fold_waits(blocks, steps, "host").seconds
+            job.host_stall_fraction = min(1.0, ratio(host_seconds, wall) or 0.0)
+        else:
+            shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
+            job.host_stall_fraction = max(shares)
+    alone = zip(steady, waits.alone, strict=True)
+    job.alone = {rank.rank: share(seconds) for rank, seconds in alone}
+
+
+def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
+    stall = rank.steady.stall_fraction
+    return rank.is_long_enough, -1.0 if stall is None else stall, rank.steady.steps, -rank.rank
+
+
+def others_span_seconds(rank: RankFigures, ranks: Sequence[RankFigures]) -> float:
+    """Time in a rank's steady steps in which another one did what is no training.
+
+    Ranks go in step, so what one brackets alone, a checkpoint say, lies in the others' steps.
+    """
+    longest = max((other.steady_span_seconds for other in ranks), default=0.0)
+    return max(0.0, longest - rank.steady_span_seconds)
+
+
+def _compare_windows(job: Job) -> None:
+    """Sums over profiler windows. Those that began at the same step on all ranks are compared, each
+    collective with the same one of the other ranks."""
+    seen = [rank for rank in job.ranks if rank.windows]
+    if not seen:
+        return
+    own = job.chosen if job.chosen is not None and job.chosen.windows else seen[0]
+    exposed = [rank.profiled_share("exposed_communication_seconds") for rank in seen]
+    job.device_idle_fraction = own.profiled_share("device_idle_seconds")
+    job.exposed_communication_fraction = max(filter(None, exposed), default=exposed[0])
+    why, no_collective = own.windows[-1].reasons, "the profiler window contains no collective"
+    job.reasons |= {
+        "device_idle_fraction": why.get(
+            "device_idle_seconds", "the profiler window has no GPU work"
+        ),
+        "exposed_communication_fraction": why.get("exposed_communication_seconds", no_collective),
+    }
+    by_step = [{window.first_step: window for window in rank.windows} for rank in seen]
+    shared = ([windows.get(step) for windows in by_step] for step in by_step[0])
+    alike = []
+    for same in shared:
+        known = [window for window in same if window is not None]
+        counts = {(one.num_collectives, len(one.collectives)) for one in known}
+        if len(known) == len(seen) and known[0].collectives and len(counts) == 1:
+            alike.append(known)
+    if len(job.ranks) < 2:
+        reason = "there is only one rank, so there is no communication"
+    elif len(seen) < len(job.ranks):
+        reason = f"only {len(seen)} of {len(job.ranks)} ranks recorded a profiler window"
+    elif not any(one.collectives for rank in seen for one in rank.windows):
+        reason = no_collective
+    elif not alike:
+        reason = (
+            "no profiler window holds the same collectives on all ranks, so they cannot be "
+            "compared one by one"
+        )
+    else:
+        lists = ([window.collectives for window in same] for same in alike)
+        pure = total(min(times) for same in lists for times in zip(*same, strict=True)) or 0.0
+        by_rank = list(zip(*alike, strict=True))
+        sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
+        wall = middle(total(one.wall_seconds for one in windows) for windows in by_rank)
+        job.pure_communication_fraction = ratio(pure, wall)
+        job.skew_share = ratio(max(sums) - pure, max(sums))
+        job.skew_fraction = ratio(max(sums) - pure, wall)
+        job.slow_rank = None if job.skew_share is None else seen[sums.index(min(sums))].rank
+        return
+    job.reasons["pure_communication_fraction"] = reason
+
+
+def _find_straggler(job: Job) -> None:
+    """The rank that costs the others most; or why nobody knows."""
+    steady = [rank for rank in job.ranks if rank.steady.steps]
+    if len(steady) < 2:
+        reason = "only one rank has steady steps, so no rank can be slower than the others"
+        job.reasons["straggler_rank"] = job.reasons["straggler_fraction"] = reason
+        return
+    found: list[tuple[float, int, str]] = []
+    late = max(job.alone, key=job.alone.__getitem__, default=None)
+    if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
+        found.append((job.alone[late], late, "data"))
+    slow, reason = _find_slow_forward(steady)
+    if slow is None and job.slow_rank is not None:
+        # A window compares the ranks' collectives, wherever they run.
+        reason = ""
+        if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
+            slow = job.skew_fraction or 0.0, job.slow_rank, "compute"
+    found += [] if slow is None else [slow]
+    fraction, rank, part = max(found, key=lambda one: one[0], default=(0.0, 0, ""))
+    if fraction >= LEAST_FRACTION:
+        job.straggler_fraction, job.straggler_rank, job.straggler_part = fraction, rank, part
+    else:
+        job.straggler_fraction = None if reason else 0.0
+        job.reasons["straggler_rank"] = reason or "no rank makes the others wait"
+        job.reasons["straggler_fraction"] = reason
+
+
+def _find_slow_forward(
+    ranks: Sequence[RankFigures],
+) -> tuple[tuple[float, int, str] | None, str]:
+    """The rank whose forward pass takes longer than those of the others: what they lose to it, its
+    number, and whether it computes longer or has more tokens. Or why nobody knows."""
+    if any(
+        rank.settings.get("fsdp") or rank.settings.get("deepspeed_stage") == 3 for rank in ranks
+    ):
+        return None, (
+            "weights are gathered in the forward pass (FSDP, ZeRO-3), so a slow rank shows only "
+            "in a profiler window; use fast-axolotl measure --profile-steps 5"
+        )
+    passes = {rank.rank: _forward_of(rank) for rank in ranks}
+    times = {number: found for number, found in passes.items() if found is not None}
+    if len(times) < len(ranks):
+        return None, "the forward pass was not timed on every rank"
+    slow = max(ranks, key=lambda rank: times[rank.rank][0])
+    others = [rank for rank in ranks if rank is not slow]
+    seconds, error = times[slow.rank]
+    usual = statistics.median(times[rank.rank][0] for rank in others)
+    noise = math.hypot(error, statistics.median(times[rank.rank][1] for rank in others))
+    longer = ratio(seconds, usual)
+    if longer is None or longer <= 1.0 + LONGER_FORWARD or seconds - usual < noise:
+        return None, ""
+    part = "compute"
+    more = ratio(_tokens_per_step(slow), middle(map(_tokens_per_step, others)))
+    if more is not None and more > 1.0 + MORE_TOKENS and longer / more <= 1.0 + LONGER_FORWARD:
+        part = "tokens"
+    lost = ratio((seconds - usual) * slow.steady.steps, slow.steady.wall_seconds)
+    return (lost or 0.0, slow.rank, part), ""
+
+
+def _forward_of(rank: RankFigures) -> tuple[float, float] | None:
+    """Seconds per step, and three times the standard error over blocks."""
+    means = [
+        seconds / block.steps
+        for block in rank.steady_blocks
+        if (seconds := finite(block.forward_seconds)) is not None and block.steps
+    ]
+    per_step = rank.forward_seconds_per_step
+    if per_step is None or len(means) < _LEAST_BLOCKS:
+        return None
+    return per_step, _STANDARD_ERRORS * statistics.stdev(means) / math.sqrt(len(means))
+
+
+def _tokens_per_step(rank: RankFigures) -> float | None:
+    """Positions that the model computes, padding included where that is known."""
+    tokens = rank.steady.count("padded_tokens")
+    return ratio(rank.steady.count("real_tokens") if tokens is None else tokens, rank.steady.steps)
+
+
+def _find_replicas(job: Job) -> None:
+    """How the ranks share the batches, by the settings, else by the batches."""
+    ranks, world_size = job.ranks, job.world_size
+    known: dict[str, int] = {}
+    for rank in ranks:
+        known |= _read_sizes(rank.settings)
+    copies = math.prod(known.values())
+    if world_size < 2:
+        job.data_parallel_size = world_size or None
+    elif job.is_dispatched:
+        # Rank 0 counts all of it, once.
+        job.data_parallel_size = max(1, world_size // copies) if known else None
+    elif len(ranks) == world_size and _all_differ(ranks):
+        job.data_parallel_size = world_size
+    elif known and world_size % copies == 0:
+        job.copies, job.data_parallel_size = copies, world_size // copies
+    else:
+        job.reasons["data_parallel_size"] = (
+            f"tokens, samples and rows are summed over {world_size} ranks: it is not known "
+            "whether ranks of a tensor or context parallel group received the same batches; pass "
+            "the sizes with meter.settings(tensor_parallel=…, context_parallel=…)"
+        )
+
+
+def _read_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
+    config = settings.get("config")
+    found = {}
+    for name, others in _SIZES.items():
+        sizes = [number_of(settings, name)]
+        if isinstance(config, Mapping):
+            sizes += [number_of(config, other) for other in others]
+        if any(known := [round(size) for size in sizes if size is not None and size >= 1]):
+            found[name] = max(known)
+    return found
+
+
+def _all_differ(ranks: Sequence[RankFigures]) -> bool:
+    """Whether every rank saw other batches, by their fingerprints. Equal ones prove nothing: a
+    made-up dataset may repeat one row."""
+    prints = [
+        {mark.fetch: mark.text for mark in rank.record.marks if mark.name == "batch" and mark.text}
+        for rank in ranks
+    ]
+    common = sorted(set(prints[0]).intersection(*prints[1:]), key=str)
+    seen = {tuple(found[fetch] for fetch in common) for found in prints}
+    return len(common) > 1 and len(seen) == len(ranks)
