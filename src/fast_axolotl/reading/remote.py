@@ -11,6 +11,7 @@ own (s3fs: 15 s). Keeps nothing on this machine: fsspec's ``blockcache::`` and `
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import random
@@ -19,10 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, mask_secrets
+from fast_axolotl.reading.storage import Source
 
 _Result = TypeVar("_Result")
 
@@ -34,6 +37,9 @@ many ranks that failed together do not come back together."""
 
 STALL_SECONDS = 60.0
 """A connection that sends no byte for so long has failed."""
+
+_LEAST_REQUEST_BYTES = 64 * 1024
+"""What a file object reads at least."""
 
 _NEVER_BETTER = (TypeError, AttributeError, NotImplementedError, ImportError, ValueError)
 _MAY_GET_BETTER = {408, 425, 429}
@@ -121,6 +127,16 @@ def _answer_in(error: BaseException | None) -> tuple[int | None, float | None]:
     return None, None
 
 
+def request_options(uri: str) -> dict[str, Any]:
+    """What fsspec is told for every request to such an address."""
+    if not uri.startswith(("http://", "https://")):
+        return {}
+    import aiohttp  # what fsspec needs for HTTP
+
+    timeout = aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)
+    return {"timeout": timeout}
+
+
 def version_of(details: dict[str, Any]) -> str:
     """What changes with the content, of fsspec's details; empty where there is nothing such."""
     values = (details.get(key) for key in _TAGS + _DATES)
@@ -128,20 +144,21 @@ def version_of(details: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class RemoteSource(Source):
     """A file that is reached through fsspec."""
 
-    path: str
-    """The address as it may be shown."""
     filesystem: Any
     inner_path: str = field(repr=False)
     """The path inside ``filesystem``."""
-    num_bytes: int
-    version: str = ""
-    retry_seconds: float = 300.0
+    retry_seconds: float
+    is_local: ClassVar[bool] = False
 
-    def read(self, offset: int, length: int) -> bytes:
-        """These bytes, all of which lie inside the file."""
+    @property
+    def identity(self) -> str:
+        return re.split("[?#]", self.path)[0]
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        length = max(0, min(length, self.num_bytes - offset))
 
         def attempt() -> bytes:
             data = self._request(offset, length)
@@ -152,7 +169,7 @@ class Remote:
             return data
 
         try:
-            return with_retries(attempt, self.path, self.retry_seconds)
+            return with_retries(attempt, self.path, self.retry_seconds) if length else b""
         except AccessError as error:
             if "?" not in self.inner_path:
                 raise
@@ -161,6 +178,10 @@ class Remote:
                 "has expired; open a new signed URL and load the last saved state",
                 path=self.path,
             ) from error
+
+    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
+        size = min(max(_LEAST_REQUEST_BYTES, ahead), self.num_bytes + 1)
+        return pa.PythonFile(io.BufferedReader(SourceFile(self), size), mode="r")
 
     def _request(self, offset: int, length: int) -> bytes:
         filesystem = self.filesystem
@@ -173,25 +194,43 @@ class Remote:
                 file.req_kw = {**file.req_kw, "IfMatch": self.version}
                 file.seek(offset)
                 return bytes(file.read(length))
-        read = partial(filesystem.cat_file, self.inner_path, start=offset, end=offset + length)
+        settings: dict[str, Any] = {}
         if "http" in protocols:
-            import aiohttp
-            from fsspec.asyn import sync
-
             headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
             if has_tag:
                 headers["If-Match"] = self.version
             elif self.version.endswith("GMT"):
                 headers["If-Unmodified-Since"] = self.version
-            limit = aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)
-            settings = {**read.keywords, "headers": headers, "timeout": limit}
-            read = partial(
-                sync, filesystem.loop, partial(filesystem._cat_file, *read.args, **settings)
-            )
-        data = bytes(read())
+            settings["headers"] = headers
+        end = offset + length
+        data = bytes(filesystem.cat_file(self.inner_path, start=offset, end=end, **settings))
         if len(data) == self.num_bytes > length:
             raise DataError(
                 "the server does not support range requests; download the file first",
                 path=self.path,
             )
         return data
+
+
+class SourceFile(io.RawIOBase):
+    """A ``Source`` as a Python file object; each read is a request."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._position = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.num_bytes}
+        self._position = base[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._source.read_at(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
