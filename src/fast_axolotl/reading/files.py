@@ -129,7 +129,8 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
 
 
 def _names_in(index: Path, key: str) -> list[str]:
-    """What an index of a saved dataset lists: names in its own folder."""
+    """What an index of a saved dataset lists: folders, or Arrow files, in its own folder."""
+    folder, ending = os.path.realpath(index.parent), "" if key == "splits" else ".arrow"
     try:
         with translate_os_errors(str(index)):
             content = json.loads(index.read_text(encoding="utf-8"))
@@ -137,11 +138,11 @@ def _names_in(index: Path, key: str) -> list[str]:
         names = content[key] if key == "splits" else [item["filename"] for item in content[key]]
         if not isinstance(names, list) or not names:
             raise ValueError(f"expected names, found {names!r}")
-        folder = os.path.realpath(index.parent)
         for name in names:
             # A name with dots or of a link leads elsewhere than it says.
-            if "/" in name or os.path.realpath(index.parent / name) != f"{folder}/{name}":
-                raise ValueError(f"{name!r} is not in its folder")
+            is_inside = os.path.realpath(index.parent / name) == f"{folder}/{name}"
+            if "/" in name or not is_inside or not name.endswith(ending):
+                raise ValueError(f"{name!r} is not a folder or Arrow file beside it")
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise DataError(
             f"the index of this saved dataset is corrupt ({type(error).__name__}: {error}); save "
