@@ -14,7 +14,6 @@ import runpy
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -42,7 +41,7 @@ def main(race: str) -> None:
         held.append(prepared[0]())
         return {}
 
-    tasks = {"load": load, "run": run, "digest": lambda _: asdict(prepared[1]())}
+    tasks = {"load": load, "run": run, "digest": lambda _: {"digest": prepared[1]()}}
     # What a pass gave is freed after it was answered.
     shared["serve"](answers, {"version": package.__version__}, tasks, held.clear)
 
@@ -52,10 +51,10 @@ def _prepare(
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """What makes a pass, and what makes the digest of one."""
     operation, path, settings = request["operation"], request["path"], request["settings"]
-    function = getattr(package, operation)
+    function, digest = getattr(package, operation), shared["digest"]
     if operation == "streaming_dataset_reader":
         read = partial(function, path, batch_size=1000, num_threads=4, **settings)
-        return lambda: deque(read(), maxlen=0), lambda: shared["digest_items"](read(), "python")
+        return lambda: deque(read(), maxlen=0), lambda: digest(shared["columns"](read(), "python"))
     with Path(path).open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     batches = [rows[start : start + _PAD_ROWS] for start in range(0, len(rows), _PAD_ROWS)]
@@ -65,13 +64,13 @@ def _prepare(
             return [function(batch, max(map(len, batch)), 0) for batch in batches]
         return function(rows, **settings)
 
-    columns: dict[str, Callable[[Any], Any]] = {
-        "parallel_hash_rows": lambda found: {"hash": found},
-        "deduplicate_indices": lambda found: {"row": found[0], "hash": found[1]},
+    answers: dict[str, Callable[[Any], Any]] = {
+        "parallel_hash_rows": list,
+        "deduplicate_indices": list,
         "pack_sequences": dict,
-        "pad_sequences": lambda found: {"rows": chain.from_iterable(found)},
+        "pad_sequences": chain.from_iterable,
     }
-    return run, lambda: shared["digest_columns"](columns[operation](run()), len(rows))
+    return run, lambda: digest(answers[operation](run()))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Session:
             return peer
 
         def digest(_: Any) -> Digest:
-            return Digest(**loaded().ask("digest"))
+            return Digest(loaded().ask("digest")["digest"])
 
         return Contender(EARLIER, gives, lambda: loaded().ask("run"), digest, against)
 

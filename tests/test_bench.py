@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,15 +18,17 @@ from fast_axolotl.cli.bench import CONTENDERS, first_fit
 from fast_axolotl.cli.race import (
     Contender,
     Timing,
-    difference,
-    digest_columns,
-    digest_items,
+    columns,
+    digest,
     run_race,
 )
 from fast_axolotl.errors import DataError, UsageError
 from support.files import write_csv, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("default")
+
+BENCH: Any = sys.modules["fast_axolotl.cli.bench"]
+"""The module: its package has the command of the same name."""
 
 ROWS = [
     {
@@ -83,20 +86,20 @@ def test_the_answer_comes_first_and_every_library_gives_the_same(
     )
     text = "\n".join(rest)
     count = 50 if operation == "hash" else 60
-    assert f"{count} rows with a value, of the first " in text
+    assert f"{count} rows, of the first " in text
     assert "another answer" not in text
     # What is printed can be shared.
     assert [word for word in ("text", str(Path(files[file]).parent)) if word in shown] == []
     assert f"cores, Python {sys.version.split()[0]}, fast-axolotl {__version__}" in text
-    request = {"paths": [files[file]], "files": [files[file]], "format": file, "rows": 60}
-    request |= {"columns": [{"hash": "text", "dedupe": "text"}.get(operation, "input_ids")]}
+    column = {"hash": ["text"], "dedupe": ["text"], "reader": None}.get(operation, ["input_ids"])
+    request = BENCH._look(operation, [files[file]], column, 60)
     for contender in CONTENDERS[operation](request | {"sequence_len": 32}):
         assert contender.name in text
 
 
 def test_what_cannot_be_raced_is_named_with_its_cure(files: Mapping[str, str]) -> None:
     for words, error, message in (
-        ("hash jsonl --column nope", UsageError, "no column 'nope'; there are id, text"),
+        ("hash jsonl --column nope", UsageError, "no column 'nope'; the data has: id, text"),
         ("hash jsonl --column id", UsageError, "has the type int64, but bench hash needs text"),
         ("pack jsonl --column text", UsageError, "needs lists of token ids"),
         ("pad csv", UsageError, "no column 'input_ids'"),
@@ -115,7 +118,7 @@ def contender(name: str, *changes: Any, values: Any = (1, 3)) -> Contender:
             raise NotImplementedError("it cannot do that")
         return values
 
-    return Contender(name, "list", run, lambda found: digest_columns({"x": found}, 2), *changes)
+    return Contender(name, "list", run, list, *changes)
 
 
 def test_who_gives_another_answer_is_not_timed() -> None:
@@ -131,7 +134,7 @@ def test_who_gives_another_answer_is_not_timed() -> None:
     assert len(equal.seconds) == 3
     assert equal.ratio is not None
     assert left_out == {
-        "wrong": "another answer: other values in x",
+        "wrong": "it gives another answer",
         "failing": "it cannot do that",
         "absent": "no_such_package is not installed",
     }
@@ -142,10 +145,10 @@ def test_who_gives_another_answer_is_not_timed() -> None:
 def test_sentences_say_plainly_who_is_faster() -> None:
     def sentences(**ratios: tuple[float, float, float] | None) -> list[str]:
         timings = [
-            Timing(contender=contender(name), rows=2, seconds=(1.0,), ratio=ratio)
+            Timing(contender=contender(name), seconds=(1.0,), ratio=ratio)
             for name, ratio in ratios.items()
         ]
-        found: list[str] = sys.modules["fast_axolotl.cli.bench"]._sentences("reads it", timings)
+        found: list[str] = BENCH._sentences("reads it", timings)
         return found
 
     found = sentences(
@@ -161,38 +164,21 @@ def test_sentences_say_plainly_who_is_faster() -> None:
     ]
 
 
-def test_a_digest_of_rows_does_not_depend_on_batches_or_kind() -> None:
+def test_a_digest_depends_on_the_values_alone_and_not_on_what_holds_them() -> None:
     rows = [{"a": index, "b": [str(index), None]} for index in range(2500)]
     table = pa.Table.from_pylist(rows)
-    expected = digest_items(rows, "rows")
-    assert expected.rows == 2500
+    expected = digest(columns(rows, "rows"))
     for size in (1, 700, 2500):
         batches = table.to_batches(max_chunksize=size)
-        assert digest_items(batches, "arrow") == expected
-        assert digest_items([batch.to_pydict() for batch in batches], "python") == expected
-
-
-def test_a_difference_is_named() -> None:
-    ours = digest_items([{"a": 1}, {"a": 2}], "rows")
-    for rows, text in (
-        ([{"a": 1}], "1 of 2 rows"),
-        ([{"b": 1}, {"b": 2}], "columns ['b'] in place of ['a']"),
-        ([{"a": 1}, {"a": 3}], "other values in a"),
-    ):
-        assert difference(ours, digest_items(rows, "rows")) == text
-
-
-def test_a_digest_of_an_answer_does_not_depend_on_what_holds_it() -> None:
-    import numpy as np
-
-    def digest(values: Any) -> str:
-        return digest_columns({"x": values}, 2).columns["x"]
-
-    rows = [[1, 2, 3], [4, 5, 6]]
-    assert digest(rows) == digest(np.array(rows, np.int16)) == digest(map(tuple, rows))
+        assert digest(columns(batches, "arrow")) == expected
+        assert digest(columns([batch.to_pydict() for batch in batches], "python")) == expected
+    for others in (rows[:-1], [{"b": 1}], [{**row, "a": 0} for row in rows]):
+        assert digest(columns(others, "rows")) != expected
+    lists = [[1, 2, 3], [4, 5, 6]]
+    assert digest(lists) == digest(np.array(lists, np.int16)) == digest(map(tuple, lists))
     assert digest([1, 2]) == digest(np.array([1, 2])) == digest(iter((1, 2)))
     others = ([[1, 2], [3, 4, 5, 6]], [[1, 2, 3], [4, 5, 7]], [1, 2, 3, 4, 5, 6], ["1"])
-    assert len({digest(values) for values in (rows, *others)}) == 5
+    assert len({digest(values) for values in (lists, *others)}) == 5
 
 
 def test_first_fit_takes_the_first_pack_with_room() -> None:

@@ -14,9 +14,7 @@ import pytest
 
 from benchmarks import axolotl_runs, meter
 from benchmarks.advice import find_settings
-from benchmarks.axolotl_driver import IMPORTS
-from benchmarks.axolotl_runs import OURS, STOCK, Run
-from benchmarks.children import RunError
+from benchmarks.axolotl_runs import Run
 from benchmarks.operations import OPERATIONS
 from benchmarks.result import Case, Goal, Measurement, Result, Timing, result_tables
 from fast_axolotl.errors import UsageError
@@ -174,7 +172,7 @@ def test_operations_run_small_and_another_answer_is_not_timed(
         }
         left_out[operation] = absent.get("earlier package", "")
     assert "cannot dedupe" in left_out["dedupe"]
-    assert left_out["pad"].startswith("another answer: other values in rows")
+    assert left_out["pad"] == "it gives another answer"
 
 
 def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_named(
@@ -209,43 +207,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 # Axolotl.
-
-
-def test_a_run_is_watched_from_outside_and_says_why_it_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in {
-        "__init__": "",
-        "cli/config": "load_cfg = lambda path: path",
-        "cli/main": "import json, sys\nfrom axolotl.utils.data import sft\nimport late\n"
-        "if __name__ == '__main__':\n    sft.save_preprocessed_dataset()\n"
-        "    json.load(open(sys.argv[2]))['key']",
-        "common/datasets": "",
-        "utils/data/rl": "",
-        "utils/data/sft": "import time\ndef save_preprocessed_dataset():\n    time.sleep(0.05)",
-        "../late": "import time; time.sleep(0.03)",
-    }.items():
-        path = tmp_path / "packages" / "axolotl" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-    given = {"cache": tmp_path / "cache", "model": tmp_path, "rows": 1, "repeats": 1}
-    race = axolotl_runs.Race(
-        name="preprocess-chat",
-        command=("axolotl.cli.main", "preprocess"),
-        configure=lambda *_: {"key": 1},
-        difference=lambda *_: None,
-        session=axolotl_runs.AxolotlSession(folder=tmp_path, tell=print, **given),
-    )
-    for arm in (STOCK, OURS):
-        run = race.run(arm)
-        assert 0.05 <= run.phases["save"] < 1
-        assert run.phases[IMPORTS] >= 0.03
-        assert run.wall_seconds > run.work_seconds()
-        assert bool(run.ledgers[0]["patches"]) == (arm == OURS)
-    race.configure = lambda *_: {}
-    with pytest.raises(RunError, match="exit code 1: KeyError: 'key'"):
-        race.run(STOCK)
 
 
 def write_prepared(folder: Path, rows: list[int], shards: int = 1, **state: Any) -> Path:

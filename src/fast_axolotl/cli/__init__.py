@@ -83,14 +83,12 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         run: (
             "run -- axolotl preprocess config.yml",
-            "run -- axolotl train config.yml --launcher torchrun",
             "run --live -- axolotl train config.yml",
             "run --measure --data-path data/ -- torchrun --nproc-per-node 8 train.py",
         ),
         show: (
             "show",
             "show fast-axolotl-runs/20300131-120000-axolotl --all",
-            "show outputs/fast-axolotl-measure --json",
         ),
         report: (
             "report",
@@ -99,7 +97,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         watch: (
             "watch fast-axolotl-runs/20300131-120000-axolotl",
-            "watch 4711",
             "watch 4711 --seconds 60 --output runs/first",
         ),
         status: ("status", "status --json"),
@@ -117,7 +114,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         compare: (
             "compare runs/before runs/after",
-            "compare protocols/workers --markdown",
             "compare protocols/main protocols/branch --fail-if 'tokens_per_second < 0.97' "
             "--fail-if 'stall_fraction > +0.02'",
         ),
@@ -125,7 +121,6 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
             "bench reader data.jsonl",
             "bench hash data.jsonl --column text",
             "bench dedupe data.jsonl --column prompt --column answer",
-            "bench pack tokens.parquet --sequence-len 4096",
         ),
     },
     "Work on data": {
@@ -136,9 +131,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
         ),
         dedupe: (
             "dedupe train.jsonl -o clean.jsonl",
-            "dedupe data/*.parquet -o clean.parquet --columns messages",
-            "dedupe train.parquet -o clean.parquet --against test.parquet "
-            "--report duplicates.parquet",
+            "dedupe train.parquet -o clean.parquet --against test.parquet",
             "dedupe s3://bucket/raw/*.parquet -o s3://bucket/clean --engine ray",
         ),
         prepare: (
@@ -151,21 +144,18 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
     "Plan the next run": {
         plan: (
             "plan outputs/fast-axolotl-measure --gpus 8,16,64 --tokens 10B",
-            "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B "
-            "--price 2.5/h,5.5/h",
+            "plan outputs/fast-axolotl-measure --gpu H100-SXM,B200 --tokens 10B",
             "plan --model config.json --gpu H100-SXM --gpus 8,64,512 --tokens 1T",
         ),
         batch: (
             "batch config.yml",
-            "batch config.yml --micro-batches 1,2,4,8 --global-batch 256 --ranks 8 "
-            "-o batches/llama",
+            "batch config.yml --micro-batches 1,2,4,8 --global-batch 256 --ranks 8",
             "batch --command 'python train.py --micro-batch {micro_batch} "
             "--accumulation {accumulation} --steps {steps}' --global-batch 64",
         ),
         scale: ("scale runs/1-gpu runs/2-gpus", "scale protocols/sizes"),
         trace: (
             "trace traces/",
-            "trace rank0.json.gz rank1.json.gz",
             "trace traces/ --steps 3:8",
         ),
     },

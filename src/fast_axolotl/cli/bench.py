@@ -23,14 +23,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from fast_axolotl.cli.options import Inputs
-from fast_axolotl.cli.race import (
-    Contender,
-    Digest,
-    Timing,
-    digest_columns,
-    digest_items,
-    run_race,
-)
+from fast_axolotl.cli.race import Contender, Timing, columns, run_race
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import count_words, format_bytes, format_seconds
 from fast_axolotl.report.document import Block, Bullets, Document, Row, Table
@@ -97,15 +90,14 @@ def bench(
     for one in timings:
         seconds = median(one.seconds)
         result = "{}× ({}–{})".format(*map(_format_ratio, one.ratio)) if one.ratio else "–"
-        speed = [format_seconds(seconds), f"{one.rows / seconds:,.0f}", result]
+        speed = [format_seconds(seconds), f"{request['rows'] / seconds:,.0f}", result]
         table.append([one.contender.name, one.contender.gives, *speed])
     machine = describe()
     installed = machine["versions"]
     versions = [f"{name} {installed[name]}" for name in _VERSIONS if name in installed]
     notes = [
-        f"{timings[0].rows:,} rows with a value, of the first {rows:,} at most (--rows).",
-        f"Data: {request['format']}, {files}, {count_words(len(request['types']), 'column')}, "
-        f"{format_bytes(request['num_bytes'])} read.",
+        f"{request['rows']:,} rows, of the first {rows:,} at most (--rows).",
+        f"Data: {request['format']}, {files}, {format_bytes(request['num_bytes'])} read.",
         f"Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
         f"Python {machine['python']}, {', '.join(versions)}.",
         *(f"{name}: not measured, for the reason above." for name in left_out),
@@ -121,40 +113,32 @@ def bench(
 def _look(
     operation: str, paths: Sequence[str], columns: list[str] | None, most_rows: int
 ) -> dict[str, Any]:
-    """What is there, before anything starts: files, columns, rows; or what is wrong with it."""
+    """The rows to work on, before anything starts; or what is wrong with them."""
+    import pyarrow as pa
+
     from fast_axolotl.reading import open_dataset
 
     paths = [p if "://" in p else str(Path(p).expanduser().absolute()) for p in paths]
     names = ", ".join(paths)
-    rows = 0
-    with open_dataset(paths) as reader:
-        for batch in reader:
-            rows += len(batch)
-            if rows >= most_rows:
-                break
-        types = {field.name: str(field.type) for field in reader.schema}
-        files = [file.source.path for file in reader.files]
+    with open_dataset(paths, columns=columns) as reader:
+        batches = list(_cut(reader, most_rows))
         formats = {file.format for file in reader.files}
-        num_bytes = reader.stats.num_bytes
-    if not rows:
+    if not batches:
         raise DataError(f"{names}: no rows to measure; pass files that contain rows")
-    for name in columns or ():
-        if name not in types:
-            raise UsageError(f"{names}: no column {name!r}; there are {', '.join(types)}")
-    wanted, pattern = _NEEDS.get(operation, ("", ""))
-    if columns and not re.match(pattern, types[columns[0]]):
+    table = pa.Table.from_batches(batches).combine_chunks()
+    kind, (wanted, pattern) = str(table.schema.types[0]), _NEEDS.get(operation, ("", ""))
+    if columns and not re.match(pattern, kind):
         raise UsageError(
-            f"{names}: column {columns[0]!r} has the type {types[columns[0]]}, but bench "
-            f"{operation} needs {wanted}; choose another column with --column"
+            f"{names}: column {columns[0]!r} has the type {kind}, but bench {operation} needs "
+            f"{wanted}; choose another column with --column"
         )
     return {
         "paths": paths,
-        "files": files,
+        "files": [file.source.path for file in reader.files],
         "format": formats.pop() if len(formats) == 1 else "mixed",
-        "types": types,
-        "columns": columns,
-        "rows": min(rows, most_rows),
-        "num_bytes": num_bytes,
+        "table": table,
+        "rows": len(table),
+        "num_bytes": reader.stats.num_bytes,
     }
 
 
@@ -223,7 +207,7 @@ def read(request: Request) -> list[Contender]:
                 yield from map(json.loads, lines)
 
     def entry(name: str, gives: str, run: Any, kind: str, *against: str) -> Contender:
-        return Contender(name, gives, run, partial(digest_items, kind=kind), *against)
+        return Contender(name, gives, run, partial(columns, kind=kind), *against)
 
     hf = "HF datasets, streaming"
     return [
@@ -245,31 +229,18 @@ def _cut(batches: Iterable[Any], rows: int) -> Iterator[Any]:
             return
 
 
-def read_table(request: Request) -> Any:
-    """The chosen columns of the rows, as Arrow."""
-    import pyarrow as pa
-
-    from fast_axolotl.reading import open_dataset
-
-    with open_dataset(request["paths"], columns=request["columns"]) as reader:
-        return pa.Table.from_batches(_cut(reader, request["rows"])).combine_chunks()
-
-
 def hash_texts(request: Request) -> list[Contender]:
     """SHA-256 of every text of a list."""
     from fast_axolotl.dedupe import parallel_hash_rows
 
-    rows = read_table(request).column(0).drop_null().to_pylist()
-
-    def digest(hashes: Any) -> Digest:
-        return digest_columns({"hash": hashes}, len(rows))
+    rows = request["table"].column(0).drop_null().to_pylist()
 
     def plain() -> list[str]:
         return [sha256(row.encode()).hexdigest() for row in rows]
 
     return [
-        Contender(OURS, "list → list", lambda: parallel_hash_rows(rows), digest),
-        Contender("hashlib", "list → list", plain, digest, OURS),
+        Contender(OURS, "list → list", lambda: parallel_hash_rows(rows), list),
+        Contender("hashlib", "list → list", plain, list, OURS),
     ]
 
 
@@ -277,7 +248,7 @@ def dedupe(request: Request) -> list[Contender]:
     """The numbers of the rows that are the first of their kind."""
     from fast_axolotl.dedupe import unique_rows
 
-    table = read_table(request)
+    table = request["table"]
     columns = [column.to_pylist() for column in table.columns]
     rows = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
@@ -291,12 +262,9 @@ def dedupe(request: Request) -> list[Contender]:
                 first.append(index)
         return first
 
-    def digest(indices: Any) -> Digest:
-        return digest_columns({"row": indices}, len(table))
-
     return [
-        Contender(OURS, "Arrow → rows", lambda: unique_rows(table), digest),
-        Contender("Python set", "lists → rows", plain, digest, OURS),
+        Contender(OURS, "Arrow → rows", lambda: unique_rows(table), list),
+        Contender("Python set", "lists → rows", plain, list, OURS),
     ]
 
 
@@ -308,7 +276,7 @@ def plan(request: Request) -> list[Contender]:
     from fast_axolotl.packing import plan_packs
 
     capacity = request["sequence_len"]
-    column = read_table(request).column(0).drop_null()
+    column = request["table"].column(0).drop_null()
     lengths = np.minimum(pc.list_value_length(column).to_numpy(), capacity).astype(np.int64)
 
     def plain() -> list[list[int]]:
@@ -316,13 +284,10 @@ def plan(request: Request) -> list[Contender]:
             raise NotImplementedError(f"it is quadratic: up to {_MOST_PLAIN_ROWS:,} rows only")
         return first_fit(lengths.tolist(), capacity, _MOST_ROWS)
 
-    def digest(packs: Any) -> Digest:
-        return digest_columns({"pack": packs}, len(lengths))
-
     ours = partial(plan_packs, lengths, capacity, max_rows=_MOST_ROWS)
     return [
-        Contender(OURS, "lengths → packs", ours, digest),
-        Contender("Python first fit", "lengths → packs", plain, digest, OURS),
+        Contender(OURS, "lengths → packs", ours, list),
+        Contender("Python first fit", "lengths → packs", plain, list, OURS),
     ]
 
 
@@ -346,15 +311,14 @@ def pad_rows(request: Request) -> list[Contender]:
     """Batch by batch, as a training pads: each is gone before the next one."""
     from fast_axolotl.packing import pad_sequences
 
-    rows = read_table(request).column(0).drop_null().to_pylist()
+    rows = request["table"].column(0).drop_null().to_pylist()
     batches = [rows[start : start + _PAD_ROWS] for start in range(0, len(rows), _PAD_ROWS)]
 
-    def digest(padded: Any) -> Digest:
-        return digest_columns({"rows": chain.from_iterable(padded)}, len(rows))
-
     return [
-        Contender(OURS, "lists → lists", lambda: map(pad_sequences, batches), digest),
-        Contender("plain Python", "lists → lists", lambda: map(_pad, batches), digest, OURS),
+        Contender(OURS, "lists → lists", lambda: map(pad_sequences, batches), chain.from_iterable),
+        Contender(
+            "plain Python", "lists → lists", lambda: map(_pad, batches), chain.from_iterable, OURS
+        ),
     ]
 
 

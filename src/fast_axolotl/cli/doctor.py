@@ -1,9 +1,10 @@
 """``fast-axolotl doctor``: what is installed, what is accelerated, what cannot be measured here.
 
 Versions come from the metadata of installed packages and patches are checked against source files,
-so neither torch nor Axolotl is imported. What is missing is listed with its cure and is no fault.
-What is broken is a problem, and the exit code is then 1: another package of this name, a dependency
-that is missing, or no folder for compiled kernels. ``pip check`` compares versions.
+so neither torch nor Axolotl is imported. What is missing is listed with its cure and is no fault;
+why a single figure is missing stands in each record. What is broken is a problem, and the exit code
+is then 1: another package of this name, a dependency that is missing, or no folder for compiled
+kernels. ``pip check`` compares versions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typer import Exit
 from fast_axolotl import __version__
 from fast_axolotl.cli.options import ResultAsJson, print_result
 from fast_axolotl.report.document import Block, Bullets, Document, Section, Table
-from fast_axolotl.system import CGROUP, PROC, describe, find_memory_cgroup
+from fast_axolotl.system import PROC, describe
 
 _REQUIRED = ("numba", "numpy", "pyarrow", "psutil", "msgspec", "fsspec", "rich", "typer", "wrapt")
 _OPTIONAL = {
@@ -94,10 +95,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def find_gaps(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, tuple[str, str]]:
+def find_gaps(proc: Path = PROC) -> dict[str, tuple[str, str]]:
     """What cannot be measured or used here: why, and what to do about it."""
     from fast_axolotl.measure.gpu import open_gpus
-    from fast_axolotl.measure.processes import read_io, read_pss
 
     gaps: dict[str, tuple[str, str]] = {}
     what = "GPU utilisation, memory and power"
@@ -117,20 +117,6 @@ def find_gaps(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, tuple[
     if not (proc / "self").exists():
         why = f"{sys.platform} has no /proc"
         gaps["memory, disk and processor figures"] = why, "Measure on Linux"
-    else:
-        if read_pss("self", proc=proc) is None:
-            why = "/proc/PID/smaps_rollup cannot be read"
-            cure = "Use Linux 4.14 or newer, and a container that does not hide it"
-            gaps["memory that counts shared pages once (PSS)"] = why, cure
-        if read_io("self", proc=proc) is None:
-            why = "/proc/PID/io cannot be read"
-            gaps["bytes read per process"] = why, "Measure as the user who owns the run"
-        if not (proc / "pressure" / "memory").exists():
-            cure = "Boot with psi=1, or use a kernel with CONFIG_PSI"
-            gaps["time lost to memory and disk pressure (PSI)"] = "no /proc/pressure", cure
-        if find_memory_cgroup(proc=proc, root=cgroup_root) is None:
-            cure = f"Mount {CGROUP} in the container; on a plain machine, nothing is lost"
-            gaps["memory limit and kills of a container"] = "no memory cgroup", cure
     for name, what in _OPTIONAL.items():
         if what and _version(name) is None:
             gaps[what] = f"{name} is not installed", f"pip install {name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,8 @@ LOG_FILE = "log.txt"
 """In the folder of a record: what the command printed."""
 
 _FAILED_LINES = 20
+_DEAD_SECONDS = 10.0
+"""Without a line, for a run that nobody is seen to write to count as cut off."""
 
 
 def watch(
@@ -82,7 +85,8 @@ def _how_run_ended(record: RunRecord) -> str:
     """Empty while a process is writing into the record."""
     from fast_axolotl.measure.writers import find_writer
 
-    if any(find_writer(file) is not None for file in Path(record.path).glob("*.jsonl")):
+    files = list(Path(record.path).glob("*.jsonl"))
+    if any(find_writer(file) is not None for file in files):
         return ""
     ends = [rank.end for rank in record.ranks.values()]
     ends += [system.end for system in record.systems.values()]
@@ -91,7 +95,11 @@ def _how_run_ended(record: RunRecord) -> str:
         for end in ends:
             if end is not None and end.reason == reason:
                 return f"{text}: {end.error}" if end.error else text
-    return "the run was cut off: its processes are gone" if None in ends else "the run finished"
+    if None not in ends:
+        return "the run finished"
+    # A folder that cannot be written does not tell whether a process of another machine lives.
+    quiet = time.time() - max(file.stat().st_mtime for file in files)
+    return "the run was cut off: its processes are gone" if quiet > _DEAD_SECONDS else ""
 
 
 def _watch_process(pid: int, seconds: float | None, output: Path | None, *, as_json: bool) -> None:

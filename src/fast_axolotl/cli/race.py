@@ -19,81 +19,40 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice
 from statistics import median
 from typing import Any
 
 LEAST_SECONDS = 0.2
 _MOST_PASSES = 50
 _REPEATS = 5
-_BLOCK = 4096
-
-_encode = json.JSONEncoder(
-    sort_keys=True,
-    separators=(",", ":"),
-    ensure_ascii=False,
-    check_circular=False,
-    default=lambda value: value.tolist() if hasattr(value, "tolist") else repr(value),
-).encode
 
 
-@dataclass(frozen=True)
-class Digest:
-    """A result, small enough to compare and to send between processes."""
-
-    rows: int
-    columns: dict[str, str]
-    """Column to the SHA-256 of its values in order."""
+class Digest(str):
+    """Of an answer: small enough to compare, and to send between processes."""
 
 
-def digest_items(items: Iterable[Any], kind: str) -> Digest:
-    """What a reader gives: ``arrow`` batches, ``python`` dicts of lists, or single ``rows``.
+def digest(answer: Any) -> Digest:
+    """Of the canonical JSON; what a process of its own has digested stays as it is."""
 
-    A column's digest is over the canonical JSON of its values, so it does not depend on where
-    batches end. Costs about 8 µs for a row of a kilobyte.
-    """
-    hashes: dict[str, Any] = {}
-    rows = 0
-    for columns in _as_columns(iter(items), kind):
-        for name, values in columns.items():
-            text = _encode(values)[1:-1].encode("utf-8", "surrogatepass")
-            hashes.setdefault(name, hashlib.sha256()).update(text + b",")
-        rows += max(map(len, columns.values()), default=0)
-    return Digest(rows, {name: item.hexdigest() for name, item in hashes.items()})
+    def plain(value: Any) -> Any:
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        return list(value) if isinstance(value, Iterator) else repr(value)
+
+    if isinstance(answer, Digest):
+        return answer
+    text = json.dumps(answer, sort_keys=True, ensure_ascii=False, default=plain)
+    return Digest(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
 
 
-def digest_columns(columns: Mapping[str, Any], rows: int) -> Digest:
-    """A result of texts, integers or rows of integers, whatever holds them."""
-    digests: dict[str, str] = {}
-    for name, values in columns.items():
-        blocks = _blocks(iter(values.tolist() if hasattr(values, "tolist") else values))
-        digests |= digest_items(({name: block} for block in blocks), "python").columns
-    return Digest(rows, digests)
-
-
-def difference(ours: Digest, other: Digest) -> str | None:
-    """How the other result differs from ours, in one line; ``None`` where they are equal."""
-    if ours.rows != other.rows:
-        return f"{other.rows:,} of {ours.rows:,} rows"
-    if ours.columns.keys() != other.columns.keys():
-        return f"columns {sorted(other.columns)} in place of {sorted(ours.columns)}"
-    names = [name for name in ours.columns if ours.columns[name] != other.columns[name]]
-    return f"other values in {', '.join(names)}" if names else None
-
-
-def _as_columns(items: Iterator[Any], kind: str) -> Iterator[Mapping[str, list[Any]]]:
-    if kind == "python":
-        yield from items
-    elif kind == "arrow":
-        yield from (batch.to_pydict() for batch in items)
-    else:
-        for block in _blocks(items):
-            yield {name: [row.get(name) for row in block] for name in block[0]}
-
-
-def _blocks(values: Iterator[Any]) -> Iterator[list[Any]]:
-    while block := list(islice(values, _BLOCK)):
-        yield block
+def columns(items: Iterable[Any], kind: str) -> dict[str, list[Any]]:
+    """What a reader gives: ``arrow`` batches, ``python`` dicts of lists, or single ``rows``."""
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        batch = item.to_pydict() if kind == "arrow" else item
+        for name, values in batch.items():
+            found.setdefault(name, []).extend([values] if kind == "rows" else values)
+    return found
 
 
 @dataclass(frozen=True)
@@ -105,7 +64,8 @@ class Contender:
     """What it takes and returns."""
     run: Callable[[], Any]
     """One pass: gives the result, or an iterator that makes it."""
-    digest: Callable[[Any], Digest]
+    answer: Callable[[Any], Any]
+    """What of the result is compared, as something that JSON can hold."""
     against: str | None = None
     """Which of ours does the same work; ``None`` for ours."""
     package: str | None = None
@@ -117,7 +77,6 @@ class Timing:
     """The result of one contender."""
 
     contender: Contender
-    rows: int
     seconds: Sequence[float]
     """Every repeat, in the order run."""
     ratio: tuple[float, float, float] | None = None
@@ -166,7 +125,7 @@ def run_race(
             left_out[one.name] = f"{one.package} is not installed"
             continue
         try:
-            digest = one.digest(one.run())
+            found = digest(one.answer(one.run()))
         except (FastAxolotlError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -178,10 +137,10 @@ def run_race(
                 raise DataError(f"{one.name} failed: {reason}") from error
             left_out[one.name] = reason
             continue
-        if one.against is not None and (other := difference(ready[one.against][1], digest)):
-            left_out[one.name] = f"another answer: {other}"
+        if one.against is not None and found != ready[one.against][1]:
+            left_out[one.name] = "it gives another answer"
         else:
-            ready[one.name] = one, digest
+            ready[one.name] = one, found
     # What the imported packages hold is nobody's garbage.
     gc.collect()
     gc.freeze()
@@ -191,9 +150,9 @@ def run_race(
     finally:
         gc.unfreeze()
     timings = []
-    for name, (one, digest) in ready.items():
+    for name, (one, _) in ready.items():
         pairs = zip(seconds[name], seconds.get(one.against or "", ()), strict=False)
         ratios = [theirs / ours for theirs, ours in pairs]
         ratio = (median(ratios), min(ratios), max(ratios)) if ratios else None
-        timings.append(Timing(contender=one, rows=digest.rows, seconds=seconds[name], ratio=ratio))
+        timings.append(Timing(contender=one, seconds=seconds[name], ratio=ratio))
     return timings, left_out
