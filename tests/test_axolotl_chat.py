@@ -160,33 +160,6 @@ def turn(role: str, content: Any, **others: Any) -> dict[str, Any]:
 
 TALK = [turn("user", "hello world"), turn("assistant", "what a day")]
 
-CONVERSATIONS = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "human", "system"]), "content": CONTENTS},
-        optional={"train": st.sampled_from([True, False, None]), "name": st.just("ann")},
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.lists(CONVERSATIONS, min_size=1, max_size=4),
-    eos=st.sampled_from(["turn", "all", "last", "none"]),
-    eot=st.sampled_from(["turn", "all", "last", "none"]),
-    template=st.sampled_from([*TEMPLATES.values(), ""]),
-)
-def test_random_conversations_under_random_templates(
-    rows: Any, eos: str, eot: str, template: str
-) -> None:
-    body = "{{ '<|im_start|>' + m.role + ' ' }}" + template + "<|im_end|>\n"
-    whole = "{% for m in messages %}" + body + "{% endfor %}" if template else CHATML
-    check(
-        make_strategy(whole, train_on_eos=eos, train_on_eot=eot, eot_tokens=["</s>"]),
-        {"messages": rows},
-    )
-
 
 def shipped_templates() -> list[str]:
     found = importlib.util.find_spec("axolotl")
@@ -292,9 +265,25 @@ PROMPTER = st.fixed_dictionaries(
         "drop_system_message": st.just(True),
         "chat_template_kwargs": st.sampled_from([{"enable_thinking": True}, {"skip_think": False}]),
         "template_thinking_key": st.just("thinking"),
+        "roles": st.just({"user": ["human"], "assistant": ["gpt", "user"]}),
         "message_property_mappings": st.just({"role": "from", "content": "value"}),
     },
 )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(conversations(), min_size=1, max_size=4),
+    options=OPTIONS,
+    template=st.sampled_from([*TEMPLATES.values(), ""]),
+)
+def test_random_conversations_under_random_templates(
+    rows: Any, options: dict[str, Any], template: str
+) -> None:
+    body = "{{ '<|im_start|>' + m.role + ' ' }}" + template + "<|im_end|>\n"
+    whole = "{% for m in messages %}" + body + "{% endfor %}" if template else CHATML
+    batch = {"messages": rows, "id": [*range(len(rows))]}
+    check(make_strategy(whole, eot_tokens=["</s>"], **options), batch)
 
 
 @pytest.mark.parametrize("name", shipped_templates())
@@ -369,35 +358,6 @@ def test_every_template_that_axolotl_ships(name: str) -> None:
         check(make_strategy(shipped(name)), {"messages": rows})
 
 
-@pytest.mark.parametrize(
-    ("prompter", "options"),
-    [
-        ({}, {"train_on_inputs": True}),
-        ({}, {"roles_to_train": ["human", "gpt"], "train_on_eos": "all"}),
-        ({}, {"roles_to_train": [], "train_on_eos": "last"}),
-        ({}, {"train_on_eos": None}),
-        ({"drop_system_message": True}, {}),
-        ({"message_property_mappings": {"role": "from", "content": "value"}}, {}),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, {}),
-        ({"roles": {"user": ["human"], "assistant": ["user"]}}, {}),
-    ],
-)
-def test_settings_of_a_dataset(prompter: Any, options: Any) -> None:
-    strategy = make_strategy(prompter=prompter, **options)
-    rows = [
-        [
-            {**turn(role, text), "from": role, "value": text, "train": None, "unused": [1]}
-            for role, text in (("user", "hello"), ("assistant", "day"), ("user", "world"))
-        ],
-        [{**turn("system", "a"), "from": "system", "value": "a", "train": True}, *TALK][: 1 + 2],
-    ]
-    for message in rows[1]:
-        message.setdefault("from", message["role"])
-        message.setdefault("value", message["content"])
-    batch = {"messages": rows, "system": ["be good", "be bad"], "id": [1, 2]}
-    check(strategy, batch)
-
-
 def test_warnings_come_as_often() -> None:
     strategy = make_strategy(train_on_eos="turn")
     rows = [
@@ -437,45 +397,19 @@ def with_call(arguments: Any) -> list[Any]:
     return [turn("user", "a"), turn("assistant", "b", tool_calls=[{"function": function}])]
 
 
+PARTS_TRAINED = [{"text": "abc ", "train": True}, {"text": "def", "weight": 0}]
+REASONED = turn("assistant", "abc", reasoning_content=PARTS_TRAINED[:1], detail=DETAIL)
 RARE_ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tools": (TALK, {"tools": [TOOL, TOOL]}),
     "tools as text": (TALK, {"tools": json.dumps([TOOL])}),
-    "empty tools": (TALK, {"tools": []}),
     "calls": ([turn("user", "a"), turn("assistant", "b", tool_calls=[CALL])], {"tools": [TOOL]}),
-    "calls as text": (with_call('{"a": 1}'), {}),
-    "list as content": ([turn("user", [{"type": "text", "text": "a"}])], {}),
-    "trained parts": (
-        [turn("assistant", [{"text": "abc ", "train": True}, {"text": "def", "weight": 0}])],
-        {},
-    ),
+    "trained parts": ([turn("assistant", PARTS_TRAINED)], {}),
     "no content": ([turn("user", "a"), {"role": "assistant", "tool_calls": [CALL]}], {}),
     "text": ('[{"role": "user", "content": "a"}]', {}),
-    "odd verdict": ([turn("user", "a", train="yes")], {}),
     "detail": ([turn("assistant", "abcdef", detail=DETAIL)], {}),
     "detail beyond": ([turn("assistant", "abc", detail=[{**DETAIL[0], "begin_offset": 9}])], {}),
-    "detail of nothing": ([turn("assistant", "", detail=DETAIL)], {}),
-    "empty detail": ([turn("assistant", "abc", detail=[])], {}),
-    "reasoning": ([turn("assistant", "abc", reasoning_content="def")], {}),
-    "reasoning and detail": (
-        [
-            turn(
-                "assistant", "abc", reasoning_content=[{"text": "de", "train": True}], detail=DETAIL
-            )
-        ],
-        {},
-    ),
+    "reasoning and detail": ([REASONED], {}),
     "thinking": ([turn("assistant", "<think> a </think> b")], {}),
-    "solution": (
-        [
-            turn(
-                "assistant",
-                "<|begin_of_thought|>a<|end_of_thought|>"
-                "<|begin_of_solution|> b <|end_of_solution|>",
-            )
-        ],
-        {},
-    ),
-    "system": (TALK, {"system": "be good"}),
     "null system": (TALK, {"system": None}),
 }
 """Rows that are rare in a dataset: messages, and other columns."""

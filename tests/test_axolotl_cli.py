@@ -145,7 +145,9 @@ def test_a_training_is_measured(trainings: Trainings, name: str, record: str) ->
     assert {"collators", "sampler"} <= set(rank.values["replacements"]) or name == "stock"
     [path, *_] = rank.values["data_paths"]
     assert Path(path).suffix == ".arrow"
-    for figure in ("stall_fraction", "tokens_per_second", "working_set_gb"):
+    # The memory of a run that is measured from outside is known there alone.
+    figures = ("stall_fraction", "tokens_per_second", *["working_set_gb"] * (name == "plugin"))
+    for figure in figures:
         assert trainings.logs(name)[-1][f"fast_axolotl/{figure}"] >= 0
 
 

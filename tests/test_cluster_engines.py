@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl.cluster import engines
-from fast_axolotl.cluster.engines import Answer, Engine, Task, open_engine, run_tasks
+from fast_axolotl.cluster.engines import Answer, Engine, Local, Task, run_tasks
 from fast_axolotl.cluster.job import Job, Stage
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from support.children import clean_environment
-from support.cluster import TESTS, Nodes, ray_variables
+from support.cluster import TESTS, Machines, ray_variables
 from support.cluster_tasks import square, squares, task
 
 Open = Callable[..., Engine]
@@ -34,8 +34,14 @@ Open = Callable[..., Engine]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
+    """Opens engines, local ones unless an address is passed."""
     with ExitStack() as stack:
-        yield lambda kind, **options: stack.enter_context(closing(open_engine(kind, **options)))
+
+        def open_engine(**options: Any) -> Engine:
+            kind: Any = engines.Nodes if "address" in options else Local
+            return stack.enter_context(closing(kind(**options)))
+
+        yield open_engine
 
 
 def perform_all(
@@ -64,7 +70,7 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_local_processes_do_all_tasks(opened: Open, tmp_path: Path, workers: int) -> None:
-    engine = opened("local", workers=workers)
+    engine = opened(workers=workers)
     answers = perform_all(engine, tmp_path, squares(20, 0.02))
     assert_squares(answers, 20)
     pids = {answer["pid"] for answer in answers.values()}
@@ -83,12 +89,12 @@ def test_a_stage_continues_where_it_was_and_tells_how_far_it_is(
     def hear(stage: Stage, what: str) -> None:
         heard.append((stage.done, stage.tasks, what))
 
-    engine, store = opened("local", workers=2), Store(str(tmp_path))
+    store = Store(str(tmp_path))
     for count, before in ((3, 0), (5, 3)):
         heard.clear()
-        job = Job(engine, hear)
         tasks = {task.name: task.arguments for task in squares(count)}
-        assert_squares(job.run(store, square, tasks), count)
+        with closing(Job(hear, workers=2)) as job:
+            assert_squares(job.run(store, square, tasks), count)
         [stage] = job._stages.values()
         assert (stage.tasks, stage.done, stage.done_before) == (count, count, before)
         assert heard[0] == (0, count, "starting")
@@ -98,24 +104,24 @@ def test_a_stage_continues_where_it_was_and_tells_how_far_it_is(
 def test_a_worker_has_the_environment_of_now(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform_all(opened("local", workers=1), tmp_path, squares(1))
+    perform_all(opened(workers=1), tmp_path, squares(1))
     monkeypatch.setenv("SOME_VARIABLE", "new")
     look = task("environment", name="SOME_VARIABLE")
-    answers = perform_all(opened("local", workers=1), tmp_path, [look])
+    answers = perform_all(opened(workers=1), tmp_path, [look])
     assert answers["environment"]["value"] == "new"
 
 
 def test_a_task_whose_process_is_killed_is_tried_again(opened: Open, tmp_path: Path) -> None:
     reasons: list[str] = []
     tasks = [*squares(6, 0.1), task("die", times=1)]
-    answers = perform_all(opened("local", workers=2), tmp_path, tasks, reasons.append)
+    answers = perform_all(opened(workers=2), tmp_path, tasks, reasons.append)
     assert answers.pop("die")["attempts"] == 1
     assert_squares(answers, 6)
     assert reasons == ["its process ended with SIGKILL"]
 
 
 def test_a_task_that_always_kills_its_process_is_an_error(opened: Open, tmp_path: Path) -> None:
-    engine = opened("local", workers=2)
+    engine = opened(workers=2)
     tasks = [*squares(3), task("die", times=9, signal_number=signal.SIGSEGV)]
     with pytest.raises(DataError, match=r"toy/die failed 4 times.*SIGSEGV.*--memory"):
         perform_all(engine, tmp_path, tasks)
@@ -126,7 +132,7 @@ def test_a_task_that_always_kills_its_process_is_an_error(opened: Open, tmp_path
 def test_errors_keep_their_type_and_message_or_name_the_task_and_show_the_traceback(
     opened: Open, tmp_path: Path
 ) -> None:
-    engine = opened("local", workers=2)
+    engine = opened(workers=2)
     with pytest.raises(MissingFileError) as caught:
         perform_all(engine, tmp_path, [task("complain"), *squares(3)])
     assert str(caught.value) == "rows.jsonl, line 7: there is no such file"
@@ -137,7 +143,7 @@ def test_errors_keep_their_type_and_message_or_name_the_task_and_show_the_traceb
 
 
 def test_a_run_that_is_given_up_ends_its_workers(opened: Open, tmp_path: Path) -> None:
-    engine = opened("local", workers=2)
+    engine = opened(workers=2)
     tasks = [*squares(1), task("hold", name="a")]
     for _ in run_tasks(engine, str(tmp_path), tasks, print):
         wait_for((tmp_path / "a.pid").exists)
@@ -174,7 +180,7 @@ def test_no_process_is_left_when_the_parent_ends(tmp_path: Path, signal_number: 
 
 def test_an_unknown_engine_is_an_error() -> None:
     with pytest.raises(UsageError, match="local or ray"):
-        open_engine("dask")
+        Job(print, engine="dask")
 
 
 # Nodes of a Ray cluster, each with its own processes on this machine.
@@ -184,12 +190,12 @@ needs_ray = pytest.mark.skipif(NO_RAY, reason="Ray is not installed")
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def nodes() -> Iterator[Machines]:
     with ray_variables():
-        made = Nodes()
+        made = Machines()
         try:
             made.add("n1", wait=False)
-            made.add("n2", wait=False)
+            made.last = made.add("n2", wait=False)
             made.cluster.wait_for_nodes()
             yield made
         finally:
@@ -198,11 +204,11 @@ def nodes() -> Iterator[Nodes]:
 
 @needs_ray
 def test_nodes_do_all_tasks_and_others_do_those_of_a_lost_one(
-    opened: Open, nodes: Nodes, tmp_path: Path
+    opened: Open, nodes: Machines, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes; .*--memory"):
-        open_engine("ray", address=nodes.address, memory=1 << 50)
-    engine = opened("ray", address=nodes.address, memory=1 << 20)
+        opened(address=nodes.address, memory=1 << 50)
+    engine = opened(address=nodes.address, memory=1 << 20)
     assert engine.num_slots == 4
     answers = perform_all(engine, tmp_path, squares(16, 0.1))
     assert_squares(answers, 16)
@@ -211,23 +217,22 @@ def test_nodes_do_all_tasks_and_others_do_those_of_a_lost_one(
         perform_all(engine, tmp_path, [task("complain")])
     with pytest.raises(DataError, match=r"divide failed: ZeroDivision.*\(on node n[12]\)\n"):
         perform_all(engine, tmp_path, [task("divide")])
+    reasons: list[str] = []
+
+    def kill_while_it_works() -> None:
+        wait_for((tmp_path / "n2.pid").exists)
+        nodes.kill(nodes.last)
+
+    with ThreadPoolExecutor() as threads:
+        killed = threads.submit(kill_while_it_works)
+        tasks = squares(20, 0.2, stuck_on="n2")
+        assert_squares(perform_all(engine, tmp_path, tasks, reasons.append), 20)
+        killed.result()
+    assert 1 <= len(reasons) <= 2
     pq.write_table(pa.table({"x": [1, 2, 1, 3]}), tmp_path / "a.parquet")
     where: Any = {"engine": "ray", "address": nodes.address, "memory": 1 << 28}
     dedupe_on(tmp_path / "a.parquet", str(tmp_path / "out"), **where)
     assert pq.read_table(tmp_path / "out")["x"].to_pylist() == [1, 2, 3]
-    lost = nodes.add("n3")
-    reasons: list[str] = []
-
-    def kill_while_it_works() -> None:
-        wait_for((tmp_path / "n3.pid").exists)
-        nodes.kill(lost)
-
-    with ThreadPoolExecutor() as threads:
-        killed = threads.submit(kill_while_it_works)
-        tasks = squares(20, 0.2, stuck_on="n3")
-        assert_squares(perform_all(engine, tmp_path, tasks, reasons.append), 20)
-        killed.result()
-    assert 1 <= len(reasons) <= 2
 
 
 def test_a_node_with_other_versions_ends_the_job(tmp_path: Path) -> None:
@@ -246,11 +251,11 @@ def test_a_node_with_other_versions_ends_the_job(tmp_path: Path) -> None:
 def test_an_address_without_a_cluster_is_an_error_soon(address: str) -> None:
     begin = time.monotonic()
     with pytest.raises(UsageError, match=address):
-        open_engine("ray", address=address)
+        engines.Nodes(address)
     assert time.monotonic() - begin < 10
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'ray>=2\.52\.1'"):
-        open_engine("ray")
+        engines.Nodes("auto")

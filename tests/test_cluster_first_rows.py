@@ -12,7 +12,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fast_axolotl.cluster.engines import open_engine
 from fast_axolotl.cluster.first_rows import find_repeated
 from fast_axolotl.cluster.job import Job
 from fast_axolotl.cluster.shards import split
@@ -43,8 +42,7 @@ def find(store: Store, values: Any, sizes: Sequence[int], places: Any, memory: i
         store.write_array(f"digests/{number}", digests_of(values[stop - size : stop]))
         store.write_array(f"places/{number}", places[stop - size : stop].astype(np.int64))
         tasks[f"{number}"] = {"name": f"{number}", "units": [f"{number}"], "memory": memory}
-    with closing(open_engine("local")) as engine:
-        job = Job(engine, lambda *_: None)
+    with closing(Job(lambda *_: None)) as job:
         runs = job.run(store, split, tasks)
         found = find_repeated(job, store, runs, num_rows=len(values), memory=memory)
     assert found.dtype == np.int64

@@ -322,7 +322,7 @@ def test_rows_come_from_and_go_to_an_object_store(made: Made, s3: Any) -> None:
         s3.put_file(dataset["path"], url)
         datasets.append({**dataset, "path": url})
     config = made.write("s3", datasets)
-    answer = made.driver.prepare(config, f"s3://{BUCKET}/out")
+    answer = made.driver.prepare(config, f"s3://{BUCKET}/out", chunk_bytes=100_000)
     assert "summary" in answer, answer
     output = made.folder / "downloaded"
     s3.invalidate_cache()

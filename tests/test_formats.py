@@ -30,17 +30,11 @@ from support.files import (
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("x.parquet", ("parquet", None)),
-        ("x.pq", ("parquet", None)),
-        ("x.arrow", ("arrow", None)),
         ("x.feather", ("feather", None)),
-        ("x.csv", ("csv", None)),
         ("x.tsv.gz", ("csv", "gzip")),
-        ("x.json", ("json", None)),
         ("x.json.gz", ("json", "gzip")),
         ("x.jsonl.zst", ("jsonl", "zstd")),
         ("x.ndjson.bz2", ("jsonl", "bz2")),
-        ("x.txt.gz", ("text", "gzip")),
         ("x.text.xz", ("text", "xz")),
         ("x.parquet.lz4", ("parquet", "lz4")),
         ("X.JSONL.GZ", ("jsonl", "gzip")),
@@ -86,8 +80,8 @@ def test_a_file_is_read_as_what_it_is(tmp_path: Path, kind: str, named: str) -> 
         assert read_rows(path) == rows
 
 
-@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind not in ("csv", "json field")])
-@pytest.mark.parametrize("compression", ["none", "gzip", "xz"])
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "csv"])
+@pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_a_file_without_an_ending_is_recognised(
     tmp_path: Path, kind: str, compression: str
 ) -> None:

@@ -32,7 +32,7 @@ from fast_axolotl.errors import FastAxolotlError
 from fast_axolotl.reading import FormatWarning, convert, open_dataset
 from support.files import arrow_bytes, feather_bytes, jsonl_bytes, parquet_bytes, squeeze
 
-CASES = int(os.environ.get("FAST_AXOLOTL_FUZZ_CASES", "300"))
+CASES = int(os.environ.get("FAST_AXOLOTL_FUZZ_CASES", "120"))
 """Cases of each sample."""
 
 SECONDS_TO_START = 60
@@ -141,9 +141,6 @@ SAMPLES = {
     "parquet-zstd-v2": Sample(
         "parquet", lambda: parquet(compression="zstd", data_page_version="2.0", data_page_size=200)
     ),
-    "parquet-gzip-small-pages": Sample(
-        "parquet", lambda: parquet(compression="gzip", data_page_size=64, write_batch_size=4)
-    ),
     "parquet-delta": Sample(
         "parquet",
         lambda: parquet(
@@ -157,13 +154,11 @@ SAMPLES = {
         ),
     ),
     "parquet-types": Sample("parquet", lambda: parquet(typed_table)),
-    "parquet-page-checksum": Sample("parquet", lambda: parquet(write_page_checksum=True)),
     "arrow-file": Sample("arrow", lambda: arrow(stream=False)),
     "arrow-file-zstd": Sample("arrow", lambda: arrow(stream=False, compression="zstd")),
     "arrow-file-types": Sample("arrow", lambda: arrow(typed_table, stream=False)),
     "arrow-file-views": Sample("arrow", lambda: arrow(view_table, stream=False)),
     "arrow-stream": Sample("arrow", lambda: arrow(stream=True)),
-    "arrow-stream-types": Sample("arrow", lambda: arrow(typed_table, stream=True)),
     "arrow-stream-views": Sample("arrow", lambda: arrow(view_table, stream=True)),
     "feather-lz4": Sample("feather", lambda: feather_bytes(plain_table(), chunksize=15)),
     "json": Sample("json", json_document),
@@ -171,8 +166,6 @@ SAMPLES = {
     "csv": Sample("csv", csv),
     "text": Sample("txt", text),
     "jsonl-gzip": Sample("jsonl.gz", lambda: squeeze(json_lines(), "gzip"), True),
-    "csv-bz2": Sample("csv.bz2", lambda: squeeze(csv(), "bz2"), True),
-    "text-xz": Sample("txt.xz", lambda: squeeze(text(), "xz"), True),
     "json-zstd": Sample("json.zst", lambda: squeeze(json_document(), "zstd")),
     "parquet-in-gzip": Sample("parquet.gz", lambda: squeeze(parquet(), "gzip"), True),
     "arrow-in-zstd": Sample("arrow.zst", lambda: squeeze(arrow(stream=True), "zstd")),

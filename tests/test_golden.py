@@ -315,55 +315,42 @@ def test_the_status_with_axolotl() -> None:
     check("status.txt", command("status").out.replace(found, "VERSION"))
 
 
-CLASSES = {
-    "fast_axolotl.integrations.axolotl": "FastAxolotlPlugin",
-    "fast_axolotl.integrations.lightning_meter": "MeterCallback",
-    "fast_axolotl.integrations.torch": "TorchDataset",
-    "fast_axolotl.integrations.torch_meter": "watch_torch",
-    "fast_axolotl.integrations.transformers_meter": "MeterCallback",
+DOORS = {
+    "axolotl.FastAxolotlPlugin": ("axolotl_plugin.FastAxolotlPlugin",),
+    "lightning_meter.MeterCallback": (
+        "training_meter.TrainingMeter",
+        "lightning_meter.MeterCallback",
+    ),
+    "torch.TorchDataset": ("torch.TorchDataset",),
+    "torch_meter.watch_torch": ("torch_meter.watch_torch",),
+    "transformers_meter.MeterCallback": (
+        "training_meter.TrainingMeter",
+        "transformers_meter.MeterCallback",
+    ),
 }
-"""What the documentation has users import, by module."""
+"""What the documentation has users import from ``integrations``, and where it and what it inherits
+from us is defined."""
 
 
 def test_what_trainers_import_is_where_it_was_with_the_same_parameters() -> None:
     # Read and not imported: that would take longer than all other tests of this file.
-    check("integrations.json", {f"{at}.{name}": members(at, name) for at, name in CLASSES.items()})
-
-
-def members(module: str, name: str) -> Any:
-    """The public methods of a class with their parameters, inherited ones of ours, too; or those of
-    a function."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    text = Path(spec.origin).read_text(encoding="utf-8")
-    assert re.search(rf"\b{name}\b", text), f"{module} has no {name} any more"
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return ast.unparse(node.args)
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            homes = {base: home_of(module, text, base) for base in map(ast.unparse, node.bases)}
-            inherited = [members(home, base) for base, home in homes.items() if home]
-            own = {
-                item.name: ast.unparse(item.args)
-                for item in node.body
-                if isinstance(item, ast.FunctionDef)
-                if item.name == "__init__" or not item.name.startswith("_")
-            }
-            return {key: value for kind in (*inherited, own) for key, value in kind.items()}
-    home = home_of(module, text, name)
-    assert home, f"{module}.{name} is not defined in any module that it names"
-    return members(home, name)
-
-
-def home_of(module: str, text: str, name: str) -> str | None:
-    """Which of the modules of ours that are named in a module's text defines something."""
-    homes = re.findall(r"fast_axolotl(?:\.\w+)+", text)
-    for home in sorted(set(homes) - {module}):
-        file = Path(fast_axolotl.__file__).parents[1].joinpath(*home.split(".")).with_suffix(".py")
-        if file.exists() and re.search(rf"^(class|def) {name}\b", file.read_text("utf-8"), re.M):
-            return home
-    return None
+    folder = Path(fast_axolotl.__file__).parent / "integrations"
+    found: dict[str, Any] = {}
+    for door, homes in DOORS.items():
+        module, name = door.split(".")
+        assert re.search(rf"\b{name}\b", (folder / f"{module}.py").read_text(encoding="utf-8"))
+        members: dict[str, str] = {}
+        for home in homes:
+            file, kind = home.split(".")
+            body = ast.parse((folder / f"{file}.py").read_text(encoding="utf-8")).body
+            [node] = [item for item in body if getattr(item, "name", None) == kind]
+            assert isinstance(node, ast.ClassDef | ast.FunctionDef)
+            functions = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+            public = [one for one in functions if one.name == "__init__" or one.name[0] != "_"]
+            members |= {one.name: ast.unparse(one.args) for one in public}
+            name = f"fast_axolotl.integrations.{door}"
+            found[name] = ast.unparse(node.args) if isinstance(node, ast.FunctionDef) else members
+    check("integrations.json", found)
 
 
 def make_files(folder: Path) -> None:

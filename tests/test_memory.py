@@ -200,8 +200,9 @@ def opened(path: Path, **options: Any) -> Any:
     return open_arrow(source, ReadOptions(**options))
 
 
-@pytest.mark.parametrize("name", ["arrow-stream", "arrow-file"])
-@pytest.mark.parametrize(("batch", "unit"), [(100, MIB), (20_000, 4 * MIB)])
+@pytest.mark.parametrize(
+    ("name", "batch", "unit"), [("arrow-stream", 100, MIB), ("arrow-file", 20_000, 4 * MIB)]
+)
 def test_a_mapped_file_is_cut_into_ranges_of_rows_without_a_copy(
     tmp_path: Path, name: str, batch: int, unit: int
 ) -> None:

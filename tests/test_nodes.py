@@ -17,7 +17,7 @@ import pytest
 from fast_axolotl.integrations.training_meter import open_meter
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.measure.writers import LocalRanks, find_owner, find_running_nodes
+from fast_axolotl.measure.writers import find_new_ranks, find_owner, find_running_nodes
 from fast_axolotl.record import RunRecord, Start, read_run
 from fast_axolotl.record.folder import dump_line
 from fast_axolotl.system import node_name, pid_namespace
@@ -138,20 +138,21 @@ def first_line(folder: Path, **changed: object) -> Path:
 def test_ranks_are_found_by_their_files_unless_they_are_in_another_container(
     tmp_path: Path,
 ) -> None:
-    ranks = LocalRanks(tmp_path)
-    assert ranks.find_new() == []
+    known: set[tuple[str, int]] = set()
+    assert find_new_ranks(tmp_path / "none", known) == []
     path = tmp_path / "rank-3.jsonl"
     path.write_text('{"kind":"start",')
-    assert ranks.find_new() == []
+    assert find_new_ranks(tmp_path, known) == []
     path.unlink()
     first_line(tmp_path)
-    assert ranks.find_new() == [os.getpid()]
-    assert ranks.find_new() == []
-    for changed in ({"host": "node-b"}, {"time": 1000.0}, {"pid": 2**22 + 7}):
+    assert find_new_ranks(tmp_path, known) == [os.getpid()]
+    assert find_new_ranks(tmp_path, known) == []
+    for changed in (
+        *({"host": "node-b"}, {"time": 1000.0}, {"pid": 2**22 + 7}),
+        {"pid_namespace": "another"},
+    ):
         first_line(tmp_path, **changed)
-        assert LocalRanks(tmp_path).find_new() == []
-    first_line(tmp_path, pid_namespace="another")
-    assert LocalRanks(tmp_path).find_new() == []
+        assert find_new_ranks(tmp_path, set()) == []
 
 
 @pytest.mark.parametrize(

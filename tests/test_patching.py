@@ -50,19 +50,6 @@ def helper(value):
     return value
 
 
-@shout
-def decorated(value):
-    return value
-
-
-@functools.lru_cache(
-    maxsize=3,
-)
-@shout
-def twice_decorated(value):
-    return value
-
-
 class Box:
     size = 3
 
@@ -73,18 +60,11 @@ class Box:
     def make(cls, value):
         return (cls.__name__, value)
 ''',
-    "patchhost/user.py": (
-        "from patchhost.work import double, helper, Box\nalias = double\n\n\n"
-        "def use(value):\n    return helper(value)\n"
-    ),
+    "patchhost/user.py": ("from patchhost.work import double, helper, Box\nalias = double\n"),
 }
 
 OURS = """
 from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
-
-
-def use(value):
-    return "ours"
 
 
 def double(value, *, scale=2):

@@ -185,7 +185,7 @@ def test_tuples_and_arrow_arrays_give_the_packs_of_a_list() -> None:
         ([4, -3], UsageError, r"lengths\[1\] is -3; pass lengths from 0"),
         (np.array([4, 5, -1], np.int8), UsageError, r"lengths\[2\] is -1"),
         (pa.array([-7]), UsageError, r"lengths\[0\] is -7"),
-        ([2**63 - 1, 1], UsageError, r"add up to 9223372036854775808, above 2\*\*63 - 1"),
+        ([2**63 - 1, 1], UsageError, r"add up to 9.223e\+18, above 2\*\*63 - 1"),
     ],
 )
 def test_bad_lengths_are_named(lengths: Any, error: type[Exception], message: str) -> None:

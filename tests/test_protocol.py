@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol import Plan, plan_commands
-from fast_axolotl.protocol import state as state_module
+from fast_axolotl.protocol import Plan, plan_commands, runner
 from fast_axolotl.protocol.build import differing_settings
 from fast_axolotl.protocol.matrix import sum_up
 from fast_axolotl.protocol.plan import ArmPlan
@@ -296,7 +295,7 @@ def test_only_one_protocol_runs_in_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "p"
-    monkeypatch.setattr(state_module, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(runner, "_PATIENCE_SECONDS", 0.1)
 
     def start_another(*at: object) -> None:
         with pytest.raises(UsageError, match=rf"in use: process {os.getpid()}"):

@@ -16,7 +16,7 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.protocol.child import launch
-from fast_axolotl.protocol.state import hold
+from fast_axolotl.protocol.runner import hold
 from fast_axolotl.record.protocol_result import ProtocolResult
 
 LOOP = """

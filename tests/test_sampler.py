@@ -100,7 +100,6 @@ def test_a_sample_holds_the_tree_and_the_machine(tmp_path: Path) -> None:
         processes=1,
         pss_bytes=512 * 1024,
         pss_anon_bytes=300 * 1024,
-        pss_file_bytes=200 * 1024,
         pss_shared_bytes=12 * 1024,
         rss_bytes=1024 * 1024,
         anon_bytes=1000 * 1024,
@@ -159,7 +158,7 @@ def test_memory_events_and_throttling_are_those_of_the_cgroup(tmp_path: Path) ->
     sample = sampler.sample()
     assert (sample.throttled_seconds, sample.psi_io_full_seconds) == (2.5, 4.0)
     assert sample.oom_kills == 1
-    assert (sampler.begin().processors, sampler.begin().cores) == (2, 1.5)
+    assert sampler.begin().processors == 2
 
 
 def test_without_procfs_there_is_no_sample_and_a_reason(tmp_path: Path) -> None:

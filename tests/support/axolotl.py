@@ -179,25 +179,6 @@ def subclassed(dataset: Any) -> Any:
     return TokenizedPromptDataset(Strategy(), dataset)
 
 
-def _chunked(memory: Any, disk: Any) -> Any:
-    from datasets import Dataset
-
-    table = memory.data.table
-    return Dataset(pa.concat_tables([table.slice(start, 7) for start in range(0, 90, 7)]))
-
-
-def _concatenated(memory: Any, disk: Any) -> Any:
-    from datasets import concatenate_datasets
-
-    return concatenate_datasets([disk, memory.shuffle(seed=2), disk.select([3])])
-
-
-def _large_lists(memory: Any, disk: Any) -> Any:
-    from datasets import LargeList
-
-    return tokenised(40, LargeList, "int64")
-
-
 VARIANTS: dict[str, Callable[[Any, Any], Any]] = {
     "in memory": lambda memory, disk: memory,
     "on disk": lambda memory, disk: disk,
@@ -206,9 +187,13 @@ VARIANTS: dict[str, Callable[[Any, Any], Any]] = {
     "few of many rows": lambda memory, disk: disk.select([70, 3, 11]),
     "sliced": lambda memory, disk: disk.select(range(11, 60)),
     "shuffled and sliced": lambda memory, disk: disk.shuffle(seed=1).select(range(11, 60)),
-    "concatenated": _concatenated,
-    "chunks": _chunked,
-    "large lists": _large_lists,
+    "concatenated": lambda memory, disk: Later("datasets").concatenate_datasets(
+        [disk, memory.shuffle(seed=2), disk.select([3])]
+    ),
+    "chunks": lambda memory, disk: Later("datasets").Dataset(
+        pa.concat_tables([memory.data.table.slice(start, 7) for start in range(0, 90, 7)])
+    ),
+    "large lists": lambda memory, disk: tokenised(40, Later("datasets").LargeList, "int64"),
     "subclass": lambda memory, disk: subclassed(memory),
     "one row": lambda memory, disk: memory.select([1]),
     "no rows": lambda memory, disk: memory.select([]),

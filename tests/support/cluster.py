@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 PROGRAM = (sys.executable, "-m", "support.prepare_driver")
 
 
-class Nodes:
+class Machines:
     """A head that does no tasks, and nodes with one core each."""
 
     def __init__(self, port: int = 0) -> None:
@@ -33,6 +33,7 @@ class Nodes:
         head |= {"gcs_server_port": port} if port else {}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
+        self.last: Any = None
 
     def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
         variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)

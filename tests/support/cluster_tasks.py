@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.cluster.engines import Task, open_engine, run_tasks
+from fast_axolotl.cluster.engines import Local, Task, run_tasks
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import MissingFileError
 from fast_axolotl.system import node_name
@@ -63,5 +63,5 @@ def hold(store: Store, name: str) -> dict[str, Any]:
 
 def main(url: str) -> None:
     """The program of a process that is to be interrupted: two workers, both busy for long."""
-    engine = open_engine("local", workers=2)
+    engine = Local(workers=2)
     list(run_tasks(engine, url, [task("hold", name, name=name) for name in "ab"], print))

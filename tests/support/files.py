@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import open_dataset
-from fast_axolotl.reading.storage import Source, _SourceFile
+from fast_axolotl.reading.remote import SourceFile
+from fast_axolotl.reading.storage import Source
 
 Rows = list[dict[str, Any]]
 
@@ -119,7 +120,7 @@ def counted_bytes() -> Iterator[list[int]]:
         patch.setattr(
             Source,
             "open_arrow",
-            lambda source, *_, **__: pa.PythonFile(_SourceFile(source), "r"),
+            lambda source, *_, **__: pa.PythonFile(SourceFile(source), "r"),
         )
         yield lengths
 

@@ -64,11 +64,11 @@ class FakeMeter:
     def fetch_end(self, batch: Any) -> None:
         self.told.append(len(batch))
 
-    def exhausted(self) -> None:
-        self.told.append("exhausted")
-
     def fetch_failed(self, error: BaseException | None = None) -> None:
         self.told.append(type(error).__name__)
+
+    def exhausted(self) -> None:
+        self.told.append("exhausted")
 
     def step(self) -> None:
         self.told.append("step")

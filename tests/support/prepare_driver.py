@@ -64,6 +64,7 @@ def _hurting(faults: list[dict[str, Any]]) -> Any:
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
     job.run_tasks = _hurting(order.pop("faults", []))  # type: ignore[attr-defined]
     last = order.pop("stop", "")
+    module._CHUNK_BYTES = order.pop("chunk_bytes", 20_000)
     usual = {"overrides": {}, "engine": "local", "address": "auto", "workers": 2, "work": None}
 
     def hear(stage: job.Stage, _: str) -> None:
@@ -81,7 +82,7 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     module._LEAST_ROOM, module._HOST_BYTES = 0, 0
-    module._CHUNK_BYTES, module.MIB = 20_000, 100_000
+    module.MIB = 100_000
     for line in sys.stdin:
         print("ANSWER", json.dumps(_answer(json.loads(line))), flush=True)
 

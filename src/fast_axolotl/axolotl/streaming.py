@@ -241,6 +241,7 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
     filter = _keeps_bound("filter")
     skip = _keeps_bound("skip")
     take = _keeps_bound("take")
+    shard = _keeps_bound("shard")  # accelerate divides the files of ranks by it
     with_format = _keeps_bound("with_format")
     select_columns = _keeps_bound("select_columns")
     remove_columns = _keeps_bound("remove_columns")

@@ -73,7 +73,7 @@ def demo(
     """
     from fast_axolotl.cli.prove import print_protocol, run_plan
     from fast_axolotl.cli.report import check_targets, make_documents
-    from fast_axolotl.protocol.state import write_json
+    from fast_axolotl.protocol.runner import write_json
     from fast_axolotl.record.codec import to_plain
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE
     from fast_axolotl.report.page import render_page, write_text

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from multiprocessing.connection import wait
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from fast_axolotl import system
 from fast_axolotl._version import __version__
@@ -57,29 +57,6 @@ class Task:
     function: str
     """``module:function``; called with the store and the arguments."""
     arguments: Mapping[str, Any]
-
-
-class Engine(Protocol):
-    """Who does the work."""
-
-    @property
-    def num_slots(self) -> int:
-        """Tasks at a time."""
-        ...
-
-    def start(self, url: str, task: Task) -> Any:
-        """Begins a task; gives the key under which ``wait`` tells of it."""
-        ...
-
-    def wait(self, keys: Collection[Any]) -> Iterator[tuple[Any, Outcome]]:
-        """What came of some of these; waits for the first, not for ever."""
-        ...
-
-    def abandon(self) -> None:
-        """Ends what was started and not waited for."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def run_tasks(
@@ -134,27 +111,14 @@ def perform(url: str, task: Task) -> Answer:
     return answer
 
 
-def open_engine(
-    kind: str,
-    *,
-    address: str = "auto",
-    workers: int = 0,
-    memory: int = 0,
-    preload: Sequence[str] = (),
-) -> Engine:
-    """The engine called ``kind``: local or ray.
+class Local:
+    """Processes of this machine, ``workers`` at a time or as many as it has cores.
 
-    A Ray task takes ``memory`` bytes of its node; local ones find ``preload``'s modules imported.
+    They find the modules of ``preload`` imported. ``start`` gives the key under which ``wait``
+    tells of a task; ``abandon`` ends what was started and not waited for.
     """
-    if kind == "local":
-        return _Local(workers, preload)
-    if kind == "ray":
-        return _Ray(address, workers, memory)
-    raise UsageError(f"unknown engine {kind!r}; use local or ray")
 
-
-class _Local:
-    def __init__(self, workers: int, preload: Sequence[str]) -> None:
+    def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
         self.num_slots = workers or system.usable_cores()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
@@ -201,8 +165,10 @@ class _Local:
         return ours, process
 
 
-class _Ray:
-    def __init__(self, address: str, workers: int, memory: int) -> None:
+class Nodes:
+    """The nodes of a Ray cluster; a task takes ``memory`` bytes of its node."""
+
+    def __init__(self, address: str, workers: int = 0, memory: int = 0) -> None:
         try:
             import ray
         except ImportError:
@@ -259,6 +225,9 @@ class _Ray:
             for node in self._ray.nodes()
             if node["Alive"]
         )
+
+
+Engine = Local | Nodes
 
 
 @cache

@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from fast_axolotl.cluster.engines import Answer, Engine, Task, run_tasks, versions
+from fast_axolotl.cluster.engines import Answer, Local, Nodes, Task, run_tasks, versions
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, UsageError
 
@@ -85,8 +85,32 @@ class JobSummary:
 class Job:
     """Runs stages, and adds up what became of their tasks."""
 
-    def __init__(self, engine: Engine, heard: Heard) -> None:
-        self._engine, self._heard = engine, heard
+    def __init__(
+        self,
+        heard: Heard,
+        *,
+        engine: str = "local",
+        address: str = "auto",
+        workers: int = 0,
+        memory: int = 0,
+        preload: Sequence[str] = (),
+    ) -> None:
+        """Opens an engine, which ``close`` ends.
+
+        Args:
+            heard: Told of stages and tasks.
+            engine: ``local`` or ``ray``.
+            address: Of the Ray cluster: ``auto`` or ``HOST:PORT``.
+            workers: Tasks at a time; 0 takes all cores of this machine or of the cluster.
+            memory: Bytes that a Ray task takes of its node.
+            preload: Modules that local processes find imported.
+        """
+        if engine not in ("local", "ray"):
+            raise UsageError(f"unknown engine {engine!r}; use local or ray")
+        is_local = engine == "local"
+        self._engine = Local(workers, preload) if is_local else Nodes(address, workers, memory)
+        self.close = self._engine.close
+        self._heard = heard
         self._begin = time.perf_counter()
         self._stages: dict[str, Stage] = {}
         self._nodes: dict[str, Node] = {}

@@ -27,7 +27,7 @@ from fast_axolotl.axolotl.data import count_shards, saved_notes
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.cluster import shards
-from fast_axolotl.cluster.engines import Answer, open_engine
+from fast_axolotl.cluster.engines import Answer
 from fast_axolotl.cluster.first_rows import find_repeated, most_rows
 from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output
 from fast_axolotl.cluster.sources import Unit, find_units, read_tables
@@ -77,29 +77,25 @@ def prepare(
     config: str,
     *,
     overrides: Mapping[str, Any],
-    engine: str,
-    address: str,
-    workers: int,
     memory: int,
     output: str | None,
     work: str | None,
     heard: Heard,
     restart: bool = False,
+    **engine: Any,
 ) -> JobSummary:
     """Writes the prepared dataset of a configuration where ``axolotl train`` looks for it.
 
     Args:
         config: Axolotl's YAML file.
         overrides: Keys of the configuration that are set otherwise, as on Axolotl's command line.
-        engine: ``local`` or ``ray``.
-        address: Of the Ray cluster: ``auto`` or ``HOST:PORT``.
-        workers: Tasks at a time; 0 takes all cores of this machine or of the cluster.
         memory: Bytes that a working process may hold.
         output: In place of the configuration's ``dataset_prepared_path``; a path or a URL.
         work: The folder for files between stages; beside the output by default. All nodes must see
             it under this name.
         heard: Told of stages and tasks.
         restart: Forget what an interrupted run has finished.
+        engine: For ``Job``: engine, address, workers.
     """
     room = memory - _HOST_BYTES
     if room < _LEAST_ROOM:
@@ -129,11 +125,8 @@ def prepare(
                 f"{free / 1e9:,.1f} GB are free; pass --work and --output on a larger disk",
                 path=place.url,
             )
-        crew = open_engine(
-            engine, address=address, workers=workers, memory=memory, preload=_PRELOAD
-        )
-        held.callback(crew.close)
-        job = Job(crew, heard)
+        job = Job(heard, memory=memory, preload=_PRELOAD, **engine)
+        held.callback(job.close)
         done = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
         for split, (names, _) in zip(splits, done, strict=True):

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.cluster.engines import Answer, open_engine
+from fast_axolotl.cluster.engines import Answer
 from fast_axolotl.cluster.first_rows import Runs, find_repeated
 from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output
 from fast_axolotl.cluster.store import Store
@@ -91,9 +91,7 @@ def dedupe_on(
         inputs: What ``open_dataset`` reads: files, folders, globs or URIs.
         output: A folder to make, as a path or a URL.
         columns: Compare these columns only; whole rows are written all the same.
-        engine: ``local`` or ``ray``.
-        address: Of the Ray cluster: ``auto`` or ``HOST:PORT``.
-        workers: Tasks at a time; 0 takes all cores of this machine or of the cluster.
+        engine, address, workers: As for ``Job``.
         memory: Bytes that a working process may hold.
         work: The folder for files between stages; ``output`` with ``.work`` by default. All nodes
             must see it under this name. The same call continues there after an interruption.
@@ -136,11 +134,15 @@ def dedupe_on(
             "options": options,
         }
         place.begin(description)
-        crew = open_engine(
-            engine, address=address, workers=workers, memory=memory, preload=[__name__]
+        job = Job(
+            heard,
+            engine=engine,
+            address=address,
+            workers=workers,
+            memory=memory,
+            preload=[__name__],
         )
-        held.callback(crew.close)
-        job = Job(crew, heard)
+        held.callback(job.close)
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
         shares = {

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fast_axolotl.dedupe.row_bytes import BINARY, TEXT, is_one_of, text_bytes
-from fast_axolotl.dedupe.seen import SeenRows
+from fast_axolotl.dedupe.seen import SeenRows, require_threads
 from fast_axolotl.errors import UsageError
 from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
@@ -64,12 +64,10 @@ def parallel_hash_rows(
     or bytes, dictionary-encoded or not, gives an Arrow column of ``fixed_size_binary(32)`` in the
     same chunks, null where the row is null.
     """
-    _require_threads(num_threads)
+    require_threads(num_threads)
     _require_many("rows", rows)
-    if isinstance(rows, pa.ChunkedArray):
-        return pa.chunked_array(_hash_chunks(rows.chunks, rows.type, num_threads), _DIGEST)
-    if isinstance(rows, pa.Array):
-        return _hash_chunks([rows], rows.type, num_threads)[0]
+    if isinstance(rows, pa.Array | pa.ChunkedArray):
+        return _hash_arrow(rows, num_threads)
     texts: list[str] = []
     for digests in _hash_list(rows, num_threads):
         texts += _hex(digests)
@@ -86,28 +84,23 @@ def deduplicate_indices(
     ``existing_hashes`` are digests as ``parallel_hash_rows`` returns them for a list; rows with one
     of these are dropped. ``rows`` may be what that function takes, but without nulls.
     """
-    _require_threads(num_threads)
+    require_threads(num_threads)
     known = () if existing_hashes is None else existing_hashes
     _require_many("existing_hashes", known)
     _require_many("rows", rows)
     known_digests = _known_digests(set(known))
     if isinstance(rows, pa.Array | pa.ChunkedArray):
-        chunks = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
-        hashed = pa.chunked_array(_hash_chunks(chunks, rows.type, num_threads), _DIGEST)
+        hashed = _hash_arrow(rows, num_threads)
         if hashed.null_count:
             index = pc.index(hashed.is_null(), True).as_py()
             raise TypeError(f"row {index} is null; drop or fill the nulls before hashing")
-        parts = [_bytes_of(chunk) for chunk in hashed.chunks]
+        chunks = hashed.chunks if isinstance(hashed, pa.ChunkedArray) else [hashed]
+        parts = [_bytes_of(chunk) for chunk in chunks]
     else:
         parts = list(_hash_list(rows, num_threads))
     digests = np.concatenate([known_digests, *parts])
     indices = np.flatnonzero(_is_first(digests)[len(known_digests) :])
     return indices.tolist(), _hex(digests[len(known_digests) :][indices])
-
-
-def _require_threads(num_threads: int) -> None:
-    if num_threads < 0:
-        raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
 
 
 def _require_many(name: str, values: object) -> None:
@@ -117,10 +110,16 @@ def _require_many(name: str, values: object) -> None:
 
 def _hex(digests: ByteArray) -> list[str]:
     """One string per digest, cut from a text of lines, since that takes no loop in Python."""
+    if len(digests) < _FEW_ROWS:
+        return digests.tobytes().hex("\n", _DIGEST_BYTES).split()
+    from fast_axolotl.kernels.sha256 import write_hex
+
     texts: list[str] = []
+    lines = np.empty((min(len(digests), _HEX_ROWS), 2 * _DIGEST_BYTES + 1), np.uint8)
     for start in range(0, len(digests), _HEX_ROWS):
         some = digests[start : start + _HEX_ROWS]
-        texts += some.tobytes().hex("\n", _DIGEST_BYTES).split("\n")
+        write_hex(some.reshape(-1), lines.reshape(-1))
+        texts += str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
     return texts
 
 
@@ -157,7 +156,7 @@ def _hash_list(rows: Iterable[str | bytes], num_threads: int) -> Iterator[ByteAr
         if not is_read:  # names the row that is no text, or encodes what pyarrow cannot
             encoded = [_encode(index, row) for index, row in enumerate(batch, first)]
             column = pa.array(encoded, pa.large_binary())
-        yield _bytes_of(_hash_chunks([column], column.type, num_threads)[0])
+        yield _bytes_of(_hash_column(column, num_threads))
 
 
 def _bytes_of(digests: pa.Array) -> ByteArray:
@@ -181,54 +180,27 @@ def _encode(index: int, row: object) -> bytes:
         ) from error
 
 
-def _hash_chunks(chunks: list[pa.Array], kind: pa.DataType, num_threads: int) -> list[pa.Array]:
-    """The digests of columns of one type, a column for each."""
+def _hash_arrow(rows: pa.Array | pa.ChunkedArray, num_threads: int) -> Any:
+    if not isinstance(rows, pa.ChunkedArray):
+        return _hash_column(rows, num_threads)
+    _require_text(rows.type)
+    return pa.chunked_array([_hash_column(chunk, num_threads) for chunk in rows.chunks], _DIGEST)
+
+
+def _hash_column(column: pa.Array, num_threads: int) -> pa.Array:
+    """The digests of a column: short rows in lanes, long ones one by one."""
+    kind = column.type
     if pa.types.is_null(kind):
-        return [pa.nulls(len(chunk), _DIGEST) for chunk in chunks]
+        return pa.nulls(len(column), _DIGEST)
     if pa.types.is_dictionary(kind):
-        # The values of each dictionary once; chunks in a row often share one.
-        dictionaries: list[pa.Array] = []
-        places = []
-        for chunk in chunks:
-            if not (dictionaries and dictionaries[-1].equals(chunk.dictionary)):
-                dictionaries.append(chunk.dictionary)
-            places.append(len(dictionaries) - 1)
-        hashed = _hash_chunks(dictionaries, kind.value_type, num_threads)
-        return [hashed[at].take(chunk.indices) for at, chunk in zip(places, chunks, strict=True)]
-    if not is_one_of(kind, (*TEXT, *BINARY, pa.types.is_fixed_size_binary)):
-        raise TypeError(
-            f"rows have the Arrow type {kind}, which cannot be hashed as text; cast them, for "
-            "example with rows.cast(pyarrow.string())"
-        )
-    are_few = sum(map(len, chunks)) < _FEW_ROWS
-    tasks: list[Callable[[], Any]] = []
-    columns = []
-    for chunk in chunks:
-        digests = np.empty((len(chunk), _DIGEST_BYTES), np.uint8)
-        plain = chunk.cast(pa.large_binary()) if pa.types.is_fixed_size_binary(kind) else chunk
-        tasks += _column_tasks(*text_bytes(plain), digests, are_few=are_few)
-        buffers = [None, pa.py_buffer(digests)]
-        columns.append(pa.FixedSizeBinaryArray.from_buffers(_DIGEST, len(chunk), buffers))
-
-    def run_some(start: int, stop: int) -> None:
-        for task in tasks[start:stop]:
-            task()
-
-    threads = num_threads or (usable_cores() if len(tasks) > 1 else 1)
-    spread(run_some, slices(len(tasks), threads * _TASKS_PER_THREAD), threads)
-    return [
-        pc.if_else(chunk.is_valid(), column, None) if chunk.null_count else column
-        for chunk, column in zip(chunks, columns, strict=True)
-    ]
-
-
-def _column_tasks(
-    data: ByteArray, offsets: IntArray, digests: ByteArray, *, are_few: bool
-) -> list[Callable[[], Any]]:
-    """Calls that together hash every row: short ones in lanes, long ones one by one."""
+        return _hash_column(column.dictionary, num_threads).take(column.indices)
+    _require_text(kind)
+    plain = column.cast(pa.large_binary()) if pa.types.is_fixed_size_binary(kind) else column
+    data, offsets = text_bytes(plain)
+    digests = np.empty((len(column), _DIGEST_BYTES), np.uint8)
     lengths = np.diff(offsets)
     longest = -1
-    if not are_few:
+    if len(column) >= _FEW_ROWS:
         from fast_axolotl.kernels.sha256 import LONGEST_BYTES, hash_rows
 
         longest = LONGEST_BYTES
@@ -250,4 +222,23 @@ def _column_tasks(
             partial(hash_rows, data, offsets, start, stop, longest, words)
             for start, stop in slices(len(lengths), count)
         ]
-    return tasks
+
+    def run_some(start: int, stop: int) -> None:
+        for task in tasks[start:stop]:
+            task()
+
+    threads = num_threads or (usable_cores() if len(tasks) > 1 else 1)
+    spread(run_some, slices(len(tasks), threads * _TASKS_PER_THREAD), threads)
+    buffers = [None, pa.py_buffer(digests)]
+    hashed = pa.FixedSizeBinaryArray.from_buffers(_DIGEST, len(column), buffers)
+    return pc.if_else(column.is_valid(), hashed, None) if column.null_count else hashed
+
+
+def _require_text(kind: pa.DataType) -> None:
+    if pa.types.is_dictionary(kind):
+        _require_text(kind.value_type)
+    elif not is_one_of(kind, (*TEXT, *BINARY, pa.types.is_fixed_size_binary, pa.types.is_null)):
+        raise TypeError(
+            f"rows have the Arrow type {kind}, which cannot be hashed as text; cast them, for "
+            "example with rows.cast(pyarrow.string())"
+        )

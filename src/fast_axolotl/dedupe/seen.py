@@ -42,8 +42,7 @@ class SeenRows:
     """
 
     def __init__(self, num_threads: int = 0) -> None:
-        if num_threads < 0:
-            raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
+        require_threads(num_threads)
         self._threads = num_threads or usable_cores()
         num_regions = min(_MOST_REGIONS, 1 << (self._threads - 1).bit_length())
         self._regions = [_Region(index, num_regions) for index in range(num_regions)]
@@ -135,6 +134,11 @@ class _Region:
                 self.count,
                 firsts[start:stop],
             )
+
+
+def require_threads(num_threads: int) -> None:
+    if num_threads < 0:
+        raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
 
 
 def fresh_secret() -> Any:

@@ -10,10 +10,10 @@ It has two halves that meet in the record, and nowhere else. Read either in this
 - Collecting, while the run goes on: a ``meter`` sorts fetches into ``steps``, timed by ``events``,
   described by ``batch_counts``, folded by ``blocks`` and written by ``journal``. From outside, a
   ``sampler`` looks at a tree of ``processes``, at the ``disk`` and at each ``gpu``.
-- Concluding, from the lines alone: ``summary`` folds each rank (``rank_figures``) and the ``job``,
-  and collects in a ``summary_builder`` the figures of the loop (``loop_figures``), of the model
-  (``flops``) and of the machine (``system_figures``). ``verdict`` judges them by their
-  ``evidence``, and ``advice`` follows.
+- Concluding, from the lines alone: ``ranks`` folds each rank and holds them against each other,
+  ``machine`` the samples, and ``summary`` makes the figures, those of the model by ``flops`` and of
+  the wall clock by ``ledger``; ``stall_pattern`` and ``ready_queue`` tell how waits are spread.
+  ``verdict`` judges the figures by their ``evidence``, and ``advice`` follows.
 
 ``fast_axolotl.measure`` is this package and, since the function is the name people look for there,
 can be called as if it were ``measure`` itself.

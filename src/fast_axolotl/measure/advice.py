@@ -345,7 +345,9 @@ def _speed_up(evidence: Evidence) -> Action:
     source, world = evidence.source, evidence.figures.world_size
     workers, shards = evidence.number("num_workers"), evidence.number("num_shards")
     # What comes at the start of an epoch, or in the main process, no worker takes away.
-    stall = min(_stall_without(evidence, "epoch", "checkpoint"), 0.95)
+    causes = evidence.figures.waits_by_cause
+    elsewhere = causes.get("epoch", 0.0) + causes.get("checkpoint", 0.0)
+    stall = min(evidence.stall * max(0.0, 1.0 - elsewhere), 0.95)
     all_of_it = possible_gain(stall)
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:
@@ -455,12 +457,6 @@ def _spread(evidence: Evidence) -> Action:
         "batch_size=100 takes fewer; or a shuffle buffer, a row group) and make that unit smaller.",
         gain,
     )
-
-
-def _stall_without(evidence: Evidence, *causes: str) -> float:
-    """The stall but for what these causes have of it."""
-    by_cause = evidence.figures.waits_by_cause
-    return evidence.stall * max(0.0, 1.0 - sum(by_cause.get(cause, 0.0) for cause in causes))
 
 
 def _at_least(value: float) -> int:

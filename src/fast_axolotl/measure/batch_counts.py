@@ -286,7 +286,10 @@ def _find_lengths(positions: Any, mask: Any, shape: Any, *, is_full: bool) -> li
     """Lengths of the sequences in a batch, padding left out."""
     if positions is not None:
         flat = positions.reshape(-1) if is_full else positions[mask != 0]
-        edges = [0, *(place + 1 for place in _where(flat[1:] <= flat[:-1])), len(flat)]
+        places = (flat[1:] <= flat[:-1]).nonzero()
+        # A column in torch, a tuple in numpy.
+        starts = (places[0] if isinstance(places, tuple) else places).reshape(-1).tolist()
+        edges = [0, *(place + 1 for place in starts), len(flat)]
         return [last - first for first, last in itertools.pairwise(edges) if last > first]
     if mask is None:
         width = int(shape[-1])
@@ -314,15 +317,6 @@ def _count_nonzero(array: Any) -> int:
         return int(count())
     numpy = sys.modules.get("numpy")
     return int((array != 0).sum() if numpy is None else numpy.count_nonzero(array))
-
-
-def _where(flags: Any) -> list[int]:
-    """Places where flags of one dimension are set: a column in torch, a tuple in numpy."""
-    found = flags.nonzero()
-    if isinstance(found, tuple):
-        found = found[0]
-    places: list[int] = found.reshape(-1).tolist()
-    return places
 
 
 def add_known(first: int | None, second: int | None) -> int | None:

@@ -109,7 +109,7 @@ def fold_machines(
 def _fold_node(
     system: SystemRecord | None, own: Sequence[RankFigures], all_ranks: Sequence[RankFigures]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures of one node by its samples and by the high-water marks of its own ranks; reasons.
+    """Figures of one node by its samples, and what its own ranks took of their GPUs; reasons.
 
     Who watches a node without ranks, that of the launcher, goes by the times of all.
     """
@@ -129,11 +129,7 @@ def _fold_node(
     )
     free = [values["gpu_free_bytes"]]
     for rank in own:
-        # What the samples may have missed: a rank reads its high-water mark at the very end of each
-        # phase, and torch's allocator knows what it held at most.
-        marks = [phase.hwm_bytes or 0 for phase in rank.record.phases]
-        if system is not None:
-            values["hwm_bytes"] = max([values["hwm_bytes"] or 0, *marks]) or None
+        # Torch's allocator knows what it held at most, which the samples may have missed.
         held = rank.settings.get("cuda_memory")
         if isinstance(held, dict) and {"total", "reserved_peak"} <= held.keys():
             free.append(held["total"] - held["reserved_peak"])

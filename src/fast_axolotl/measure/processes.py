@@ -45,7 +45,6 @@ _MEMORY = {
 _PSS = {
     "pss_bytes": b"Pss:",
     "pss_anon_bytes": b"Pss_Anon:",
-    "pss_file_bytes": b"Pss_File:",
     "pss_shared_bytes": b"Pss_Shmem:",
 }
 """Field of a sample → line of ``smaps_rollup``. A page that n processes share counts for one n-th

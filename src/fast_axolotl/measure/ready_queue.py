@@ -75,15 +75,6 @@ def read_queue(blocks: Sequence[StepBlock]) -> list[Point]:
     ]
 
 
-def find_drift(points: Sequence[Point]) -> float | None:
-    """Batches a step that the queue grows by; 0 where that is not told from noise."""
-    line = fit_slope(points)
-    if line is None:
-        return None
-    slope, error = line
-    return slope if abs(slope) >= 2 * error else 0.0
-
-
 def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drain | None:
     """How the queue drains over the blocks of the steady phase; ``None``: it does not, or what the
     loader lacks is too little to matter."""
@@ -91,8 +82,8 @@ def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drai
     points = read_queue(blocks)
     dry = _find_dry(points, settings)
     falling = points if dry is None else points[: dry + 1]
-    drift = find_drift(falling)
-    if drift is None or drift >= 0:
+    drift, error = fit_slope(falling) or (0.0, 0.0)
+    if drift >= 0 or -drift < 2 * error:
         return None
     fitted = -drift * (falling[-1][0] - falling[0][0])
     seen = falling[0][1] - falling[-1][1]

@@ -32,7 +32,7 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import processes
 from fast_axolotl.measure.disk import find_numbers, probe_capacity, read_requests
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
-from fast_axolotl.measure.writers import LocalRanks
+from fast_axolotl.measure.writers import find_new_ranks
 from fast_axolotl.record import DiskProbe, End, LineWriter, SystemSample, SystemStart
 from fast_axolotl.record.schema import Reason
 
@@ -91,7 +91,8 @@ class SystemSampler:
         self._gpu = gpu
         self._on_sample = on_sample
         self._tree = processes.ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
-        self._ranks = None if rank_folder is None else LocalRanks(rank_folder)
+        self._rank_folder = None if rank_folder is None else Path(rank_folder).absolute()
+        self._known_ranks: set[tuple[str, int]] = set()
         self._cgroup = system.find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
         self._quota = system.find_cpu_quota(root_pid, proc=proc, root=cgroup_root)
         self._processors = processes.read_processors(root_pid)
@@ -149,8 +150,6 @@ class SystemSampler:
         if self._gpu.reason:
             reasons["gpus"] = self._gpu.reason
         usage = processes.read_usage(self._processors, proc=self._proc)
-        count = None if usage is None else usage[2]
-        quota = None if self._quota is None else self._quota.cores
         self.begun = SystemStart(
             time=self._time,
             host=system.node_name(),
@@ -161,8 +160,7 @@ class SystemSampler:
             limit_bytes=limit_bytes,
             data_path=self._data_path,
             gpu_names=self._gpu.names,
-            cores=min(filter(None, (count, quota)), default=None),
-            processors=count,
+            processors=None if usage is None else usage[2],
             source=self.source,
             reasons=reasons,
         )
@@ -223,8 +221,9 @@ class SystemSampler:
         begin = self._last_at = self._clock()
         # Not by the clock: on a busy machine a sample takes long and costs as little as ever.
         cpu_begin = time.thread_time()
-        for pid in self._ranks.find_new() if self._ranks is not None else ():
-            self._tree.add_root(pid)
+        if self._rank_folder is not None:
+            for pid in find_new_ranks(self._rank_folder, self._known_ranks):
+                self._tree.add_root(pid)
         tree = self._tree.sample()
         usage = processes.read_usage(self._processors, proc=self._proc)
         requests = read_requests(self._device, proc=self._proc) if self._device else None

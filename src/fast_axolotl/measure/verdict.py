@@ -23,7 +23,7 @@ share of time in which every task waited for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from fast_axolotl.measure import advice
@@ -129,13 +129,10 @@ def _unseen(evidence: Evidence) -> Verdict | None:
         return _slow_disk(evidence, evidence.say(line))
     what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
     seen = "" if figures.ranks else ", because the process was only watched from outside"
-    return Verdict(
-        kind="inconclusive",
-        subtype="unseen",
-        headline=f"No {what} was recorded{seen}.",
-        evidence=("0 fetches of a training loop were timed", *evidence.system_lines()),
-        action=advice.see_fetches(evidence),
-    )
+    headline = f"No {what} was recorded{seen}."
+    lines = ("0 fetches of a training loop were timed", *evidence.system_lines())
+    action = advice.see_fetches(evidence)
+    return _verdict(evidence, "inconclusive", headline, lines, action, subtype="unseen")
 
 
 def _warming(evidence: Evidence) -> Verdict | None:
@@ -201,14 +198,29 @@ def _run_longer(
     evidence: Evidence, subtype: str, headline: str, needed: float, *lines: str
 ) -> Verdict:
     # In whole seconds: how much is needed is known no better.
-    longer = format_duration(max(1.0, float(math.ceil(needed))))
+    action = f"Run about {format_duration(max(1.0, float(math.ceil(needed))))} longer."
+    all_lines = (*lines, *evidence.system_lines())
+    verdict = _verdict(evidence, "inconclusive", headline, all_lines, action, subtype=subtype)
+    return replace(verdict, seconds_needed=needed)
+
+
+def _verdict(
+    evidence: Evidence,
+    kind: VerdictKind,
+    headline: str,
+    lines: Iterable[str],
+    action: advice.Action | str,
+    *,
+    subtype: str = "",
+) -> Verdict:
+    text, gain = (action, None) if isinstance(action, str) else action
     return Verdict(
-        kind="inconclusive",
+        kind=kind,
         subtype=subtype,
-        headline=headline,
-        evidence=(*lines, *evidence.system_lines()),
-        action=f"Run about {longer} longer.",
-        seconds_needed=needed,
+        headline=evidence.say(headline),
+        evidence=tuple(lines),
+        action=text,
+        gain=gain,
     )
 
 
@@ -236,7 +248,7 @@ def _memory(evidence: Evidence) -> Verdict | None:
     lines = [evidence.killed] if evidence.killed else []
     headline = "Probably out of memory: the run ended at {limit_share} of its memory limit."
     if kills:
-        headline = "Out of memory: the kernel killed {killed}."
+        headline = f"Out of memory: the kernel killed {count_words(kills, 'process')}."
     if figures.limit_share is not None:
         line = (
             "the working set reached {limit_share} of its memory limit, {limit_bytes} "
@@ -245,12 +257,7 @@ def _memory(evidence: Evidence) -> Verdict | None:
         lines.append(evidence.say(line))
     if evidence.memory_growth:
         lines.append(f"memory that grew: {evidence.memory_growth}")
-    return Verdict(
-        kind="memory",
-        headline=evidence.say(headline, killed=count_words(kills, "process")),
-        evidence=tuple(lines),
-        action=advice.lower_working_set(evidence),
-    )
+    return _verdict(evidence, "memory", headline, lines, advice.lower_working_set(evidence))
 
 
 def _swap(evidence: Evidence) -> Verdict | None:
@@ -262,13 +269,10 @@ def _swap(evidence: Evidence) -> Verdict | None:
     if figures.limit_share is not None:
         line = "the working set reached {limit_share} of the memory available to it"
         lines.append(evidence.say(line))
-    return Verdict(
-        kind="swap",
-        headline=f"The machine is short of memory: {how}. Ignore the other figures until this "
-        "is fixed.",
-        evidence=tuple(lines),
-        action=advice.lower_working_set(evidence),
+    headline = (
+        f"The machine is short of memory: {how}. Ignore the other figures until this is fixed."
     )
+    return _verdict(evidence, "swap", headline, lines, advice.lower_working_set(evidence))
 
 
 def _cpu(evidence: Evidence) -> Verdict | None:
@@ -289,13 +293,8 @@ def _cpu(evidence: Evidence) -> Verdict | None:
         "steal": "The hypervisor slows the run down: it gives CPU time to other machines.",
         "others": "The machine is busy: other programs take the CPU cores.",
     }
-    return Verdict(
-        kind="cpu",
-        subtype=subtype,
-        headline=headlines[subtype],
-        evidence=tuple(lines),
-        action=advice.FREE_PROCESSORS[subtype],
-    )
+    action = advice.FREE_PROCESSORS[subtype]
+    return _verdict(evidence, "cpu", headlines[subtype], lines, action, subtype=subtype)
 
 
 def _io(evidence: Evidence) -> Verdict | None:
@@ -324,14 +323,10 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
         line += "; waits by Linux PSI ({PRESSURE_IO})"
     else:
         return None
-    return Verdict(
-        kind="io",
-        subtype=subtype,
-        headline=evidence.say(headline),
-        evidence=(waiting, evidence.say(line)),
-        action=advice.read_less(evidence),
-        gain=advice.possible_gain(evidence.stall) if evidence.stall else None,
-    )
+    gain = advice.possible_gain(evidence.stall) if evidence.stall else None
+    action = advice.Action(advice.read_less(evidence), gain)
+    lines = (waiting, evidence.say(line))
+    return _verdict(evidence, "io", headline, lines, action, subtype=subtype)
 
 
 # What costs the wall clock beside the steps.
@@ -358,17 +353,11 @@ def _lost(evidence: Evidence, part: str) -> Verdict | None:
     if share < thresholds.LOST_TIME:
         return None
     kind, what, advise = _LOST[part]
-    return Verdict(
-        kind=kind,
-        subtype="" if kind == part else part,
-        headline=f"{what} {format_share(share)} of the wall clock.",
-        evidence=(
-            evidence.say(f"{evidence.lost_line(part)} ({{LOST_TIME}})"),
-            evidence.stall_line(),
-        ),
-        action=advise(evidence),
-        gain=share / (1.0 - share) if share < 1.0 else None,
-    )
+    headline = f"{what} {format_share(share)} of the wall clock."
+    line = evidence.say(f"{evidence.lost_line(part)} ({{LOST_TIME}})")
+    action = advice.Action(advise(evidence), advice.possible_gain(share))
+    lines, subtype = (line, evidence.stall_line()), "" if kind == part else part
+    return _verdict(evidence, kind, headline, lines, action, subtype=subtype)
 
 
 # What bounds a run that can be judged.
@@ -392,22 +381,11 @@ def _data(evidence: Evidence) -> Verdict | None:
         )
         depth, capacity = figures.queue_depth, figures.queue_capacity
         queue.append(evidence.say(text, depth=depth, capacity=capacity))
-    action, gain = advice.feed(evidence)
-    return Verdict(
-        kind="data",
-        subtype=evidence.pattern,
-        headline=evidence.say(f"{what}: {{stall_fraction}} of the time is spent waiting for data."),
-        evidence=(
-            evidence.stall_line("{DATA_STALL}"),
-            *evidence.rank_lines(),
-            *evidence.pattern_lines(),
-            *queue,
-            *evidence.hidden_lines(),
-            *evidence.cpu_lines(),
-        ),
-        action=action,
-        gain=gain,
-    )
+    headline = f"{what}: {{stall_fraction}} of the time is spent waiting for data."
+    lines = [evidence.stall_line("{DATA_STALL}"), *evidence.rank_lines()]
+    lines += [*evidence.pattern_lines(), *queue, *evidence.hidden_lines(), *evidence.cpu_lines()]
+    action = advice.feed(evidence)
+    return _verdict(evidence, "data", headline, lines, action, subtype=evidence.pattern)
 
 
 def _communication(evidence: Evidence) -> Verdict | None:
@@ -429,16 +407,10 @@ def _communication(evidence: Evidence) -> Verdict | None:
         headline = (
             f"The ranks wait for rank {evidence.slow_rank}, which reaches their collectives last."
         )
-    action, gain = _communicate_better(evidence)
     skew = format_share(evidence.skew_share)
-    return Verdict(
-        kind="communication",
-        subtype="skew" if evidence.is_skewed else "network",
-        headline=headline,
-        evidence=(*(evidence.say(line, skew=skew) for line in lines), evidence.stall_line()),
-        action=action,
-        gain=gain,
-    )
+    told = [*(evidence.say(line, skew=skew) for line in lines), evidence.stall_line()]
+    action, subtype = _communicate_better(evidence), "skew" if evidence.is_skewed else "network"
+    return _verdict(evidence, "communication", headline, told, action, subtype=subtype)
 
 
 def _communicate_better(evidence: Evidence) -> advice.Action:
@@ -476,25 +448,17 @@ def _compute(evidence: Evidence) -> Verdict | None:
             f"GPU memory are free with {used} in use"
         )
     better = advice.even_out if evidence.holds_up else advice.compute_better
-    action, gain = better(evidence)
-    return Verdict(
-        kind="compute",
-        headline=evidence.say(_STRAGGLING, rank=figures.straggler_rank)
-        if evidence.holds_up
-        else headline,
-        evidence=(
-            evidence.stall_line("{FREE_STALL}"),
-            *map(evidence.say, lines),
-            *evidence.hidden_lines(),
-            *evidence.rank_lines(),
-            *evidence.cpu_lines(),
-        ),
-        action=action,
-        gain=gain,
-    )
+    told = [evidence.stall_line("{FREE_STALL}"), *map(evidence.say, lines)]
+    told += [*evidence.hidden_lines(), *evidence.rank_lines(), *evidence.cpu_lines()]
+    headline = _straggling(evidence) if evidence.holds_up else headline
+    return _verdict(evidence, "compute", headline, told, better(evidence))
 
 
-_STRAGGLING = "Rank {rank} is slow: it costs the others {straggler_fraction} of the time."
+def _straggling(evidence: Evidence) -> str:
+    rank = evidence.figures.straggler_rank
+    return f"Rank {rank} is slow: it costs the others {{straggler_fraction}} of the time."
+
+
 _EXPOSED = "exposed communication {exposed_communication_fraction} ({FREE_COMMUNICATION})"
 
 
@@ -509,7 +473,7 @@ def _mixed(evidence: Evidence) -> Verdict:
     is_talking = evidence.exposed >= thresholds.FREE_COMMUNICATION
     lost = figures.straggler_fraction or 0.0
     if evidence.holds_up and lost >= max(evidence.stall, evidence.exposed):
-        headline, action = _STRAGGLING, advice.even_out(evidence)
+        headline, action = _straggling(evidence), advice.even_out(evidence)
     elif figures.stall_fraction is None:
         headline = "No single limit: the stall was not measured."
         action = advice.Action(advice.see_fetches(evidence))
@@ -526,16 +490,6 @@ def _mixed(evidence: Evidence) -> Verdict:
         lines.append(f"communication of the {figures.world_size} ranks was not measured: {why}")
         action = advice.Action(advice.profile(evidence))
     limits = f"under {free:.0f} % is fine; {bound:.0f} % or more is data-bound"
-    return Verdict(
-        kind="mixed",
-        headline=evidence.say(headline, rank=figures.straggler_rank),
-        evidence=(
-            evidence.stall_line(limits),
-            *lines,
-            *evidence.rank_lines(),
-            *evidence.pattern_lines(),
-            *evidence.hidden_lines(),
-        ),
-        action=action.text,
-        gain=action.gain,
-    )
+    told = [evidence.stall_line(limits), *lines, *evidence.rank_lines()]
+    told += [*evidence.pattern_lines(), *evidence.hidden_lines()]
+    return _verdict(evidence, "mixed", headline, told, action)

@@ -3,11 +3,11 @@
 A file belongs to the process that its first line names until that process or the record has ended.
 A script that trains may start another that reads a loader and inherits the order to record, and the
 child must not take its parent's file away. A process of another machine cannot be looked at. It
-counts as writing while its file is younger than a minute, by the clock of the disk. One of another
+counts as writing while its file is younger than a minute. One of another
 container of this machine counts as ended: most often that is this very container, started again.
 
 The ranks of a node need not be one process tree: torchrun's are siblings, those of srun belong to a
-daemon. Their files name them, so whoever samples a node finds them here: ``LocalRanks``.
+daemon. Their files name them, so whoever samples a node finds them here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -103,32 +103,25 @@ def _read_start(path: Path) -> Start | SystemStart | None:
     return start if isinstance(start, Start | SystemStart) else None
 
 
-class LocalRanks:
-    """The ranks of this node that record into a folder."""
+def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> list[int]:
+    """The processes of this node's ranks that have begun to record into a folder; ``known`` takes
+    name and number of the files whose first line was read.
 
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder).absolute()
-        self._known: set[tuple[str, int]] = set()
-        """Name and number of the files whose first line has been read."""
-
-    def find_new(self) -> list[int]:
-        """The processes of ranks that have begun since the last call.
-
-        It costs one listing of the folder, and a line of each new file.
-        """
-        pids = []
-        with suppress(OSError):
-            for entry in os.scandir(self._folder):
-                key = entry.name, entry.inode()
-                if key in self._known or not _RANK_FILE.fullmatch(entry.name):
-                    continue
-                start = _read_start(Path(entry.path))
-                if start is None:
-                    continue  # its first line is still to come
-                self._known.add(key)
-                if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
-                    pids.append(start.pid)
-        return pids
+    It costs one listing of the folder, and a line of each new file.
+    """
+    pids = []
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            key = entry.name, entry.inode()
+            if key in known or not _RANK_FILE.fullmatch(entry.name):
+                continue
+            start = _read_start(Path(entry.path))
+            if start is None:
+                continue  # its first line is still to come
+            known.add(key)
+            if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
+                pids.append(start.pid)
+    return pids
 
 
 def _is_visible(start: Start | SystemStart) -> bool:
@@ -147,12 +140,9 @@ def _is_alive(start: Start | SystemStart) -> bool:
 
 
 def _is_fresh(path: Path, *, only_empty: bool = False) -> bool:
-    """Whether a file was written within the last minute, by the clock that dates files there: a
-    file server's may differ from ours."""
-    try:
+    """Whether a file was written within the last minute."""
+    with suppress(OSError):
         stat = path.stat()
-        with tempfile.TemporaryFile(dir=path.parent) as new:
-            age = os.fstat(new.fileno()).st_mtime - stat.st_mtime
-    except OSError:
-        return False
-    return age < _FRESH_SECONDS and not (only_empty and stat.st_size)
+        is_wanted = not (only_empty and stat.st_size)
+        return is_wanted and time.time() - stat.st_mtime < _FRESH_SECONDS
+    return False

@@ -128,7 +128,9 @@ def plan_packs(
     max_rows = most if max_rows is None else min(most, integer("max_rows", max_rows, least=1))
     group_size = most if group_size is None else integer("group_size", group_size, least=1)
     group_size = min(most, group_size)
-    total_length = _sum(values)
+    total_length = int(values.sum())
+    if (total := float(values.sum(dtype=np.float64))) > _MOST:
+        raise UsageError(f"the lengths add up to {total:.4g}, above 2**63 - 1; check their unit")
     is_sorted = method.endswith("_decreasing") and len(values) > 0
     order, packs = _NONE, values.copy()
     if is_sorted:  # of equal lengths the first index first, group by group
@@ -139,7 +141,7 @@ def plan_packs(
     indices, offsets = np.empty_like(packs), np.zeros(num_packs + 1, np.int64)
     binpack.collect(packs, order, offsets, indices)
     over_long = np.flatnonzero(values > capacity)
-    fitting = total_length - _sum(values[over_long])
+    fitting = total_length - int(values[over_long].sum())
     slots = (len(offsets) - 1) * capacity
     return PackPlan(
         indices=indices,
@@ -151,15 +153,6 @@ def plan_packs(
         lower_bound=-(-fitting // capacity) + len(over_long),
         efficiency=(fitting + len(over_long) * capacity) / slots if slots else None,
     )
-
-
-def _sum(lengths: _Integers) -> int:
-    if not len(lengths) or int(lengths.max()) <= _MOST // len(lengths):
-        return int(lengths.sum())
-    total: int = sum(lengths.tolist())
-    if total > _MOST:
-        raise UsageError(f"the lengths add up to {total}, above 2**63 - 1; check their unit")
-    return total
 
 
 def _as_lengths(lengths: Any) -> _Integers:

@@ -23,6 +23,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,13 +145,9 @@ def lengths_of(rows: Rows | Flat) -> Array:
 
 def require_fit(tokens: Flat, dtype: str, name: str, limit: int) -> None:
     """Raises for the first token, of the first ``limit`` of each, that ``dtype`` cannot hold."""
-    limits = np.iinfo(dtype)
-    outside = (tokens.values < limits.min) | (tokens.values > limits.max)
-    for place in np.flatnonzero(outside).tolist():
-        index = int(np.searchsorted(tokens.offsets, place, "right")) - 1
-        nth = place - int(tokens.offsets[index])
-        if 0 <= index < len(tokens) and nth < limit:
-            raise _too_large(f"{name}[{index}][{nth}]", int(tokens.values[place]), dtype)
+    rows = [tokens.values[a:b][:limit] for a, b in pairwise(tokens.offsets.tolist())]
+    if error := _culprit(rows, dtype, name):
+        raise error
 
 
 def check_options(
@@ -309,7 +306,7 @@ def _concatenated(parts: list[Array]) -> Array:
     return np.concatenate([*parts, _NOTHING], dtype=_INT64 if _INT64 in kinds else _INT32)
 
 
-def _culprit(rows: Rows, dtype: str | None, name: str) -> UsageError | None:
+def _culprit(rows: Iterable[Iterable[Any]], dtype: str | None, name: str) -> UsageError | None:
     """The error for the first token that is no integer, or none of ``dtype``."""
     limits = np.iinfo(dtype or "int64")
     for index, row in enumerate(rows):

@@ -23,8 +23,7 @@ from fast_axolotl.protocol.matrix import (
     judge_matrix,
     primary_name,
 )
-from fast_axolotl.protocol.plan import ArmPlan, Plan, Turn
-from fast_axolotl.protocol.state import State
+from fast_axolotl.protocol.plan import ArmPlan, Plan, State, Turn
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite, middle, ratio
 from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult

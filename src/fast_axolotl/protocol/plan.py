@@ -1,4 +1,4 @@
-"""What a protocol is going to do: its arms, and the order of their runs.
+"""What a protocol is going to do: its arms, and the order of their runs; and how far it has come.
 
 One round runs every arm once, forwards, then backwards, then forwards: A B B A A B … What drifts on
 the machine falls on all arms alike. A round gives one pair for every arm but the first.
@@ -10,10 +10,11 @@ import itertools
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fast_axolotl.errors import UsageError, mask_secrets, mask_words
+from fast_axolotl.record.protocol_result import ArmRun
 from fast_axolotl.record.units import count_words
 
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
@@ -21,6 +22,8 @@ _OF_A_SHELL = re.compile(r"[;<>|&]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 _MEASURES = ("measure", "--measure", "--live", "--output", "--quiet", "-q")
 """What of ``fast-axolotl run`` and ``measure`` would take the record away from the protocol."""
+
+STATE_SCHEMA = 1
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
@@ -123,6 +126,24 @@ class Plan:
             "warmup": self.warmup,
             "data_path": self.data_path,
         }
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """The runs made so far."""
+
+    schema: int = STATE_SCHEMA
+    identity: dict[str, Any]
+    started: float
+    """Seconds since 1970."""
+    runs: dict[int, ArmRun] = field(default_factory=dict)
+    """By the number of the turn."""
+    dedupe: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """That all runs took, over all sessions."""
+        return sum(run.seconds or 0.0 for run in self.runs.values())
 
 
 def plan_commands(baseline: str, candidate: str, **settings: Any) -> Plan:

@@ -6,6 +6,11 @@ off does not count and is made again, and so are failed ones when the protocol i
 that has failed twice and never succeeded is not run again before that.
 
 Dedupe by itself comes last: a child that imports Axolotl runs it on the user's own rows.
+
+Files are written beside and renamed, so that a power cut leaves the last state or the one before.
+One protocol at a time works in a folder. The lock is a file that is held open, by this process and
+by the runs that it starts: a run that outlives a protocol which was killed keeps the next one from
+being measured beside it. Whoever comes next waits a while for it, and is then refused.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import contextlib
 import functools
 import importlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -22,22 +28,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.errors import DataError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import child
 from fast_axolotl.protocol.build import build_protocol, find_disturbance
 from fast_axolotl.protocol.child import Launch, read_tail, with_own_programs
 from fast_axolotl.protocol.matrix import count_steps, sum_up
-from fast_axolotl.protocol.plan import Plan, Turn
-from fast_axolotl.protocol.state import State, hold, open_state, write_json
+from fast_axolotl.protocol.plan import STATE_SCHEMA, Plan, State, Turn
 from fast_axolotl.protocol.statistics import compare_runs
 from fast_axolotl.record import RunSummary
-from fast_axolotl.record.codec import to_plain
+from fast_axolotl.record.codec import from_plain, to_plain
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
 _MOST_FAILURES = 2
 """An arm that failed so often and never succeeded is left out."""
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
+_STATE_FILE, _LOCK_FILE = "state.json", ".lock"
+_PATIENCE_SECONDS = 15.0
+"""How long the next start waits: a run that was asked to end is given ten."""
+_BETWEEN_SECONDS = 0.05
 
 
 Progress = Callable[[str, int, int, float, float | None], None]
@@ -96,7 +105,7 @@ class Running:
         if again:
             what = "it had failed, or its record was corrupt or missing"
             self.notes.append(f"Run again, because {what}: {', '.join(again)}.")
-        self.state.save(self.root)
+        self.save()
         if few := self.plan.warn_of_few_pairs():
             self.warn(few)
         for turn in turns:
@@ -245,9 +254,113 @@ class Running:
         gains = {"speed_up": gain.value, "speed_up_low": gain.low, "speed_up_high": gain.high}
         return {**found, **gains, "sentence": f"Dedupe alone, {rows}: {speed}."}
 
+    def save(self) -> None:
+        """Keep how far it has come."""
+        write_json(self.root / _STATE_FILE, to_plain(self.state))
+
     def _write(self) -> ProtocolResult:
         """Keep what is known by now."""
-        self.state.save(self.root)
+        self.save()
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
         write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
         return protocol
+
+
+def open_state(folder: Path, plan: Plan) -> State:
+    """The state of a new protocol, or of one that was interrupted."""
+    path = folder / _STATE_FILE
+    # Relative paths in the commands and in the configuration start there.
+    asked = {**plan.identity(), "working folder": str(Path.cwd())}
+    identity = json.loads(json.dumps(asked, default=str))
+    if not path.exists():
+        if folder.is_dir() and any(item.name != _LOCK_FILE for item in folder.iterdir()):
+            raise UsageError(f"{folder} is not empty and holds no protocol; pass another --output")
+        return State(identity=identity, started=time.time())
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != STATE_SCHEMA:
+            raise ValueError(f"its schema is {data['schema']!r}")
+        runs = {int(number): run for number, run in data["runs"].items()}
+        found = from_plain(State, {**data, "runs": runs})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"this is not the state of a protocol of this version ({error}); pass another --output",
+            path=str(path),
+        ) from None
+    before, now = dict(_flatten(found.identity)), dict(_flatten(identity))
+    for name in [*now, *before]:
+        if before.get(name) != now.get(name):
+            raise UsageError(
+                f"{folder} holds a protocol with another command: {name} was {before.get(name)!r} "
+                f"and is now {now.get(name)!r}; pass another --output, or the same command again"
+            )
+    return found
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a file beside and rename it."""
+    beside = path.with_name(f".{path.name}.new")
+    text = json.dumps(to_plain(data), indent=1, ensure_ascii=False, default=str)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"cannot be written: {error.strerror or error}; free space or choose another --output",
+            path=str(path),
+        ) from error
+
+
+@contextlib.contextmanager
+def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[tuple[int]]:
+    """Locks a folder, which is made if need be; what a run has to inherit to keep it locked."""
+    try:
+        import fcntl
+    except ImportError:
+        raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(
+            f"cannot hold a protocol: {error.strerror or error}; pass another --output",
+            path=str(folder),
+        ) from error
+    try:
+        begun, is_warned = time.monotonic(), False
+        # A file system that cannot lock, as some over a network, locks nothing.
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    waited = time.monotonic() - begun
+                holder = os.pread(opened, 32, 0).decode(errors="replace").strip() or "unknown"
+                state = f"{folder} is in use: process {holder} or a run that it started is running"
+                if waited > _PATIENCE_SECONDS:
+                    raise UsageError(f"{state}; wait for it, or stop it")
+                # Whoever asks whether a folder is locked has it for a moment.
+                if waited > 1.0 and not is_warned:
+                    warn(f"{state}; waiting up to {_PATIENCE_SECONDS:.0f} s for it to end")
+                    is_warned = True
+                time.sleep(_BETWEEN_SECONDS)
+        os.ftruncate(opened, 0)
+        os.pwrite(opened, str(os.getpid()).encode(), 0)
+        yield (opened,)
+    finally:
+        os.close(opened)
+
+
+def _flatten(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting with its path: ``arms.drop-in.config.seed``."""
+    for name, inner in value.items():
+        path = f"{above}.{name}" if above else name
+        if isinstance(inner, Mapping):
+            yield from _flatten(inner, path)
+        else:
+            yield path, " ".join(map(str, inner)) if path.endswith(".command") else inner

@@ -63,9 +63,9 @@ def run_trial(
         sizes = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
         config = {**arm.config, **sizes, **keys}
     turn = Turn(number=number, arm=replace(arm, name=name, command=command, config=config), pair=0)
-    state.save(root)  # a folder with a run and no state is not continued
+    running.save()  # a folder with a run and no state is not continued
     state.runs[number] = running.run_turn(turn)
-    state.save(root)
+    running.save()
     return _read(trial, state.runs[number], root)
 
 

@@ -353,13 +353,13 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
                 "Feather version 1 is not supported; convert the file with pyarrow.feather",
                 path=source.path,
             )
-        file = source.open_arrow() if source.remote else source.map_arrow()
+        file = source.map_arrow() if source.is_local else source.open_arrow()
         is_stream = not head.startswith(b"ARROW1")
         reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
     columns = _columns(source, reader.schema, options)
     count = None if is_stream else reader.num_record_batches
     batches = None
-    if source.remote is None:
+    if source.is_local:
         with suppress(*_DECODE_ERRORS):  # decoding tells which batch is damaged
             batches = _mapped_batches(source, file, reader, count)
     if batches is None:

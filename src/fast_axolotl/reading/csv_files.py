@@ -163,8 +163,9 @@ class CsvFile:
         if is_last:
             return None if len(quotes) % 2 else len(text)
         stop = text.rfind(b"\n") + 1
-        while (inside := int(np.searchsorted(quotes, stop))) % 2:
-            stop = text.rfind(b"\n", 0, int(quotes[inside - 1])) + 1
+        if np.searchsorted(quotes, stop) % 2:
+            ends = places_of(text, b"\n") + 1
+            stop = max(ends[np.searchsorted(quotes, ends) % 2 == 0].tolist(), default=0)
         return stop
 
     def _blocks_in_turn(self, size: int) -> Iterator[Block]:

@@ -12,7 +12,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -25,7 +25,12 @@ from fast_axolotl.errors import (
     mask_secrets,
 )
 from fast_axolotl.reading.formats import format_of_name, is_saved_dataset
-from fast_axolotl.reading.remote import Remote, version_of, with_retries
+from fast_axolotl.reading.remote import (
+    RemoteSource,
+    request_options,
+    version_of,
+    with_retries,
+)
 from fast_axolotl.reading.storage import Source, translate_os_errors
 
 _Item = TypeVar("_Item")
@@ -113,56 +118,42 @@ def _choose(named: list[tuple[str, _Item]], split: str | None, path: str) -> lis
 
 def _saved_files(folder: Path, split: str | None) -> list[Source]:
     """The files of a ``save_to_disk`` folder in the order that its own index gives."""
-    index = folder / "dataset_dict.json"
-    inside = os.path.realpath(folder)
-    if index.is_file():
-        splits = _names_in(index, lambda content: content["splits"])
-        for name in splits:
-            if "/" in name or os.path.realpath(folder / name) != f"{inside}/{name}":
-                raise DataError(
-                    f"the index names the split {name!r}, which is not a sub-folder of this "
-                    "folder; save the dataset again",
-                    path=str(index),
-                )
-        folders = _choose([(name, folder / name) for name in splits], split, str(folder))
-        return [source for chosen in folders for source in _saved_files(chosen, None)]
-
-    def data_files(content: Any) -> list[Any]:
-        if content.get("_indices_data_files"):
-            raise DataError(
-                "this dataset was saved with an indices mapping; save it again after "
-                "flatten_indices()",
-                path=str(folder),
-            )
-        return [item["filename"] for item in content["_data_files"]]
-
-    state = folder / "state.json"
-    sources = []
-    for name in _names_in(state, data_files):
-        # A name with dots or of a link leads elsewhere than it says.
-        if not name.endswith(".arrow") or os.path.realpath(folder / name) != f"{inside}/{name}":
-            raise DataError(
-                f"the index names {name!r}, which is not an Arrow file in this folder; save the "
-                "dataset again",
-                path=str(state),
-            )
-        sources.append(_local_source(folder / name))
-    return sources
+    if (folder / "dataset_dict.json").is_file():
+        splits = _names_in(folder / "dataset_dict.json", "splits")
+        folders = [(name, folder / name) for name in splits]
+        chosen = _choose(folders, split, str(folder))
+        return [source for part in chosen for source in _saved_files(part, None)]
+    return [
+        _local_source(folder / name) for name in _names_in(folder / "state.json", "_data_files")
+    ]
 
 
-def _names_in(path: Path, pick: Callable[[Any], Any]) -> list[str]:
-    """The names that an index of a saved dataset lists."""
+def _names_in(index: Path, key: str) -> list[str]:
+    """What an index of a saved dataset lists: folders, or Arrow files, in its own folder."""
+    folder, ending = os.path.realpath(index.parent), "" if key == "splits" else ".arrow"
     try:
-        with translate_os_errors(str(path)):
-            names = pick(json.loads(path.read_text(encoding="utf-8")))
-        if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        with translate_os_errors(str(index)):
+            content = json.loads(index.read_text(encoding="utf-8"))
+        is_mapped = bool(content.get("_indices_data_files"))
+        names = content[key] if key == "splits" else [item["filename"] for item in content[key]]
+        if not isinstance(names, list) or not names:
             raise ValueError(f"expected names, found {names!r}")
+        for name in names:
+            # A name with dots or of a link leads elsewhere than it says.
+            is_inside = os.path.realpath(index.parent / name) == f"{folder}/{name}"
+            if "/" in name or not is_inside or not name.endswith(ending):
+                raise ValueError(f"{name!r} is not a folder or Arrow file beside it")
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise DataError(
             f"the index of this saved dataset is corrupt ({type(error).__name__}: {error}); save "
             "the dataset again",
-            path=str(path),
+            path=str(index),
         ) from None
+    if is_mapped:
+        raise DataError(
+            "this dataset was saved with an indices mapping; save it again after flatten_indices()",
+            path=str(index.parent),
+        )
     return names
 
 
@@ -219,7 +210,8 @@ def _remote_files(
 
     scheme = uri.split("://", 1)[0]
     try:
-        filesystem, inner = fsspec.core.url_to_fs(uri, **(options or {}))
+        options = {**request_options(uri), **(options or {})}
+        filesystem, inner = fsspec.core.url_to_fs(uri, **options)
     except ImportError as missing:
         raise MissingExtraError(
             f"{mask_secrets(uri)}: reading {scheme}:// needs a package that is not installed "
@@ -239,7 +231,7 @@ def _remote_files(
             return list(original.find(inner, detail=True).values()), False
         return [details], True
 
-    sources = []
+    sources = list[Source]()
     items, is_one = with_retries(listed, uri, retry_seconds)
     items = [item for item in items if item["type"] == "file"]
     for details in sorted(items, key=lambda item: str(item["name"])):
@@ -247,15 +239,15 @@ def _remote_files(
         path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
         if size is None:
             raise DataError("the server reports no file size; download the file first", path=path)
-        remote = Remote(
+        source = RemoteSource(
             path=path,
-            filesystem=filesystem,
-            inner_path=name,
             num_bytes=int(size),
             version=version,
+            filesystem=filesystem,
+            inner_path=name,
             retry_seconds=retry_seconds,
         )
-        sources.append(Source(path=path, num_bytes=int(size), version=version, remote=remote))
+        sources.append(source)
     if not sources:
         raise MissingFileError("no file at this address; check the address", path=uri)
     return sources, None if is_one else mask_secrets(uri)

@@ -149,7 +149,7 @@ def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
     for item in items:
         source = item.source
         # A relative path means another file elsewhere. Links are not followed.
-        path = source.identity if source.remote else os.path.abspath(source.identity)  # noqa: PTH100
+        path = os.path.abspath(source.path) if source.is_local else source.identity  # noqa: PTH100
         is_passing |= not source.version
         files.append((path, source.num_bytes, source.version, item.format, item.compression))
     text = json.dumps((_VERSION, files, depends_on)).encode()

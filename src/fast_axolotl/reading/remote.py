@@ -11,18 +11,20 @@ own (s3fs: 15 s). Keeps nothing on this machine: fsspec's ``blockcache::`` and `
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, mask_secrets
+from fast_axolotl.reading.storage import Source
 
 _Result = TypeVar("_Result")
 
@@ -35,24 +37,17 @@ many ranks that failed together do not come back together."""
 STALL_SECONDS = 60.0
 """A connection that sends no byte for so long has failed."""
 
+_LEAST_REQUEST_BYTES = 64 * 1024
+"""What a file object reads at least."""
+
 _NEVER_BETTER = (TypeError, AttributeError, NotImplementedError, ImportError, ValueError)
 _MAY_GET_BETTER = {408, 425, 429}
 _TAGS = ("ETag", "etag", "blob_id")
 _DATES = ("Last-Modified", "LastModified", "last_modified", "updated", "mtime", "created")
 """What fsspec's file systems call the tag of a file, and the time of its last change."""
 
-_CHANGED = "the file changed while it was read; read a copy that nothing writes to"
-
-
-clock = time.monotonic
-"""A seam for tests, like ``pause``."""
-
-
-def pause(seconds: float) -> None:
-    """Waits, but not past the end of the program."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and threading.main_thread().is_alive():
-        time.sleep(max(0.0, min(0.5, end - time.monotonic())))
+clock, pause = time.monotonic, time.sleep
+"""Seams for tests."""
 
 
 def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Result:
@@ -69,7 +64,7 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
             if path.startswith("http") and isinstance(error, FileNotFoundError):
                 # fsspec's HTTP file system calls any failure to learn a size a missing file.
                 cause = error.__cause__ or error
-            status, wait = _answer_in(cause)
+            status = _status_in(cause)
             name, text = type(cause).__name__, " ".join(str(cause).split())
             # A traceback would show the cause as it is, with the secrets in its address.
             shown = cause if mask_secrets(text) == text else None
@@ -77,23 +72,25 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
                 text = "no such file or folder; check the address"
                 raise MissingFileError(text, path=path) from None
             if isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
-                text = f"access denied ({name}); check the credentials"
+                text = (
+                    f"access denied ({name}); check the credentials; where a signed URL has "
+                    "expired, open a new signed URL and load the last saved state"
+                )
                 raise AccessError(text, path=path) from None
             if status in (412, 416) or name == "FileExpired":
-                raise DataError(_CHANGED, path=path) from None
+                text = "the file changed while it was read; read a copy that nothing writes to"
+                raise DataError(text, path=path) from None
             is_final = isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"
             if is_final or (status and 400 <= status < 500 and status not in _MAY_GET_BETTER):
                 text = f"the request failed with {name}: {text}; check address and storage_options"
                 raise DataError(text, path=path) from shown
             most = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
-            delay = max(random.uniform(0, most), wait or 0.0)
-            spent = clock() - began
-            if spent + delay > seconds or not threading.main_thread().is_alive():
-                asked = f" (the server asked to wait {wait:,.0f} s)" if wait else ""
+            delay, spent = random.uniform(0, most), clock() - began
+            if spent + delay > seconds:
                 raise DataError(
                     f"the connection failed {attempt} times in {spent:,.0f} s, last with {name}: "
-                    f"{text}{asked}; check the network and resume from the last saved state, or "
-                    "pass a larger retry_seconds",
+                    f"{text}; check the network and resume from the last saved state, or pass a "
+                    "larger retry_seconds",
                     path=path,
                 ) from shown
             if attempt == 3:
@@ -102,23 +99,29 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
         pause(delay)
 
 
-def _answer_in(error: BaseException | None) -> tuple[int | None, float | None]:
-    """The HTTP status that an exception of any library shows, and the seconds to wait."""
+def _status_in(error: BaseException | None) -> int | None:
+    """The HTTP status that an exception of any library shows."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):  # botocore
-            answer = response.get("ResponseMetadata", {})
-            status, headers = answer.get("HTTPStatusCode"), answer.get("HTTPHeaders")
-        else:
-            names = ("status", "status_code")
-            values = [getattr(item, name, None) for item in (error, response) for name in names]
-            status = next((value for value in values if isinstance(value, int)), None)
-            headers = getattr(error, "headers", None) or getattr(response, "headers", None)
-        if status is not None:
-            wait = str((headers or {}).get("retry-after", ""))
-            return status, float(wait) if re.fullmatch(r"\d+(\.\d+)?", wait) else None
+            of_bucket: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return of_bucket
+        for item in (error, response):
+            for name in ("status", "status_code"):
+                if isinstance(status := getattr(item, name, None), int):
+                    return status
         error = error.__cause__
-    return None, None
+    return None
+
+
+def request_options(uri: str) -> dict[str, Any]:
+    """What fsspec is told for every request to such an address."""
+    if not uri.startswith(("http://", "https://")):
+        return {}
+    import aiohttp  # what fsspec needs for HTTP
+
+    timeout = aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)
+    return {"timeout": timeout}
 
 
 def version_of(details: dict[str, Any]) -> str:
@@ -128,20 +131,21 @@ def version_of(details: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class RemoteSource(Source):
     """A file that is reached through fsspec."""
 
-    path: str
-    """The address as it may be shown."""
     filesystem: Any
     inner_path: str = field(repr=False)
     """The path inside ``filesystem``."""
-    num_bytes: int
-    version: str = ""
-    retry_seconds: float = 300.0
+    retry_seconds: float
+    is_local: ClassVar[bool] = False
 
-    def read(self, offset: int, length: int) -> bytes:
-        """These bytes, all of which lie inside the file."""
+    @property
+    def identity(self) -> str:
+        return re.split("[?#]", self.path)[0]
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        length = max(0, min(length, self.num_bytes - offset))
 
         def attempt() -> bytes:
             data = self._request(offset, length)
@@ -151,16 +155,11 @@ class Remote:
                 )
             return data
 
-        try:
-            return with_retries(attempt, self.path, self.retry_seconds)
-        except AccessError as error:
-            if "?" not in self.inner_path:
-                raise
-            raise AccessError(
-                "access is denied now, though it worked when the file was opened: the signed URL "
-                "has expired; open a new signed URL and load the last saved state",
-                path=self.path,
-            ) from error
+        return with_retries(attempt, self.path, self.retry_seconds) if length else b""
+
+    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
+        size = min(max(_LEAST_REQUEST_BYTES, ahead), self.num_bytes + 1)
+        return pa.PythonFile(io.BufferedReader(SourceFile(self), size), mode="r")
 
     def _request(self, offset: int, length: int) -> bytes:
         filesystem = self.filesystem
@@ -173,25 +172,43 @@ class Remote:
                 file.req_kw = {**file.req_kw, "IfMatch": self.version}
                 file.seek(offset)
                 return bytes(file.read(length))
-        read = partial(filesystem.cat_file, self.inner_path, start=offset, end=offset + length)
+        settings: dict[str, Any] = {}
         if "http" in protocols:
-            import aiohttp
-            from fsspec.asyn import sync
-
             headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
             if has_tag:
                 headers["If-Match"] = self.version
             elif self.version.endswith("GMT"):
                 headers["If-Unmodified-Since"] = self.version
-            limit = aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)
-            settings = {**read.keywords, "headers": headers, "timeout": limit}
-            read = partial(
-                sync, filesystem.loop, partial(filesystem._cat_file, *read.args, **settings)
-            )
-        data = bytes(read())
+            settings["headers"] = headers
+        end = offset + length
+        data = bytes(filesystem.cat_file(self.inner_path, start=offset, end=end, **settings))
         if len(data) == self.num_bytes > length:
             raise DataError(
                 "the server does not support range requests; download the file first",
                 path=self.path,
             )
         return data
+
+
+class SourceFile(io.RawIOBase):
+    """A ``Source`` as a Python file object; each read is a request."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._position = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.num_bytes}
+        self._position = base[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._source.read_at(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)

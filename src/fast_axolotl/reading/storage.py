@@ -4,7 +4,7 @@ A ``Source`` is one file with a size and ``read_at(offset, length)``. Reading is
 threads share a source, forked workers inherit nothing, and a retry is the same call again. Local
 files are opened per read and checked against the size they were planned with: a file that shrinks
 or grows under the reader is an error, not a wrong row. (``columnar`` maps local Arrow files, which
-cannot be checked so.) Remote reads go through ``remote``.
+cannot be checked so.) ``remote`` has the source of a file that is not on this machine.
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
 through pyarrow (gzip through ``isal``, which is twice as fast, where there is a wheel), xz through
@@ -16,36 +16,33 @@ record past ``MOST_RECORD_BYTES`` is refused before it fills the memory.
 
 from __future__ import annotations
 
-import io
 import lzma
 import os
-import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError
-from fast_axolotl.reading.remote import Remote
 
 MOST_RECORD_BYTES = 2**31 - 1
 """A line, or another record, may be so long: more than pyarrow puts into one value of text."""
 
-_LEAST_REQUEST_BYTES, _MOST_AHEAD_BYTES = 64 * 1024, 8 * 1024 * 1024
-"""What a remote file object reads at least, and at most unasked."""
+_MOST_AHEAD_BYTES = 8 * 1024 * 1024
+"""What a remote file is read ahead at most where it is decompressed."""
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
-_STREAM_READ_BYTES = 128 * 1024
+_LEAST_STREAM_BYTES, _MOST_STREAM_BYTES = 1024, 128 * 1024
 _MOST_START_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One file, local or remote, of a known size."""
+    """One file of a known size."""
 
     path: str
     """Local path or URI, as messages show it: without secrets."""
@@ -53,26 +50,21 @@ class Source:
     """Size when the reader was planned."""
     version: str = ""
     """Changes when the content does: the time of the last change, or the server's own tag."""
-    remote: Remote | None = None
-    """How a file is reached that is not on this machine."""
-    copy: _OpenFile | None = None
-    """The decompressed copy on disk that is read in its place."""
+    content: pa.Buffer | None = None
+    """What is read in place of the file: its decompressed copy, or the bytes that are here."""
+    is_local: ClassVar[bool] = True
 
     @property
     def identity(self) -> str:
         """The path, of a remote file without query and fragment: the same for any signature."""
-        return self.path if self.remote is None else re.split("[?#]", self.path)[0]
-
-    @property
-    def _local_path(self) -> str:
-        return self.path if self.copy is None else f"/dev/fd/{self.copy.number}"
+        return self.path
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
         length = max(0, min(length, self.num_bytes - offset))
-        if self.remote is not None:
-            return self.remote.read(offset, length) if length else b""
-        with translate_os_errors(self.path), Path(self._local_path).open("rb") as file:
+        if self.content is not None:
+            return bytes(self.content[offset : offset + length])
+        with translate_os_errors(self.path), Path(self.path).open("rb") as file:
             self._check_size(os.fstat(file.fileno()).st_size)
             file.seek(offset)
             data = file.read(length)
@@ -82,18 +74,17 @@ class Source:
 
     def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
         """A random-access file for pyarrow's own readers; a remote one reads so much at a time."""
-        if self.remote is not None:
-            size = min(max(_LEAST_REQUEST_BYTES, ahead), self.num_bytes + 1)
-            return pa.PythonFile(io.BufferedReader(_SourceFile(self), size), mode="r")
-        with translate_os_errors(self.path):
-            file = pa.OSFile(self._local_path)
-            self._check_size(file.size())
-            return file
+        return self._opened(pa.OSFile)
 
-    def map_arrow(self) -> pa.MemoryMappedFile:
+    def map_arrow(self) -> pa.NativeFile:
         """A local file in memory; it ends the process if it is cut off while it is mapped."""
+        return self._opened(pa.memory_map)
+
+    def _opened(self, how: Callable[[str], pa.NativeFile]) -> pa.NativeFile:
+        if self.content is not None:
+            return pa.BufferReader(self.content)
         with translate_os_errors(self.path):
-            file = pa.memory_map(self._local_path)
+            file = how(self.path)
             self._check_size(file.size())
             return file
 
@@ -104,33 +95,6 @@ class Source:
                 "read a finished copy that nothing writes to",
                 path=self.path,
             )
-
-
-class _SourceFile(io.RawIOBase):
-    """A ``Source`` as a Python file object; each read is a request."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self._position = source, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.num_bytes}
-        self._position = base[whence] + offset
-        return self._position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._source.read_at(self._position, len(buffer))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[bytes]:
@@ -165,7 +129,8 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
         pieces, num_bytes = list[bytes](), 0
         try:
             # Small reads, so that little is lost to an error that ends them early.
-            while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
+            wanted = min(max(_LEAST_STREAM_BYTES, position // 8), _MOST_STREAM_BYTES)
+            while piece := stream.read(min(wanted, size - num_bytes)):
                 pieces.append(piece)
                 num_bytes += len(piece)
         except DataError as error:
@@ -240,16 +205,10 @@ def head_of(source: Source, compression: str | None, size: int) -> bytes:
 
 def start_of(data: bytes, compression: str) -> bytes:
     """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
-    held = b""
-    try:
-        if compression == "xz":
-            return lzma.LZMADecompressor().decompress(data, _MOST_START_BYTES)
-        with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
-            while len(held) < _MOST_START_BYTES and (piece := stream.read(1024)):
-                held += piece
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException):
-        pass  # cut off, as expected
-    return held
+    cut = Source(path="", num_bytes=len(data), content=pa.py_buffer(data))
+    with suppress(DataError):  # cut off, as expected
+        return head_of(cut, compression, _MOST_START_BYTES)
+    return b""
 
 
 def check_record(num_bytes: int, path: str, offset: int) -> None:
@@ -266,28 +225,15 @@ def check_record(num_bytes: int, path: str, offset: int) -> None:
 def spool(source: Source, compression: str) -> Source:
     """The same file with a decompressed copy on disk.
 
-    The copy has no name, so nothing is left behind however the process ends; it is opened through
-    its descriptor, in forked processes too.
+    The copy has no name, so nothing is left behind however the process ends; it is mapped, in
+    forked processes too.
     """
     with translate_os_errors(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
         for chunk in open_chunks(source, compression, _SPOOL_CHUNK_BYTES):
             file.write(chunk)
         file.flush()
-        copy = _OpenFile(os.dup(file.fileno()))
-        return Source(path=source.path, num_bytes=file.tell(), copy=copy)
-
-
-class _OpenFile:
-    """Keeps a descriptor open for as long as it lives; cannot be sent to another process."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.close(self.number)
-
-    def __reduce__(self) -> str:
-        raise TypeError("a decompressed copy cannot be sent to another process; open it there")
+        with pa.memory_map(f"/dev/fd/{file.fileno()}") as copy:
+            return Source(path=source.path, num_bytes=file.tell(), content=copy.read_buffer())
 
 
 @contextmanager

@@ -8,7 +8,7 @@ anything else is an error with file, line and cure. CSV past that size is text, 
 could make text of any number.
 
 Workers decode a block under whatever schema was known when they began; the consumer joins and casts
-in row order with ``unify``, so the types of a batch depend on the rows before it and never on the
+in row order, so the types of a batch depend on the rows before it and never on the
 timing of threads. Where the joined type needs the original text (a mixed array, a CSV
 number that turned out to be text), the block is decoded once more under the joined schema.
 """
@@ -16,7 +16,7 @@ number that turned out to be text), the block is decoded once more under the joi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,13 +36,7 @@ from fast_axolotl.reading.blocks import (
 from fast_axolotl.reading.formats import FormatWarning
 from fast_axolotl.reading.index import known_schema
 from fast_axolotl.reading.prefetch import Prefetcher
-from fast_axolotl.reading.schema import (
-    MIXED,
-    TypeClash,
-    conform,
-    is_number,
-    join_schemas,
-)
+from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_number, join_schemas
 
 _SCAN_BYTES = 32 * 1024 * 1024
 """CSV types are settled by all of the data up to this size."""
@@ -56,9 +50,6 @@ Every one of perhaps 1,024 shards reads them, before anything else.
 """
 
 _MOST_NAMED = 10
-
-Scan = Callable[[Sequence[Unit], pa.Schema], pa.Schema]
-"""The schema of all rows of some units, given what is known before."""
 
 _COLUMN_BYTES = 1024
 """What an array takes beside its values, which counts where columns are thousands."""
@@ -79,8 +70,26 @@ class Known:
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
         """The same rows under the schema that they and all rows before them share."""
-        decoded, self.schema = unify(decoded, block, self.schema, options)
-        return decoded
+        settled = None if options.may_widen else self.schema
+        join = partial(join_schemas, text_wins=block.text_wins, settled=settled)
+        wanted = self.schema
+        try:
+            if decoded.table.num_columns:
+                wanted = join(wanted, decoded.table.schema)
+            found = decoded.table.schema
+            fits = not any(_is_text_of_source(wanted.field(field.name), field) for field in found)
+        except TypeClash:
+            fits = False
+        if block.is_text and not fits:
+            # Under what is known now it gives the text, or the error with its line.
+            decoded = decode_or_reject(block, wanted, options)
+        if decoded.table.num_columns == 0 and decoded.table.num_rows == 0:
+            return replace(decoded, table=self.schema.empty_table())
+        try:
+            self.schema = join(wanted, decoded.table.schema)
+        except TypeClash as clash:
+            raise clash.error("") from None
+        return replace(decoded, table=conform(decoded.table, self.schema))
 
     def widen_all(self, decoded: Decoded, block: Block, options: ReadOptions) -> Iterator[Decoded]:
         """The rows of a block, part by part where it does not fit into memory at once."""
@@ -91,12 +100,9 @@ class Known:
 
 
 def first_schema(
-    dataset: Dataset, *, scan: bool | Scan, num_threads: int, budget: int, warn: bool = True
+    dataset: Dataset, *, scan: bool, num_threads: int, budget: int, warn: bool = True
 ) -> pa.Schema:
-    """Declared schemas joined; the rest inferred from a sample, or from everything.
-
-    ``scan`` may be what reads everything in place of this process.
-    """
+    """Declared schemas joined; the rest inferred from a sample, or from everything."""
     dataset = dataset.with_options(may_widen=True)
     options, schema = dataset.options, pa.schema([])
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
@@ -109,7 +115,6 @@ def first_schema(
     units = [unit for unit in dataset.units() if unit.file in undeclared]
     has_csv = any(item.format == "csv" for item in dataset.inputs)
     is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
-    is_scanned = bool(scan) or (is_small and has_csv)
 
     def scanned() -> pa.Schema:
         known = Known(schema)
@@ -121,8 +126,8 @@ def first_schema(
                     pass
         return known.schema
 
-    read_all = partial(scan, units, schema) if callable(scan) else scanned
-    final = known_schema(dataset, read_all if is_scanned else None) if units else None
+    is_scanned = scan or (is_small and has_csv)
+    final = known_schema(dataset, scanned if is_scanned else None) if units else None
     if final is not None:
         schema = final
     elif undeclared:
@@ -158,34 +163,6 @@ def first_schema(
         hint = ' (infer="scan" also finds columns of later rows)' if undeclared else ""
         raise UsageError(f"there is no column {missing[0]!r}; the data has: {names}{hint}")
     return pa.schema([schema.field(name) for name in columns], schema.metadata)
-
-
-def unify(
-    decoded: Decoded, block: Block, known: pa.Schema, options: ReadOptions
-) -> tuple[Decoded, pa.Schema]:
-    """The rows under the joined schema, and that schema."""
-    join = partial(
-        join_schemas,
-        text_wins=block.text_wins,
-        settled=None if options.may_widen else known,
-    )
-    if decoded.table.num_columns == 0 and decoded.table.num_rows == 0:
-        return replace(decoded, table=known.empty_table()), known
-    try:
-        wanted = join(known, decoded.table.schema)
-        fits = not any(_is_text_of_source(wanted.field(f.name), f) for f in decoded.table.schema)
-    except TypeClash:
-        wanted, fits = known, False
-    if block.is_text and not fits:
-        # Under what is known now it gives the text, or the error with its line.
-        decoded = decode_or_reject(block, wanted, options)
-        if decoded.table.num_columns == 0 and decoded.table.num_rows == 0:
-            return replace(decoded, table=known.empty_table()), known
-    try:
-        wanted = join(wanted, decoded.table.schema)
-    except TypeClash as clash:
-        raise clash.error("") from None
-    return replace(decoded, table=conform(decoded.table, wanted)), wanted
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:

@@ -35,7 +35,6 @@ _KINDS: dict[str, tuple[type, str]] = {
     "model": (schema.ModelShape, "models"),
     "log": (schema.Log, "logs"),
     "window": (schema.ProfileWindow, "windows"),
-    "gradients": (schema.GradientNorms, "gradients"),
     "end": (schema.End, ""),
     "system_start": (schema.SystemStart, ""),
     "system": (schema.SystemSample, ""),
@@ -69,7 +68,6 @@ class RankRecord:
     phases: list[schema.Phase] = field(default_factory=list)
     models: list[schema.ModelShape] = field(default_factory=list)
     windows: list[schema.ProfileWindow] = field(default_factory=list)
-    gradients: list[schema.GradientNorms] = field(default_factory=list)
     logs: list[schema.Log] = field(default_factory=list)
     end: schema.End | None = None
     num_skipped: int = 0

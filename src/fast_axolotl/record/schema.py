@@ -131,7 +131,7 @@ class StepBlock:
     """From a batch's arrival to the start of its backward pass, summed: of the device where events
     time it, else of the host. No collective of data parallelism runs in it."""
     step_waits: str = ""
-    """The waits of all single steps, condensed to a byte each; see ``stall``."""
+    """The waits of all single steps, condensed to a byte each; see ``waits``."""
     host_waits: dict[str, int] = field(default_factory=dict)
     """Histogram of the fetches' host waits; see ``histogram``."""
     device_waits: dict[str, int] | None = None
@@ -176,9 +176,6 @@ class Phase:
     t: float
     name: str
     seconds: float
-    rss_bytes: int | None = None
-    hwm_bytes: int | None = None
-    """Highest resident size inside the phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,19 +237,6 @@ class ProfileWindow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientNorms:
-    """Squared norms of gradients in one step, this rank's part: they are added up over ranks."""
-
-    t: float
-    step: int
-    micro_batches: int
-    first: float
-    is_reduced: bool = False
-    """Whether the first micro-batch's is a shard, and so of all ranks already."""
-    whole: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """Last line of a file that was closed."""
 
@@ -283,8 +267,6 @@ class SystemStart:
     disk_bytes_per_second: float | None = None
     """What O_DIRECT reads of the data's own device reached."""
     gpu_names: tuple[str, ...] = ()
-    cores: float | None = None
-    """Processors that the processes may use: affinity and quota."""
     processors: int | None = None
     """Processors that their affinity allows: whose time ``machine_cpu_seconds`` is."""
     source: str = ""
@@ -327,8 +309,6 @@ class SystemSample:
     pss_bytes: int | None = None
     """Sampled less often than the rest; ``None`` in between."""
     pss_anon_bytes: int | None = None
-    pss_file_bytes: int | None = None
-    """Pages of mapped files, which give way."""
     pss_shared_bytes: int | None = None
     rss_bytes: int | None = None
     anon_bytes: int | None = None
