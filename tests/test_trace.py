@@ -124,8 +124,14 @@ def test_without_steps_all_is_one_and_what_follows_the_last_is_not(tmp_path: Pat
     assert list(parts_of(trace.save(tmp_path))[0].values()) == [90, 20, 0, 0, 0, 70]
 
 
-def test_steps_are_chosen_by_the_numbers_of_the_profiler(tmp_path: Path) -> None:
+def test_steps_are_chosen_by_their_numbers_and_traces_have_to_fit_together(tmp_path: Path) -> None:
     path = two_steps().save(tmp_path)
+    again = two_steps().save(tmp_path, "again.json")
+    other = two_steps(rank=1, world_size=4).save(tmp_path)
+    with pytest.raises(DataError, match=r"rank0\.json is also of rank 0"):
+        summarise_traces([path, again])
+    with pytest.raises(DataError, match=r"jobs of \[2, 4\] ranks"):
+        summarise_traces([path, other])
     summary = summarise_traces([path], steps=range(4, 5))
     assert [step.step for step in summary.steps] == [4]
     assert sum(row.count for row in summary.collectives) == 1
@@ -289,18 +295,17 @@ def test_waiting_for_peers_is_told_from_transfer_without_a_common_clock(
     assert not summary.notes
 
 
-def test_missing_ranks_are_named_and_waiting_is_a_lower_bound(tmp_path: Path) -> None:
-    summary = skewed(tmp_path, (0, 1))
+def test_missing_ranks_are_named_and_a_straggler_needs_ranks_that_wait(tmp_path: Path) -> None:
+    for name in ("two", "one", "all"):
+        (tmp_path / name).mkdir()
+    summary = skewed(tmp_path / "two", (0, 1))
     assert summary.missing_ranks == (2, 3)
     assert summary.ranks[0].waiting_seconds == pytest.approx(300e-6)
     assert "2 of 4 ranks have no trace here: waiting for peers is at least" in summary.notes[-1]
-
-
-def test_no_straggler_of_one_rank_or_where_nobody_is_late(tmp_path: Path) -> None:
-    summary = skewed(tmp_path, (2,))
+    summary = skewed(tmp_path / "one", (2,))
     assert (summary.ranks[0].waiting_seconds, summary.straggler) == (None, None)
     assert any("only one rank of their group" in note for note in summary.notes)
-    summary = skewed(tmp_path, range(4), late=9)
+    summary = skewed(tmp_path / "all", range(4), late=9)
     assert summary.straggler is None
     assert summary.straggler_reason.startswith("No rank clearly makes")
 
@@ -475,16 +480,6 @@ def test_files_that_are_no_traces_are_errors_with_a_place(
     with pytest.raises(DataError, match=message) as error:
         read_trace(path)
     assert error.value.path == str(path)
-
-
-def test_ranks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    first = two_steps(rank=0).save(tmp_path)
-    again = two_steps(rank=0).save(tmp_path, "again.json")
-    other = two_steps(rank=1, world_size=4).save(tmp_path)
-    with pytest.raises(DataError, match=r"rank0\.json is also of rank 0"):
-        summarise_traces([first, again])
-    with pytest.raises(DataError, match=r"jobs of \[2, 4\] ranks"):
-        summarise_traces([first, other])
 
 
 # The command.

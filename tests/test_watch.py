@@ -68,27 +68,9 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
 
 
 @linux
-def test_watching_ends_with_the_process(sleeper: subprocess.Popen[str]) -> None:
-    assert sleeper.stdin is not None
-    with subprocess.Popen(
-        [*PROGRAM, "watch", str(sleeper.pid)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as watcher:
-        assert watcher.stdout is not None
-        assert "processes 1" in watcher.stdout.readline()
-        sleeper.stdin.close()
-        sleeper.wait()
-        rest = watcher.stdout.read()
-    assert watcher.returncode == 0
-    assert "until the process ended" in rest
-
-
-@linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_an_interrupt_is_the_usual_end_and_the_record_is_closed(
-    sleeper: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, code: int
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (None, 0)])
+def test_it_ends_with_the_process_or_an_interrupt_and_the_record_is_closed(
+    sleeper: subprocess.Popen[str], tmp_path: Path, number: signal.Signals | None, code: int
 ) -> None:
     with subprocess.Popen(
         [*PROGRAM, "watch", str(sleeper.pid), "-o", str(tmp_path)],
@@ -97,15 +79,21 @@ def test_an_interrupt_is_the_usual_end_and_the_record_is_closed(
         text=True,
     ) as watcher:
         assert watcher.stdout is not None
+        assert sleeper.stdin is not None
         assert "processes 1" in watcher.stdout.readline()
-        watcher.send_signal(number)
+        if number is None:
+            sleeper.stdin.close()
+            sleeper.wait()
+        else:
+            watcher.send_signal(number)
         rest = watcher.stdout.read()
     assert watcher.returncode == code
     assert ("until Ctrl-C" in rest) is (number == signal.SIGINT)
+    assert ("until the process ended" in rest) is (number is None)
     record = read_run(tmp_path).system
     assert record is not None
     assert record.end is not None
-    assert record.end.reason == "interrupted"
+    assert record.end.reason == ("finished" if number is None else "interrupted")
 
 
 @linux

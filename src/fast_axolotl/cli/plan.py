@@ -18,6 +18,7 @@ from fast_axolotl.cli.options import (
     say,
     unused_folder,
 )
+from fast_axolotl.cli.report import read_report_run
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.record.units import (
     format_bytes,
@@ -99,12 +100,10 @@ def plan(
     shape = None if model is None else read_config(model)
     reference = None
     if run is not None:
-        from fast_axolotl.measure.summary import summarise
         from fast_axolotl.plan.reference import read_reference
-        from fast_axolotl.record.run_folders import read_training
 
-        record = read_training(run)
-        shape, reference = read_reference(record, summarise(record), shape)
+        known = read_report_run(run, "")
+        shape, reference = read_reference(known.record, known.summary, shape)
         layout = reference.layout
     elif shape is None or not parse_names(gpu or ""):
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
@@ -208,11 +207,9 @@ def scale(
     Several runs on the same number of GPUs count as repeats. For numbers that were not measured,
     use fast-axolotl plan.
     """
-    from fast_axolotl.measure.summary import summarise
     from fast_axolotl.plan.scale import make_scaling, read_scaling_run
     from fast_axolotl.protocol.statistics import compare_runs
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
-    from fast_axolotl.record.run_folders import read_training
 
     pairs: dict[Path, str] = {}
     for path in {path.resolve(): path for path in runs}.values():
@@ -227,11 +224,12 @@ def scale(
     figures: list[Run] = []
     unit = ""
     for path, pair in pairs.items():
-        summary = summarise(record := read_training(path))
+        shown = read_report_run(path, "")
+        summary = shown.summary
         unit = unit or ("tokens" if summary.tokens_per_second else "samples")
         if summary.verdict.kind in ("inconclusive", "cpu"):
             say(f"{path}: {summary.verdict.headline}")
-        figures.append(read_scaling_run(record, summary, pair, unit))
+        figures.append(read_scaling_run(shown.record, summary, pair, unit))
     found = make_scaling(figures, compare_runs, unit=unit)
     print_result(found, scale_document, as_json=as_json)
 

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -174,7 +173,6 @@ def compare(
     from fast_axolotl.protocol import compare_folders, parse_check
     from fast_axolotl.report.comparison import comparison_document
     from fast_axolotl.report.markdown import document_markdown
-    from fast_axolotl.report.terminal import print_document
 
     limits = [parse_check(text) for text in fail_if or ()]
     limits += [parse_check(text, is_required=True) for text in require or ()]
@@ -184,11 +182,9 @@ def compare(
     document = comparison_document(
         found.matrix, alarms=found.alarms, notes=found.notes, checks=checks
     )
-    if as_json:
-        print(json.dumps(asdict(found), indent=2, ensure_ascii=False))
-    elif as_markdown:
+    if as_markdown and not as_json:
         print(document_markdown(document), end="")
     else:
-        print_document(document)
+        print_result(found, lambda _: document, as_json=as_json)
     if found.is_broken or found.is_unchecked:
         raise Exit(_BROKEN if found.is_broken else _UNCHECKED)
