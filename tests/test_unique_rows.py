@@ -220,7 +220,7 @@ SCHEMA = pa.schema(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(ROWS, max_size=12), st.integers(0, 12))
 def test_any_rows_agree_with_what_python_prints(found: list[dict[str, Any]], cut: int) -> None:
     table = pa.Table.from_pylist([*found, *found[:cut]], SCHEMA)
@@ -234,7 +234,7 @@ def digests_of(values: list[bytes]) -> Any:
     return row_bytes.digests_of(parts, len(values), secret, num_threads=1).reshape(-1, 2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=70), min_size=1, max_size=30))
 def test_digests_differ_exactly_where_the_bytes_do(values: list[bytes]) -> None:
     assert len({tuple(pair) for pair in digests_of(values).tolist()}) == len(set(values))
