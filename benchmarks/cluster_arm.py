@@ -40,7 +40,7 @@ def _ours(task: Task, stack: ExitStack) -> tuple[Work, str | None]:
     """``dedupe_on`` or ``prepare``, in local processes or on a cluster made for it."""
     module, _, name = task["function"].partition(":")
     function = getattr(importlib.import_module(module), name)
-    given = dict(task["arguments"], heard=lambda _: None)
+    given = dict(task["arguments"], heard=lambda *_: None)
     if cpus := task.get("nodes"):
         cluster_utils = importlib.import_module("ray.cluster_utils")
         node = {"object_store_memory": _OBJECT_STORE_BYTES}

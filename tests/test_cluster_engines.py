@@ -194,8 +194,8 @@ def nodes() -> Iterator[Machines]:
     with ray_variables():
         made = Machines()
         try:
-            made.add("n1", wait=False)
-            made.last = made.add("n2", wait=False)
+            made.add("n1")
+            made.last = made.add("n2")
             made.cluster.wait_for_nodes()
             yield made
         finally:

@@ -221,15 +221,6 @@ def test_a_folder_of_somebody_else_is_refused_whatever_the_options(
     assert (tmp_path / place).read_text() == "years of work"
 
 
-@pytest.mark.usefixtures("inline")
-def test_an_empty_folder_and_an_output_of_ours_can_be_written_over(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(100))
-    (tmp_path / "out").mkdir()
-    first = dedupe_on(path, str(tmp_path / "out"))
-    assert dedupe_on(path, str(tmp_path / "out"), overwrite=True).rows_out == first.rows_out
-    assert len(read_rows(tmp_path / "out")) == first.rows_out
-
-
 def stop_in_write(path: Path, output: Path, **options: Any) -> None:
     """Interrupts a job after its first written part."""
 
@@ -257,6 +248,7 @@ def test_parts_that_were_removed_are_written_again(tmp_path: Path) -> None:
 def test_a_job_never_replaces_the_output_of_another(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", repeated_rows(2_000))
     out, first, second = tmp_path / "out", str(tmp_path / "first"), str(tmp_path / "second")
+    out.mkdir()  # an empty folder is nobody's
     stop_in_write(path, out, work=first)
     stop_in_write(path, out, work=second)
     with pytest.raises(UsageError, match=r"out\.parts holds files of another job"):

@@ -105,7 +105,7 @@ ARRAYS = (
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(typed=ARRAYS, start=st.integers(0, 4), length=st.integers(0, 8))
 def test_python_values_are_arrows_own(
     typed: tuple[pa.DataType, list[Any]], start: int, length: int

@@ -120,7 +120,7 @@ def _oracle_columns(rows: list[list[tuple[int, int, int, int]]], width: int) -> 
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("too_long", ["truncate", "split"])
-@settings(deadline=None)
+@settings(max_examples=60)
 @given(
     sequences=token_lists(2**31 - 1),
     width=st.integers(2, 14),
@@ -141,7 +141,7 @@ def test_packed_rows_are_those_of_the_oracle(
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("too_long", ["truncate", "split"])
-@settings(deadline=None)
+@settings(max_examples=60)
 @given(sequences=token_lists(2**31 - 1), width=st.integers(1, 14), data=st.data())
 def test_concatenated_rows_are_those_of_the_oracle(
     output: str, too_long: str, sequences: list[list[int]], width: int, data: st.DataObject
@@ -161,7 +161,6 @@ def test_concatenated_rows_are_those_of_the_oracle(
         assert plain == {name: packed[name] for name in EMPTY}
 
 
-@settings(deadline=None)
 @given(token_lists(2**40), st.integers(2, 12))
 def test_splitting_loses_duplicates_and_reorders_no_token(
     sequences: list[list[int]], width: int

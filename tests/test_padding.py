@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fast_axolotl import create_padding_mask, pad_sequences
@@ -64,7 +64,6 @@ def oracle(
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-@settings(deadline=None)
 @given(
     sequences=st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9), max_size=12),
     width=st.integers(0, 12),

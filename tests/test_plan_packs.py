@@ -76,7 +76,7 @@ def numbers(low: int, high: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=200)
 @given(problem=problems())
 @example(problem=numbers(0, 0))
 @example(problem=numbers(0, 0, group_size=3, max_rows=1))

@@ -25,33 +25,27 @@ PROGRAM = (sys.executable, "-m", "support.prepare_driver")
 class Machines:
     """A head that does no tasks, and nodes with one core each."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
         self._few = {"object_store_memory": 80_000_000}
         head = {"num_cpus": 0, "include_dashboard": False, **self._few}
-        head |= {"gcs_server_port": port} if port else {}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
         self.last: Any = None
 
-    def add(self, name: str, *folders: Path, wait: bool = True) -> Any:
-        variables = clean_environment(*folders, TESTS, FAST_AXOLOTL_NODE=name)
-        return self.cluster.add_node(num_cpus=1, env_vars=variables, wait=wait, **self._few)
-
-    def processes(self, node: Any) -> list[psutil.Process]:
-        found = []
-        for started in chain(*node.all_processes.values()):
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(started.process.pid)
-                found += [process, *process.children(recursive=True)]
-        return found
+    def add(self, name: str) -> Any:
+        variables = clean_environment(TESTS, FAST_AXOLOTL_NODE=name)
+        return self.cluster.add_node(num_cpus=1, env_vars=variables, wait=False, **self._few)
 
     def kill(self, node: Any) -> None:
         """As a machine that lost its power."""
-        for process in self.processes(node):
+        for started in chain(*node.all_processes.values()):
             with suppress(psutil.NoSuchProcess):
-                process.kill()
+                process = psutil.Process(started.process.pid)
+                for one in (process, *process.children(recursive=True)):
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
 
     def end(self) -> None:
         for node in self.cluster.worker_nodes:

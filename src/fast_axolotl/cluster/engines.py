@@ -71,7 +71,8 @@ def run_tasks(
     losses: Counter[str] = Counter()
     try:
         while waiting or running:
-            while waiting and len(running) < engine.num_slots:
+            room = engine.num_slots - len(running) if waiting else 0
+            for _ in range(min(room, len(waiting))):
                 task = waiting.popleft()
                 running[engine.start(url, task)] = task
             for key, (kind, value) in engine.wait(running.keys()):

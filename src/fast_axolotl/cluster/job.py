@@ -186,7 +186,9 @@ class Output:
         held.enter_context(self.work.locked())
         held.enter_context(self.final.locked())
         self._is_new = restart or not self.work.exists("job.json")
-        self._id = uuid.uuid4().hex if self._is_new else self.work.read_json("job.json")["id"]
+        self._id = (
+            uuid.uuid4().hex if self._is_new else self.work.read_json("job.json").get("id", "")
+        )
         if not self._is_ours:
             self._check_places(overwrite)
 

@@ -211,14 +211,8 @@ def untracked(rows: Iterable[list[int]]) -> list[list[int]]:
     return kept
 
 
-try:
-    untrack: Any = ctypes.PYFUNCTYPE(None, ctypes.py_object)(
-        ("PyObject_GC_UnTrack", ctypes.pythonapi)
-    )
-except AttributeError:  # not CPython
-
-    def untrack(row: list[int]) -> None:
-        pass
+untrack: Any = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
+"""Takes one list out of the collector's sight. As all kernels, this needs CPython."""
 
 
 def _from_values(values: Array, offsets: Array, name: str) -> Flat:
