@@ -16,9 +16,6 @@ pytestmark = STOCK_AXOLOTL
 
 rl = Later("axolotl.utils.data.rl")
 TEXTS = ["hello world", " a ", "ünï 🙂 日本", "<|im_start|>user", "[[dummy_message]]", "a{b}%s"]
-LOOKS = """{% for m in messages %}{% if 'a' in m.content %}A{% endif %}{{ m.role }}{{ m.content }}
-{%- endfor %}{% if add_generation_prompt %}GO{% endif %}"""
-DATED = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 def say(role: str, content: Any) -> dict[str, Any]:
@@ -99,15 +96,6 @@ def test_transformed_datasets_are_equal(name: str, processes: int | None) -> Non
     more = rows * 201 if processes is None else rows
     result = compare(name, more, dataset_num_proc=processes, is_preprocess=True)
     assert len(result) == len(more)
-
-
-@pytest.mark.parametrize("name", [name for name in ROWS if "chat_template" in name])
-@pytest.mark.parametrize("template", [LOOKS, DATED, "{{ messages }}{{ add_generation_prompt }}"])
-def test_templates_that_look_at_texts_or_the_date_are_rendered_as_by_stock(
-    name: str, template: str
-) -> None:
-    rows = [ROWS[name](text) for text in TEXTS]
-    compare(name, rows, chat_template="jinja", chat_template_jinja=template)
 
 
 @pytest.mark.parametrize("name", ROWS)

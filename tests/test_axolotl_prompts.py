@@ -304,7 +304,7 @@ ANSWERS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map("".join)
 SAMPLE = {"prompt": "hello world", "chosen": "what a day", "rejected": "ünï", "completion": "a"}
 
 
-NAMES = ["plain", "llama 3", "nfc", "prefix space", "prepends", "repeats"]
+NAMES = ["plain", "llama 3", "nfc", "prepends"]
 
 
 @pytest.fixture(scope="module")
@@ -312,23 +312,14 @@ def tokenizers(stock: Any) -> dict[str, Any]:
     from tokenizers import normalizers, pre_tokenizers, processors
 
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = {name: byte_tokenizer() for name in NAMES}
-    rust = {name: tokenizer._tokenizer for name, tokenizer in made.items()}
-    rust["prefix space"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    rust["llama 3"].pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(" ", "isolated"), level]
+    made = {name: byte_tokenizer(adds_bos=name == "llama 3") for name in NAMES}
+    llama = made["llama 3"]._tokenizer
+    llama.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "isolated"), level])
+    llama.post_processor = processors.Sequence(
+        [processors.ByteLevel(trim_offsets=False), llama.post_processor]
     )
-    rust["llama 3"].post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
-        ]
-    )
-    rust["nfc"].normalizer = normalizers.NFC()
-    rust["prepends"].normalizer = normalizers.Prepend("hello " * 9)
-    rust["repeats"].post_processor = processors.TemplateProcessing(
-        single="$A $A $A $A", special_tokens=[]
-    )
+    made["nfc"]._tokenizer.normalizer = normalizers.NFC()
+    made["prepends"]._tokenizer.normalizer = normalizers.Prepend("hello " * 9)
     return made
 
 
@@ -351,14 +342,12 @@ def test_verdicts_are_equal_at_every_length(
     assert got is want
 
 
-@pytest.mark.parametrize("kind", ["GRPO", "GDPO", "EBFT"])
-def test_samples_without_answers_stay(kind: str) -> None:
-    arguments = {}, rl.RLType[kind], None, 1
-    assert drop_long_sequences(*arguments) is rl._drop_long_sequences(*arguments) is True
-
-
-def test_odd_samples_tokenizers_and_arguments_are_unfamiliar() -> None:
+def test_samples_without_answers_stay_and_odd_ones_and_odd_tokenizers_are_unfamiliar() -> None:
     from transformers import PreTrainedTokenizerFast
+
+    for kind in ("GRPO", "GDPO", "EBFT"):
+        arguments = {}, rl.RLType[kind], None, 1
+        assert drop_long_sequences(*arguments) is rl._drop_long_sequences(*arguments) is True
 
     class Mine(PreTrainedTokenizerFast):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -371,9 +360,9 @@ def test_odd_samples_tokenizers_and_arguments_are_unfamiliar() -> None:
     cases = [({name: value}, {}) for name, values in odd.items() for value in values]
     cases += [({}, {"tokenizer": own}), ({}, {"tokenizer": len}), ({}, {"sequence_len": 64.0})]
     for change, options in (*cases, ({}, {"rl": "unknown"})):
-        arguments = {"rl": rl.RLType.DPO, "tokenizer": plain, "sequence_len": 64, **options}
+        given = {"rl": rl.RLType.DPO, "tokenizer": plain, "sequence_len": 64, **options}
         with pytest.raises(Unfamiliar):
-            drop_long_sequences({**SAMPLE, **change}, **arguments)
+            drop_long_sequences({**SAMPLE, **change}, **given)
 
 
 def test_a_rust_tokenizer_that_truncates_is_left_for_axolotl_to_reset() -> None:

@@ -435,12 +435,7 @@ def test_forked_workers_inherit_that_both_were_equal(work: ModuleType) -> None:
     box.fill(0)
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-
-    def run() -> None:
-        box.fill(1)
-        results.put(list(ours.calls))
-
-    worker = context.Process(target=run)
+    worker = context.Process(target=lambda: (box.fill(1), results.put(list(ours.calls))))
     worker.start()
     assert results.get() == [0, 0, 1]
     worker.join()
