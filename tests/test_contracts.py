@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -18,7 +17,6 @@ import pytest
 from fast_axolotl import Reader, open_dataset
 from fast_axolotl.errors import DataError, ResumeError
 from fast_axolotl.reading.order import ShardWarning
-from fast_axolotl.reading.prefetch import Prefetcher
 from support.files import (
     COMPRESSIONS,
     SMALL_BUDGET,
@@ -394,33 +392,7 @@ def test_elastic_restore_can_be_resumed_again_on_the_same_shards(medium: dict[st
     assert sorted(ids_of(open_reader(shard=(0, 2))) + ids_of(reader)) == list(range(3000))
 
 
-# 5. Memory is bounded by the budget: what reading ahead may hold.
-
-
-class _Piece:
-    def __init__(self, weight: int) -> None:
-        self.weight = weight
-
-
-def test_reading_ahead_holds_at_most_the_budget_and_one_item() -> None:
-    import threading
-
-    lock, sizes = threading.Lock(), Counter[str]()
-
-    def decode(piece: _Piece) -> tuple[int, int]:
-        with lock:
-            sizes["held"] += 3 * piece.weight
-            sizes["most"] = max(sizes["most"], sizes["held"])
-        return piece.weight, 3 * piece.weight
-
-    pieces = (_Piece(10 + index % 7) for index in range(2000))
-    ahead: Prefetcher[_Piece, int] = Prefetcher(pieces, decode, num_threads=3, budget=300)
-    for _, weight in ahead:
-        with lock:
-            sizes["held"] -= 3 * weight
-
-    assert sizes["held"] == 0
-    assert sizes["most"] <= 300 + 2 * 3 * 16
+# 5. Memory is bounded by the budget; see also ``test_prefetch`` and ``test_memory``.
 
 
 def test_batches_of_huge_rows_are_smaller_than_asked(tmp_path: Path) -> None:

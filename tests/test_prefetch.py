@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
@@ -111,6 +112,24 @@ def test_an_item_larger_than_the_budget_passes() -> None:
     ahead = Prefetcher(huge, lambda piece: (piece.number, 10**9), num_threads=3, budget=1)
 
     assert [result for _, result in ahead] == [0, 1, 2, 3]
+
+
+def test_reading_ahead_holds_at_most_the_budget_and_one_item() -> None:
+    lock, sizes = threading.Lock(), Counter[str]()
+
+    def decode(piece: Piece) -> tuple[int, int]:
+        with lock:
+            sizes["held"] += 3 * piece.weight
+            sizes["most"] = max(sizes["most"], sizes["held"])
+        return piece.weight, 3 * piece.weight
+
+    weighty = (Piece(number, weight=10 + number % 7) for number in range(2000))
+    for _, weight in Prefetcher(weighty, decode, num_threads=3, budget=300):
+        with lock:
+            sizes["held"] -= 3 * weight
+
+    assert sizes["held"] == 0
+    assert sizes["most"] <= 300 + 2 * 3 * 16
 
 
 @pytest.mark.parametrize("ending", ["close", "drop", "interrupt"])
