@@ -62,7 +62,6 @@ def test_pages_open_without_errors_and_requests_and_draw_every_chart(
 ) -> None:
     reports = (
         protocol_report(),
-        as_report(golden_run("lively")),
         as_report(golden_run("nan")),
         as_report(one_step()),
     )
