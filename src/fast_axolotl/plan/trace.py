@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -123,8 +123,7 @@ class _Rank:
     steps: list[StepParts]
     windows: Spans
     """Of the steps."""
-    overlap: Spans
-    """Where compute and communication run at once."""
+    compute: Spans
     collectives: list[Collective]
 
 
@@ -217,9 +216,8 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     for name in np.intersect1d(names[shared == 0], names[is_beside]).tolist():
         for column, is_kind in zip(kernels[labels[name]], (shared == 0, is_beside), strict=True):
             column += durations[is_kind & (names == name)].tolist()
-    overlap = _combine(compute, communication, np.logical_and)
     chosen = [item for item in items if not trace.steps or item.step in numbers]
-    return _Rank(trace.path, trace.world_size, steps, bounds, overlap, chosen)
+    return _Rank(trace.path, trace.world_size, steps, bounds, compute, chosen)
 
 
 def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
@@ -242,8 +240,15 @@ def _host_compute(trace: Trace) -> Spans:
     parts = [_union(())]
     for thread in sorted(training & trace.ops.keys()):
         ops = merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
-        own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
-        parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
+        own = _union(item for item in (*trace.calls, *trace.ranges) if item.thread == thread)
+        points = np.unique(np.concatenate((ops, own)))
+        in_ops, in_own = (
+            np.searchsorted(part[:, 0], points, "right")
+            > np.searchsorted(part[:, 1], points, "right")
+            for part in (ops, own)
+        )
+        pieces = np.stack((points[:-1], points[1:]), axis=1)
+        parts.append(pieces[(in_ops & ~in_own)[:-1]])
     return merge(np.concatenate(parts))
 
 
@@ -314,17 +319,6 @@ def inside(merged: Spans, windows: Spans) -> Numbers:
     return np.asarray(before[:, 1] - before[:, 0])
 
 
-def _combine(first: Spans, second: Spans, rule: Callable[..., Any]) -> Spans:
-    """Where a rule on being inside of the one and of the other holds."""
-    points = np.unique(np.concatenate((first, second)))
-    within = (
-        np.searchsorted(part[:, 0], points, "right") > np.searchsorted(part[:, 1], points, "right")
-        for part in (first, second)
-    )
-    pieces = np.stack((points[:-1], points[1:]), axis=1)
-    return merge(pieces[rule(*within)[:-1]])
-
-
 def _union(items: Iterable[Collective]) -> Spans:
     return merge(np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2))
 
@@ -364,9 +358,9 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
         # Waiting comes first in a collective, and the transfer last.
         known = [item for item in rank.collectives if item.waiting is not None]
         waits = [(item.start, item.start + (item.waiting or 0)) for item in known]
-        waiting = merge(np.array(waits, np.int64).reshape(-1, 2))
-        exposed = _combine(waiting, rank.overlap, lambda a, b: a & ~b)
-        seconds = (inside(exposed, rank.windows) / 1e9).tolist()
+        either = merge(np.array([*waits, *rank.compute], np.int64).reshape(-1, 2))
+        alone = inside(either, rank.windows) - inside(rank.compute, rank.windows)
+        seconds = (alone / 1e9).tolist()
         numbers = {item.step for item in known}
         for index, step in enumerate(rank.steps):
             if step.step in numbers or (step.step is None and known):
