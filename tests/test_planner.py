@@ -441,8 +441,8 @@ def test_latency_that_hides_a_low_throughput_is_told(
     plan_command(run=tmp_path / "run", gpus="8,1024", network=5.0)
     text = " ".join(capsys.readouterr().out.split())
     assert "Low latency is not high throughput: a step takes" in text
-    assert "on 1024 GPUs and 1.20 s on 8, but a GPU does only" in text
-    assert "tokens per GPU instead of 8,192" in text
+    assert "on 1,024 GPUs and 1.20 s on 8 GPUs, but a GPU does only" in text
+    assert "instead of 8,192" in text
     plan_command(run=tmp_path / "run", gpus="8,16", tokens="1B")
     assert "Low latency" not in capsys.readouterr().out
 

@@ -244,7 +244,6 @@ def scale_document(found: Scaling) -> Document:
     names.sort(key="not explained".__eq__)
     for one in found.counts:
         row = [str(one.gpus), str(one.runs), format_count(one.rate)]
-        row += [f"{format_count(one.rate_low)} to {format_count(one.rate_high)}"]
         row += [format_count(one.rate_per_gpu), format_share(one.efficiency)]
         row += [f"{format_share(one.efficiency_low)} to {format_share(one.efficiency_high)}"]
         row += [format_seconds(one.step_seconds), format_count(one.batch_per_gpu)]
@@ -252,7 +251,7 @@ def scale_document(found: Scaling) -> Document:
         rows.append([cell.replace("– to –", "–") for cell in row])
         lost = [1 - one.efficiency, *(one.losses.get(name) for name in names)]
         losses.append([str(one.gpus), *map(format_share, lost)])
-    header = ["GPUs", "runs", f"{found.unit}/s", "95 %", "per GPU", "efficiency", "95 %"]
+    header = ["GPUs", "runs", f"{found.unit}/s", "per GPU", "efficiency", "95 %"]
     header += ["step p50", "batch per GPU", "gain of one more GPU"]
     same = {"weak": "same batch per GPU", "strong": "same global batch"}
     kind = same.get(found.kind, "batch per GPU and global batch both change")

@@ -22,12 +22,12 @@ from statistics import median
 from typing import Any
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.plan.batch import SLOW
 from fast_axolotl.plan.memory import Layout, Memory, predict_memory
+from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.devices import Gpu
-from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
+from fast_axolotl.record.units import format_bytes, format_count, format_share
 
 _SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
 """Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
@@ -45,8 +45,6 @@ _COMMUNICATION_BINDS = 0.20
 """Share of a step; the verdict's line, too."""
 _USABLE_MEMORY = 0.92
 """Of a GPU: the rest is CUDA's own, and fragments."""
-_DEARER = 1.10
-"""How many times the money a run must cost to be worth a warning."""
 _ODD_LEVEL = (0.2, 1.8)
 """Levels outside of which a record is doubted: published stacks have 0.5 to 1.4."""
 _LARGE_BATCH = 4.0
@@ -306,24 +304,10 @@ def _warn(
     if not possible:
         return
     first, last = possible[0], possible[-1]
-    paid = [(one.gpus, one.dollars.value) for one in possible if one.dollars is not None]
-    cheapest, least = min(paid, key=lambda item: item[1], default=(0, 0.0))
-    dearer = [item for item in paid if item[0] > cheapest and item[1] >= _DEARER * least]
-    if dearer:
-        yield (
-            f"More GPUs cost more: a run on {dearer[0][0]} costs {dearer[0][1] / least:.2f} times "
-            f"as much as on {cheapest}."
-        )
-    steps = [end.step_seconds or 0.0 for end in (first, last)]
-    sizes = [end.global_batch_tokens / end.gpus for end in (first, last)]
-    share = sizes[1] * steps[0] / (sizes[0] * steps[1])
-    if last.binds != "data" and steps[1] < steps[0] and sizes[1] < sizes[0] and share < SLOW:
-        yield (
-            f"Low latency is not high throughput: a step takes {format_seconds(steps[1])} on "
-            f"{last.gpus} GPUs and {format_seconds(steps[0])} on {first.gpus}, but a GPU does "
-            f"only {format_share(share, decimals=0)} of the tokens per second, with a batch of "
-            f"{format_count(sizes[1])} tokens per GPU instead of {format_count(sizes[0])}."
-        )
+    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
+    if last.binds != "data":
+        ends = ((e.gpus, e.step_seconds, e.global_batch_tokens / e.gpus) for e in (first, last))
+        yield from warn_of_latency(*ends)
     usual, known = _HUGE_BATCH, "published trainings of language models end with 16 M"
     if reference is not None:
         batch = reference.layout.step_tokens
