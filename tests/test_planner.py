@@ -14,7 +14,7 @@ from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.plan import predict
 from fast_axolotl.plan.memory import Layout, adapter_parameters, predict_memory
-from fast_axolotl.plan.predict import Plan, Price, Reference, find_price, make_plan
+from fast_axolotl.plan.predict import Plan, Reference, find_price, make_plan
 from fast_axolotl.plan.reference import read_reference
 from fast_axolotl.plan.shape import Shape, parse_config, read_config, shape_of_record
 from fast_axolotl.plan.steptime import predict_step
@@ -191,7 +191,7 @@ def measured(**values: Any) -> Reference:
 def plan(counts: list[int], **values: Any) -> Plan:
     reference = values.pop("reference", None)
     layout = values.pop("layout", LAYOUT if reference is None else reference.layout)
-    offers = [(values.pop("gpu", H100), values.pop("price", None))]
+    offers = [(values.pop("gpu", H100), values.pop("price", None), "--price")]
     return make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
 
 
@@ -310,8 +310,7 @@ def test_the_loader_binds_where_it_cannot_keep_up(scales: bool, binding: list[in
 
 
 def test_slow_links_bind_and_make_more_gpus_dearer() -> None:
-    price = Price(dollars=2.0, source="--price")
-    found = plan([8, 64], reference=measured(), tokens=1e9, price=price, network=0.5)
+    found = plan([8, 64], reference=measured(), tokens=1e9, price=2.0, network=0.5)
     near, far = found.candidates
     assert (near.binds, far.binds) == ("compute", "communication")
     assert near.seconds is not None
@@ -332,11 +331,10 @@ def test_what_does_not_fit_is_changed_and_said() -> None:
 
 
 def test_prices_have_a_source_and_a_date_and_no_placeholders() -> None:
-    price = find_price(H100)
-    assert price is not None
-    assert 1.0 < price.dollars < 12.0
-    assert price.source.endswith("2026-08-22")
-    assert find_price(find_gpu("GB200")) is None
+    dollars, source = find_price(H100)
+    assert 1.0 < (dollars or 0.0) < 12.0
+    assert source.endswith("2026-08-22")
+    assert find_price(find_gpu("GB200")) == (None, "unknown; pass --price")
     path = Path(predict.__file__).with_name("gpu_prices.json")
     table = json.loads(path.read_text(encoding="utf-8"))
     assert min(row[2] for row in table["prices"]) > 0.3
@@ -428,7 +426,7 @@ def test_several_kinds_of_gpu_become_one_plan(
     assert "Fastest: 64 × B200, " in text
     assert "Cheapest: 8 × H100-SXM, " in text
     assert "B200: The run was on H100-SXM" in text
-    assert "Dollars per GPU and hour: H100-SXM: $2, by --price." in text
+    assert "The price of one H100-SXM per hour: $2, by --price." in text
     assert "No run of yours" not in text
     with pytest.raises(UsageError, match="one per kind of GPU"):
         plan_command(run=tmp_path / "run", **options, price="1,2,3")

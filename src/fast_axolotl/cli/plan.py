@@ -80,7 +80,7 @@ def plan(
     compute, memory, communication or data. Without a record, the intervals are wide.
     """
     from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import Price, find_price, make_plan
+    from fast_axolotl.plan.predict import find_price, make_plan
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.devices import find_gpu
 
@@ -124,13 +124,13 @@ def plan(
                 f"price, or {len(kinds)}: one per kind of GPU"
             )
         dollars *= 1 if len(dollars) == len(kinds) else len(kinds)
-        costs = [Price(dollars=each, source="by --price") for each in dollars]
+        costs = [(each, "by --price") for each in dollars]
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
     if not counts or min(counts) < 1:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
     found = make_plan(
         shape,
-        list(zip(kinds, costs, strict=True)),
+        [(kind, *cost) for kind, cost in zip(kinds, costs, strict=True)],
         counts,
         layout,
         reference=reference,

@@ -21,12 +21,12 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.memory import Layout, Memory, predict_memory
 from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.devices import Gpu
+from fast_axolotl.record.thresholds import BOUND_COMMUNICATION
 from fast_axolotl.record.units import format_bytes, format_count, format_share
 
 _SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
@@ -41,8 +41,6 @@ _FROM_ONE = 0.15
 Ours: no published row has both."""
 _HUGE_BATCH = 16e6
 """Tokens per step: what Llama 3.1 405B ended with."""
-_COMMUNICATION_BINDS = 0.20
-"""Share of a step; the verdict's line, too."""
 _USABLE_MEMORY = 0.92
 """Of a GPU: the rest is CUDA's own, and fragments."""
 _ODD_LEVEL = (0.2, 1.8)
@@ -51,24 +49,16 @@ _LARGE_BATCH = 4.0
 """Times the reference's global batch from which the training is another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """What one device costs per hour, by the dated table beside this file. Rows that the table's
-    source fills with placeholders are not in it."""
-
-    dollars: float
-    source: str
-
-
-def find_price(gpu: Gpu) -> Price | None:
-    """The median over the clouds that list it on demand; ``None`` where none does."""
+def find_price(gpu: Gpu) -> tuple[float | None, str]:
+    """Dollars of one device per hour and their source: the median over the clouds that list it on
+    demand, by the dated table beside this file, which has no placeholders; ``None`` where none does."""
     text = files("fast_axolotl.plan").joinpath("gpu_prices.json").read_text(encoding="utf-8")
     table = json.loads(text)
     dollars = sorted(row[2] for row in table["prices"] if row[1] in gpu.priced_as)
     if not dollars:
-        return None
+        return None, "unknown; pass --price"
     source = f"median of {len(dollars)} offers from {dollars[0]:g} to {dollars[-1]:g}, "
-    return Price(dollars=median(dollars), source=f"{source}{table['source']}, {table['date']}")
+    return median(dollars), f"{source}{table['source']}, {table['date']}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +88,6 @@ class Range:
     low: float
     value: float
     high: float
-
-    def times(self, factor: float) -> Range:
-        return Range(self.low * factor, self.value * factor, self.high * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +149,7 @@ def interval_width(
 
 def make_plan(
     shape: Shape,
-    offers: Sequence[tuple[Gpu, Price | None]],
+    offers: Sequence[tuple[Gpu, float | None, str]],
     counts: Sequence[int],
     layout: Layout,
     *,
@@ -171,7 +158,7 @@ def make_plan(
     network: float | None = None,
 ) -> Plan:
     """A candidate for each kind and number of GPUs, from the layout of the reference, or the one to
-    start with."""
+    start with; ``offers`` are kinds with their dollars per hour and the source of that."""
     level = slowness = real_share = 1.0
     beyond = seen = 0.0
     if reference is not None:
@@ -186,68 +173,73 @@ def make_plan(
         predicted = predict_memory(shape, known).total
         beyond = max(0.0, (reference.memory_bytes or predicted) - predicted)
     candidates: list[Candidate] = []
-    for (gpu, price), count in product(offers, sorted(set(counts))):
+    notes: list[str] = []
+    for gpu, price, source in offers:
+        first = len(candidates)
         usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
         if reference is not None and gpu == reference.gpu:
             usable = max(usable, reference.memory_bytes or 0.0)  # it has run
-        usable -= beyond
-        chosen, changes = _fit(shape, gpu, layout, count, usable)
-        memory = predict_memory(shape, chosen)
-        found = Candidate(
-            gpu=gpu.key,
-            gpus=count,
-            layout=chosen,
-            changes=changes,
-            global_batch_tokens=chosen.step_tokens,
-            memory=memory,
-            memory_bytes=memory.total + beyond,
-            binds="memory",
-        )
-        if memory.total > usable:
-            need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
-            reason = f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
-            candidates.append(replace(found, changes=reason))
-            continue
-        step = predict_step(shape, gpu, chosen, network=network)
-        communication = slowness * step.communication
-        seconds = (step.total - step.communication + communication) / level
-        share = (communication + step.bubble) / (seconds * level)
-        width = interval_width(reference, shape, gpu, chosen)
-        if reference is not None:
-            new = max(0.0, step.communication / step.total - seen)
-            alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
-            width = math.hypot(width, _COMMUNICATION * new, alone)
-        demand = real_share * chosen.step_tokens / seconds
-        binds, ceiling = "communication" if share >= _COMMUNICATION_BINDS else "compute", None
-        rate = Range(demand * math.exp(-width), demand, demand * math.exp(width))
-        if reference is not None and reference.loader_tokens_per_second is not None:
-            grown = count / reference.layout.gpus if reference.loader_scales else 1.0
-            ceiling = reference.loader_tokens_per_second * grown
-            if ceiling < demand:
-                binds = "data"
-                rate = Range(min(rate.low, ceiling), ceiling, min(rate.high, ceiling))
-        time = None
-        if tokens is not None:
-            time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
-        found = replace(
-            found,
-            binds=binds,
-            tokens_per_second=rate,
-            step_seconds=real_share * chosen.step_tokens / rate.value,
-            communication_share=share,
-            demand_tokens_per_second=demand,
-            loader_tokens_per_second=ceiling,
-            seconds=time,
-            dollars=time.times(price.dollars * count / 3600) if time and price else None,
-        )
-        candidates.append(found)
-    notes = []
-    for gpu, price in offers:
-        own = [one for one in candidates if one.gpu == gpu.key]
-        said = (*_warn(own, reference, level), *_assume(own, gpu, reference, network, price))
-        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
+        for count in sorted(set(counts)):
+            chosen, changes = _fit(shape, gpu, layout, count, usable - beyond)
+            memory = predict_memory(shape, chosen)
+            known_of_all: dict[str, Any] = {
+                "gpu": gpu.key,
+                "gpus": count,
+                "layout": chosen,
+                "global_batch_tokens": chosen.step_tokens,
+                "memory": memory,
+                "memory_bytes": memory.total + beyond,
+            }
+            if memory.total + beyond > usable:
+                need, room = format_bytes(memory.total + beyond), format_bytes(usable)
+                changes = f"needs at least {need} per GPU, but the {gpu.key} has only {room}"
+                changes += " available"
+                candidates.append(Candidate(**known_of_all, changes=changes, binds="memory"))
+                continue
+            step = predict_step(shape, gpu, chosen, network=network)
+            communication = slowness * step.communication
+            seconds = (step.total - step.communication + communication) / level
+            share = (communication + step.bubble) / (seconds * level)
+            width = interval_width(reference, shape, gpu, chosen)
+            demand = real_share * chosen.step_tokens / seconds
+            binds, ceiling = "communication" if share >= BOUND_COMMUNICATION else "compute", None
+            if reference is not None:
+                new = max(0.0, step.communication / step.total - seen)
+                alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
+                width = math.hypot(width, _COMMUNICATION * new, alone)
+                if (loader := reference.loader_tokens_per_second) is not None:
+                    grown = count / reference.layout.gpus if reference.loader_scales else 1.0
+                    ceiling = loader * grown
+                    binds = "data" if ceiling < demand else binds
+            ends = (demand * math.exp(-width), demand, demand * math.exp(width))
+            rate = Range(*(end if ceiling is None else min(end, ceiling) for end in ends))
+            time = money = None
+            if tokens is not None:
+                time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
+                if price is not None:
+                    each = price * count / 3600
+                    money = Range(time.low * each, time.value * each, time.high * each)
+            candidates.append(
+                Candidate(
+                    **known_of_all,
+                    changes=changes,
+                    binds=binds,
+                    tokens_per_second=rate,
+                    step_seconds=real_share * chosen.step_tokens / rate.value,
+                    communication_share=share,
+                    demand_tokens_per_second=demand,
+                    loader_tokens_per_second=ceiling,
+                    seconds=time,
+                    dollars=money,
+                )
+            )
+        own = [*_warn(candidates[first:], reference, level)]
+        own += _assume(candidates[first:], gpu, reference, network)
+        cost = "is" if price is None else f"per hour: ${price:g},"
+        own.append(f"The price of one {gpu.key} {cost} {source}.")
+        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in own]
     return Plan(
-        gpu=", ".join(gpu.key for gpu, _ in offers),
+        gpu=", ".join(gpu.key for gpu, _, _ in offers),
         parameters=shape.parameters,
         tokens=tokens,
         level=None if reference is None else level,
@@ -259,8 +251,6 @@ def make_plan(
 def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> tuple[Layout, str]:
     """The layout on ``count`` GPUs at the same global batch; if it does not fit, the fastest of its
     changes that does."""
-    if count < 1:
-        raise UsageError(f"--gpus {count}: pass numbers of at least 1")
     split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
     shard = layout.shard if layout.shard and count % layout.shard == 0 else 0
     batch, ep = layout.step_tokens, math.gcd(layout.ep, count)
@@ -351,9 +341,8 @@ def _assume(
     gpu: Gpu,
     reference: Reference | None,
     network: float | None,
-    price: Price | None,
 ) -> Iterator[str]:
-    """What layouts had to change, what the prediction rests on, and what a GPU costs."""
+    """What layouts had to change, and what the prediction rests on."""
     changes: dict[str, list[str]] = {}
     for one in candidates:
         if one.changes:
@@ -377,7 +366,3 @@ def _assume(
     if reference is not None and reference.loader_tokens_per_second is not None:
         grows = "every rank brings its own loader workers and CPU cores"
         yield f"Assumption: {grows if reference.loader_scales else 'one rank reads for all'}."
-    if price is None:
-        yield f"The price of {gpu.key} is unknown; pass --price."
-    else:
-        yield f"Dollars per GPU and hour: {gpu.key}: ${price.dollars:g}, {price.source}."
