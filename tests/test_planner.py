@@ -14,9 +14,8 @@ from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.plan import predict
 from fast_axolotl.plan.memory import Layout, adapter_parameters, predict_memory
-from fast_axolotl.plan.predict import Plan, Reference, find_price, make_plan
-from fast_axolotl.plan.reference import read_reference
-from fast_axolotl.plan.shape import Shape, parse_config, read_config, shape_of_record
+from fast_axolotl.plan.predict import Plan, Reference, find_price, make_plan, read_reference
+from fast_axolotl.plan.shape import Shape, parse_config, read_config
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record import ModelShape, RunRecord
 from fast_axolotl.record.devices import find_gpu
@@ -144,7 +143,7 @@ def test_windows_limit_how_far_a_token_attends_and_a_record_has_its_parameters()
     shape = parse_config({**LLAMA_8B, "layer_types": kinds, "sliding_window": 128})
     assert shape.attended(4096) == 16 * 4096 + 16 * 128
     assert SHAPE.attended(4096) == 32 * 4096
-    shape = shape_of_record(MODEL)
+    shape, _ = read_reference(record := recorded(), summarise(record))
     assert shape.parameters == pytest.approx(8.03e9, rel=0.02)
     assert (shape.layers, shape.attention_width) == (32, 4096)
 
@@ -426,7 +425,7 @@ def test_several_kinds_of_gpu_become_one_plan(
     assert "Fastest: 64 × B200, " in text
     assert "Cheapest: 8 × H100-SXM, " in text
     assert "B200: The run was on H100-SXM" in text
-    assert "The price of one H100-SXM per hour: $2, by --price." in text
+    assert "Dollars per GPU and hour: H100-SXM: $2, by --price." in text
     assert "No run of yours" not in text
     with pytest.raises(UsageError, match="one per kind of GPU"):
         plan_command(run=tmp_path / "run", **options, price="1,2,3")

@@ -80,7 +80,7 @@ def plan(
     compute, memory, communication or data. Without a record, the intervals are wide.
     """
     from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import find_price, make_plan
+    from fast_axolotl.plan.predict import find_price, make_plan, read_reference
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.devices import find_gpu
 
@@ -100,7 +100,6 @@ def plan(
     reference = None
     if run is not None:
         from fast_axolotl.measure.summary import summarise
-        from fast_axolotl.plan.reference import read_reference
         from fast_axolotl.record.run_folders import read_training
 
         record = read_training(run)

@@ -1,9 +1,14 @@
 """Tokens/s, memory, time and money of a run on other GPUs, and what binds it.
 
-A *reference* is the user's own run as it was measured. It sets the level of the stack: measured ÷
+A *reference* is the user's own run, from its record. It sets the level of the stack: measured ÷
 predicted. Without one, the level is that of published stacks, and the interval is wide. Intervals
 are of 90 %, in logarithms; their widths are the errors of ``benchmarks.plan_error``, added in
 quadrature for all that differs between the reference and the candidate.
+
+Rates are of the steady phase with waiting for data taken out. Positions are those of the batches,
+padding included, since padding is computed, too; ``real_share`` says how many of them are tokens.
+The type of weights and moments is not in a record: bf16 is assumed, and memory that was measured
+beyond the prediction is added to every candidate.
 
 A candidate keeps the global batch by accumulating less, and changes what does not fit: sharding,
 recomputation, the micro-batch, tensor parallelism. Congestion, topology and uneven
@@ -21,11 +26,14 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from fast_axolotl.plan.memory import Layout, Memory, predict_memory
+from fast_axolotl.errors import DataError
+from fast_axolotl.plan.memory import Layout, Memory, adapter_parameters, predict_memory
 from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
-from fast_axolotl.plan.shape import Shape
+from fast_axolotl.plan.shape import Shape, guess_shape
 from fast_axolotl.plan.steptime import predict_step
-from fast_axolotl.record.devices import Gpu
+from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record.arithmetic import times
+from fast_axolotl.record.devices import Gpu, find_gpu
 from fast_axolotl.record.thresholds import BOUND_COMMUNICATION
 from fast_axolotl.record.units import format_bytes, format_count, format_share
 
@@ -50,8 +58,8 @@ _LARGE_BATCH = 4.0
 
 
 def find_price(gpu: Gpu) -> tuple[float | None, str]:
-    """Dollars of one device per hour and their source: the median over the clouds that list it on
-    demand, by the dated table beside this file, which has no placeholders; ``None`` where none does."""
+    """Dollars of one device per hour, and their source: the median over the clouds that list it on
+    demand, by the dated table beside this file; ``None`` where none does."""
     text = files("fast_axolotl.plan").joinpath("gpu_prices.json").read_text(encoding="utf-8")
     table = json.loads(text)
     dollars = sorted(row[2] for row in table["prices"] if row[1] in gpu.priced_as)
@@ -79,6 +87,81 @@ class Reference:
     """What the loaders of all ranks could deliver."""
     loader_scales: bool = True
     """Whether every rank reads for itself, so that more ranks bring more readers."""
+
+
+def read_reference(
+    record: RunRecord, summary: RunSummary, shape: Shape | None = None
+) -> tuple[Shape, Reference]:
+    """The model and the run; ``shape`` is the model's own, where its config was given.
+
+    Otherwise its weights, layers and attention are the recorded ones, divided among matrices as is
+    usual.
+    """
+    model = next((rank.models[-1] for rank in record.ranks.values() if rank.models), None)
+    if model is None or model.device_name is None:
+        raise DataError(
+            "does not name the model and the GPU, so it cannot calibrate a plan; measure a "
+            "training on a GPU, or plan without a record: --model config.json --gpu H100-SXM",
+            path=record.path,
+        )
+    rate, stall = summary.tokens_per_second, min(0.95, summary.stall_fraction or 0.0)
+    if not rate or not summary.steps_per_second:
+        reason = summary.reasons.get("tokens_per_second", "the run is too short")
+        raise DataError(f"has no tokens/s: {reason}", path=record.path)
+    if shape is None:
+        active = float(model.num_parameters - model.num_adapter)
+        whole = max(active, float(model.num_total or model.num_parameters) - model.num_adapter)
+        layers, width = max(1, model.layers), max(64, model.attention_width)
+        # What all weights have beyond those that a token is multiplied with is the input's table.
+        table = whole - active if whole < 1.5 * active else 0.0
+        words = round(table / width) if table > 0.005 * active else 32_000
+        shape = guess_shape(whole, active, layers=layers, hidden=width, vocabulary=words)
+    config = summary.settings.get("config")
+    settings = {**(config if isinstance(config, dict) else {}), **summary.settings}
+
+    def number(*names: str) -> int:
+        found = (settings.get(name) for name in names)
+        return next((value for value in found if isinstance(value, int) and value > 0), 1)
+
+    tp, pp = number("tensor_parallel", "tensor_parallel_size"), number("pipeline_parallel")
+    cp = number("context_parallel", "context_parallel_size", "sequence_parallel_degree")
+    replicas = summary.data_parallel_size or max(1, summary.world_size // (tp * pp * cp))
+    if replicas * tp * pp * cp != summary.world_size:
+        tp, pp, cp, replicas = 1, 1, 1, summary.world_size
+    accumulation = number("gradient_accumulation", "gradient_accumulation_steps")
+    positions = max(rate, summary.padded_tokens_per_second or rate)
+    each = positions / summary.steps_per_second / (accumulation * replicas)
+    seq_len = model.sequence_len or round(each / number("micro_batch_size", "batch_size"))
+    seq_len = max(1, seq_len)
+    stage = 3 if settings.get("fsdp") else settings.get("deepspeed_stage") or 0
+    sharding: Any = ("ddp", "zero1", "zero2", "fsdp")[min(3, int(stage))]
+    method: Any = "qlora" if settings.get("adapter") == "qlora" else "lora"
+    layout = Layout(
+        gpus=tp * pp * cp * replicas,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        sharding=sharding,
+        seq_len=seq_len,
+        attended=summary.mean_attended_length,
+        micro_batch=each / seq_len,
+        accumulation=accumulation,
+        recompute="full" if model.is_checkpointed else "none",
+        method=method if model.num_adapter else "full",
+        lora_rank=max(1, round(model.num_adapter / adapter_parameters(shape, 1))),
+        precision="fp8" if model.dtype == "float8" else "bf16",
+    )
+    exposed = summary.exposed_communication_fraction
+    return shape, Reference(
+        gpu=find_gpu(model.device_name),
+        layout=layout,
+        tokens_per_second=positions / (1 - stall),
+        real_share=rate / positions,
+        communication_share=None if exposed is None else min(0.9, exposed / (1 - stall)),
+        memory_bytes=summary.gpu_memory_bytes,
+        loader_tokens_per_second=times(summary.reader_ratio, rate),
+        loader_scales=not settings.get("dispatcher"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +295,7 @@ def make_plan(
                     ceiling = loader * grown
                     binds = "data" if ceiling < demand else binds
             ends = (demand * math.exp(-width), demand, demand * math.exp(width))
-            rate = Range(*(end if ceiling is None else min(end, ceiling) for end in ends))
+            rate = Range(*(min(end, ceiling or end) if binds == "data" else end for end in ends))
             time = money = None
             if tokens is not None:
                 time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
@@ -235,8 +318,8 @@ def make_plan(
             )
         own = [*_warn(candidates[first:], reference, level)]
         own += _assume(candidates[first:], gpu, reference, network)
-        cost = "is" if price is None else f"per hour: ${price:g},"
-        own.append(f"The price of one {gpu.key} {cost} {source}.")
+        cost = "" if price is None else f"${price:g}, "
+        own.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
         notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in own]
     return Plan(
         gpu=", ".join(gpu.key for gpu, _, _ in offers),
