@@ -193,17 +193,12 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
     counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
     known = [count for count in counts if isinstance(count, int)]
-    width = _width_of(args.get("dtype"))
-    if known and width:
+    if known and (width := _bytes_of([1], args.get("dtype"))):
         item.num_bytes = max(known) * width
-    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")):
-        types = args.get("Input type") or []
-        sizes = [
-            _elements(dims) * (_width_of(kind) or 0)
-            for dims, kind in zip(args["Input Dims"], types, strict=False)
-        ]
+    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")) and item.kind != "all_gather":
         # The shape is that of the input; an all-gather's message is its output.
-        item.num_bytes = None if item.kind == "all_gather" else sum(sizes) or None
+        tensors = zip(args["Input Dims"], args.get("Input type") or [], strict=False)
+        item.num_bytes = sum(_bytes_of(dims, kind) for dims, kind in tensors) or None
     return item
 
 
@@ -213,13 +208,9 @@ def _kind_of(name: str) -> str:
     return next((kind for kind in _KINDS if kind.replace("_", "") in letters), "other")
 
 
-def _width_of(kind: object) -> int | None:
-    """Bytes of an element: ``Float`` and ``c10::BFloat16`` alike."""
-    return _ITEM_BYTES.get(str(kind).lower().replace(" ", "").removeprefix("c10::"))
-
-
-def _elements(dims: Any) -> int:
-    """Of a shape, or of all shapes of a list of tensors."""
+def _bytes_of(dims: Any, kind: object) -> int:
+    """Of a shape, or of all shapes of a list of tensors; ``Float`` is ``c10::Float``, too."""
     if dims and isinstance(dims[0], list):
-        return sum(map(_elements, dims))
-    return math.prod(dims) if dims else 0
+        return sum(_bytes_of(part, kind) for part in dims)
+    width = _ITEM_BYTES.get(str(kind).lower().replace(" ", "").removeprefix("c10::"), 0)
+    return math.prod(dims) * width if dims else 0

@@ -38,7 +38,7 @@ _LEAST_REPEATS = 3
 _STRAGGLER_LEAD = 0.01
 """Share of a step by which every other rank waits longer than a straggler, at least."""
 _BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""To be multiplied by (n - 1) / n, as nccl-tests does."""
+"""To be multiplied by (n - 1) / n, as nccl-tests does; messages of these are counted whole:"""
 _WHOLE_MESSAGE = {"broadcast", "reduce", "send", "recv", "send_recv"}
 _UNORDERED = {"send", "recv", "send_recv", "other"}
 """Kinds in which the ranks of a group have no common order."""
@@ -173,7 +173,15 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
     items = trace.collectives or trace.ranges
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
-        _refuse(trace, spans[:, 1] - spans[:, 0], names)
+        # A job of several ranks communicates: none found means none recognised.
+        text = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
+        if len(device):
+            spent = np.bincount(names, weights=spans[:, 1] - spans[:, 0])
+            longest = [list(trace.labels)[index][:70] for index in np.argsort(-spent)[:5].tolist()]
+            text = "holds no communication recognised by name; profile whole steps, optimizer "
+            text += f"included. The longest kernels: {'; '.join(longest)}"
+        size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
+        raise DataError(f"this trace {size} {text}", path=trace.path)
     compute, copies = (merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
     communication = _union(items)
     if not len(device):
@@ -218,18 +226,6 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
             column += durations[is_kind & (names == name)].tolist()
     chosen = [item for item in items if not trace.steps or item.step in numbers]
     return _Rank(trace.path, trace.world_size, steps, bounds, compute, chosen)
-
-
-def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
-    """A job of several ranks communicates: none found means none recognised."""
-    message = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
-    if len(durations):
-        labels, longest = list(trace.labels), np.argsort(-np.bincount(names, weights=durations))
-        message = "holds no communication recognised by name; profile whole steps, optimizer "
-        message += "included. The longest kernels: "
-        message += "; ".join(labels[index][:70] for index in longest[:5].tolist())
-    size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
-    raise DataError(f"this trace {size} {message}", path=trace.path)
 
 
 def _host_compute(trace: Trace) -> Spans:
@@ -344,14 +340,13 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
         if len(present) < 2:
             failed["only one rank of their group has a trace here"] += sum(counts)
         elif lists.keys() != present or len(set(counts)) > 1:
-            failed["ranks have different numbers of collectives of their kind and size"] += sum(
-                counts
-            )
+            reason = "ranks have different numbers of collectives of their kind and size"
+            failed[reason] += sum(counts)
         else:
             for items in zip(*lists.values(), strict=True):
-                shortest = min(item.end - item.start for item in items)
-                for item in items:
-                    item.waiting = item.end - item.start - shortest
+                lengths = [item.end - item.start for item in items]
+                for item, length in zip(items, lengths, strict=True):
+                    item.waiting = length - min(lengths)
     for reason, count in failed.items():
         notes.append(f"Waiting is not known for {count_words(count, 'collective')}: {reason}.")
     for rank in ranks:
@@ -393,19 +388,18 @@ def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
     found = []
     for (kind, group, size, scale), items in rows.items():
         matched = [item for item in items if item.waiting is not None]
-        waiting = sum(item.waiting or 0 for item in matched)
-        factor = 1.0 if kind in _WHOLE_MESSAGE else None
+        waiting = sum(item.waiting or 0 for item in matched) / 1e9 if matched else None
+        seconds, moving = (sum(i.end - i.start for i in part) / 1e9 for part in (items, matched))
+        moving = moving - waiting if waiting is not None else seconds
+        factor = 1.0 if kind in _WHOLE_MESSAGE else 0.0
         if size and size > 1 and kind in _BUS_FACTORS:
             factor = _BUS_FACTORS[kind] * (size - 1) / size
-        timed = matched or items
-        seconds, moving = (sum(i.end - i.start for i in part) / 1e9 for part in (items, timed))
-        moving -= waiting / 1e9
-        speed = None
-        if factor is not None and scale is not None and moving:
-            speed = factor * sum(item.num_bytes or 0 for item in timed) / moving
-        size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
-        waited = waiting / 1e9 if matched else None
-        counts = (len(items), seconds, len(matched), waited)
+        speed = size_bytes = None
+        if scale is not None:
+            size_bytes = mean(item.num_bytes or 0 for item in items)
+            moved = factor * sum(item.num_bytes or 0 for item in matched or items)
+            speed = moved / moving if factor and moving else None
+        counts = (len(items), seconds, len(matched), waiting)
         found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed))
     return tuple(sorted(found, key=lambda row: -row.seconds))
 
