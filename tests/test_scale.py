@@ -65,7 +65,7 @@ def test_parts_add_up_to_the_loss_and_what_is_left_is_shown() -> None:
     assert losses["smaller batches"] == pytest.approx(0.98 * 0.8 * 0.08)
     assert losses["not explained"] == pytest.approx(0.2 - 0.034 - 0.12 - 0.06272)
     # Without a profiler window communication is not 0: it is not explained.
-    blind = scaled(one, replace(four, figures={"data": 0.05, "straggler": 0.04}))
+    blind = scaled(one, replace(four, figures={"data": 0.05}))
     assert set(blind.counts[1].losses) == {"data", "not explained"}
     assert any("--profile-steps" in note for note in blind.notes)
 
@@ -90,7 +90,7 @@ def test_intervals_come_from_repeats_or_pairs() -> None:
     )  # fmt: skip
     assert paired.counts[1].efficiency_low == pytest.approx(0.9, abs=0.04)
     single = scaled(made(1, 100.0), made(2, 190.0))
-    assert (single.counts[0].rate_low, single.counts[1].efficiency_low) == (None, None)
+    assert single.counts[1].efficiency_low is None
     assert single.notes[0].startswith("A single run has no interval")
 
 
@@ -101,19 +101,20 @@ def test_pitfalls_are_named() -> None:
     text = " ".join(found.warnings)
     assert "Low latency is not high throughput: a step takes 16.0 ms on 8 GPUs" in text
     assert "1.0 % → 20.0 % of the time): rank 0 reads for all" in text
-    assert "tokens on 8 GPUs cost 2.00 times as much as on 1 GPU" in text
+    assert "the same work on 8 GPUs costs 2.00 times as much as on 1." in text
     assert "From 8 GPUs on, an added GPU brings less than half of what one brings on 1 GPU" in text
     assert found.counts[1].added == pytest.approx(3 / 7)
     assert not scaled(made(1, 1000.0), made(8, 7900.0)).warnings
 
 
 def test_another_model_is_refused_and_other_differences_are_named() -> None:
-    one = made(1, 10.0, model={"parameters": 8_000_000_000}, job={"torch": "2.10", "GPU": "H100"})
-    other = replace(one, gpus=2, name="other", rate=20.0, job={"torch": "2.11", "GPU": "H100"})
+    job = {"parameters": 8_000_000_000, "torch": "2.10", "GPU": "H100"}
+    one = made(1, 10.0, job=job)
+    other = replace(one, gpus=2, name="other", rate=20.0, job={**job, "torch": "2.11"})
     [warning] = scaled(one, other).warnings
     assert warning == "These are not the same job: torch is 2.10 in 1-gpus, 2.11 in other."
-    with pytest.raises(DataError, match="another model: 1,000 parameters"):
-        scaled(one, replace(other, model={"parameters": 1000}))
+    with pytest.raises(DataError, match=r"1-gpus.*another model: .* and 1,000 in other"):
+        scaled(one, replace(other, job={"parameters": 1000}))
 
 
 def record(

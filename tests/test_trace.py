@@ -458,15 +458,10 @@ KERNEL = b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "the header, character 1: the file is empty"),
-        (b"<html>", "begins with '<'"),
+        (b"", "after 0 events: .* this is not JSON"),
         (b'{"traceEvents": 3}', "no list of traceEvents"),
         (b'{"traceEvents": []}', "no kernels and no CPU ops"),
-        (b'{"traceEvents"', "a key without a value"),
-        (EVENT + b", 7]}", "event 2.*not an object"),
-        (EVENT + b', {"ph": "X", "na', "event 2, character 31: the file is truncated"),
-        (EVENT + b', {"ph" "X"}', "event 2, character 31: .* this is not JSON"),
-        (EVENT, "the file is truncated"),
+        (EVENT + b', {"ph": "X", "na', "after 1 event: the file is truncated here"),
         (KERNEL + b"}]}", r"event 1.*KeyError\('ts'"),
         (KERNEL + b', "ts": "b"}]}', "event 1"),
         (gzip.compress(EVENT + b", {}" * 99, mtime=0)[:-20], "the file"),

@@ -81,7 +81,7 @@ def plan(
     compute, memory, communication or data. Without a record, the intervals are wide.
     """
     from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import Price, find_price, make_plan
+    from fast_axolotl.plan.predict import find_price, make_plan, read_reference
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.devices import find_gpu
 
@@ -100,7 +100,6 @@ def plan(
     shape = None if model is None else read_config(model)
     reference = None
     if run is not None:
-        from fast_axolotl.plan.reference import read_reference
 
         known = read_report_run(run, "")
         shape, reference = read_reference(known.record, known.summary, shape)
@@ -123,13 +122,13 @@ def plan(
                 f"price, or {len(kinds)}: one per kind of GPU"
             )
         dollars *= 1 if len(dollars) == len(kinds) else len(kinds)
-        costs = [Price(dollars=each, source="by --price") for each in dollars]
+        costs = [(each, "by --price") for each in dollars]
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
     if not counts or min(counts) < 1:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
     found = make_plan(
         shape,
-        list(zip(kinds, costs, strict=True)),
+        [(kind, *cost) for kind, cost in zip(kinds, costs, strict=True)],
         counts,
         layout,
         reference=reference,
@@ -242,7 +241,6 @@ def scale_document(found: Scaling) -> Document:
     names.sort(key="not explained".__eq__)
     for one in found.counts:
         row = [str(one.gpus), str(one.runs), format_count(one.rate)]
-        row += [f"{format_count(one.rate_low)} to {format_count(one.rate_high)}"]
         row += [format_count(one.rate_per_gpu), format_share(one.efficiency)]
         row += [f"{format_share(one.efficiency_low)} to {format_share(one.efficiency_high)}"]
         row += [format_seconds(one.step_seconds), format_count(one.batch_per_gpu)]
@@ -250,7 +248,7 @@ def scale_document(found: Scaling) -> Document:
         rows.append([cell.replace("– to –", "–") for cell in row])
         lost = [1 - one.efficiency, *(one.losses.get(name) for name in names)]
         losses.append([str(one.gpus), *map(format_share, lost)])
-    header = ["GPUs", "runs", f"{found.unit}/s", "95 %", "per GPU", "efficiency", "95 %"]
+    header = ["GPUs", "runs", f"{found.unit}/s", "per GPU", "efficiency", "95 %"]
     header += ["step p50", "batch per GPU", "gain of one more GPU"]
     same = {"weak": "same batch per GPU", "strong": "same global batch"}
     kind = same.get(found.kind, "batch per GPU and global batch both change")

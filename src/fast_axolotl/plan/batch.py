@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fast_axolotl.plan.scale import SLOW
 from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
 from fast_axolotl.record.units import format_bytes, format_seconds, format_share
@@ -27,8 +28,6 @@ _MOST = 65_536
 """Samples of a micro-batch up to which sizes are doubled where no global batch ends them."""
 _CLOSE = 9 / 8
 """A boundary known so exactly is not worth another run. Ours: batches differ by more."""
-SLOW = 0.7
-"""Share of the best rate below which a short pass is a pitfall. Ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
+from fast_axolotl.record.units import count_words
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 """What an event of the device does."""
@@ -35,7 +36,6 @@ _CALLS = (*CPU_COLLECTIVES, "nccl:", "c10d::", "_c10d_functional::", "record_par
 
 _MOST_RANKS = 1 << 20
 
-_GAP = re.compile(r"[\s,]*")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _KINDS = (
@@ -104,94 +104,47 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Read one file; ``DataError`` with the place where it is cut, foreign or empty."""
-    trace = Trace(path=str(path))
+    trace, events = Trace(path=str(path)), 0
+
+    def keep(value: dict[str, Any]) -> dict[str, Any] | None:
+        """Take an event apart as soon as it is read, so that never all of them are held."""
+        nonlocal events
+        if "ph" not in value:
+            return value
+        events += 1
+        try:
+            if value["ph"] == "X":
+                _take(trace, value)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            message = f"cannot read {value.get('name')!r:.60}: {error!r}"
+            raise DataError(message, path=trace.path, place=f"event {events:,}") from None
+        return None
+
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        content = json.loads(data.decode(errors="replace"), strict=False, object_hook=keep)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"the file cannot be read: {error}", path=trace.path) from None
-    _read(trace, _Text(data.decode(errors="replace"), trace.path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        message = f"the file is truncated here, or this is not JSON: {error}"
+        place = f"after {count_words(events, 'event')}"
+        raise DataError(message, path=trace.path, place=place) from None
+    header = content if isinstance(content, dict) else {"traceEvents": content}
+    if not isinstance(header.get("traceEvents"), list):
+        message = "this JSON has no list of traceEvents; is it a trace of torch.profiler?"
+        raise DataError(message, path=trace.path)
     if not (trace.device or trace.ops or trace.ranges):
         raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
+    if isinstance(info := header.get("distributedInfo"), dict):
+        known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < _MOST_RANKS}
+        trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
+        groups = info.get("pg_config")
+        trace.groups = groups if isinstance(groups, list) else []
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
         trace.rank = int(in_name[1])
     trace.steps.sort(key=lambda step: step[1])
     return trace
-
-
-class _Text:
-    """The text of a file, from which JSON values are taken one by one."""
-
-    def __init__(self, text: str, path: str) -> None:
-        self._text = text
-        self._path = path
-        self._decode = json.JSONDecoder(strict=False).raw_decode
-        self.at = 0
-        self.events = 0
-
-    def peek(self) -> str:
-        """The next character that is no gap; empty at the end of the file."""
-        if gap := _GAP.match(self._text, self.at):
-            self.at = gap.end()
-        return self._text[self.at : self.at + 1]
-
-    def value(self) -> Any:
-        """The next JSON value, whole."""
-        self.peek()
-        try:
-            value, self.at = self._decode(self._text, self.at)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise self.error(f"the file is truncated here, or this is not JSON: {error}") from None
-        return value
-
-    def error(self, message: str) -> DataError:
-        place = f"event {self.events:,}" if self.events else "the header"
-        return DataError(message, path=self._path, place=f"{place}, character {self.at + 1:,}")
-
-
-def _read(trace: Trace, text: _Text) -> None:
-    """The file's one object, or its bare list of events."""
-    first = text.peek()
-    if first not in ("{", "["):
-        what = f"begins with {first!r}" if first else "is empty"
-        raise text.error(f"the file {what}; a profiler trace is a JSON object with traceEvents")
-    if first == "[":
-        _read_events(trace, text)
-        return
-    text.at += 1
-    has_events = False
-    while text.peek() != "}":
-        key = text.value()
-        if text.peek() != ":":
-            raise text.error("this is not JSON: a key without a value")
-        text.at += 1
-        if key == "traceEvents" and text.peek() == "[":
-            has_events = True
-            _read_events(trace, text)
-            continue
-        value = text.value()
-        if key == "distributedInfo" and isinstance(value, dict):
-            known = {k: v for k, v in value.items() if type(v) is int and 0 <= v < _MOST_RANKS}
-            trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
-            groups = value.get("pg_config")
-            trace.groups = groups if isinstance(groups, list) else []
-    if not has_events:
-        raise text.error("this JSON has no list of traceEvents; is it a trace of torch.profiler?")
-
-
-def _read_events(trace: Trace, text: _Text) -> None:
-    text.at += 1
-    while text.peek() != "]":
-        text.events += 1
-        event = text.value()
-        if not isinstance(event, dict):
-            raise text.error(f"an event is {event!r:.40}, not an object")
-        try:
-            if event.get("ph") == "X":
-                _take(trace, event)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise text.error(f"cannot read {event.get('name')!r:.60}: {error!r}") from None
-    text.at += 1
 
 
 def _take(trace: Trace, event: dict[str, Any]) -> None:
@@ -240,17 +193,12 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
     counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
     known = [count for count in counts if isinstance(count, int)]
-    width = _width_of(args.get("dtype"))
-    if known and width:
+    if known and (width := _bytes_of([1], args.get("dtype"))):
         item.num_bytes = max(known) * width
-    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")):
-        types = args.get("Input type") or []
-        sizes = [
-            _elements(dims) * (_width_of(kind) or 0)
-            for dims, kind in zip(args["Input Dims"], types, strict=False)
-        ]
+    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")) and item.kind != "all_gather":
         # The shape is that of the input; an all-gather's message is its output.
-        item.num_bytes = None if item.kind == "all_gather" else sum(sizes) or None
+        tensors = zip(args["Input Dims"], args.get("Input type") or [], strict=False)
+        item.num_bytes = sum(_bytes_of(dims, kind) for dims, kind in tensors) or None
     return item
 
 
@@ -260,13 +208,9 @@ def _kind_of(name: str) -> str:
     return next((kind for kind in _KINDS if kind.replace("_", "") in letters), "other")
 
 
-def _width_of(kind: object) -> int | None:
-    """Bytes of an element: ``Float`` and ``c10::BFloat16`` alike."""
-    return _ITEM_BYTES.get(str(kind).lower().replace(" ", "").removeprefix("c10::"))
-
-
-def _elements(dims: Any) -> int:
-    """Of a shape, or of all shapes of a list of tensors."""
+def _bytes_of(dims: Any, kind: object) -> int:
+    """Of a shape, or of all shapes of a list of tensors; ``Float`` is ``c10::Float``, too."""
     if dims and isinstance(dims[0], list):
-        return sum(map(_elements, dims))
-    return math.prod(dims) if dims else 0
+        return sum(_bytes_of(part, kind) for part in dims)
+    width = _ITEM_BYTES.get(str(kind).lower().replace(" ", "").removeprefix("c10::"), 0)
+    return math.prod(dims) * width if dims else 0

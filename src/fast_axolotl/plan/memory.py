@@ -107,20 +107,14 @@ def adapter_parameters(shape: Shape, rank: int) -> float:
     return float(rank * shape.layers * sides)
 
 
-def _layer_bytes(shape: Shape, layout: Layout) -> tuple[float, float]:
-    """What autograd keeps of one layer and of one norm for one token."""
-    hidden, is_fused = shape.hidden, layout.is_fused
-    # A norm keeps its input in fp32, what its scale multiplies (where that is trained), its output.
-    norm = 4.0 * hidden if is_fused else (8.0 if layout.method == "full" else 6.0) * hidden
-    kept = 2 * norm + 4.0 * (shape.attention_width + shape.kv_heads * shape.head_size)
-    kept += 4 * shape.heads
-    if layout.states == "mixed" and not is_fused:
-        kept += 10 * hidden  # autocast casts the input of each of five matrices, not once for all
-    # Gate, its activation, the other half, their product; fused kernels recompute two of them.
-    kept += 2 * shape.active_ffn * (4 if shape.is_gated and not is_fused else 2)
-    kept += 4 * shape.expert_share * shape.top_k * hidden
-    kept += 0.0 if layout.method == "full" else 14.0 * layout.lora_rank
-    return kept / layout.tp, norm / layout.tp
+def divide_weights(shape: Shape, layout: Layout) -> tuple[float, float]:
+    """Weights on one GPU before they are sharded, and how many of its weights are trained."""
+    tp, pp = layout.tp, layout.pp
+    owned = (shape.parameters - shape.expert_parameters) / (tp * pp)
+    owned += shape.expert_parameters / (pp * max(layout.ep, tp))
+    if layout.method == "full":
+        return owned, owned
+    return owned, adapter_parameters(shape, layout.lora_rank) / (tp * pp)
 
 
 def predict_memory(shape: Shape, layout: Layout) -> Memory:
@@ -128,15 +122,12 @@ def predict_memory(shape: Shape, layout: Layout) -> Memory:
     weight, gradient, moments = _STATES[layout.states]
     if layout.optimizer != "adamw":
         moments = {"adamw_8bit": 2.0, "offload": 0.0}[layout.optimizer] + max(0.0, moments - 8.0)
-    tp, pp, tokens = layout.tp, layout.pp, layout.tokens
-    owned = (shape.parameters - shape.expert_parameters) / (tp * pp)
-    owned += shape.expert_parameters / (pp * max(layout.ep, tp))
+    tp, pp, tokens, hidden = layout.tp, layout.pp, layout.tokens, shape.hidden
+    is_full, is_fused, is_mixed = layout.method == "full", layout.is_fused, layout.states == "mixed"
+    owned, trained = divide_weights(shape, layout)
+    frozen = 0.0 if is_full else 2.0 * owned
     table = shape.vocabulary * shape.hidden / tp
     tables = (1 if shape.is_tied else 2) * table / pp
-    trained, frozen = owned, 0.0
-    if layout.method != "full":
-        trained = adapter_parameters(shape, layout.lora_rank) / (tp * pp)
-        frozen = 2.0 * owned
     if layout.method == "qlora":
         frozen = _QUANTISED_BYTES * (owned - tables) + 2.0 * tables
     level = ("ddp", "zero1", "zero2", "fsdp").index(layout.sharding)
@@ -147,25 +138,36 @@ def predict_memory(shape: Shape, layout: Layout) -> Memory:
     gathered = 0.0
     if level == 3 and shards > 1:
         largest = max(shape.layer_weights / tp, table)
-        gathered = (4.0 + gradient * (layout.method == "full")) * largest
-    elif layout.states == "mixed":
+        gathered = (4.0 + gradient * is_full) * largest
+    elif is_mixed:
         # Autograd keeps autocast's copies of the weights: of all, or of the head alone.
         gathered = 2.0 * table / pp if layout.recompute == "full" else 2.0 * (owned - table / pp)
     if layout.method == "qlora":
-        gathered += 2.0 * shape.hidden * max(shape.ffn, shape.expert_ffn) / tp
-    per_layer, norm = _layer_bytes(shape, layout)
+        gathered += 2.0 * hidden * max(shape.ffn, shape.expert_ffn) / tp
+    # What autograd keeps of one layer for one token. A norm keeps its input in fp32, what its scale
+    # multiplies (where that is trained), its output.
+    norm = 4.0 * hidden if is_fused else (8.0 if is_full else 6.0) * hidden
+    per_layer = 2 * norm + 4.0 * (shape.attention_width + shape.kv_heads * shape.head_size)
+    per_layer += 4 * shape.heads
+    if is_mixed and not is_fused:
+        per_layer += 10 * hidden  # autocast casts the input of each of five matrices
+    # Gate, its activation, the other half, their product; fused kernels recompute two of them.
+    per_layer += 2 * shape.active_ffn * (4 if shape.is_gated and not is_fused else 2)
+    per_layer += 4 * shape.expert_share * shape.top_k * hidden
+    per_layer += 0.0 if is_full else 14.0 * layout.lora_rank
+    per_layer, norm = per_layer / tp, norm / tp
     layers, again = shape.layers / pp, 0.0
     kept = layers * per_layer * tokens
     if layout.recompute == "full":
         again = per_layer * tokens
-        kept = layers * (4.0 if layout.states == "mixed" else 2.0) * shape.hidden * tokens / tp
+        kept = layers * (4.0 if is_mixed else 2.0) * hidden * tokens / tp
     elif layout.recompute == "selective":
         kept *= 0.55
     if pp > 1:  # the first stage keeps as many micro-batches as there are stages
         kept *= min(layout.accumulation, pp) * (1 + (pp - 1) / (pp * layout.vp) * (layout.vp > 1))
     # The softmax of the logits in fp32, and twice as much while its gradient is computed; fused
     # losses work in chunks.
-    logits = tokens * shape.vocabulary / tp * (2.0 if layout.is_fused else 12.0)
+    logits = tokens * shape.vocabulary / tp * (2.0 if is_fused else 12.0)
     standing = gradients if layout.accumulation > 1 else 0.0
     activations, held = max(
         (kept + norm * tokens + logits, standing),

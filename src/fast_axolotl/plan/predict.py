@@ -1,9 +1,14 @@
 """Tokens/s, memory, time and money of a run on other GPUs, and what binds it.
 
-A *reference* is the user's own run as it was measured. It sets the level of the stack: measured ÷
+A *reference* is the user's own run, from its record. It sets the level of the stack: measured ÷
 predicted. Without one, the level is that of published stacks, and the interval is wide. Intervals
 are of 90 %, in logarithms; their widths are the errors of ``benchmarks.plan_error``, added in
 quadrature for all that differs between the reference and the candidate.
+
+Rates are of the steady phase with waiting for data taken out. Positions are those of the batches,
+padding included, since padding is computed, too; ``real_share`` says how many of them are tokens.
+The type of weights and moments is not in a record: bf16 is assumed, and memory that was measured
+beyond the prediction is added to every candidate.
 
 A candidate keeps the global batch by accumulating less, and changes what does not fit: sharding,
 recomputation, the micro-batch, tensor parallelism. Congestion, topology and uneven
@@ -21,13 +26,16 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from fast_axolotl.errors import UsageError
-from fast_axolotl.plan.batch import SLOW
-from fast_axolotl.plan.memory import Layout, Memory, predict_memory
-from fast_axolotl.plan.shape import Shape
+from fast_axolotl.errors import DataError
+from fast_axolotl.plan.memory import Layout, Memory, adapter_parameters, predict_memory
+from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
+from fast_axolotl.plan.shape import Shape, guess_shape
 from fast_axolotl.plan.steptime import predict_step
-from fast_axolotl.record.devices import Gpu
-from fast_axolotl.record.units import format_bytes, format_count, format_seconds, format_share
+from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record.arithmetic import times
+from fast_axolotl.record.devices import Gpu, find_gpu
+from fast_axolotl.record.thresholds import BOUND_COMMUNICATION
+from fast_axolotl.record.units import format_bytes, format_count, format_share
 
 _SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
 """Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
@@ -41,36 +49,24 @@ _FROM_ONE = 0.15
 Ours: no published row has both."""
 _HUGE_BATCH = 16e6
 """Tokens per step: what Llama 3.1 405B ended with."""
-_COMMUNICATION_BINDS = 0.20
-"""Share of a step; the verdict's line, too."""
 _USABLE_MEMORY = 0.92
 """Of a GPU: the rest is CUDA's own, and fragments."""
-_DEARER = 1.10
-"""How many times the money a run must cost to be worth a warning."""
 _ODD_LEVEL = (0.2, 1.8)
 """Levels outside of which a record is doubted: published stacks have 0.5 to 1.4."""
 _LARGE_BATCH = 4.0
 """Times the reference's global batch from which the training is another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """What one device costs per hour, by the dated table beside this file. Rows that the table's
-    source fills with placeholders are not in it."""
-
-    dollars: float
-    source: str
-
-
-def find_price(gpu: Gpu) -> Price | None:
-    """The median over the clouds that list it on demand; ``None`` where none does."""
+def find_price(gpu: Gpu) -> tuple[float | None, str]:
+    """Dollars of one device per hour, and their source: the median over the clouds that list it on
+    demand, by the dated table beside this file; ``None`` where none does."""
     text = files("fast_axolotl.plan").joinpath("gpu_prices.json").read_text(encoding="utf-8")
     table = json.loads(text)
     dollars = sorted(row[2] for row in table["prices"] if row[1] in gpu.priced_as)
     if not dollars:
-        return None
+        return None, "unknown; pass --price"
     source = f"median of {len(dollars)} offers from {dollars[0]:g} to {dollars[-1]:g}, "
-    return Price(dollars=median(dollars), source=f"{source}{table['source']}, {table['date']}")
+    return median(dollars), f"{source}{table['source']}, {table['date']}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +89,81 @@ class Reference:
     """Whether every rank reads for itself, so that more ranks bring more readers."""
 
 
+def read_reference(
+    record: RunRecord, summary: RunSummary, shape: Shape | None = None
+) -> tuple[Shape, Reference]:
+    """The model and the run; ``shape`` is the model's own, where its config was given.
+
+    Otherwise its weights, layers and attention are the recorded ones, divided among matrices as is
+    usual.
+    """
+    model = next((rank.models[-1] for rank in record.ranks.values() if rank.models), None)
+    if model is None or model.device_name is None:
+        raise DataError(
+            "does not name the model and the GPU, so it cannot calibrate a plan; measure a "
+            "training on a GPU, or plan without a record: --model config.json --gpu H100-SXM",
+            path=record.path,
+        )
+    rate, stall = summary.tokens_per_second, min(0.95, summary.stall_fraction or 0.0)
+    if not rate or not summary.steps_per_second:
+        reason = summary.reasons.get("tokens_per_second", "the run is too short")
+        raise DataError(f"has no tokens/s: {reason}", path=record.path)
+    if shape is None:
+        active = float(model.num_parameters - model.num_adapter)
+        whole = max(active, float(model.num_total or model.num_parameters) - model.num_adapter)
+        layers, width = max(1, model.layers), max(64, model.attention_width)
+        # What all weights have beyond those that a token is multiplied with is the input's table.
+        table = whole - active if whole < 1.5 * active else 0.0
+        words = round(table / width) if table > 0.005 * active else 32_000
+        shape = guess_shape(whole, active, layers=layers, hidden=width, vocabulary=words)
+    config = summary.settings.get("config")
+    settings = {**(config if isinstance(config, dict) else {}), **summary.settings}
+
+    def number(*names: str) -> int:
+        found = (settings.get(name) for name in names)
+        return next((value for value in found if isinstance(value, int) and value > 0), 1)
+
+    tp, pp = number("tensor_parallel", "tensor_parallel_size"), number("pipeline_parallel")
+    cp = number("context_parallel", "context_parallel_size", "sequence_parallel_degree")
+    replicas = summary.data_parallel_size or max(1, summary.world_size // (tp * pp * cp))
+    if replicas * tp * pp * cp != summary.world_size:
+        tp, pp, cp, replicas = 1, 1, 1, summary.world_size
+    accumulation = number("gradient_accumulation", "gradient_accumulation_steps")
+    positions = max(rate, summary.padded_tokens_per_second or rate)
+    each = positions / summary.steps_per_second / (accumulation * replicas)
+    seq_len = model.sequence_len or round(each / number("micro_batch_size", "batch_size"))
+    seq_len = max(1, seq_len)
+    stage = 3 if settings.get("fsdp") else settings.get("deepspeed_stage") or 0
+    sharding: Any = ("ddp", "zero1", "zero2", "fsdp")[min(3, int(stage))]
+    method: Any = "qlora" if settings.get("adapter") == "qlora" else "lora"
+    layout = Layout(
+        gpus=tp * pp * cp * replicas,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        sharding=sharding,
+        seq_len=seq_len,
+        attended=summary.mean_attended_length,
+        micro_batch=each / seq_len,
+        accumulation=accumulation,
+        recompute="full" if model.is_checkpointed else "none",
+        method=method if model.num_adapter else "full",
+        lora_rank=max(1, round(model.num_adapter / adapter_parameters(shape, 1))),
+        precision="fp8" if model.dtype == "float8" else "bf16",
+    )
+    exposed = summary.exposed_communication_fraction
+    return shape, Reference(
+        gpu=find_gpu(model.device_name),
+        layout=layout,
+        tokens_per_second=positions / (1 - stall),
+        real_share=rate / positions,
+        communication_share=None if exposed is None else min(0.9, exposed / (1 - stall)),
+        memory_bytes=summary.gpu_memory_bytes,
+        loader_tokens_per_second=times(summary.reader_ratio, rate),
+        loader_scales=not settings.get("dispatcher"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """A value with its 90 % interval."""
@@ -100,9 +171,6 @@ class Range:
     low: float
     value: float
     high: float
-
-    def times(self, factor: float) -> Range:
-        return Range(self.low * factor, self.value * factor, self.high * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +232,7 @@ def interval_width(
 
 def make_plan(
     shape: Shape,
-    offers: Sequence[tuple[Gpu, Price | None]],
+    offers: Sequence[tuple[Gpu, float | None, str]],
     counts: Sequence[int],
     layout: Layout,
     *,
@@ -173,7 +241,7 @@ def make_plan(
     network: float | None = None,
 ) -> Plan:
     """A candidate for each kind and number of GPUs, from the layout of the reference, or the one to
-    start with."""
+    start with; ``offers`` are kinds with their dollars per hour and the source of that."""
     level = slowness = real_share = 1.0
     beyond = seen = 0.0
     if reference is not None:
@@ -188,68 +256,73 @@ def make_plan(
         predicted = predict_memory(shape, known).total
         beyond = max(0.0, (reference.memory_bytes or predicted) - predicted)
     candidates: list[Candidate] = []
-    for (gpu, price), count in product(offers, sorted(set(counts))):
+    notes: list[str] = []
+    for gpu, price, source in offers:
+        first = len(candidates)
         usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
         if reference is not None and gpu == reference.gpu:
             usable = max(usable, reference.memory_bytes or 0.0)  # it has run
-        usable -= beyond
-        chosen, changes = _fit(shape, gpu, layout, count, usable)
-        memory = predict_memory(shape, chosen)
-        found = Candidate(
-            gpu=gpu.key,
-            gpus=count,
-            layout=chosen,
-            changes=changes,
-            global_batch_tokens=chosen.step_tokens,
-            memory=memory,
-            memory_bytes=memory.total + beyond,
-            binds="memory",
-        )
-        if memory.total > usable:
-            need, room = format_bytes(memory.total + beyond), format_bytes(usable + beyond)
-            reason = f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
-            candidates.append(replace(found, changes=reason))
-            continue
-        step = predict_step(shape, gpu, chosen, network=network)
-        communication = slowness * step.communication
-        seconds = (step.total - step.communication + communication) / level
-        share = (communication + step.bubble) / (seconds * level)
-        width = interval_width(reference, shape, gpu, chosen)
-        if reference is not None:
-            new = max(0.0, step.communication / step.total - seen)
-            alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
-            width = math.hypot(width, _COMMUNICATION * new, alone)
-        demand = real_share * chosen.step_tokens / seconds
-        binds, ceiling = "communication" if share >= _COMMUNICATION_BINDS else "compute", None
-        rate = Range(demand * math.exp(-width), demand, demand * math.exp(width))
-        if reference is not None and reference.loader_tokens_per_second is not None:
-            grown = count / reference.layout.gpus if reference.loader_scales else 1.0
-            ceiling = reference.loader_tokens_per_second * grown
-            if ceiling < demand:
-                binds = "data"
-                rate = Range(min(rate.low, ceiling), ceiling, min(rate.high, ceiling))
-        time = None
-        if tokens is not None:
-            time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
-        found = replace(
-            found,
-            binds=binds,
-            tokens_per_second=rate,
-            step_seconds=real_share * chosen.step_tokens / rate.value,
-            communication_share=share,
-            demand_tokens_per_second=demand,
-            loader_tokens_per_second=ceiling,
-            seconds=time,
-            dollars=time.times(price.dollars * count / 3600) if time and price else None,
-        )
-        candidates.append(found)
-    notes = []
-    for gpu, price in offers:
-        own = [one for one in candidates if one.gpu == gpu.key]
-        said = (*_warn(own, reference, level), *_assume(own, gpu, reference, network, price))
-        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
+        for count in sorted(set(counts)):
+            chosen, changes = _fit(shape, gpu, layout, count, usable - beyond)
+            memory = predict_memory(shape, chosen)
+            known_of_all: dict[str, Any] = {
+                "gpu": gpu.key,
+                "gpus": count,
+                "layout": chosen,
+                "global_batch_tokens": chosen.step_tokens,
+                "memory": memory,
+                "memory_bytes": memory.total + beyond,
+            }
+            if memory.total + beyond > usable:
+                need, room = format_bytes(memory.total + beyond), format_bytes(usable)
+                changes = f"needs at least {need} per GPU, but the {gpu.key} has only {room}"
+                changes += " available"
+                candidates.append(Candidate(**known_of_all, changes=changes, binds="memory"))
+                continue
+            step = predict_step(shape, gpu, chosen, network=network)
+            communication = slowness * step.communication
+            seconds = (step.total - step.communication + communication) / level
+            share = (communication + step.bubble) / (seconds * level)
+            width = interval_width(reference, shape, gpu, chosen)
+            demand = real_share * chosen.step_tokens / seconds
+            binds, ceiling = "communication" if share >= BOUND_COMMUNICATION else "compute", None
+            if reference is not None:
+                new = max(0.0, step.communication / step.total - seen)
+                alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
+                width = math.hypot(width, _COMMUNICATION * new, alone)
+                if (loader := reference.loader_tokens_per_second) is not None:
+                    grown = count / reference.layout.gpus if reference.loader_scales else 1.0
+                    ceiling = loader * grown
+                    binds = "data" if ceiling < demand else binds
+            ends = (demand * math.exp(-width), demand, demand * math.exp(width))
+            rate = Range(*(min(end, ceiling or end) if binds == "data" else end for end in ends))
+            time = money = None
+            if tokens is not None:
+                time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
+                if price is not None:
+                    each = price * count / 3600
+                    money = Range(time.low * each, time.value * each, time.high * each)
+            candidates.append(
+                Candidate(
+                    **known_of_all,
+                    changes=changes,
+                    binds=binds,
+                    tokens_per_second=rate,
+                    step_seconds=real_share * chosen.step_tokens / rate.value,
+                    communication_share=share,
+                    demand_tokens_per_second=demand,
+                    loader_tokens_per_second=ceiling,
+                    seconds=time,
+                    dollars=money,
+                )
+            )
+        own = [*_warn(candidates[first:], reference, level)]
+        own += _assume(candidates[first:], gpu, reference, network)
+        cost = "" if price is None else f"${price:g}, "
+        own.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
+        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in own]
     return Plan(
-        gpu=", ".join(gpu.key for gpu, _ in offers),
+        gpu=", ".join(gpu.key for gpu, _, _ in offers),
         parameters=shape.parameters,
         tokens=tokens,
         level=None if reference is None else level,
@@ -261,8 +334,6 @@ def make_plan(
 def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> tuple[Layout, str]:
     """The layout on ``count`` GPUs at the same global batch; if it does not fit, the fastest of its
     changes that does."""
-    if count < 1:
-        raise UsageError(f"--gpus {count}: pass numbers of at least 1")
     split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
     shard = layout.shard if layout.shard and count % layout.shard == 0 else 0
     batch, ep = layout.step_tokens, math.gcd(layout.ep, count)
@@ -306,24 +377,10 @@ def _warn(
     if not possible:
         return
     first, last = possible[0], possible[-1]
-    paid = [(one.gpus, one.dollars.value) for one in possible if one.dollars is not None]
-    cheapest, least = min(paid, key=lambda item: item[1], default=(0, 0.0))
-    dearer = [item for item in paid if item[0] > cheapest and item[1] >= _DEARER * least]
-    if dearer:
-        yield (
-            f"More GPUs cost more: a run on {dearer[0][0]} costs {dearer[0][1] / least:.2f} times "
-            f"as much as on {cheapest}."
-        )
-    steps = [end.step_seconds or 0.0 for end in (first, last)]
-    sizes = [end.global_batch_tokens / end.gpus for end in (first, last)]
-    share = sizes[1] * steps[0] / (sizes[0] * steps[1])
-    if last.binds != "data" and steps[1] < steps[0] and sizes[1] < sizes[0] and share < SLOW:
-        yield (
-            f"Low latency is not high throughput: a step takes {format_seconds(steps[1])} on "
-            f"{last.gpus} GPUs and {format_seconds(steps[0])} on {first.gpus}, but a GPU does "
-            f"only {format_share(share, decimals=0)} of the tokens per second, with a batch of "
-            f"{format_count(sizes[1])} tokens per GPU instead of {format_count(sizes[0])}."
-        )
+    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
+    if last.binds != "data":
+        ends = ((e.gpus, e.step_seconds, e.global_batch_tokens / e.gpus) for e in (first, last))
+        yield from warn_of_latency(*ends)
     usual, known = _HUGE_BATCH, "published trainings of language models end with 16 M"
     if reference is not None:
         batch = reference.layout.step_tokens
@@ -367,9 +424,8 @@ def _assume(
     gpu: Gpu,
     reference: Reference | None,
     network: float | None,
-    price: Price | None,
 ) -> Iterator[str]:
-    """What layouts had to change, what the prediction rests on, and what a GPU costs."""
+    """What layouts had to change, and what the prediction rests on."""
     changes: dict[str, list[str]] = {}
     for one in candidates:
         if one.changes:
@@ -393,7 +449,3 @@ def _assume(
     if reference is not None and reference.loader_tokens_per_second is not None:
         grows = "every rank brings its own loader workers and CPU cores"
         yield f"Assumption: {grows if reference.loader_scales else 'one rank reads for all'}."
-    if price is None:
-        yield f"The price of {gpu.key} is unknown; pass --price."
-    else:
-        yield f"Dollars per GPU and hour: {gpu.key}: ${price.dollars:g}, {price.source}."

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,11 +25,15 @@ from fast_axolotl.record.arithmetic import middle, ratio
 from fast_axolotl.record.thresholds import FREE_STALL
 from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
 
+SLOW = 0.7
+"""Share of the best rate below which a short step is a pitfall. Ours."""
 _WORTH = 0.5
 """Of what a GPU brings at the smallest count, what an added one must bring."""
 _SAME = 0.10
-"""Share by which batches, costs or efficiencies may differ and count as the same."""
+"""Share by which batches or costs may differ and count as the same."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
+_MODEL = ("parameters", "layers", "adapter parameters")
+"""What must be equal within 2 %; other models are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +51,9 @@ class Run:
     """The same for runs of one round of a protocol."""
     figures: Mapping[str, float | None] = field(default_factory=dict)
     """Shares of the steady time: ``data``; ``communication``, exposed, without waiting for another
-    rank's data; ``transfer``, of it, in which bytes move; ``straggler``, by its forward pass. Of a
-    GPU: ``micro_batch``; ``forward``, per token, in which data parallelism is silent."""
+    rank's data; ``transfer``, of it, in which bytes move. Of a GPU: ``micro_batch``; ``forward``,
+    per token, in which data parallelism is silent."""
     is_dispatched: bool = False
-    model: Mapping[str, Any] = field(default_factory=dict)
-    """What has to be equal."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """What should be equal."""
 
@@ -67,9 +69,8 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
         text = f"holds {len(ranks)} of {world} ranks; copy the other nodes' rank-*.jsonl into it"
         raise DataError(text, path=record.path)
     exposed, pure = summary.exposed_communication_fraction, summary.pure_communication_fraction
-    straggler = 0.0 if summary.straggler_part == "data" else summary.straggler_fraction
     if world == 1:
-        exposed = pure = straggler = 0.0
+        exposed = pure = 0.0
     if exposed is not None:
         # A rank that waits for another one's data does so in a collective.
         least = min(rank.stall_fraction or 0.0 for rank in ranks)
@@ -79,12 +80,12 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
     forward = None if is_gathered else middle(rank.forward_seconds_per_step for rank in ranks)
     job: dict[str, Any] = {name: settings[name] for name in _SETTINGS if name in settings}
     job |= summary.environment.get("versions") or {}
-    sizes, gpus = {}, world
+    gpus = world
     for model in [rank.models[-1] for rank in record.ranks.values() if rank.models][:1]:
         gpus *= model.num_devices
         job |= {"GPU": model.device_name, "precision": model.dtype, "length": model.sequence_len}
-        sizes = {"parameters": model.num_total or model.num_parameters, "layers": model.layers}
-        sizes["adapter parameters"] = model.num_adapter
+        sizes = (model.num_total or model.num_parameters, model.layers, model.num_adapter)
+        job |= dict(zip(_MODEL, sizes, strict=True))
     batch = (summary.samples_per_second or rate) / steps
     return Run(
         name=record.path,
@@ -97,12 +98,10 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
             "data": summary.stall_fraction,
             "communication": exposed,
             "transfer": None if exposed is None or pure is None else min(pure, exposed),
-            "straggler": straggler,
             "forward": ratio(forward, rate / steps / gpus) or None,
             "micro_batch": ratio(batch / gpus, settings.get("gradient_accumulation", 1)),
         },
         is_dispatched=bool(settings.get("dispatcher")),
-        model=sizes,
         job=job,
     )
 
@@ -114,8 +113,6 @@ class Count:
     gpus: int
     runs: int
     rate: float
-    rate_low: float | None
-    rate_high: float | None
     rate_per_gpu: float
     efficiency: float
     efficiency_low: float | None
@@ -157,14 +154,13 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
     for count, own in by_count.items():
         values = [run.rate / count for run in own]
         base, last = base or values, counts[-1] if counts else None
-        each = compare([1.0] * len(values), values)
         # What drifts on the machine falls on all runs of one round of a protocol alike.
         pairs = [(rounds[run.pair], run.rate / count) for run in own if run.pair in rounds]
         if len(pairs) > 1:
             against = compare(*zip(*pairs, strict=True))
         else:
             against = compare(base, values, is_paired=False)
-        rate, added = each.value * count, None
+        rate, added = statistics.geometric_mean(values) * count, None
         if last is not None:
             added = (rate - last.rate) / (count - last.gpus) / counts[0].rate_per_gpu
         counts.append(
@@ -172,9 +168,7 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
                 gpus=count,
                 runs=len(own),
                 rate=rate,
-                rate_low=each.low and each.low * count,
-                rate_high=each.high and each.high * count,
-                rate_per_gpu=each.value,
+                rate_per_gpu=rate / count,
                 efficiency=against.value,
                 efficiency_low=against.low if last else None,
                 efficiency_high=against.high if last else None,
@@ -211,64 +205,82 @@ def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) ->
     def points(name: str) -> float:
         return _mean(own, name) - _mean(first, name) * efficiency
 
-    exposed, transfer, slowest = map(points, ("communication", "transfer", "straggler"))
+    exposed, transfer = points("communication"), points("transfer")
     computing = 1 - _mean(first, "data") - _mean(first, "communication")
     forward, micro = (_mean(own, name) / _mean(first, name) for name in ("forward", "micro_batch"))
-    compute = "smaller batches" if micro < 1 - _SAME else "slower compute"
     losses = {
         "data": points("data"),
         "transfer": transfer,
+        "waiting for the slowest": exposed - transfer,
         "communication": exposed if math.isnan(transfer) else math.nan,
-        "waiting for the slowest": slowest if math.isnan(exposed) else exposed - transfer,
-        compute: computing * efficiency * (forward - 1),
+        "smaller batches" if micro < 1 - _SAME else "slower compute": computing
+        * efficiency
+        * (forward - 1),
     }
     losses = {name: value for name, value in losses.items() if not math.isnan(value)}
     return {**losses, "not explained": 1 - efficiency - sum(losses.values())}
 
 
-def _compare_jobs(runs: Sequence[Run]) -> list[str]:
+def _compare_jobs(runs: Sequence[Run]) -> Iterator[str]:
     """What differs between runs that should be one job; another model is refused."""
-    known: dict[str, Run] = {}
-    for run in runs:
-        for key, value in run.model.items():
-            other = known.setdefault(key, run)
-            if abs(value - other.model[key]) > 0.02 * other.model[key]:
-                text = f"another model: {value:,} {key}, and {other.model[key]:,} in {other.name}"
-                raise DataError(f"{text}; scaling compares runs of the same job", path=run.name)
-    warnings = []
     for key in dict.fromkeys(key for run in runs for key in run.job):
-        values = {str(run.job[key]): run.name for run in runs if key in run.job}
+        known = [run for run in runs if key in run.job]
+        if key in _MODEL:
+            least, most = (pick(known, key=lambda run: run.job[key]) for pick in (min, max))
+            if most.job[key] > 1.02 * least.job[key]:
+                text = f"another model: {most.job[key]:,} {key}, and {least.job[key]:,} in "
+                text += f"{least.name}; scaling compares runs of the same job"
+                raise DataError(text, path=most.name)
+            continue
+        values = {str(run.job[key]): run.name for run in known}
         if len(values) > 1:
             places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
-            warnings.append(f"These are not the same job: {key} is {places}.")
-    return warnings
+            yield f"These are not the same job: {key} is {places}."
 
 
-def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: str) -> list[str]:
-    one, *_, other = counts
-    few, many = (count_words(end.gpus, "GPU") for end in (one, other))
-    found, less = [], 1 - _SAME
-    is_lower, is_small = other.efficiency < less, other.batch_per_gpu < less * one.batch_per_gpu
-    if is_lower and is_small and (other.step_seconds or 0) < (one.step_seconds or 0):
-        found.append(
-            f"Low latency is not high throughput: a step takes {format_seconds(other.step_seconds)}"
-            f" on {many} and {format_seconds(one.step_seconds)} on {few}, but a GPU does only "
-            f"{format_share(other.efficiency, decimals=0)} of the work per second, with a batch of "
-            f"{format_count(other.batch_per_gpu)} instead of {format_count(one.batch_per_gpu)}."
-        )
-    stalls = [_mean(by_count[end.gpus], "data") for end in (one, other)]
+def _warn(
+    counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: str
+) -> Iterator[str]:
+    few, *_, many = counts
+    ends = [(end.gpus, end.step_seconds, end.batch_per_gpu) for end in (few, many)]
+    yield from warn_of_latency(*ends)
+    stalls = [_mean(by_count[end.gpus], "data") for end in (few, many)]
     if stalls[1] - stalls[0] >= FREE_STALL:
-        one_reads = any(run.is_dispatched for run in by_count[other.gpus])
+        one_reads = any(run.is_dispatched for run in by_count[many.gpus])
         why = "rank 0 reads for all ranks" if one_reads else "the ranks share a disk or CPU cores"
-        shares = (format_share(stall) for stall in stalls)
-        found.append(f"Waiting for data grows ({' → '.join(shares)} of the time): {why}.")
+        shares = " → ".join(map(format_share, stalls))
+        yield f"Waiting for data grows ({shares} of the time): {why}."
     unpaid = next((count for count in counts[1:] if (count.added or 0.0) < _WORTH), None)
     if unpaid is not None:
-        found.append(
+        yield (
             f"From {unpaid.gpus} GPUs on, an added GPU brings less than half of what one brings on "
-            f"{few}, so its {unit} cost more than twice as much."
+            f"{count_words(few.gpus, 'GPU')}, so its {unit} cost more than twice as much."
         )
-    if is_lower:
-        dearer = f"{1 / other.efficiency:.2f} times as much as on {few}"
-        found.append(f"More GPUs cost more: {unit} on {many} cost {dearer}.")
-    return found
+    yield from warn_of_cost([(one.gpus, 1 / one.efficiency) for one in counts])
+
+
+def warn_of_latency(
+    few: tuple[int, float | None, float], many: tuple[int, float | None, float]
+) -> Iterator[str]:
+    """Shorter steps with less done per second; both are GPUs, seconds of a step, batch per GPU."""
+    (gpus, slow, large), (more, fast, small) = few, many
+    if slow and fast and fast < slow and small < large and small / fast < SLOW * large / slow:
+        share = format_share(small / fast * slow / large, decimals=0)
+        yield (
+            f"Low latency is not high throughput: a step takes {format_seconds(fast)} on "
+            f"{count_words(more, 'GPU')} and {format_seconds(slow)} on {count_words(gpus, 'GPU')}, "
+            f"but a GPU does only {share} of the work per second, with a batch per GPU of "
+            f"{format_count(small)} instead of {format_count(large)}."
+        )
+
+
+def warn_of_cost(costs: Sequence[tuple[int, float]]) -> Iterator[str]:
+    """The first number of GPUs on which the same work costs clearly more than on fewer."""
+    cheapest, least = min(costs, key=lambda item: item[1], default=(0, 0.0))
+    for gpus, cost in costs:
+        if gpus > cheapest and cost >= (1 + _SAME) * least:
+            yield (
+                f"More GPUs cost more: the same work on {count_words(gpus, 'GPU')} costs "
+                f"{cost / least:.2f} times as much as on {cheapest}."
+            )
+            return

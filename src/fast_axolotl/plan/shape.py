@@ -1,5 +1,5 @@
-"""The shape of a transformer, as far as memory and time need it: from ``config.json``, from a
-record, or from a number of parameters alone.
+"""The shape of a transformer, as far as memory and time need it: from ``config.json``, or from a
+number of parameters alone.
 
 Counted are matrices and embeddings; norms and biases are below 0.1 %. Attention with compressed
 keys and values (MLA) is counted by its own projections. State-space layers, linear attention and
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, MissingFileError
-from fast_axolotl.record import ModelShape
 
 _PLAIN = ("gpt2", "gpt_neox", "gptj", "opt", "mpt", "bloom", "phi", "gpt_bigcode", "starcoder2")
 """Families whose feed-forward part has no gate."""
@@ -133,20 +132,6 @@ def guess_shape(
         experts=max(16, round(8 * (parameters - body + met) / met)) if is_sparse else 0,
         top_k=8 if is_sparse else 0,
         expert_ffn=ffn // 8 if is_sparse else 0,
-    )
-
-
-def shape_of_record(model: ModelShape) -> Shape:
-    """What a record's shape means: its weights, layers and attention are measured, the division
-    among matrices is the usual one."""
-    active = float(model.num_parameters - model.num_adapter)
-    total = max(active, float(model.num_total or model.num_parameters) - model.num_adapter)
-    width = max(64, model.attention_width)
-    # What all weights have beyond those that a token is multiplied with is the input's table.
-    table = total - active if total < 1.5 * active else 0.0
-    vocabulary = round(table / width) if table > 0.005 * active else 32_000
-    return guess_shape(
-        total, active, layers=max(1, model.layers), hidden=width, vocabulary=vocabulary
     )
 
 

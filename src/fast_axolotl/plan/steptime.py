@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fast_axolotl.plan.memory import Layout, adapter_parameters
+from fast_axolotl.plan.memory import Layout, adapter_parameters, divide_weights
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.record.devices import Gpu
 
@@ -177,9 +177,7 @@ def predict_step(
         exposed += 0.8 * layout.vp * activation / group_rate(2, layout.gpus // pp)
 
     # Communication of a step, and the optimizer. LoRA reduces its adapters alone.
-    owned = (shape.parameters - shape.expert_parameters) / (tp * pp)
-    owned += shape.expert_parameters / (pp * layout.ep)
-    trained = owned if is_full else adapter_parameters(shape, layout.lora_rank) / (tp * pp)
+    owned, trained = divide_weights(shape, layout)
     shards, ranks, step_exposed = layout.shards, layout.replicas, 0.0
     if layout.sharding == "fsdp" and shards > 1:
         volume = (shards - 1) / shards * (4.0 * owned + 2.0 * trained)

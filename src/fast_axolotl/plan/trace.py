@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -38,7 +38,7 @@ _LEAST_REPEATS = 3
 _STRAGGLER_LEAD = 0.01
 """Share of a step by which every other rank waits longer than a straggler, at least."""
 _BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""To be multiplied by (n - 1) / n, as nccl-tests does."""
+"""To be multiplied by (n - 1) / n, as nccl-tests does; messages of these are counted whole:"""
 _WHOLE_MESSAGE = {"broadcast", "reduce", "send", "recv", "send_recv"}
 _UNORDERED = {"send", "recv", "send_recv", "other"}
 """Kinds in which the ranks of a group have no common order."""
@@ -123,8 +123,7 @@ class _Rank:
     steps: list[StepParts]
     windows: Spans
     """Of the steps."""
-    overlap: Spans
-    """Where compute and communication run at once."""
+    compute: Spans
     collectives: list[Collective]
 
 
@@ -174,7 +173,15 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
     items = trace.collectives or trace.ranges
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
-        _refuse(trace, spans[:, 1] - spans[:, 0], names)
+        # A job of several ranks communicates: none found means none recognised.
+        text = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
+        if len(device):
+            spent = np.bincount(names, weights=spans[:, 1] - spans[:, 0])
+            longest = [list(trace.labels)[index][:70] for index in np.argsort(-spent)[:5].tolist()]
+            text = "holds no communication recognised by name; profile whole steps, optimizer "
+            text += f"included. The longest kernels: {'; '.join(longest)}"
+        size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
+        raise DataError(f"this trace {size} {text}", path=trace.path)
     compute, copies = (merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
     communication = _union(items)
     if not len(device):
@@ -217,21 +224,8 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     for name in np.intersect1d(names[shared == 0], names[is_beside]).tolist():
         for column, is_kind in zip(kernels[labels[name]], (shared == 0, is_beside), strict=True):
             column += durations[is_kind & (names == name)].tolist()
-    overlap = _combine(compute, communication, np.logical_and)
     chosen = [item for item in items if not trace.steps or item.step in numbers]
-    return _Rank(trace.path, trace.world_size, steps, bounds, overlap, chosen)
-
-
-def _refuse(trace: Trace, durations: Numbers, names: Numbers) -> None:
-    """A job of several ranks communicates: none found means none recognised."""
-    message = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
-    if len(durations):
-        labels, longest = list(trace.labels), np.argsort(-np.bincount(names, weights=durations))
-        message = "holds no communication recognised by name; profile whole steps, optimizer "
-        message += "included. The longest kernels: "
-        message += "; ".join(labels[index][:70] for index in longest[:5].tolist())
-    size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
-    raise DataError(f"this trace {size} {message}", path=trace.path)
+    return _Rank(trace.path, trace.world_size, steps, bounds, compute, chosen)
 
 
 def _host_compute(trace: Trace) -> Spans:
@@ -242,8 +236,15 @@ def _host_compute(trace: Trace) -> Spans:
     parts = [_union(())]
     for thread in sorted(training & trace.ops.keys()):
         ops = merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
-        own = [item for item in (*trace.calls, *trace.ranges) if item.thread == thread]
-        parts.append(_combine(ops, _union(own), lambda a, b: a & ~b))
+        own = _union(item for item in (*trace.calls, *trace.ranges) if item.thread == thread)
+        points = np.unique(np.concatenate((ops, own)))
+        in_ops, in_own = (
+            np.searchsorted(part[:, 0], points, "right")
+            > np.searchsorted(part[:, 1], points, "right")
+            for part in (ops, own)
+        )
+        pieces = np.stack((points[:-1], points[1:]), axis=1)
+        parts.append(pieces[(in_ops & ~in_own)[:-1]])
     return merge(np.concatenate(parts))
 
 
@@ -314,17 +315,6 @@ def inside(merged: Spans, windows: Spans) -> Numbers:
     return np.asarray(before[:, 1] - before[:, 0])
 
 
-def _combine(first: Spans, second: Spans, rule: Callable[..., Any]) -> Spans:
-    """Where a rule on being inside of the one and of the other holds."""
-    points = np.unique(np.concatenate((first, second)))
-    within = (
-        np.searchsorted(part[:, 0], points, "right") > np.searchsorted(part[:, 1], points, "right")
-        for part in (first, second)
-    )
-    pieces = np.stack((points[:-1], points[1:]), axis=1)
-    return merge(pieces[rule(*within)[:-1]])
-
-
 def _union(items: Iterable[Collective]) -> Spans:
     return merge(np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2))
 
@@ -350,23 +340,22 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
         if len(present) < 2:
             failed["only one rank of their group has a trace here"] += sum(counts)
         elif lists.keys() != present or len(set(counts)) > 1:
-            failed["ranks have different numbers of collectives of their kind and size"] += sum(
-                counts
-            )
+            reason = "ranks have different numbers of collectives of their kind and size"
+            failed[reason] += sum(counts)
         else:
             for items in zip(*lists.values(), strict=True):
-                shortest = min(item.end - item.start for item in items)
-                for item in items:
-                    item.waiting = item.end - item.start - shortest
+                lengths = [item.end - item.start for item in items]
+                for item, length in zip(items, lengths, strict=True):
+                    item.waiting = length - min(lengths)
     for reason, count in failed.items():
         notes.append(f"Waiting is not known for {count_words(count, 'collective')}: {reason}.")
     for rank in ranks:
         # Waiting comes first in a collective, and the transfer last.
         known = [item for item in rank.collectives if item.waiting is not None]
         waits = [(item.start, item.start + (item.waiting or 0)) for item in known]
-        waiting = merge(np.array(waits, np.int64).reshape(-1, 2))
-        exposed = _combine(waiting, rank.overlap, lambda a, b: a & ~b)
-        seconds = (inside(exposed, rank.windows) / 1e9).tolist()
+        either = merge(np.array([*waits, *rank.compute], np.int64).reshape(-1, 2))
+        alone = inside(either, rank.windows) - inside(rank.compute, rank.windows)
+        seconds = (alone / 1e9).tolist()
         numbers = {item.step for item in known}
         for index, step in enumerate(rank.steps):
             if step.step in numbers or (step.step is None and known):
@@ -399,19 +388,18 @@ def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
     found = []
     for (kind, group, size, scale), items in rows.items():
         matched = [item for item in items if item.waiting is not None]
-        waiting = sum(item.waiting or 0 for item in matched)
-        factor = 1.0 if kind in _WHOLE_MESSAGE else None
+        waiting = sum(item.waiting or 0 for item in matched) / 1e9 if matched else None
+        seconds, moving = (sum(i.end - i.start for i in part) / 1e9 for part in (items, matched))
+        moving = moving - waiting if waiting is not None else seconds
+        factor = 1.0 if kind in _WHOLE_MESSAGE else 0.0
         if size and size > 1 and kind in _BUS_FACTORS:
             factor = _BUS_FACTORS[kind] * (size - 1) / size
-        timed = matched or items
-        seconds, moving = (sum(i.end - i.start for i in part) / 1e9 for part in (items, timed))
-        moving -= waiting / 1e9
-        speed = None
-        if factor is not None and scale is not None and moving:
-            speed = factor * sum(item.num_bytes or 0 for item in timed) / moving
-        size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
-        waited = waiting / 1e9 if matched else None
-        counts = (len(items), seconds, len(matched), waited)
+        speed = size_bytes = None
+        if scale is not None:
+            size_bytes = mean(item.num_bytes or 0 for item in items)
+            moved = factor * sum(item.num_bytes or 0 for item in matched or items)
+            speed = moved / moving if factor and moving else None
+        counts = (len(items), seconds, len(matched), waiting)
         found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed))
     return tuple(sorted(found, key=lambda row: -row.seconds))
 
