@@ -38,8 +38,8 @@ class Taker:
             self._batches = [(file, index) for file in mapped for index in range(len(file.batches))]
             counts = [batch.num_rows for file in mapped for batch in file.batches]
         else:
-            self._units = dataset.units()
-            counts = unit_rows(dataset, self._units)
+            rows = unit_rows(dataset)
+            self._units, counts = list(rows), list(rows.values())
         self._starts = np.array([0, *accumulate(counts)], dtype=np.int64)
 
     def take(self, indices: Sequence[int]) -> pa.Table:
