@@ -4,7 +4,7 @@ Parquet tells its number of rows. Others are counted once, in threads, at readin
 text by line ends or elements alone; CSV, Arrow, and anything under ``on_error="skip"`` by decoding,
 since rejected rows do not count. Results lie in the user's cache folder, some kB for each file,
 named by a hash of all that they depend on: path, size and version of the file, how it is cut, and
-the options that change rows. What was not used for ``_KEPT_DAYS`` is removed.
+the options that change rows. Nothing is removed: the folder may be deleted at any time.
 
 Processes that need the same result at once each build it. A damaged one is built again. Where the
 folder cannot be written, or a remote file has no version, results last as long as the process; so
@@ -18,15 +18,13 @@ import hashlib
 import json
 import os
 import threading
-import time
 from base64 import b64decode, b64encode
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
-from itertools import accumulate
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -37,66 +35,53 @@ from fast_axolotl.system import usable_cores
 _VERSION = 2
 """Changes when an entry comes to mean something else."""
 
-_KEPT_DAYS = 30
 _PASSING = "passing-"
 """Begins the name of what depends on a file without a version: it is kept in memory only."""
 
 _Entry = dict[str, Any]
+_Result = TypeVar("_Result")
 _memory: dict[str, _Entry] = {}
 
 
-def unit_rows(dataset: Dataset, units: Sequence[Unit]) -> list[int]:
-    """The number of rows of each unit, or span of neighbouring units.
-
-    A file whose metadata does not tell is counted as a whole, unless its index exists.
-    """
-    from concurrent.futures import ThreadPoolExecutor  # most readers never count
-
-    num_threads, options = min(8, usable_cores()), dataset.options
+def unit_rows(dataset: Dataset) -> dict[Unit, int]:
+    """The number of rows of each unit; units whose files do not tell it are counted together."""
+    options = dataset.options
     # What metadata tells includes rows that turn out to be damaged.
     is_told = options.on_error == "raise"
-    files = sorted({unit.file for unit in units if unit.num_rows is None or not is_told})
     # Under "skip" a damaged column hides rows, but only where it is read.
-    columns = options.columns if options.on_error == "skip" else None
-    choices = (options.on_error, astuple(options.csv), columns)
-
-    def index(file: int) -> tuple[list[int], list[int]]:
-        cut = dataset.formats[file].units(file)
-
-        def build() -> tuple[_Entry, bool]:
-            with ThreadPoolExecutor(-(-num_threads // len(files))) as pool:
-                counts = list(pool.map(lambda unit: _count(dataset, unit), cut))
-            return {"rows": [rows for rows, _ in counts]}, all(final for _, final in counts)
-
-        spans = [(unit.start, unit.stop) for unit in cut]
-        name = _name("rows", [dataset.inputs[file]], choices, spans)
-        return [start for start, _ in spans], [0, *accumulate(_built(name, build)["rows"])]
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        indices = dict(zip(files, pool.map(index, files), strict=True))
-
-    def rows_of(unit: Unit) -> int:
-        starts, rows_before = indices[unit.file]
-        first, last = (bisect_left(starts, edge) for edge in (unit.start, unit.stop))
-        return rows_before[last] - rows_before[first]
-
-    return [
-        unit.num_rows if is_told and unit.num_rows is not None else rows_of(unit) for unit in units
-    ]
+    choices = (options.on_error, astuple(options.csv), None if is_told else options.columns)
+    rows: dict[Unit, int] = {}
+    uncounted: list[tuple[str, list[Unit]]] = []
+    for index, (item, file) in enumerate(zip(dataset.inputs, dataset.formats, strict=True)):
+        units = file.units(index)
+        rows |= {unit: unit.num_rows or 0 for unit in units}
+        if is_told and all(unit.num_rows is not None for unit in units):
+            continue
+        name = _name("rows", [item], choices, [(unit.start, unit.stop) for unit in units])
+        entry = _load(name)
+        if entry is None:
+            uncounted.append((name, units))
+        else:
+            rows |= dict(zip(units, entry["rows"], strict=True))
+    todo = [unit for _, units in uncounted for unit in units]
+    counts = dict(zip(todo, _in_threads(partial(_count, dataset), todo), strict=True))
+    for name, units in uncounted:
+        of_file = [counts[unit][0] for unit in units]
+        _store(name, {"rows": of_file}, is_final=all(counts[unit][1] for unit in units))
+        rows |= dict(zip(units, of_file, strict=True))
+    return rows
 
 
-def known_schema(dataset: Dataset, scan: Callable[[], pa.Schema] | None = None) -> pa.Schema | None:
-    """The final schema of these files under these options: kept, or by ``scan`` where given."""
+def scanned_schema(dataset: Dataset, scan: Callable[[], pa.Schema]) -> pa.Schema:
+    """The schema that a scan of these files under these options finds: kept, or found now."""
     options = dataset.options
     choices = (options.on_error, options.columns)
     name = _name("schema", dataset.inputs, choices, astuple(options.csv), pa.__version__)
-    if scan is None:
-        entry = _load(name)
-    else:
-        entry = _built(
-            name, lambda: ({"schema": b64encode(scan().serialize().to_pybytes()).decode()}, True)
-        )
-    return entry and pa.ipc.read_schema(pa.py_buffer(b64decode(entry["schema"])))
+    entry = _load(name)
+    if entry is None:
+        entry = {"schema": b64encode(scan().serialize().to_pybytes()).decode()}
+        _store(name, entry)
+    return pa.ipc.read_schema(pa.py_buffer(b64decode(entry["schema"])))
 
 
 def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
@@ -108,20 +93,31 @@ def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
     def cut(item: InputFile, file: Any) -> Any:
         if not hasattr(file, "edges") or item.source.num_bytes <= options.unit_bytes:
             return file
-        edges = None
-        if is_cut and file.compression is None:
-            name = _name("edges", [item], astuple(file.dialect), options.unit_bytes)
+        if not is_cut or file.compression is not None:
+            return replace(file, edges=None)
+        name = _name("edges", [item], astuple(file.dialect), options.unit_bytes)
+        entry = _load(name)
+        if entry is None:
             try:
-                edges = _built(name, lambda: ({"edges": file.find_edges()}, True))["edges"]
+                entry = {"edges": file.find_edges()}
             except DataError:
                 if options.on_error == "raise":
                     raise
-        return replace(file, edges=None if edges is None else tuple(edges))
+                return replace(file, edges=None)
+            _store(name, entry)
+        return replace(file, edges=tuple(entry["edges"]))
 
-    from concurrent.futures import ThreadPoolExecutor
+    formats = _in_threads(cut, dataset.inputs, dataset.formats)
+    return replace(dataset, formats=tuple(formats))
 
+
+def _in_threads(function: Callable[..., _Result], *arguments: Sequence[Any]) -> list[_Result]:
+    from concurrent.futures import ThreadPoolExecutor  # most readers never count
+
+    if not arguments[0]:
+        return []
     with ThreadPoolExecutor(min(8, usable_cores())) as pool:
-        return replace(dataset, formats=tuple(pool.map(cut, dataset.inputs, dataset.formats)))
+        return list(pool.map(function, *arguments))
 
 
 def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
@@ -156,35 +152,22 @@ def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
     return f"{_PASSING * is_passing}{kind}-{hashlib.sha256(text).hexdigest()[:32]}"
 
 
-def _built(name: str, build: Callable[[], tuple[_Entry, bool]]) -> _Entry:
-    """An entry, loaded where possible."""
-    entry = _load(name)
-    if entry is None:
-        entry, is_final = build()
-        _memory[name] = entry
-        if is_final and not name.startswith(_PASSING):
-            with suppress(OSError):  # it is not kept then
-                _keep(_folder() / name, entry)
-    return entry
-
-
 def _load(name: str) -> _Entry | None:
     if name not in _memory and not name.startswith(_PASSING):
         with suppress(OSError, ValueError):
             _memory[name] = json.loads((_folder() / name).read_bytes())
-            os.utime(_folder() / name)
     return _memory.get(name)
 
 
-def _keep(path: Path, entry: _Entry) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    part.write_text(json.dumps(entry), encoding="utf-8")
-    part.replace(path)
-    for other in path.parent.iterdir():
-        with suppress(OSError):  # another process was faster
-            if other.stat().st_mtime < time.time() - _KEPT_DAYS * 86_400:
-                other.unlink()
+def _store(name: str, entry: _Entry, *, is_final: bool = True) -> None:
+    _memory[name] = entry
+    if not is_final or name.startswith(_PASSING):
+        return
+    with suppress(OSError):  # it is not kept then
+        _folder().mkdir(parents=True, exist_ok=True)
+        part = _folder() / f"{name}.{os.getpid()}-{threading.get_ident()}.part"
+        part.write_text(json.dumps(entry), encoding="utf-8")
+        part.replace(_folder() / name)
 
 
 def _folder() -> Path:

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
 from fast_axolotl.reading.order import find_states
-from fast_axolotl.reading.reader import Reader, ReadStats, next_rows
+from fast_axolotl.reading.reader import Reader, next_rows
 from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import TypeClash, conform, join_schemas
 
@@ -51,9 +51,7 @@ class MixStats:
     rows: dict[str, int] = field(default_factory=dict)
     """Rows delivered."""
     epochs: dict[str, int] = field(default_factory=dict)
-    """Epochs begun."""
-    read: dict[str, ReadStats] = field(default_factory=dict)
-    """What the reader has done in the current one of them."""
+    """Epochs begun; ``stats`` of the reader says what it has done in the current one."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -85,33 +83,33 @@ def mix_datasets(
         source_column: Add a column of this name with the name of each row's source.
     """
     pairs = dict(sources) if isinstance(sources, Mapping) else dict(enumerate(sources))
-    held = []
+    opened = []
     for name, pair in pairs.items():
         try:
             reader, weight = pair
-            held.append(_Source(name=str(name), reader=reader, weight=float(weight)))
+            opened.append(_Source(name=str(name), reader=reader, weight=float(weight)))
         except (TypeError, ValueError):
             raise UsageError(
                 f"source {name!r} must be a reader and a weight, not {pair!r}"
             ) from None
         if not 0 < float(weight) < math.inf:
             raise UsageError(f"source {name!r} must have a weight above 0, not {weight!r}")
-    if len({id(source.reader) for source in held}) < max(1, len(held)):
+    if len({id(source.reader) for source in opened}) < max(1, len(opened)):
         raise UsageError(
             "a mix needs at least one source and a separate reader for each; open one per source"
         )
-    layouts = {source.name: (source.reader.shard, source.reader.even) for source in held}
+    layouts = {source.name: (source.reader.shard, source.reader.even) for source in opened}
     if len(set(layouts.values())) > 1:
         raise UsageError(
             "all readers of a mix must be opened with the same shard and even; their (shard, even) "
             f"are {layouts}"
         )
-    batch_size = held[0].reader.batch_size if batch_size is None else batch_size
-    if stop not in ("first", "all"):
-        raise UsageError(f"{stop=} is not allowed; see help(mix_datasets)")
-    if batch_size < 1 or seed < 0:
-        raise UsageError(f"{batch_size=} must be at least 1, and {seed=} at least 0")
-    return MixedReader(held, seed, epoch, stop, batch_size, source_column)
+    batch_size = opened[0].reader.batch_size if batch_size is None else batch_size
+    if stop not in ("first", "all") or batch_size < 1 or seed < 0:
+        raise UsageError(
+            f"{stop=} must be 'first' or 'all', {batch_size=} at least 1, and {seed=} at least 0"
+        )
+    return MixedReader(opened, seed, epoch, stop, batch_size, source_column)
 
 
 class Draws:
@@ -152,6 +150,11 @@ class _Source:
     batches: Iterator[pa.RecordBatch] = field(init=False)
     taken: int | None = None
     """Rows of the reader's last batch that were delivered, if not all."""
+
+    def begin(self, epoch: int, of_mix: int) -> None:
+        """Its next rows are the first ones of an epoch."""
+        self.epoch, self.is_new, self.taken = epoch, True, None
+        self.reader.set_epoch(of_mix + epoch * _EPOCH_STRIDE)
 
 
 class MixedReader:
@@ -217,17 +220,13 @@ class MixedReader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go back to the beginning, with the order of another epoch."""
-        self._start(self._seed, epoch)
-
-    def _start(self, seed: int, epoch: int) -> None:
         self.close()
-        self._seed, self._epoch, self._restored = seed, epoch, False
+        self._epoch, self._restored = epoch, False
         for source in self._sources:
-            source.epoch, source.is_new, source.taken = 0, True, None
-            source.reader.set_epoch(epoch)
+            source.begin(0, epoch)
         self.schema = self._base
         """The columns known so far: final where those of the readers are."""
-        self._draws = Draws([source.weight for source in self._sources], seed, epoch)
+        self._draws = Draws([source.weight for source in self._sources], self._seed, epoch)
         self._given = np.zeros(len(self._sources), dtype=np.int64)
         """How often each source was drawn."""
 
@@ -266,7 +265,8 @@ class MixedReader:
                     f"the state has {key}={found[0]!r} and this mix {key}={expected[key]!r}; use "
                     "the same sources and options as when the state was saved"
                 )
-        self._start(expected["seed"], expected["epoch"])
+        self._seed = expected["seed"]
+        self.set_epoch(expected["epoch"])
         self._restored = True
         own = [one for one in states if tuple(one["shard"]) == self._shard]
         if own:
@@ -298,11 +298,10 @@ class MixedReader:
     def _run(self, token: object) -> Iterator[pa.RecordBatch]:
         try:
             for source in self._sources:
-                self.stats.rows[source.name] = 0
-                self._read(source)
-            is_last = False
-            while not is_last:
-                batch, is_last = self._next_batch()
+                source.batches = iter(source.reader)
+            batch: pa.RecordBatch | None = None
+            while batch is None or len(batch) == self.batch_size:
+                batch = self._next_batch()
                 if batch is None:
                     return
                 self.stats.batches += 1
@@ -317,14 +316,8 @@ class MixedReader:
                 for source in self._sources:
                     source.reader.close()
 
-    def _read(self, source: _Source) -> None:
-        """Begins to read the current epoch of a source."""
-        source.batches = iter(source.reader)
-        self.stats.epochs[source.name] = source.epoch + 1
-        self.stats.read[source.name] = source.reader.stats
-
-    def _next_batch(self) -> tuple[pa.RecordBatch | None, bool]:
-        """The rows of the next draws, and whether the pass ends with them."""
+    def _next_batch(self) -> pa.RecordBatch | None:
+        """The rows of the next draws; fewer than a batch has, or none, where the pass ends."""
         drawn = self._draws.draw(self._given, self.batch_size)
         size = len(drawn)
         held: list[list[pa.RecordBatch]] = []
@@ -347,15 +340,15 @@ class MixedReader:
                 if self._stop == "first" or all(s.epoch for s in self._sources if s is not source):
                     size = int(place[num_rows])
                 else:
-                    source.epoch, source.is_new = source.epoch + 1, True
-                    source.reader.set_epoch(self._epoch + source.epoch * _EPOCH_STRIDE)
-                    self._read(source)
+                    source.begin(source.epoch + 1, self._epoch)
+                    source.batches = iter(source.reader)
             held.append(parts)
         given = np.bincount(drawn[:size], minlength=len(self._sources))
         self._given += given
         pieces: list[pa.Table] = []
         for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
-            self.stats.rows[source.name] += count
+            self.stats.rows[source.name] = self.stats.rows.get(source.name, 0) + count
+            self.stats.epochs[source.name] = source.epoch + 1
             surplus = sum(map(len, parts)) - count
             source.taken = len(parts[-1]) - surplus if surplus else None
             if count:
@@ -369,8 +362,8 @@ class MixedReader:
                     raise clash.error(f"source {source.name!r}") from None
                 pieces.append(piece)
         if not pieces:
-            return None, True
+            return None
         order = np.argsort(np.argsort(drawn[:size], kind="stable"))
         table = pa.concat_tables([conform(piece, self.schema) for piece in pieces])
         (batch,) = take(table.combine_chunks(), order).to_batches()
-        return batch, size < self.batch_size
+        return batch

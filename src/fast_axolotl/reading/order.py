@@ -191,13 +191,12 @@ class Order:
 
     @classmethod
     def plan(cls, dataset: Dataset, seed: int | None, epoch: int, *, is_even: bool) -> Order:
-        units = tuple(dataset.units())
         return cls(
             seed=seed,
             epoch=epoch,
-            units=units,
+            units=tuple(dataset.units()),
             span_bytes=dataset.options.block_bytes // 2,
-            rows=dict(zip(units, unit_rows(dataset, units), strict=True)) if is_even else None,
+            rows=unit_rows(dataset) if is_even else None,
         )
 
     def deal(self, count: int) -> list[list[Piece]]:

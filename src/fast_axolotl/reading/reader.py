@@ -378,10 +378,8 @@ class Reader:
         self._restored = True
 
     def _shard_rows(self) -> list[int]:
-        order, rows = self._order, self._order.rows
-        if rows is None:
-            rows = dict(zip(order.units, unit_rows(self._dataset, order.units), strict=True))
-        dealt = order.deal(self.shard[1])
+        rows = unit_rows(self._dataset) if self._order.rows is None else self._order.rows
+        dealt = self._order.deal(self.shard[1])
         return [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
 
     def _read(

@@ -36,7 +36,7 @@ _MOST_AHEAD_BYTES = 8 * 1024 * 1024
 """What a remote file is read ahead at most where it is decompressed."""
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
-_LEAST_STREAM_BYTES, _MOST_STREAM_BYTES = 1024, 128 * 1024
+_STREAM_READ_BYTES = 128 * 1024
 _MOST_START_BYTES = 1024 * 1024
 
 
@@ -51,7 +51,7 @@ class Source:
     version: str = ""
     """Changes when the content does: the time of the last change, or the server's own tag."""
     content: pa.Buffer | None = None
-    """What is read in place of the file: its decompressed copy, or the bytes that are here."""
+    """The decompressed copy that is read in place of the file."""
     is_local: ClassVar[bool] = True
 
     @property
@@ -129,8 +129,7 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
         pieces, num_bytes = list[bytes](), 0
         try:
             # Small reads, so that little is lost to an error that ends them early.
-            wanted = min(max(_LEAST_STREAM_BYTES, position // 8), _MOST_STREAM_BYTES)
-            while piece := stream.read(min(wanted, size - num_bytes)):
+            while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
                 pieces.append(piece)
                 num_bytes += len(piece)
         except DataError as error:
@@ -205,10 +204,16 @@ def head_of(source: Source, compression: str | None, size: int) -> bytes:
 
 def start_of(data: bytes, compression: str) -> bytes:
     """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
-    cut = Source(path="", num_bytes=len(data), content=pa.py_buffer(data))
-    with suppress(DataError):  # cut off, as expected
-        return head_of(cut, compression, _MOST_START_BYTES)
-    return b""
+    held = b""
+    try:
+        if compression == "xz":
+            return lzma.LZMADecompressor().decompress(data, _MOST_START_BYTES)
+        with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
+            while len(held) < _MOST_START_BYTES and (piece := stream.read(1024)):
+                held += piece
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException):
+        pass  # cut off, as expected
+    return held
 
 
 def check_record(num_bytes: int, path: str, offset: int) -> None:

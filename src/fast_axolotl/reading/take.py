@@ -8,7 +8,7 @@ compressed file that of all before it. Does not keep what was decoded for the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -38,8 +38,8 @@ class Taker:
             self._batches = [(file, index) for file in mapped for index in range(len(file.batches))]
             counts = [batch.num_rows for file in mapped for batch in file.batches]
         else:
-            self._units = dataset.units()
-            counts = unit_rows(dataset, self._units)
+            rows = unit_rows(dataset)
+            self._units, counts = list(rows), list(rows.values())
         self._starts = np.array([0, *accumulate(counts)], dtype=np.int64)
 
     def take(self, indices: Sequence[int]) -> pa.Table:
@@ -68,31 +68,27 @@ class Taker:
     def _read(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """The rows of these numbers, which ascend."""
         dataset, known = self._dataset, Known(self._schema)
+        options, taken = dataset.options, list[pa.Table]()
         unit_of_row = self._starts.searchsorted(rows, side="right") - 1
-        taken, num_taken = list[pa.Table](), 0
         for number in np.unique(unit_of_row).tolist():
-            last = int(unit_of_row.searchsorted(number, side="right"))
-            position = int(self._starts[number])
-            for part in self._parts(number, known):
-                stop = min(position + part.num_rows, int(self._starts[number + 1]))
-                left, right = rows.searchsorted((position, stop))
-                if right > left:
-                    taken.append(take(part, rows[left:right] - position))
-                    num_taken += int(right - left)
-                position = stop
-                if num_taken == last:
+            unit, wanted = self._units[number], rows[unit_of_row == number] - self._starts[number]
+            parts = (
+                part.table
+                for block in dataset.blocks(unit)
+                for part in known.widen_all(known.decode(block, options)[0], block, options)
+            )
+            seen = num_taken = 0
+            for part in parts:
+                stop = int(wanted.searchsorted(seen + part.num_rows))
+                taken.append(take(part, wanted[num_taken:stop] - seen))
+                seen, num_taken = seen + part.num_rows, stop
+                if stop == len(wanted):
                     break
-            if num_taken < last:
+            if num_taken < len(wanted):
                 raise DataError(
-                    f"{last - num_taken:,} of the requested rows are missing: the file changed "
-                    "after its rows were counted; open it again",
-                    path=dataset.inputs[self._units[number].file].source.path,
+                    f"{len(wanted) - num_taken:,} of the requested rows are missing: the file "
+                    "changed after its rows were counted; open it again",
+                    path=dataset.inputs[unit.file].source.path,
                 )
         tables = [conform(table, known.schema) for table in taken] or [known.schema.empty_table()]
         return pa.concat_tables(tables).combine_chunks()
-
-    def _parts(self, number: int, known: Known) -> Iterator[pa.Table]:
-        dataset, options = self._dataset, self._dataset.options
-        for block in dataset.blocks(self._units[number]):
-            decoded, _ = known.decode(block, options)
-            yield from (part.table for part in known.widen_all(decoded, block, options))

@@ -34,7 +34,7 @@ from fast_axolotl.reading.blocks import (
     held_bytes,
 )
 from fast_axolotl.reading.formats import FormatWarning
-from fast_axolotl.reading.index import known_schema
+from fast_axolotl.reading.index import scanned_schema
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_number, join_schemas
 
@@ -126,10 +126,8 @@ def first_schema(
                     pass
         return known.schema
 
-    is_scanned = scan or (is_small and has_csv)
-    final = known_schema(dataset, scanned if is_scanned else None) if units else None
-    if final is not None:
-        schema = final
+    if units and (scan or (is_small and has_csv)):
+        schema = scanned_schema(dataset, scanned)
     elif undeclared:
         texts = {
             name: pa.field(name, pa.string())
