@@ -56,37 +56,19 @@ def config(stock: Import) -> Callable[..., Any]:
     return lambda **keys: dict_default({**always, **keys})
 
 
-def test_keys_of_ours_survive_validation(
-    stock: Import, manager: Any, config: Callable[..., Any]
+def test_wrong_types_are_refused_by_name(
+    stock: Import, plugin: Any, config: Callable[..., Any]
 ) -> None:
-    keys = {
-        "dataset_use_rust_streaming": True,
-        "fast_axolotl_buffer_bytes": 1024,
-        "fast_axolotl_skip": ["save"],
-    }
-    written = config(plugins=[PLUGIN], **keys)
-    stock("axolotl.cli.config").prepare_plugins(written)
-    checked = stock("axolotl.utils.config").validate_config(written)
-    assert {key: checked[key] for key in keys} == keys
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+    for key, value in (
         ("dataset_use_rust_streaming", "perhaps"),
-        ("fast_axolotl_buffer_bytes", "much"),
         ("fast_axolotl_buffer_bytes", 0),
         ("fast_axolotl_skip", "save"),
-    ],
-)
-def test_wrong_types_are_refused_by_name(
-    stock: Import, plugin: Any, config: Callable[..., Any], key: str, value: object
-) -> None:
-    with pytest.raises(ValueError, match=key):
-        stock("axolotl.utils.config").validate_config(config(plugins=[PLUGIN], **{key: value}))
+    ):
+        with pytest.raises(ValueError, match=key):
+            stock("axolotl.utils.config").validate_config(config(plugins=[PLUGIN], **{key: value}))
 
 
-def test_registering_installs_and_tells_on_the_first_rank(
+def test_registering_installs_or_turns_off_and_tells_on_the_first_rank(
     plugin: Any,
     config: Callable[..., Any],
     capsys: pytest.CaptureFixture[str],
@@ -97,21 +79,15 @@ def test_registering_installs_and_tells_on_the_first_rank(
     line = capsys.readouterr().err
     assert line.startswith(("fast-axolotl: Axolotl ", TOLD_LESS))
     assert "switched off: save" in line
+    plugin.register(config(fast_axolotl=False))
+    assert not fast_axolotl.status().installed
+    assert "fast_axolotl: false" in capsys.readouterr().err
     monkeypatch.setenv("LOCAL_RANK", "1")
     plugin.register(config())
     assert "fast-axolotl:" not in capsys.readouterr().err
 
 
-def test_false_in_the_configuration_turns_everything_off(
-    plugin: Any, config: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fast_axolotl.install()
-    plugin.register(config(fast_axolotl=False))
-    assert not fast_axolotl.status().installed
-    assert "fast_axolotl: false" in capsys.readouterr().err
-
-
-def test_our_keys_and_nothing_else_bring_the_plugin_along(
+def test_our_keys_and_nothing_else_bring_the_plugin_along_and_survive_validation(
     stock: Import, manager: Any, config: Callable[..., Any]
 ) -> None:
     module = stock("axolotl.cli.config")
@@ -120,11 +96,13 @@ def test_our_keys_and_nothing_else_bring_the_plugin_along(
     module.prepare_plugins(without)
     assert not without.plugins
     assert not manager.plugins
-    written = config(dataset_use_rust_streaming=True)
+    keys = {"dataset_use_rust_streaming": True, "fast_axolotl_buffer_bytes": 1024}
+    keys |= {"fast_axolotl_skip": ["save"]}
+    written = config(**keys)
     module.prepare_plugins(written)
     assert written.plugins == [PLUGIN]
     checked = stock("axolotl.utils.config").validate_config(written)
-    assert checked.dataset_use_rust_streaming is True
+    assert {key: checked[key] for key in keys} == keys
 
 
 @pytest.mark.parametrize("is_plugin_alone", [False, True])
