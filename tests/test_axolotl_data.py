@@ -12,7 +12,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +69,64 @@ utils = Later("axolotl.utils.data.utils")
 shared = Later("axolotl.utils.data.shared")
 samplers = Later("axolotl.utils.samplers.utils")
 
+
+class Step:
+    """One of Axolotl's functions and ours."""
+
+    def __init__(self, module: str, ours: Callable[..., Any]) -> None:
+        self.module, self.ours = Later(module), ours
+
+    @property
+    def stock(self) -> Any:
+        return getattr(self.module, self.ours.__name__)
+
+    def same(self, *args: Any) -> Any:
+        """Our result, found equal with all that is logged and drawn; caches are not shared."""
+        states = random_states()
+        with log_lines(self.module.__name__, level=logging.INFO) as our_lines:
+            ours = self.ours(*args)
+        assert random_states() == states
+        for item in args:
+            clear_caches(item)
+        with log_lines(self.module.__name__, level=logging.INFO) as their_lines:
+            theirs = self.stock(*args)
+        assert our_lines == their_lines
+        if not isinstance(theirs, tuple):
+            assert_same_dataset(ours, theirs)
+            return ours
+        for left, right in zip(ours, theirs, strict=True):
+            if right is None:
+                assert left is None
+            else:
+                assert_same_dataset(left, right)
+        return ours
+
+    def refuses(self, *args: Any) -> None:
+        """Ours does, and has logged nothing."""
+        with log_lines(self.module.__name__) as lines, pytest.raises(Unfamiliar):
+            self.ours(*args)
+        assert lines == []
+
+
+DEDUPE = Step("axolotl.utils.data.utils", data.deduplicate_and_log_datasets)
+LONG = Step("axolotl.utils.data.utils", filters.handle_long_seq_in_dataset)
+PACKING = Step("axolotl.utils.trainer", filters.process_datasets_for_packing)
+
+
+def random_states() -> Any:
+    import torch
+
+    numbers = np.random.get_state()
+    return random.getstate(), numbers[1].tolist(), numbers[2:], torch.get_rng_state().tolist()
+
+
+def clear_caches(dataset: Any) -> None:
+    own = {Path(file["filename"]) for file in getattr(dataset, "cache_files", None) or ()}
+    for folder in {path.parent for path in own}:
+        for cached in {*folder.glob("cache-*.arrow")} - own:
+            cached.unlink()
+
+
 # Dedupe.
 
 VALUES: dict[str, list[Any]] = {
@@ -84,25 +142,32 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-def same_dedupe(*datasets: Any) -> None:
-    """Both functions keep the same rows, and log the same lines."""
-    found = []
-    for function in (deduplicate_and_log_datasets, utils.deduplicate_and_log_datasets):
-        with log_lines("axolotl.utils.data.utils", level=logging.INFO) as lines:
-            found.append((function(*datasets), lines))
-    (ours, own_lines), (theirs, lines) = found
-    assert own_lines == lines
-    for one, other in zip(ours, theirs, strict=True):
-        if one is not None or other is not None:
-            assert_same_dataset(one, other)
-
-
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_dedupe_keeps_the_rows_that_stock_keeps(
+def test_rows_kept_lengths_and_saved_files_are_those_of_stock(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from datasets import Value
+
     monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
-    same_dedupe(variant(name, tmp_path))
+    rows = variant(name, tmp_path)
+    DEDUPE.same(rows)
+    lengths = [len(row) for row in rows["input_ids"]]
+    known = rows.add_column("length", lengths, feature=Value("int64"))
+    for dataset, from_arrow in itertools.product((rows, known), (False, True)):
+        if from_arrow and dataset is rows and not len(dataset.data):
+            with pytest.raises(Unfamiliar):
+                get_dataset_lengths(dataset, from_arrow)
+            continue
+        theirs = samplers.get_dataset_lengths(dataset, from_arrow)
+        ours = get_dataset_lengths(dataset, from_arrow)
+        assert (type(ours), ours.dtype, ours.shape) == (np.ndarray, theirs.dtype, theirs.shape)
+        assert ours.tolist() == theirs.tolist()
+        assert ours.flags.writeable
+        assert ours.flags.owndata or ours.base.flags.owndata
+    for folder, num_shards in (("auto", None), ("three", min(len(rows), 3))) * bool(len(rows)):
+        options = {"dataset_num_proc": 2, "num_dataset_shards_to_save": num_shards}
+        save_both(rows, tmp_path / folder, **options)
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -111,7 +176,7 @@ def test_dedupe_agrees_on_every_kind_of_value(name: str) -> None:
 
     values = VALUES[name] * 2
     dataset = Dataset.from_dict({"x": values, "y": [0] * len(values)})
-    same_dedupe(dataset)
+    DEDUPE.same(dataset)
     kept = deduplicate_and_log_datasets(dataset)[0]
     numbers = range(len(kept)) if kept._indices is None else row_numbers(kept)
     assert unique_rows(dataset.data.table).tolist() == [*numbers]
@@ -124,14 +189,14 @@ def test_dedupe_of_any_rows(rows: list[tuple[float, str, list[int]]]) -> None:
 
     columns = dict(zip("abc", map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
     dataset = Dataset.from_dict(columns or {"a": pa.array([], pa.int64())})
-    same_dedupe(dataset)
+    DEDUPE.same(dataset)
     if rows:
         drawn = np.random.default_rng(len(rows)).integers(0, 3, 3) % len(rows)
-        same_dedupe(dataset.select(drawn))
+        DEDUPE.same(dataset.select(drawn))
 
 
 def test_a_second_dataset_loses_the_rows_of_the_first() -> None:
-    same_dedupe(tokenised(60), tokenised(60, seed=6).shuffle(seed=1), "one", "two")
+    DEDUPE.same(tokenised(60), tokenised(60, seed=6).shuffle(seed=1), "one", "two")
 
 
 def images() -> Any:
@@ -155,30 +220,6 @@ def test_dedupe_refuses_what_it_cannot_compare() -> None:
 
 
 # Lengths.
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_lengths_are_those_of_stock(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from datasets import Value
-
-    monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
-    rows = variant(name, tmp_path)
-    lengths = [len(row) for row in rows["input_ids"]]
-    known = rows.add_column("length", lengths, feature=Value("int64"))
-    for dataset, from_arrow in itertools.product((rows, known), (False, True)):
-        if from_arrow and dataset is rows and not len(dataset.data):
-            with pytest.raises(Unfamiliar):
-                get_dataset_lengths(dataset, from_arrow)
-            continue
-        theirs = samplers.get_dataset_lengths(dataset, from_arrow)
-        ours = get_dataset_lengths(dataset, from_arrow)
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        assert ours.tolist() == theirs.tolist()
-        assert ours.flags.writeable
-        assert ours.flags.owndata or ours.base.flags.owndata
-        assert type(ours) is np.ndarray
 
 
 @pytest.mark.parametrize("kind", ["int8", "int32", "uint16", "int64"])
@@ -254,15 +295,6 @@ def save_both(dataset: Any, folder: Path, **options: Any) -> Any:
     modes = [{path.name: path.stat().st_mode for path in item.rglob("*")} for item in done]
     assert modes[0] == modes[1]
     return ours / "hash"
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "no rows"])
-def test_saved_files_are_those_of_stock_byte_for_byte(name: str, tmp_path: Path) -> None:
-    dataset = variant(name, tmp_path)
-    for folder, num_shards in (("auto", None), ("three", min(len(dataset), 3))):
-        options = {"dataset_num_proc": 2, "num_dataset_shards_to_save": num_shards}
-        save_both(dataset, tmp_path / folder, **options)
 
 
 def test_saving_is_that_of_stock_with_its_processes(tmp_path: Path) -> None:
@@ -388,63 +420,6 @@ def test_odd_datasets_are_left_to_stock_before_anything_is_written(tmp_path: Pat
 FILLED = [name for name in VARIANTS if name not in ("no rows", "one row")]
 FORKED = ["shuffled", "subclass"]
 """With several processes, which take a second each time."""
-
-
-class Step:
-    """One of Axolotl's functions and ours."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.module, self.name = Later(module), name
-        self.ours = getattr(filters, name)
-
-    @property
-    def stock(self) -> Any:
-        return getattr(self.module, self.name)
-
-    def same(self, *args: Any) -> Any:
-        """Our result, found equal with all that is logged and drawn; caches are not shared."""
-        states = random_states()
-        with log_lines(self.module.LOG.logger.name) as our_lines:
-            ours = self.ours(*args)
-        assert random_states() == states
-        for item in args:
-            clear_caches(item)
-        with log_lines(self.module.LOG.logger.name) as their_lines:
-            theirs = self.stock(*args)
-        assert our_lines == their_lines
-        if not isinstance(theirs, tuple):
-            assert_same_dataset(ours, theirs)
-            return ours
-        for left, right in zip(ours, theirs, strict=True):
-            if right is None:
-                assert left is None
-            else:
-                assert_same_dataset(left, right)
-        return ours
-
-    def refuses(self, *args: Any) -> None:
-        """Ours does, and has logged nothing."""
-        with log_lines(self.module.LOG.logger.name) as lines, pytest.raises(Unfamiliar):
-            self.ours(*args)
-        assert lines == []
-
-
-LONG = Step("axolotl.utils.data.utils", "handle_long_seq_in_dataset")
-PACKING = Step("axolotl.utils.trainer", "process_datasets_for_packing")
-
-
-def random_states() -> Any:
-    import torch
-
-    numbers = np.random.get_state()
-    return random.getstate(), numbers[1].tolist(), numbers[2:], torch.get_rng_state().tolist()
-
-
-def clear_caches(dataset: Any) -> None:
-    own = {Path(file["filename"]) for file in getattr(dataset, "cache_files", None) or ()}
-    for folder in {path.parent for path in own}:
-        for cached in {*folder.glob("cache-*.arrow")} - own:
-            cached.unlink()
 
 
 def rows_of(name: str, folder: Path) -> Any:

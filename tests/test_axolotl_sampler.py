@@ -1,8 +1,12 @@
-"""Our sampler gives the batches, statistics, draws and log lines of the real Axolotl's."""
+"""Our sampler gives the batches, statistics, draws and log lines of the real Axolotl's, and our
+packs and packed rows are those of its functions.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -10,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fast_axolotl import pack_sequences, plan_packs
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.sampler import batches_length, generate_batches
 from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, log_lines
+from support.sequences import as_lists, flat
 
 pytestmark = STOCK_AXOLOTL
 
@@ -236,3 +242,66 @@ def test_a_failing_collective_is_final_and_is_asked_once(monkeypatch: pytest.Mon
     with pytest.raises(Final, match="timeout"):
         batches_length(sampler)
     assert len(asked) == 1
+
+
+# Packs and packed rows.
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
+    capacity = draw(st.integers(1, 60))
+    length = st.integers(0, capacity + 3) | st.sampled_from([0, capacity, capacity + 1])
+    return draw(st.lists(length, max_size=150)), {
+        "bin_capacity": capacity,
+        "group_size": draw(st.integers(1, 200)),
+        "bin_size": draw(st.integers(1, 8) | st.just(200)),
+    }
+
+
+@settings(deadline=None, max_examples=150)
+@given(problem=problems(), safe_mode=st.booleans())
+@example(problem=([], {"bin_capacity": 10, "group_size": 2, "bin_size": 1}), safe_mode=True)
+@example(problem=([0] * 9, {"bin_capacity": 10, "group_size": 2, "bin_size": 3}), safe_mode=True)
+def test_both_methods_give_the_bins_of_axolotl(
+    problem: tuple[list[int], dict[str, int]], safe_mode: bool
+) -> None:
+    lengths, limits = problem
+    capacity, group = limits["bin_capacity"], limits["group_size"]
+    packs = multipack.pack_parallel(
+        np.array(lengths, np.int32), num_processes=1, safe_mode=safe_mode, **limits
+    )
+    plan = plan_packs(lengths, capacity, max_rows=limits["bin_size"], group_size=group)
+    assert plan.tolist() == [[int(index) for index in pack] for pack in packs]
+    plan = plan_packs(lengths, capacity, method="sequential")
+    if not lengths:  # theirs cannot be compiled for a list that nothing is ever added to
+        assert plan.tolist() == []
+        return
+    packs, used, slots = multipack.allocate_sequentially(np.array(lengths), 0, capacity, 1)
+    assert plan.tolist() == [list(pack) for pack in packs]
+    assert (plan.total_length, len(plan) * capacity) == (used, slots)
+
+
+class Tokenizer:
+    eos_token_id, pad_token_id = 1, 0
+
+    def __call__(self, texts: list[str], max_length: int, **_: Any) -> dict[str, Any]:
+        ids = [json.loads(text)[:max_length] for text in texts]
+        return {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+
+
+def test_packed_rows_are_those_of_encode_streaming() -> None:
+    encode_streaming = Later("axolotl.utils.data.streaming").encode_streaming
+    chance = random.Random(0)
+    for _ in range(60):
+        # Not empty: of an empty text, Axolotl makes a tensor of floats.
+        rows = [
+            [chance.randrange(2, 999) for _ in range(chance.randint(1, 12))]
+            for _ in range(chance.randrange(30))
+        ]
+        width = chance.randint(3, 20)
+        texts = [json.dumps(row) for row in rows]
+        theirs = encode_streaming({"text": texts}, Tokenizer(), width)
+        # Axolotl's tokenizer cuts what is too long, as "truncate" does.
+        assert pack_sequences(rows, width, 0, 1, too_long="truncate") == theirs
+        options = {"too_long": "truncate", "output": "numpy", "dtype": "int32"}
+        assert as_lists(pack_sequences(flat(rows), width, 0, 1, **options)) == theirs

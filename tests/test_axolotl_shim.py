@@ -263,8 +263,7 @@ assert fast_axolotl.install() is False and fast_axolotl.uninstall() is False
 def test_a_virtual_module_looks_like_a_module_and_the_earlier_names_are_there() -> None:
     wrapper = sys.modules["axolotl.utils.data.rust_wrapper"]
     assert repr(wrapper) == "<module 'axolotl.utils.data.rust_wrapper' (fast_axolotl)>"
-    assert wrapper.__spec__ is not None
-    assert wrapper.__spec__.parent == "axolotl.utils.data"
+    assert getattr(wrapper.__spec__, "parent", "") == "axolotl.utils.data"
     with pytest.raises(AttributeError, match=r"'axolotl\.utils\.data\.rust_wrapper' has no .*'x'"):
         _ = wrapper.x
     assert fast_axolotl.__version__ in fast_axolotl.get_version()

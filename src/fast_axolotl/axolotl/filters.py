@@ -11,7 +11,7 @@ made with and without this module serve both, and a prepared dataset names the s
 Cost: one pass over offsets and labels, and one copy of the rows where stock makes one. No process
 is started and no Python object is made per row, other than the number of a row that is kept.
 
-Not done here: truncation, an error for long rows, PoSE (it draws random numbers), streamed datasets,
+Not done here: truncation, errors for long rows, PoSE (it draws random numbers), streamed datasets,
 and everything on which stock fails. ``Unfamiliar`` is raised then, before anything is logged or
 changed; a cache file may have been written by that time, which is the one that stock would write.
 """

@@ -197,7 +197,7 @@ def _check_sampler(self: Any, multipack: Any) -> None:
     lengths = self.lengths
     if type(lengths) is not np.ndarray or lengths.dtype != np.int32 or lengths.ndim != 1:
         raise Unfamiliar("the lengths are not an array of int32")
-    if len(lengths) and lengths.min() < 0:
+    if (lengths < 0).any():
         raise Unfamiliar("a length is negative")
     _check_counts(batch_max_len=self.batch_max_len, batch_size=self.batch_size)
     if not isinstance(self.drop_last, bool):
@@ -208,9 +208,8 @@ def _check_sampler(self: Any, multipack: Any) -> None:
     _check_counts(num_processes=self.num_processes or 1)
     if not isinstance(self.safe_mode, bool):
         raise Unfamiliar(f"safe_mode is {self.safe_mode!r}, not True or False")
-    method = self.mp_start_method
-    if method and method not in multiprocessing.get_all_start_methods():
-        raise Unfamiliar(f"mp_start_method is {method!r}")
+    if self.mp_start_method not in (None, "", *multiprocessing.get_all_start_methods()):
+        raise Unfamiliar(f"mp_start_method is {self.mp_start_method!r}")
     # What could still go wrong, a kernel that cannot be compiled, does so before the draw.
     _plan(self, self.lengths[:1])
 
