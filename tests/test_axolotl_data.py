@@ -662,27 +662,6 @@ def test_caches_serve_stock_and_ours_alike(tmp_path: Path, num_proc: int | None)
     assert names[0] == names[1]
 
 
-def test_an_error_midway_leaves_no_file_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from datasets import load_from_disk
-
-    def fail(_: Any) -> None:
-        raise MemoryError
-
-    tokenised(50).save_to_disk(str(tmp_path))
-    dataset = load_from_disk(str(tmp_path))
-    monkeypatch.setattr(filters, "_token_lengths", fail)
-    with pytest.raises(MemoryError):
-        process_datasets_for_packing(config({"sample_packing": True}), dataset, None)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert {name for name in left if not name.startswith("cache-")} == {
-        "data-00000-of-00001.arrow",
-        "dataset_info.json",
-        "state.json",
-    }
-
-
 def test_the_process_is_left_as_by_a_fork() -> None:
     """The library switches off the threads of tokenizers when it has forked, past os.environ."""
     import ctypes

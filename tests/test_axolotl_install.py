@@ -23,7 +23,6 @@ from support.axolotl import (
     VERSION,
     Later,
     byte_tokenizer,
-    run_child,
     word_tokenizer,
 )
 
@@ -45,42 +44,6 @@ USERS = (
     "axolotl.utils.samplers",
 )
 """Modules of Axolotl that import replaced functions by name."""
-
-ALL_ACTIVE = f"""
-import importlib, sys
-for name in {(*MODULES, *USERS)!r}:
-    importlib.import_module(name)
-import fast_axolotl
-status = fast_axolotl.status()
-assert status.installed, status.reason
-fitting = {tuple(item.target for item in FITTING)!r}
-wrong = [
-    p for p in status.patches if (p.state in ("active", "check")) != (p.target in fitting)
-]
-assert not wrong, wrong
-from axolotl.utils.data import rl, sft, shared, utils
-assert hasattr(shared.save_preprocessed_dataset, {MARK!r})
-assert sft.save_preprocessed_dataset is rl.save_preprocessed_dataset
-assert sft.save_preprocessed_dataset is shared.save_preprocessed_dataset
-assert sft.handle_long_seq_in_dataset is utils.handle_long_seq_in_dataset
-"""
-
-NONE_LEFT = f"""
-assert fast_axolotl.uninstall()
-left = [
-    (name, key)
-    for name, module in list(sys.modules.items())
-    if name.startswith("axolotl")
-    for key, value in list(vars(module).items())
-    if {MARK!r} in getattr(value, "__dict__", {{}})
-]
-assert not left, left
-"""
-
-
-def run_python(code: str) -> None:
-    done = run_child(sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
 
 
 def held(item: Replacement) -> Any:
@@ -118,10 +81,6 @@ def states() -> dict[str, str]:
     return {patch.target: patch.state for patch in patches if patch.target in targets}
 
 
-def test_ours_first_replaces_as_modules_load() -> None:
-    run_python("import fast_axolotl\nimport axolotl.cli.main\n" + ALL_ACTIVE + NONE_LEFT)
-
-
 def test_ours_last_sweeps_names_and_uninstall_restores_every_original_object(
     loaded: dict[str, Any],
 ) -> None:
@@ -137,6 +96,10 @@ def test_ours_last_sweeps_names_and_uninstall_restores_every_original_object(
         if id(value) in originals
     ]
     assert left == []
+    shared, sft, rl = (Later(f"axolotl.utils.data.{name}") for name in ("shared", "sft", "rl"))
+    assert hasattr(shared.save_preprocessed_dataset, MARK)
+    assert sft.save_preprocessed_dataset is rl.save_preprocessed_dataset
+    assert sft.save_preprocessed_dataset is shared.save_preprocessed_dataset
     fast_axolotl.uninstall()
     assert all(held(item) is loaded[item.target] for item in FITTING)
 

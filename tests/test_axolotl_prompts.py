@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,23 +172,15 @@ def test_an_odd_row_goes_through_the_strategy_itself(name: str) -> None:
 
 
 def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: Counter[str] = Counter()
-
-    def tally(name: str, reason: str, count: int) -> None:
-        assert name == "tokenize"
-        counted[reason] += count
-
+    counted: list[tuple[str, str, int]] = []
     for module in (prompts_module, tokenizers_module):
-        monkeypatch.setattr(module, "tally", tally)
-    compare(
-        STRATEGIES["alpaca"](byte_tokenizer(), 64),
-        [*INSTRUCTIONS, {**INSTRUCTIONS[0], "output": ""}],
-    )
-    compare(STRATEGIES["completion"](byte_tokenizer(), 8), [*rows_for("completion"), {"text": ""}])
-    assert counted == {
-        "a prompt or an answer is empty or not a str": 1,
-        "a text is empty or not a str": 1,
-    }
+        monkeypatch.setattr(module, "tally", lambda *told: counted.append(told))
+    for name, odd in (("alpaca", {**INSTRUCTIONS[0], "output": ""}), ("completion", {"text": ""})):
+        compare(STRATEGIES[name](byte_tokenizer(), 64), [*rows_for(name), odd])
+    assert counted == [
+        ("tokenize", "a prompt or an answer is empty or not a str", 1),
+        ("tokenize", "a text is empty or not a str", 1),
+    ]
 
 
 def documented() -> dict[str, bool]:

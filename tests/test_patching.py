@@ -399,20 +399,6 @@ def test_a_helper_that_other_code_has_replaced_counts_as_unknown(
     assert importlib.import_module("patchhost_ours").calls == [1, 1] * bool(check)
 
 
-def test_forked_workers_inherit_that_both_were_equal(work: ModuleType) -> None:
-    import multiprocessing
-
-    to_check(work)
-    box, ours = work.Box(), importlib.import_module("patchhost_ours")
-    box.fill(0)
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    worker = context.Process(target=lambda: (box.fill(1), results.put(list(ours.calls))))
-    worker.start()
-    assert results.get() == [0, 0, 1]
-    worker.join()
-
-
 class Thing:
     """An object with one attribute."""
 

@@ -125,14 +125,28 @@ def make(model: Any, tmp_path: Path) -> Make:
     return make_trainer
 
 
-def test_fetches_steps_settings_and_the_model_are_recorded(
+def test_fetches_steps_settings_and_the_model_are_recorded_and_figures_join_the_logs(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Another test may have loaded Axolotl, which is then taken for the one that trains.
     monkeypatch.delitem(sys.modules, "axolotl.train", raising=False)
     settings = {"batch_size": 2, "dispatcher": "mine", "corpus": "c4"}
+    has_board = importlib.util.find_spec("tensorboard") is not None
+    reporter, rows = Reporter(), Rows(400, WAIT / 2)
     options = {"gradient_accumulation_steps": 2, "meter": {"settings": settings}}
-    make(rows=Rows(400, WAIT / 2), **options).train()
+    options |= {"logging_strategy": "steps", "logging_steps": 2}
+    trainer = make(reporter, rows=rows, report_to=["tensorboard"] * has_board, **options)
+    trainer.train()
+    # Before reporters that were there first.
+    last = [logs for logs in reporter.logs if "loss" in logs][-1]
+    for name in ("stall_fraction", "host_stall_fraction", "tokens_per_second"):
+        assert isinstance(last[f"fast_axolotl/{name}"], float), last
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert "fast_axolotl/stall_fraction" in history[-1]
+    assert type(trainer.callback_handler.callbacks[0]).__name__ == "MeterCallback"
+    if has_board:
+        written = b"".join(path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
+        assert b"train/fast_axolotl/stall_fraction" in written
     rank = read_run(tmp_path / "run").ranks[0]
     assert rank.start.source == "transformers"
     assert total(rank, "steps") == 6
@@ -149,30 +163,6 @@ def test_fetches_steps_settings_and_the_model_are_recorded(
     assert shape.layers == 1
     assert shape.num_parameters > 0
     assert rank.values["attn_implementation"] == "sdpa"
-
-
-def test_figures_join_the_logs_before_reporters_that_were_there_first(
-    make: Make, tmp_path: Path
-) -> None:
-    has_board = importlib.util.find_spec("tensorboard") is not None
-    reporter = Reporter()
-    trainer = make(
-        reporter,
-        logging_strategy="steps",
-        logging_steps=2,
-        report_to=["tensorboard"] if has_board else [],
-    )
-    trainer.train()
-    last = [logs for logs in reporter.logs if "loss" in logs][-1]
-    for name in ("stall_fraction", "host_stall_fraction", "tokens_per_second"):
-        assert isinstance(last[f"fast_axolotl/{name}"], float), last
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert "fast_axolotl/stall_fraction" in history[-1]
-    order = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
-    assert order[0] == "MeterCallback"
-    if has_board:
-        written = b"".join(path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
-        assert b"train/fast_axolotl/stall_fraction" in written
 
 
 def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_logged(
