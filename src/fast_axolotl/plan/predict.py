@@ -256,71 +256,65 @@ def make_plan(
         predicted = predict_memory(shape, known).total
         beyond = max(0.0, (reference.memory_bytes or predicted) - predicted)
     candidates: list[Candidate] = []
-    notes: list[str] = []
-    for gpu, price, source in offers:
-        first = len(candidates)
+    for (gpu, price, _), count in product(offers, sorted(set(counts))):
         usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
         if reference is not None and gpu == reference.gpu:
             usable = max(usable, reference.memory_bytes or 0.0)  # it has run
-        for count in sorted(set(counts)):
-            chosen, changes = _fit(shape, gpu, layout, count, usable - beyond)
-            memory = predict_memory(shape, chosen)
-            known_of_all: dict[str, Any] = {
-                "gpu": gpu.key,
-                "gpus": count,
-                "layout": chosen,
-                "global_batch_tokens": chosen.step_tokens,
-                "memory": memory,
-                "memory_bytes": memory.total + beyond,
-            }
-            if memory.total + beyond > usable:
-                need, room = format_bytes(memory.total + beyond), format_bytes(usable)
-                changes = f"needs at least {need} per GPU, but the {gpu.key} has only {room}"
-                changes += " available"
-                candidates.append(Candidate(**known_of_all, changes=changes, binds="memory"))
-                continue
+        chosen, changes = _fit(shape, gpu, layout, count, usable - beyond)
+        memory, binds = predict_memory(shape, chosen), "memory"
+        rate = time = money = share = demand = ceiling = None
+        if memory.total + beyond > usable:
+            need, room = format_bytes(memory.total + beyond), format_bytes(usable)
+            changes = f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
+        else:
             step = predict_step(shape, gpu, chosen, network=network)
             communication = slowness * step.communication
             seconds = (step.total - step.communication + communication) / level
             share = (communication + step.bubble) / (seconds * level)
+            binds = "communication" if share >= BOUND_COMMUNICATION else "compute"
             width = interval_width(reference, shape, gpu, chosen)
             demand = real_share * chosen.step_tokens / seconds
-            binds, ceiling = "communication" if share >= BOUND_COMMUNICATION else "compute", None
             if reference is not None:
                 new = max(0.0, step.communication / step.total - seen)
                 alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
                 width = math.hypot(width, _COMMUNICATION * new, alone)
-                if (loader := reference.loader_tokens_per_second) is not None:
-                    grown = count / reference.layout.gpus if reference.loader_scales else 1.0
-                    ceiling = loader * grown
-                    binds = "data" if ceiling < demand else binds
-            ends = (demand * math.exp(-width), demand, demand * math.exp(width))
-            rate = Range(*(min(end, ceiling or end) if binds == "data" else end for end in ends))
-            time = money = None
+                grown = count / reference.layout.gpus if reference.loader_scales else 1.0
+                ceiling = times(reference.loader_tokens_per_second, grown)
+            ends = [demand * math.exp(way * width) for way in (-1, 0, 1)]
+            if ceiling is not None and ceiling < demand:
+                binds, ends = "data", [min(end, ceiling) for end in ends]
+            rate = Range(*ends)
             if tokens is not None:
-                time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
+                ends = [tokens / rate.high, tokens / rate.value, tokens / rate.low]
+                time = Range(*ends)
                 if price is not None:
-                    each = price * count / 3600
-                    money = Range(time.low * each, time.value * each, time.high * each)
-            candidates.append(
-                Candidate(
-                    **known_of_all,
-                    changes=changes,
-                    binds=binds,
-                    tokens_per_second=rate,
-                    step_seconds=real_share * chosen.step_tokens / rate.value,
-                    communication_share=share,
-                    demand_tokens_per_second=demand,
-                    loader_tokens_per_second=ceiling,
-                    seconds=time,
-                    dollars=money,
-                )
+                    money = Range(*(end * price * count / 3600 for end in ends))
+        candidates.append(
+            Candidate(
+                gpu=gpu.key,
+                gpus=count,
+                layout=chosen,
+                changes=changes,
+                global_batch_tokens=chosen.step_tokens,
+                memory=memory,
+                memory_bytes=memory.total + beyond,
+                binds=binds,
+                tokens_per_second=rate,
+                step_seconds=real_share * chosen.step_tokens / rate.value if rate else None,
+                communication_share=share,
+                demand_tokens_per_second=demand,
+                loader_tokens_per_second=ceiling,
+                seconds=time,
+                dollars=money,
             )
-        own = [*_warn(candidates[first:], reference, level)]
-        own += _assume(candidates[first:], gpu, reference, network)
+        )
+    notes = []
+    for gpu, price, source in offers:
+        own = [one for one in candidates if one.gpu == gpu.key]
         cost = "" if price is None else f"${price:g}, "
-        own.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
-        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in own]
+        said = (*_warn(own, reference, level), *_assume(own, gpu, reference, network))
+        said = (*said, f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
+        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
     return Plan(
         gpu=", ".join(gpu.key for gpu, _, _ in offers),
         parameters=shape.parameters,
@@ -345,11 +339,14 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     start = change(layout, gpus=count, ep=ep, shard=shard, **split)
     if predict_memory(shape, start).total <= usable:
         return start, ""
-    sizes = [size for size in (2, 4, 8) if start.tp < size <= gpu.node_size]
+    nodes = range(start.tp + 1, gpu.node_size + 1)
+    sizes = [
+        size for size in (2, 4, 8) if size in nodes and count % (size * start.pp * start.cp) == 0
+    ]
     layouts = [
         change(start, sharding=sharding, recompute=recompute, micro_batch=samples, tp=tp)
         for tp, samples, recompute, sharding in product(
-            (start.tp, *(size for size in sizes if count % (size * start.pp * start.cp) == 0)),
+            (start.tp, *sizes),
             dict.fromkeys((layout.micro_batch, min(1.0, layout.micro_batch))),
             dict.fromkeys((layout.recompute, "full")),
             dict.fromkeys((layout.sharding, "fsdp")),

@@ -150,19 +150,15 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
     (smallest, first), *_ = by_count.items()
     rounds = {run.pair: run.rate / smallest for run in first if run.pair}
     counts: list[Count] = []
-    base: list[float] = []
     for count, own in by_count.items():
-        values = [run.rate / count for run in own]
-        base, last = base or values, counts[-1] if counts else None
         # What drifts on the machine falls on all runs of one round of a protocol alike.
         pairs = [(rounds[run.pair], run.rate / count) for run in own if run.pair in rounds]
-        if len(pairs) > 1:
-            against = compare(*zip(*pairs, strict=True))
-        else:
-            against = compare(base, values, is_paired=False)
-        rate, added = statistics.geometric_mean(values) * count, None
-        if last is not None:
-            added = (rate - last.rate) / (count - last.gpus) / counts[0].rate_per_gpu
+        rates = [[run.rate / run.gpus for run in some] for some in (first, own)]
+        is_paired = len(pairs) > 1
+        against = compare(*(zip(*pairs, strict=True) if is_paired else rates), is_paired=is_paired)
+        rate, added = statistics.geometric_mean(rates[1]) * count, None
+        if counts:
+            added = (rate - counts[-1].rate) / (count - counts[-1].gpus) / counts[0].rate_per_gpu
         counts.append(
             Count(
                 gpus=count,
@@ -170,11 +166,11 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
                 rate=rate,
                 rate_per_gpu=rate / count,
                 efficiency=against.value,
-                efficiency_low=against.low if last else None,
-                efficiency_high=against.high if last else None,
+                efficiency_low=against.low if counts else None,
+                efficiency_high=against.high if counts else None,
                 step_seconds=middle(run.step_seconds for run in own),
                 batch_per_gpu=statistics.median(run.batch for run in own) / count,
-                losses=_divide_loss(first, own, against.value) if last else {},
+                losses=_divide_loss(first, own, against.value) if counts else {},
                 added=added,
             )
         )
@@ -202,20 +198,19 @@ def _mean(runs: Sequence[Run], name: str) -> float:
 
 
 def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) -> dict[str, float]:
-    def points(name: str) -> float:
-        return _mean(own, name) - _mean(first, name) * efficiency
-
-    exposed, transfer = points("communication"), points("transfer")
+    exposed, transfer, data = (
+        _mean(own, name) - _mean(first, name) * efficiency
+        for name in ("communication", "transfer", "data")
+    )
     computing = 1 - _mean(first, "data") - _mean(first, "communication")
     forward, micro = (_mean(own, name) / _mean(first, name) for name in ("forward", "micro_batch"))
+    compute = "smaller batches" if micro < 1 - _SAME else "slower compute"
     losses = {
-        "data": points("data"),
+        "data": data,
         "transfer": transfer,
         "waiting for the slowest": exposed - transfer,
         "communication": exposed if math.isnan(transfer) else math.nan,
-        "smaller batches" if micro < 1 - _SAME else "slower compute": computing
-        * efficiency
-        * (forward - 1),
+        compute: computing * efficiency * (forward - 1),
     }
     losses = {name: value for name, value in losses.items() if not math.isnan(value)}
     return {**losses, "not explained": 1 - efficiency - sum(losses.values())}
