@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
+from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, next_rows
 from fast_axolotl.reading.rows import take
@@ -183,10 +183,7 @@ class MixedReader:
             try:
                 self._base = join_schemas(self._base, source.reader.schema)
             except TypeClash as clash:
-                raise ConflictError(
-                    f"column {clash.path!r} is {clash.known} in earlier sources and {clash.found} "
-                    f"in source {source.name!r}; make the types equal, or read other columns"
-                ) from None
+                raise clash.error(f"source {source.name!r}") from None
         if source_column in self._base.names:
             raise UsageError(
                 f"the data already has a column {source_column!r}; pass another source_column"
