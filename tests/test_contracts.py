@@ -95,7 +95,7 @@ def test_every_format_and_compression_yields_the_same_rows(
 
 
 @pytest.mark.parametrize("shuffle", [None, 7])
-@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("count", [1, 7])
 @pytest.mark.parametrize("kind", MEDIUM_KINDS)
 def test_shards_partition_the_rows(
     medium: dict[str, Open], kind: str, count: int, shuffle: int | None
@@ -109,9 +109,8 @@ def test_shards_partition_the_rows(
     assert sorted(ids) == list(range(3000))
 
 
-@pytest.mark.parametrize("shuffle", [None, 7])
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("num_rows", [0, 1, 5, 200])
+@pytest.mark.parametrize(("shuffle", "compression"), [(None, "none"), (7, "gzip")])
+@pytest.mark.parametrize("num_rows", [0, 1, 200])
 def test_64_shards_partition_a_tiny_file(
     tmp_path: Path, num_rows: int, compression: str, shuffle: int | None
 ) -> None:
@@ -188,12 +187,10 @@ def test_shards_of_a_csv_file_scan_it_once_and_then_read_every_byte_about_once(
     assert sum(reading) <= 1.3 * size_of(large["csv"])
 
 
-@pytest.mark.parametrize("count", [1024])
 @pytest.mark.parametrize("kind", ["jsonl", "gzip files"])
-def test_a_thousand_shards_have_the_rows_among_them(
-    large: dict[str, Path], kind: str, count: int
-) -> None:
+def test_a_thousand_shards_have_the_rows_among_them(large: dict[str, Path], kind: str) -> None:
     """What each of them is dealt; reading them all would take a minute."""
+    count = 1024
     reader = open_dataset(large[kind], shuffle=1, even="pad", shard=(0, count))
     order = reader._order
     assert order.rows is not None
@@ -268,7 +265,7 @@ def check_resume_after_every_batch(open_reader: Open) -> None:
 def test_resume_after_every_batch_gives_the_same_tail(
     medium: dict[str, Open], kind: str, shuffle: int | None
 ) -> None:
-    check_resume_after_every_batch(partial(medium[kind], batch_size=450, shuffle=shuffle))
+    check_resume_after_every_batch(partial(medium[kind], batch_size=650, shuffle=shuffle))
 
 
 def test_resume_between_two_windows_gives_the_same_tail(large: dict[str, Path]) -> None:
@@ -372,7 +369,7 @@ def test_elastic_restore_delivers_every_row_exactly_once(
     open_reader = partial(
         medium[kind], batch_size=70, shuffle=shuffle, columns=["id"], num_threads=1
     )
-    for counts in [(1, 2, 4), (2, 4, 1), (3, 1, 2), (5, 2, 1), (1, 4, 3)]:
+    for counts in [(1, 2, 4), (5, 2, 1)]:
         stops = iter([3, 0, 5, 1, 2, 1, 4, 0, 2])
         first, states = run_shards(open_reader, counts[0], None, stops)
         second, states = run_shards(open_reader, counts[1], {"ranks": states}, stops)
@@ -391,18 +388,10 @@ def test_elastic_restore_can_be_resumed_again_on_the_same_shards(medium: dict[st
         return reader
 
     check_resume_after_every_batch(open_elastic)
-
-
-def test_iterating_again_after_an_elastic_restore_reads_everything(
-    medium: dict[str, Open],
-) -> None:
-    open_reader = partial(medium["jsonl"], batch_size=100, columns=["id"])
-    first, states = run_shards(open_reader, 2, None, iter([5, 7]))
-    reader = open_reader()
-    reader.load_state_dict(states)
-
-    assert sorted(first + ids_of(reader)) == list(range(3000))
-    assert ids_of(reader) == list(range(3000))
+    reader = open_elastic()
+    rest = ids_of(reader)
+    assert len(rest) < 1500
+    assert sorted(ids_of(open_reader(shard=(0, 2))) + ids_of(reader)) == list(range(3000))
 
 
 # 5. Memory is bounded by the budget: what reading ahead may hold.
@@ -475,7 +464,7 @@ def test_shards_give_the_same_number_of_batches(
 
 
 @pytest.mark.parametrize("even", ["drop", "pad"])
-@pytest.mark.parametrize("num_rows", [0, 1, 5])
+@pytest.mark.parametrize("num_rows", [0, 5])
 def test_fewer_rows_than_shards_are_made_even_too(tmp_path: Path, num_rows: int, even: str) -> None:
     path = write_jsonl(tmp_path / "tiny.jsonl", make_rows(num_rows))
 

@@ -104,8 +104,7 @@ LATE = [
 
 
 @pytest.mark.parametrize(("first", "then", "column", "message"), LATE)
-@pytest.mark.parametrize("shuffle", [None, 3])
-@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize(("shuffle", "compression"), [(None, "zstd"), (3, "none")])
 def test_a_type_that_would_change_past_the_sample_is_an_error_or_known_by_a_scan(
     tmp_path: Path,
     first: Any,
@@ -173,8 +172,7 @@ def test_every_shard_begins_with_the_same_types_for_a_few_bytes(
         (True, 1, "v", ("bool", "int64")),
     ],
 )
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("far", [False, True], ids=["same block", "later block"])
+@pytest.mark.parametrize(("compression", "far"), [("none", False), ("gzip", True)])
 def test_a_conflict_names_file_line_column_and_both_types(
     tmp_path: Path,
     first: Any,

@@ -46,7 +46,7 @@ def ids_of(batches: Any) -> list[int]:
     return [int(value) for batch in batches for value in batch["id"]]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_partition_the_rows(path: Path, num_workers: int) -> None:
     loader = DataLoader(dataset(path), batch_size=None, num_workers=num_workers)
 
@@ -123,12 +123,11 @@ def test_single_rows_have_the_values_of_the_batches(tmp_path: Path) -> None:
         TorchDataset(path, rows=True, output="arrow")
 
 
-@pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("even", ["drop", "pad"])
+@pytest.mark.parametrize(("rows", "even"), [(False, "drop"), (True, "pad")])
 def test_an_even_dataset_knows_its_length(path: Path, even: str, rows: bool) -> None:
     for workers in (0, 2):
         lengths = set()
-        for rank in range(3):
+        for rank in (0, 2):
             options = {"even": even, "rows": rows, "batch_size": 23, "num_workers": workers}
             data = dataset(path, shard=(rank, 3), **options)
             size = 50 if rows else None
@@ -170,8 +169,7 @@ def stop_after(loader: Any, count: int) -> tuple[list[int], Any]:
     return ids_of(islice(batches, count)), pickle.loads(pickle.dumps(loader.state_dict()))
 
 
-@pytest.mark.parametrize("shuffle", [None, 4])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("shuffle", "num_workers"), [(None, 2), (4, 0), (4, 2)])
 def test_a_stateful_loader_resumes_with_the_identical_tail(
     path: Path, num_workers: int, shuffle: int | None
 ) -> None:
@@ -180,7 +178,7 @@ def test_a_stateful_loader_resumes_with_the_identical_tail(
 
     whole = ids_of(make())
     assert sorted(whole) == ALL
-    for stop in (0, 1, 7, 20, NUM_ROWS // 50 - 1):
+    for stop in (0, 7):
         first, state = stop_after(make(), stop)
         resumed = make(state)
         assert first + ids_of(resumed) == whole

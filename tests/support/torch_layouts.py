@@ -75,11 +75,6 @@ class Model(torch.nn.Module):
         return {"loss": self.layer(score.float().reshape(-1, 1)).sum()}
 
 
-def train(model: Any, batches: Any, backward: Any = torch.Tensor.backward) -> None:
-    for batch in batches:
-        backward(model(**batch)["loss"])
-
-
 class Changed(IterableDataset):  # type: ignore[type-arg]
     """What a user puts around a dataset to change its batches."""
 
@@ -102,15 +97,13 @@ class Hidden(Changed):
 
 # torch.
 
-ROWS = {"file": "ragged", "rows": True, "batch_size": 7, "collate_fn": identity}
 SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn"}
 
 
 @layout("spawn", **SPAWN)
 @layout("a mix of workers", 30, file="mix", num_workers=2)
-@layout("rows", **ROWS)
-def load(file: str = "flat", rows: bool = False, batch_size: Any = None, **options: Any) -> Ids:
-    return ids_of(DataLoader(data(file, rows=rows), batch_size=batch_size, **options))
+def load(file: str = "flat", **options: Any) -> Ids:
+    return ids_of(DataLoader(data(file), batch_size=None, **options))
 
 
 @layout("plain loop, with a warning")
@@ -128,7 +121,6 @@ def mesh(*names: str, shape: tuple[int, ...] = (2,)) -> Any:
 
 
 @layout("mesh dp and tp", names=("dp_shard", "tp"), shape=(2, 1))
-@layout("mesh of an unknown name", "'expert', and it is unknown .* pass shard=", names=("expert",))
 def read_in_mesh(names: tuple[str, ...], **options: Any) -> Ids:
     return ids_of(data(device_mesh=mesh(*names, **options)))
 
@@ -142,17 +134,13 @@ def read_in_hidden_mesh() -> Ids:
         dist.destroy_process_group(group)
 
 
-def shard_fully(model: Any) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
-    return fully_shard(model, mesh=mesh("fsdp"))
-
-
-@layout("DDP", wrapper=torch.nn.parallel.DistributedDataParallel, num_workers=1)
-@layout("FSDP", wrapper=shard_fully)
-def train_in_torch(wrapper: Any, **options: Any) -> Ids:
+@layout("DDP")
+def train_in_torch() -> Ids:
     model = Model()
-    train(wrapper(model), DataLoader(data(even="pad"), batch_size=None, **options))
+    batches = DataLoader(data(even="pad"), batch_size=None, num_workers=1)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    for batch in batches:
+        parallel(**batch)["loss"].backward()
     return model.seen
 
 
@@ -181,9 +169,7 @@ def prepare(dataset: Any, config: Any = None, batch_size: Any = None, **options:
 @layout(
     "dispatched and sharded", "already shards the rows; remove shard=", dataset={"shard": (RANK, 2)}
 )
-@layout("dispatched and stateful", "dispatch_batches=False", config=STATEFUL)
 @layout("own batches", 10, config=OWN, **ONE)
-@layout("own rows", 7, config=OWN, **FOUR)
 @layout("own batches without a size", "a loader with a batch_size; set it, or do not", config=OWN)
 def accelerate(dataset: Any = None, **options: Any) -> Ids:
     return ids_of(prepare(data(**dataset or {}), **options))
@@ -220,7 +206,6 @@ def accelerate_state() -> None:
 
 
 @layout("tensor parallel, dispatched", "same")
-@layout("tensor parallel, own batches", "same", config=OWN, **ONE)
 @layout("context parallel, dispatched", "dispatch_batches=False", name="cp")
 def accelerate_mesh(name: str = "tp", **options: Any) -> Ids:
     """accelerate makes such a mesh itself only where it finds devices."""
@@ -237,15 +222,14 @@ def accelerate_mesh(name: str = "tp", **options: Any) -> Ids:
 # Trainers.
 
 
-@layout("Trainer with workers", 1, dataloader_num_workers=2)
-@layout("Trainer without dispatching", 9, accelerator_config=OWN)
-def train_in_transformers(**options: Any) -> Ids:
+@layout("Trainer with workers", 1)
+def train_in_transformers() -> Ids:
     from transformers import Trainer, TrainingArguments
 
     settings = {"max_steps": 41, "per_device_train_batch_size": 5, "disable_tqdm": True}
     settings |= {"use_cpu": True, "save_strategy": "no", "logging_strategy": "no", "report_to": []}
     model = Model()
-    arguments = TrainingArguments(f"trainer-{RANK}", **settings, **options)
+    arguments = TrainingArguments(f"trainer-{RANK}", dataloader_num_workers=2, **settings)
     Trainer(model, arguments, train_dataset=data(rows=True)).train()
     return model.seen
 
