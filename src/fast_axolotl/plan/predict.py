@@ -329,14 +329,12 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     """The layout on ``count`` GPUs at the same global batch; if it does not fit, the fastest of its
     changes that does."""
     split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
-    shard = layout.shard if layout.shard and count % layout.shard == 0 else 0
-    batch, ep = layout.step_tokens, math.gcd(layout.ep, count)
 
     def change(old: Layout, **values: Any) -> Layout:
         new = replace(old, **values, accumulation=1)
-        return replace(new, accumulation=max(1, round(batch / new.step_tokens)))
+        return replace(new, accumulation=max(1, round(layout.step_tokens / new.step_tokens)))
 
-    start = change(layout, gpus=count, ep=ep, shard=shard, **split)
+    start = change(layout, gpus=count, **split)
     if predict_memory(shape, start).total <= usable:
         return start, ""
     nodes = range(start.tp + 1, gpu.node_size + 1)
@@ -395,9 +393,6 @@ def _describe(
         f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {network:g} GB/s per GPU, without "
         "congestion."
     )
-    if reference is not None and reference.loader_tokens_per_second is not None:
-        grows = "every rank brings its own loader workers and CPU cores"
-        yield f"Assumption: {grows if reference.loader_scales else 'one rank reads for all'}."
 
 
 def _warn(
