@@ -100,7 +100,6 @@ def plan(
     shape = None if model is None else read_config(model)
     reference = None
     if run is not None:
-
         known = read_report_run(run, "")
         shape, reference = read_reference(known.record, known.summary, shape)
         layout = reference.layout
