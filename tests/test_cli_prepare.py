@@ -14,7 +14,7 @@ import pytest
 
 from fast_axolotl.cli import main
 from fast_axolotl.cli.data import job_progress, print_job
-from fast_axolotl.cluster.job import JobSummary, Node, Stage
+from fast_axolotl.cluster.job import JobSummary, Stage
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -39,8 +39,9 @@ SUMMARY = JobSummary(
     bytes_out=GB,
     seconds=1800.0,
     stages=(STAGE, replace(STAGE, name="shards", seconds=200.0)),
-    nodes=tuple(Node(name=f"n{n:02}", tasks=9, peak_bytes=GB + n) for n in range(20)),
-    extra={"rejections": ["a.jsonl, line 3: no JSON"]},
+    peak_bytes=GB,
+    peak_node="n19",
+    rejections=["a.jsonl, line 3: no JSON"],
 )
 
 

@@ -387,7 +387,6 @@ def print_job(job: JobSummary, *, as_json: bool, next_command: str = "") -> None
     ]
     header = ("stage", "tasks", "done before", "retried", "time", "task time", "written")
     show_matrix("", header, stages)
-    peak = max(job.nodes, key=lambda node: node.peak_bytes, default=None)
     # Rows that an earlier run has prepared took no time now.
     earlier = sum(stage.done_before for stage in job.stages)
     rate = f" ({format_count(job.tokens / job.seconds)} tokens/s)" if not earlier else ""
@@ -404,11 +403,8 @@ def print_job(job: JobSummary, *, as_json: bool, next_command: str = "") -> None
         ("rows out", f"{job.rows_out:,} ({format_bytes(job.bytes_out)})"),
         ("tokens", f"{job.tokens:,}{rate}" if job.tokens else "– (rows are not tokenised)"),
         ("time", f"{format_duration(job.seconds)}{before}"),
-        (
-            "peak memory",
-            f"{format_bytes(peak.peak_bytes)} of a process on {peak.name}" if peak else "",
-        ),
-        ("rejected", "\n".join(job.extra.get("rejections", ())[:_MOST_REJECTIONS])),
+        ("peak memory", f"{format_bytes(job.peak_bytes)} of a process on {job.peak_node}"),
+        ("rejected", "\n".join(job.rejections[:_MOST_REJECTIONS])),
         ("output", ", ".join(job.outputs)),
         ("next", next_command),
     ]
