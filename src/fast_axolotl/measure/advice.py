@@ -213,7 +213,6 @@ def even_out(evidence: Evidence) -> Action:
     slow, lost = evidence.slow_rank, evidence.exposed * (evidence.skew_share or 0.0)
     if evidence.holds_up:
         slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
-        is_uneven = figures.straggler_part == "tokens"
     text = (
         f"Check the machine of rank {slow}: its GPU clocks and power (nvidia-smi -q -d "
         "PERFORMANCE), and other programs on its CPU cores."

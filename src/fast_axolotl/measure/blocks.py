@@ -83,8 +83,6 @@ class _Block:
         self.walls: list[float] = []
         self.hosts: list[float] = []
         self.devices: list[float] = []
-        self.forward_seconds: float | None = 0.0
-        """``None`` where a step has none."""
 
     def add(self, step: Step, wall: float, slow_seconds: float | None) -> None:
         """Add one step, and its fetches that waited at least so long to the slow ones."""
@@ -107,11 +105,6 @@ class _Block:
             self.devices.append(device_wait or 0.0)
         if self.step_waits is not None:
             self.step_waits.append(host_wait if device_wait is None else device_wait)
-        forward = step.forward_seconds
-        if forward is None or self.forward_seconds is None:
-            self.forward_seconds = None
-        else:
-            self.forward_seconds += forward
         for number, (row, wait_seconds, _) in enumerate(step.fetches):
             self.host_waits.add(wait_seconds)
             if step.device_waits is not None:
@@ -145,7 +138,6 @@ class _Block:
             produced=self.produced if self.producing_seconds else None,
             producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
             waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
-            forward_seconds=None if self.forward_seconds is None else _round(self.forward_seconds),
             step_waits="" if self.step_waits is None else encode_waits(self.step_waits),
             host_waits=self.host_waits.written(),
             device_waits=self.device_waits.written() if has_device else None,

@@ -208,7 +208,6 @@ class Evidence:
         late = {
             "data": "waits for data in steps in which the others do not wait",
             "compute": "computes longer than the others",
-            "tokens": "computes longer than the others, because it has more tokens",
         }.get(figures.straggler_part, "is late")
         text = "rank {rank} {late}: this costs the other ranks {straggler_fraction} of the time"
         return [self.say(text, rank=figures.straggler_rank, late=late)]

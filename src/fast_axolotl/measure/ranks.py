@@ -11,23 +11,18 @@ With a dispatcher it is rank 0, which reads for all, and whose waits look like c
 others. A rank that recorded too little to be judged decides nothing, where another has recorded
 more.
 
-*Stragglers.* Two things show the rank that the others wait for without a profiler. Data: in the
-steps in which it waits, the others do not. Compute: its forward pass takes longer. The forward pass
-is compared because no collective of data parallelism runs in it; the rest of a step is as long on
-every rank, since they wait for each other. A longer forward pass is explained by more tokens, else
-it is compute. Where weights are gathered in the forward pass (FSDP,
-ZeRO-3), only a profiler window tells: the slow rank is the one that spends least time in
-collectives.
+*Stragglers.* The rank that the others wait for is late with its data: in the steps in which it
+waits, the others do not. Or it computes longer, which only a profiler window tells: it is the one
+that spends least time in collectives. A step is as long on every rank, since they wait for each
+other.
 
 *Replicas.* Ranks of one tensor, context or pipeline parallel group are fed the same batches, and
-what they count is not added up twice. The sizes of these groups stand in the settings. Fingerprints
-of a few batches go before them: ranks that all saw other batches count other tokens.
+what they count is not added up twice. The sizes of these groups stand in the settings.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,12 +50,6 @@ LEAST_SHARE = 0.5
 """Of the stall, that one rank causes alone. Ours: the larger part of it."""
 LEAST_FRACTION = 0.01
 """Of the time, that the others lose to a rank. Ours: less is noise."""
-LONGER_FORWARD = 0.10
-"""By which a forward pass is longer than the median of the other ranks'. Ours: equal GPUs differ by
-a few percent."""
-MORE_TOKENS = 0.05
-_STANDARD_ERRORS = 3.0
-_LEAST_BLOCKS = 3
 _SIZES = {
     "tensor_parallel": ("tensor_parallel_size",),
     "context_parallel": ("context_parallel_size", "sequence_parallel_degree"),
@@ -113,15 +102,6 @@ class RankFigures:
         return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
 
     @property
-    def forward_seconds_per_step(self) -> float | None:
-        """Time of the forward passes, where nearly all were timed."""
-        timed = [block for block in self.steady_blocks if finite(block.forward_seconds) is not None]
-        steps = sum(block.steps for block in timed)
-        if steps < LEAST_PRESENCE * self.steady.steps:
-            return None
-        return ratio(total(block.forward_seconds for block in timed), steps)
-
-    @property
     def is_long_enough(self) -> bool:
         """Whether its steady phase can be judged."""
         return thresholds.is_long_enough(self.steady.fetches, self.steady.wall_seconds)
@@ -153,7 +133,6 @@ class RankFigures:
             samples_per_second=ratio(steady.count("samples"), steady.wall_seconds),
             is_finished=end is not None and end.reason == "finished",
             node=self.record.start.host,
-            forward_seconds_per_step=self.forward_seconds_per_step,
         )
 
 
@@ -222,7 +201,7 @@ class Job:
     straggler_rank: int | None = None
     """The rank that costs the others most."""
     straggler_part: str = ""
-    """data, compute or tokens."""
+    """data or compute."""
     straggler_fraction: float | None = None
     """Share of the time that the others lose to it."""
     copies: int = 1
@@ -382,13 +361,12 @@ def _find_straggler(job: Job) -> None:
     late = max(job.alone, key=job.alone.__getitem__, default=None)
     if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
         found.append((job.alone[late], late, "data"))
-    slow, reason = _find_slow_forward(steady)
-    if slow is None and job.slow_rank is not None:
-        # A window compares the ranks' collectives, wherever they run.
+    reason = "a rank that computes longer shows only in a profiler window; use fast-axolotl measure"
+    reason += " --profile-steps 5"
+    if job.slow_rank is not None:
         reason = ""
         if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
-            slow = job.skew_fraction or 0.0, job.slow_rank, "compute"
-    found += [] if slow is None else [slow]
+            found.append((job.skew_fraction or 0.0, job.slow_rank, "compute"))
     fraction, rank, part = max(found, key=lambda one: one[0], default=(0.0, 0, ""))
     if fraction >= LEAST_FRACTION:
         job.straggler_fraction, job.straggler_rank, job.straggler_part = fraction, rank, part
@@ -398,62 +376,11 @@ def _find_straggler(job: Job) -> None:
         job.reasons["straggler_fraction"] = reason
 
 
-def _find_slow_forward(
-    ranks: Sequence[RankFigures],
-) -> tuple[tuple[float, int, str] | None, str]:
-    """The rank whose forward pass takes longer than those of the others: what they lose to it, its
-    number, and whether it computes longer or has more tokens. Or why nobody knows."""
-    if any(
-        rank.settings.get("fsdp") or rank.settings.get("deepspeed_stage") == 3 for rank in ranks
-    ):
-        return None, (
-            "weights are gathered in the forward pass (FSDP, ZeRO-3), so a slow rank shows only "
-            "in a profiler window; use fast-axolotl measure --profile-steps 5"
-        )
-    passes = {rank.rank: _forward_of(rank) for rank in ranks}
-    times = {number: found for number, found in passes.items() if found is not None}
-    if len(times) < len(ranks):
-        return None, "the forward pass was not timed on every rank"
-    slow = max(ranks, key=lambda rank: times[rank.rank][0])
-    others = [rank for rank in ranks if rank is not slow]
-    seconds, error = times[slow.rank]
-    usual = statistics.median(times[rank.rank][0] for rank in others)
-    noise = math.hypot(error, statistics.median(times[rank.rank][1] for rank in others))
-    longer = ratio(seconds, usual)
-    if longer is None or longer <= 1.0 + LONGER_FORWARD or seconds - usual < noise:
-        return None, ""
-    part = "compute"
-    more = ratio(_tokens_per_step(slow), middle(map(_tokens_per_step, others)))
-    if more is not None and more > 1.0 + MORE_TOKENS and longer / more <= 1.0 + LONGER_FORWARD:
-        part = "tokens"
-    lost = ratio((seconds - usual) * slow.steady.steps, slow.steady.wall_seconds)
-    return (lost or 0.0, slow.rank, part), ""
-
-
-def _forward_of(rank: RankFigures) -> tuple[float, float] | None:
-    """Seconds per step, and three times the standard error over blocks."""
-    means = [
-        seconds / block.steps
-        for block in rank.steady_blocks
-        if (seconds := finite(block.forward_seconds)) is not None and block.steps
-    ]
-    per_step = rank.forward_seconds_per_step
-    if per_step is None or len(means) < _LEAST_BLOCKS:
-        return None
-    return per_step, _STANDARD_ERRORS * statistics.stdev(means) / math.sqrt(len(means))
-
-
-def _tokens_per_step(rank: RankFigures) -> float | None:
-    """Positions that the model computes, padding included where that is known."""
-    tokens = rank.steady.count("padded_tokens")
-    return ratio(rank.steady.count("real_tokens") if tokens is None else tokens, rank.steady.steps)
-
-
 def _find_replicas(job: Job) -> None:
-    """How the ranks share the batches, by the settings, else by the batches."""
-    ranks, world_size = job.ranks, job.world_size
+    """How the ranks share the batches, by the settings."""
+    world_size = job.world_size
     known: dict[str, int] = {}
-    for rank in ranks:
+    for rank in job.ranks:
         known |= _read_sizes(rank.settings)
     copies = math.prod(known.values())
     if world_size < 2:
@@ -461,8 +388,6 @@ def _find_replicas(job: Job) -> None:
     elif job.is_dispatched:
         # Rank 0 counts all of it, once.
         job.data_parallel_size = max(1, world_size // copies) if known else None
-    elif len(ranks) == world_size and _all_differ(ranks):
-        job.data_parallel_size = world_size
     elif known and world_size % copies == 0:
         job.copies, job.data_parallel_size = copies, world_size // copies
     else:
@@ -483,15 +408,3 @@ def _read_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
         if any(known := [round(size) for size in sizes if size is not None and size >= 1]):
             found[name] = max(known)
     return found
-
-
-def _all_differ(ranks: Sequence[RankFigures]) -> bool:
-    """Whether every rank saw other batches, by their fingerprints. Equal ones prove nothing: a
-    made-up dataset may repeat one row."""
-    prints = [
-        {mark.fetch: mark.text for mark in rank.record.marks if mark.name == "batch" and mark.text}
-        for rank in ranks
-    ]
-    common = sorted(set(prints[0]).intersection(*prints[1:]), key=str)
-    seen = {tuple(found[fetch] for fetch in common) for found in prints}
-    return len(common) > 1 and len(seen) == len(ranks)

@@ -295,10 +295,10 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
             "Σ over collectives of the shortest duration on any rank ÷ window",
             "needs windows with the same collectives on all ranks", _NO_WINDOW),
         Figure("straggler_fraction", "lost to the slowest rank", "share", "lower",
-            "(largest − median forward time of the ranks) ÷ wall time; for data: the part of the "
-            "stall that only this rank causes",
-            "a rank that is slow only in its backward pass shows only in a profiler window",
-            "there is only one rank, or no forward pass was timed"),
+            "the part of the stall that only this rank causes; or, in a profiler window, what the "
+            "others wait for it in collectives ÷ window",
+            "a rank that computes longer shows only in a profiler window",
+            "there is only one rank"),
     ),
     "Cost of measuring": (
         Figure("overhead_seconds_per_fetch", "cost per fetch", "s", "lower",

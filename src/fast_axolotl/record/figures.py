@@ -57,7 +57,6 @@ class RankSummary:
     is_finished: bool
     node: str = ""
     """The machine it ran on."""
-    forward_seconds_per_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ class RunSummary:
     """The rank that causes most of the stall; ``None`` if no rank was recorded."""
     straggler_rank: int | None = None
     straggler_part: str = ""
-    """What it is late with: data, compute or tokens."""
+    """What it is late with: data or compute."""
     data_parallel_size: int | None = None
 
     ledger: dict[str, float] = field(default_factory=dict)
