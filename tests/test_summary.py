@@ -222,10 +222,16 @@ def test_where_device_waits_are_known_they_are_the_stall() -> None:
 
 def test_the_pattern_and_the_period_of_waits_are_found() -> None:
     burst = figures(wait=every(16, 0.3), fetches=3000)
-    assert (burst.stall_pattern, burst.stall_period_fetches) == ("burst", 16)
-    assert burst.stall_period_rows == 128
+    assert (burst.stall_pattern, burst.stall_period_fetches) == (
+        "burst",
+        pytest.approx(16, rel=0.01),
+    )
+    assert burst.stall_period_rows == pytest.approx(128, rel=0.01)
     rare = figures(wait=every(125, 0.3), fetches=900)
-    assert (rare.stall_pattern, rare.stall_period_rows) == ("periodic", 1000)
+    assert (rare.stall_pattern, rare.stall_period_rows) == (
+        "periodic",
+        pytest.approx(1000, rel=0.05),
+    )
     assert rare.worst_percent_share > 0.9
 
 

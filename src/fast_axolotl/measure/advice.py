@@ -411,7 +411,7 @@ def _deepen(evidence: Evidence) -> Action:
     """A queue that holds as many batches as come between two waits."""
     figures, workers = evidence.figures, evidence.number("num_workers")
     period, stall = figures.stall_period_fetches or 0.0, min(evidence.stall, 0.95)
-    wanted = math.ceil(period)
+    wanted = round(period)
     is_deep = figures.queue_capacity is not None and figures.queue_capacity >= wanted
     # Axolotl does not give its streams a prefetch factor: only workers make their queue deeper.
     if is_deep or (evidence.source == "axolotl" and evidence.is_stream):

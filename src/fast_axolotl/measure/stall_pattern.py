@@ -1,9 +1,9 @@
 """How waiting is spread over a run: in which pattern waits come, and whether the end is different.
 
 *Pattern.* All along, in bursts, or once in a long while. Long waits hold most of the waiting:
-a third as long as the one at half of it, or longer. Where they are few, their mean distance is the
-period. Up to 64 fetches it is a burst: a ready queue that deep hides it. A longer one is periodic,
-and so are waits that come with an epoch's or a shard's begin.
+a third as long as the one at half of it, or longer. Where they are few, all fetches ÷ their number
+is the period. Up to 64 fetches it is a burst: a ready queue that deep hides it. A longer one is
+periodic, and so are waits that come with an epoch's or a shard's begin.
 
 *End.* A run that was fine for hours can be starved. The steady time is cut into tenths. The last
 one is a change if it is long enough to be judged, and its stall is five points above that of seven
@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from fast_axolotl.measure.ranks import Job, RankFigures
 from fast_axolotl.measure.ready_queue import find_capacity
-from fast_axolotl.record import Histogram, SlowFetch, StepBlock, thresholds
+from fast_axolotl.record import Histogram, StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, ratio, total
 
 DEEPEST_QUEUE = 64
@@ -49,11 +49,10 @@ class Pattern(NamedTuple):
     """What the period follows."""
 
 
-def rank_pattern(rank: RankFigures, waits_by_cause: Mapping[str, float]) -> Pattern:
-    """The pattern of a rank's waits, seen with what its trainer and its queue do."""
-    slow = [slow for block in rank.steady_blocks for slow in block.slow]
+def find_pattern(rank: RankFigures, waits_by_cause: Mapping[str, float]) -> Pattern:
+    """The pattern of a rank's waits, given what caused them, its trainer and its queue."""
     accumulation, steady = rank.accumulation, rank.steady
-    pattern = find_pattern(slow, rank.waits, waits_by_cause, accumulation)
+    pattern = spread_pattern(rank.waits, waits_by_cause, accumulation)
     capacity, own_seconds = find_capacity(rank.settings), rank.own_seconds
     is_of_steps = pattern.kind == "steady" or pattern.period_of == "step"
     if not is_of_steps or rank.record.start.source not in _FETCHES_FIRST:
@@ -68,14 +67,10 @@ def rank_pattern(rank: RankFigures, waits_by_cause: Mapping[str, float]) -> Patt
     return Pattern() if reading > own_seconds else Pattern("burst", accumulation, "step")
 
 
-def find_pattern(
-    slow: Sequence[SlowFetch],
-    waits: Histogram,
-    waits_by_cause: Mapping[str, float],
-    accumulation: int = 1,
+def spread_pattern(
+    waits: Histogram, waits_by_cause: Mapping[str, float], accumulation: int = 1
 ) -> Pattern:
-    """The pattern of all waits, given what caused them; the slow fetches tell how far the long ones
-    lie apart."""
+    """The pattern of all waits, by how many of them are long."""
     bins = sorted(waits.items(), reverse=True)
     whole = sum(map(prod, bins))
     left, least = whole / 2, 0.0
@@ -86,10 +81,9 @@ def find_pattern(
             break
     long = [(seconds, count) for seconds, count in bins if seconds >= least]
     number, held = sum(count for _, count in long), sum(map(prod, long))
-    places = [fetch.fetch for fetch in slow if fetch.seconds >= least]
-    if number < 2 or len({*places}) < 2:
+    if number < 2 or not whole:
         return Pattern()
-    period = (max(places) - min(places)) / (number - 1)
+    period = waits.count / number
     causes: tuple[Literal["epoch", "shard"], ...] = ("epoch", "shard")
     for cause in causes:
         if waits_by_cause.get(cause, 0.0) >= thresholds.MOST_WAITING:

@@ -24,7 +24,7 @@ from fast_axolotl.measure.ledger import fold_ledger
 from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
 from fast_axolotl.measure.ranks import Job, RankFigures, fold_job, fold_rank, others_span_seconds
 from fast_axolotl.measure.ready_queue import find_capacity, mean_depth, number_of, read_queue
-from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, rank_pattern
+from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, find_pattern
 from fast_axolotl.measure.verdict import judge, judge_change
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
@@ -84,11 +84,10 @@ def _gather_evidence(figures: RunSummary, record: RunRecord, job: Job) -> Eviden
     if chosen is not None:
         source, drain = chosen.record.start.source, chosen.drain
         pace = ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
-    # The queue that is empty first, since the ranks wait for each other; where none is falling, the
-    # one of the rank that decides.
+    # Where no queue is emptying, the one of the rank that decides.
     falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
     if falling and not (chosen is not None and chosen.settings.get("dispatcher")):
-        drain = min(falling, key=lambda drain: drain.left / drain.batches_per_step)
+        drain = falling[0]
     return Evidence(
         figures=figures,
         source=source,
@@ -256,7 +255,7 @@ class _Fold:
         self.put_steady("steps_per_second", pace)
         self.put_steady("worst_percent_share", waits.worst_share() if waits else None)
         causes = self.values["waits_by_cause"] = _share_causes(rank)
-        pattern = rank_pattern(rank, causes) if rank is not None and rank.steady.fetches else None
+        pattern = find_pattern(rank, causes) if rank is not None and rank.steady.fetches else None
         kind, fetches, follows = pattern or Pattern()
         self.values["stall_pattern"] = kind if pattern else ""
         self.values["stall_period_of"] = follows
