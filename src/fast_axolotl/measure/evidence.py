@@ -228,9 +228,7 @@ class Evidence:
         is_named = figures.stall_period_of in ("epoch", "shard", "step")
         follows = f", once per {figures.stall_period_of}" if is_named else ""
         line = f"a long wait every {period or 0:,.4g} fetches{samples}{follows}"
-        if figures.worst_percent_share is not None:
-            line += "; the slowest 1 % of fetches account for {worst_percent_share} of the waiting"
-        return [*lines, self.say(line)]
+        return [*lines, line]
 
     def hidden_lines(self) -> list[str]:
         """Waits of the host that cost nothing."""

@@ -253,7 +253,6 @@ class _Fold:
             self.put_steady(f"step_{name}_seconds", value)
         pace = ratio(steady.steps, steady.wall_seconds) if steady else None
         self.put_steady("steps_per_second", pace)
-        self.put_steady("worst_percent_share", waits.worst_share() if waits else None)
         causes = self.values["waits_by_cause"] = _share_causes(rank)
         pattern = find_pattern(rank, causes) if rank is not None and rank.steady.fetches else None
         kind, fetches, follows = pattern or Pattern()
