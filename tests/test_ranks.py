@@ -359,8 +359,8 @@ def test_the_rate_of_the_reader_is_rows_per_wait_or_what_fills_a_queue_with_room
 def test_waits_are_shared_out_to_what_happened_meanwhile() -> None:
     record = make_job([0.05] * 400)
     for block in record.ranks[0].blocks:
-        block.waits_by_cause.update(epoch=0.62 * 2.5, refill=0.08 * 2.5)
+        block.waits_by_cause.update(epoch=0.62 * 2.5, shard=0.08 * 2.5)
     summary = summarise(record)
-    assert summary.waits_by_cause == pytest.approx({"epoch": 0.62, "loader": 0.3, "refill": 0.08})
+    assert summary.waits_by_cause == pytest.approx({"epoch": 0.62, "loader": 0.3, "shard": 0.08})
     [line] = [line for line in summary.verdict.evidence if line.startswith("of all waiting")]
-    assert "62.0 % at the start of an epoch, 8.0 % while the shuffle buffer was filling" in line
+    assert "62.0 % at the start of an epoch, 8.0 % at a new shard" in line

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE, Pattern, spread_pattern
+from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE, Pattern, find_pattern
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import Histogram, RankRecord
 from support.records import make_rank, make_run
@@ -20,7 +20,7 @@ def find(*waits: tuple[float, int], **causes: float) -> Pattern:
     histogram = Histogram()
     for seconds, count in waits:
         histogram.add(seconds, count)
-    return spread_pattern(histogram, causes)
+    return find_pattern(histogram, causes)
 
 
 @pytest.mark.parametrize(

@@ -345,8 +345,7 @@ def _speed_up(evidence: Evidence) -> Action:
     workers, shards = evidence.number("num_workers"), evidence.number("num_shards")
     # What comes at the start of an epoch, or in the main process, no worker takes away.
     causes = evidence.figures.waits_by_cause
-    elsewhere = causes.get("epoch", 0.0) + causes.get("checkpoint", 0.0)
-    stall = min(evidence.stall * max(0.0, 1.0 - elsewhere), 0.95)
+    stall = min(evidence.stall * max(0.0, 1.0 - causes.get("epoch", 0.0)), 0.95)
     all_of_it = possible_gain(stall)
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:
@@ -428,7 +427,7 @@ def _deepen(evidence: Evidence) -> Action:
     ready = count * values["prefetch_factor"]
     return Action(
         f"Set {_name(evidence.source, **values)}; {ready} batches are then ready and hide waits "
-        f"that come every {period:,.4g} fetches.",
+        f"that come about every {wanted:,} fetches.",
         gain,
     )
 
@@ -450,7 +449,7 @@ def _spread(evidence: Evidence) -> Action:
             if source != "axolotl":  # it has no setting that keeps them
                 text = f"Keep the workers between epochs: {_name(source, persistent_workers=True)}."
         return Action(text, gain)
-    unit = f"every {rows:,.0f} samples" if rows is not None else "at these distances"
+    unit = f"about every {rows:,.0f} samples" if rows is not None else "at these distances"
     return Action(
         f"Find out what happens {unit} (map(batched=True) in datasets takes 1,000 rows at a time, "
         "batch_size=100 takes fewer; or a shuffle buffer, a row group) and make that unit smaller.",

@@ -50,6 +50,13 @@ LEAST_SHARE = 0.5
 """Of the stall, that one rank causes alone. Ours: the larger part of it."""
 LEAST_FRACTION = 0.01
 """Of the time, that the others lose to a rank. Ours: less is noise."""
+JOB_FIGURES = (
+    *("device_idle_fraction", "exposed_communication_fraction", "pure_communication_fraction"),
+    *("straggler_rank", "straggler_fraction", "data_parallel_size"),
+)
+"""What the ranks lose to each other, and in how many groups they read; by profiler windows, and for
+the rank that costs the others most. Exposed communication is of the rank that shows most of it;
+pure is every collective at its least duration across ranks: what is over is waiting for a rank."""
 _SIZES = {
     "tensor_parallel": ("tensor_parallel_size",),
     "context_parallel": ("context_parallel_size", "sequence_parallel_degree"),
@@ -84,11 +91,6 @@ class RankFigures:
     def rank(self) -> int:
         """Its number."""
         return self.record.start.rank
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches of a step."""
-        return round(number_of(self.settings, "gradient_accumulation") or 1)
 
     @property
     def waits(self) -> Histogram:
@@ -186,28 +188,15 @@ class Job:
     device_stall_fraction: float | None = None
     alone: dict[int, float] = field(default_factory=dict)
     """Share of the time in which only this rank waited."""
-    device_idle_fraction: float | None = None
-    """By profiler windows, as the next five."""
-    exposed_communication_fraction: float | None = None
-    """Of the rank that shows most of it."""
-    pure_communication_fraction: float | None = None
-    """Every collective at its least duration across ranks: what is over is waiting for a rank."""
+    figures: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(JOB_FIGURES))
     skew_share: float | None = None
     """Share of the longest rank's communication that is waiting for a slower rank."""
-    skew_fraction: float | None = None
-    """The same as a share of the window."""
     slow_rank: int | None = None
     """The rank the others wait for: it spends least time in collectives."""
-    straggler_rank: int | None = None
-    """The rank that costs the others most."""
     straggler_part: str = ""
     """data or compute."""
-    straggler_fraction: float | None = None
-    """Share of the time that the others lose to it."""
     copies: int = 1
     """Ranks that count the same tokens."""
-    data_parallel_size: int | None = None
-    """Groups that see other batches; ``None``: not known."""
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -237,8 +226,7 @@ def fold_job(ranks: Sequence[RankFigures]) -> Job:
     """Hold the ranks against each other."""
     job = Job(ranks)
     _fold_stall(job)
-    _compare_windows(job)
-    _find_straggler(job)
+    _find_straggler(job, _compare_windows(job))
     _find_replicas(job)
     return job
 
@@ -300,16 +288,17 @@ def others_span_seconds(rank: RankFigures, ranks: Sequence[RankFigures]) -> floa
     return max(0.0, longest - rank.steady_span_seconds)
 
 
-def _compare_windows(job: Job) -> None:
+def _compare_windows(job: Job) -> float:
     """Sums over profiler windows. Those that began at the same step on all ranks are compared, each
-    collective with the same one of the other ranks."""
+    collective with the same one of the other ranks. Share of them that waits for a slower rank."""
     seen = [rank for rank in job.ranks if rank.windows]
     if not seen:
-        return
+        return 0.0
     own = job.chosen if job.chosen is not None and job.chosen.windows else seen[0]
     exposed = [rank.profiled_share("exposed_communication_seconds") for rank in seen]
-    job.device_idle_fraction = own.profiled_share("device_idle_seconds")
-    job.exposed_communication_fraction = max(filter(None, exposed), default=exposed[0])
+    job.figures["device_idle_fraction"] = own.profiled_share("device_idle_seconds")
+    most = max(filter(None, exposed), default=exposed[0])
+    job.figures["exposed_communication_fraction"] = most
     why, no_collective = own.windows[-1].reasons, "the profiler window contains no collective"
     job.reasons |= {
         "device_idle_fraction": why.get(
@@ -342,36 +331,35 @@ def _compare_windows(job: Job) -> None:
         by_rank = list(zip(*alike, strict=True))
         sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
         wall = middle(total(one.wall_seconds for one in windows) for windows in by_rank)
-        job.pure_communication_fraction = ratio(pure, wall)
+        job.figures["pure_communication_fraction"] = ratio(pure, wall)
         job.skew_share = ratio(max(sums) - pure, max(sums))
-        job.skew_fraction = ratio(max(sums) - pure, wall)
         job.slow_rank = None if job.skew_share is None else seen[sums.index(min(sums))].rank
-        return
+        return ratio(max(sums) - pure, wall) or 0.0
     job.reasons["pure_communication_fraction"] = reason
+    return 0.0
 
 
-def _find_straggler(job: Job) -> None:
+def _find_straggler(job: Job, skew_fraction: float) -> None:
     """The rank that costs the others most; or why nobody knows."""
-    steady = [rank for rank in job.ranks if rank.steady.steps]
-    if len(steady) < 2:
-        reason = "only one rank has steady steps, so no rank can be slower than the others"
-        job.reasons["straggler_rank"] = job.reasons["straggler_fraction"] = reason
-        return
-    found: list[tuple[float, int, str]] = []
-    late = max(job.alone, key=job.alone.__getitem__, default=None)
-    if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
-        found.append((job.alone[late], late, "data"))
     reason = "a rank that computes longer shows only in a profiler window; use fast-axolotl measure"
     reason += " --profile-steps 5"
-    if job.slow_rank is not None:
-        reason = ""
-        if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
-            found.append((job.skew_fraction or 0.0, job.slow_rank, "compute"))
-    fraction, rank, part = max(found, key=lambda one: one[0], default=(0.0, 0, ""))
-    if fraction >= LEAST_FRACTION:
-        job.straggler_fraction, job.straggler_rank, job.straggler_part = fraction, rank, part
+    found: list[tuple[float, int, str]] = []
+    if sum(rank.steady.steps > 0 for rank in job.ranks) < 2:
+        reason = "only one rank has steady steps, so no rank can be slower than the others"
     else:
-        job.straggler_fraction = None if reason else 0.0
+        late = max(job.alone, key=job.alone.__getitem__, default=None)
+        if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
+            found.append((job.alone[late], late, "data"))
+        if job.slow_rank is not None:
+            reason = ""
+            if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
+                found.append((skew_fraction, job.slow_rank, "compute"))
+    fraction, rank, part = max(found, default=(0.0, 0, ""))
+    if fraction >= LEAST_FRACTION:
+        job.figures |= {"straggler_fraction": fraction, "straggler_rank": rank}
+        job.straggler_part = part
+    else:
+        job.figures["straggler_fraction"] = None if reason else 0.0
         job.reasons["straggler_rank"] = reason or "no rank makes the others wait"
         job.reasons["straggler_fraction"] = reason
 
@@ -381,30 +369,26 @@ def _find_replicas(job: Job) -> None:
     world_size = job.world_size
     known: dict[str, int] = {}
     for rank in job.ranks:
-        known |= _read_sizes(rank.settings)
+        config = rank.settings.get("config")
+        for name, others in _SIZES.items():
+            sizes = [number_of(rank.settings, name)]
+            if isinstance(config, Mapping):
+                sizes += [number_of(config, other) for other in others]
+            if whole := [round(size) for size in sizes if size is not None and size >= 1]:
+                known[name] = max(whole)
     copies = math.prod(known.values())
+    groups = None
     if world_size < 2:
-        job.data_parallel_size = world_size or None
+        groups = world_size or None
     elif job.is_dispatched:
         # Rank 0 counts all of it, once.
-        job.data_parallel_size = max(1, world_size // copies) if known else None
+        groups = max(1, world_size // copies) if known else None
     elif known and world_size % copies == 0:
-        job.copies, job.data_parallel_size = copies, world_size // copies
+        job.copies, groups = copies, world_size // copies
     else:
         job.reasons["data_parallel_size"] = (
             f"tokens, samples and rows are summed over {world_size} ranks: it is not known "
             "whether ranks of a tensor or context parallel group received the same batches; pass "
             "the sizes with meter.settings(tensor_parallel=…, context_parallel=…)"
         )
-
-
-def _read_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
-    config = settings.get("config")
-    found = {}
-    for name, others in _SIZES.items():
-        sizes = [number_of(settings, name)]
-        if isinstance(config, Mapping):
-            sizes += [number_of(config, other) for other in others]
-        if any(known := [round(size) for size in sizes if size is not None and size >= 1]):
-            found[name] = max(known)
-    return found
+    job.figures["data_parallel_size"] = groups

@@ -137,11 +137,10 @@ def _unseen(evidence: Evidence) -> Verdict | None:
 
 def _warming(evidence: Evidence) -> Verdict | None:
     """All steps are warm-up."""
-    figures, pace = evidence.figures, evidence.warmup_step_seconds
+    figures = evidence.figures
     if figures.fetches:
         return None
-    if pace is None:
-        pace = figures.duration_seconds / max(1, figures.warmup_steps)
+    pace = figures.duration_seconds / max(1, figures.warmup_steps)
     needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
     headline = f"The run ended during warm-up, after {count_words(figures.warmup_steps, 'step')}."
     line = f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}"

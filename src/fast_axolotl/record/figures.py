@@ -130,9 +130,9 @@ class RunSummary:
     stall_source: Literal["device", "host", ""]
     stall_pattern: Literal["steady", "burst", "periodic", ""]
     stall_period_of: str
-    """What the period follows: rows, shard, epoch, step."""
+    """What the period follows: rows, shard or epoch."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Share of all waiting by what happened meanwhile: epoch, shard, refill, checkpoint."""
+    """Share of all waiting by what happened meanwhile: epoch, shard."""
     span_seconds: dict[str, float]
     flops_convention: str
     peak_source: str
