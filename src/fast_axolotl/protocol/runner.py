@@ -36,7 +36,7 @@ from fast_axolotl.protocol.matrix import count_steps, sum_up
 from fast_axolotl.protocol.plan import STATE_SCHEMA, Plan, State, Turn
 from fast_axolotl.protocol.statistics import compare_runs
 from fast_axolotl.record import RunSummary
-from fast_axolotl.record.codec import from_plain, to_plain
+from fast_axolotl.record.codec import from_plain, to_json, write_text
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
@@ -227,7 +227,7 @@ class Running:
         folder.mkdir(parents=True, exist_ok=True)
         trial, result, log = (folder / name for name in ("trial.json", "result.json", "log.txt"))
         result.unlink(missing_ok=True)
-        write_json(trial, config)
+        write_text(trial, to_json(config))
         # Axolotl's function has to be its own here; ours is called by name.
         variables = {**self.environment, "FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1"}
         variables["HF_DATASETS_CACHE"] = str((folder / "cache").absolute())
@@ -256,13 +256,13 @@ class Running:
 
     def save(self) -> None:
         """Keep how far it has come."""
-        write_json(self.root / _STATE_FILE, to_plain(self.state))
+        write_text(self.root / _STATE_FILE, to_json(self.state))
 
     def _write(self) -> ProtocolResult:
         """Keep what is known by now."""
         self.save()
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
-        write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
+        write_text(self.root / PROTOCOL_FILE, to_json(protocol))
         return protocol
 
 
@@ -295,24 +295,6 @@ def open_state(folder: Path, plan: Plan) -> State:
                 f"and is now {now.get(name)!r}; pass another --output, or the same command again"
             )
     return found
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a file beside and rename it."""
-    beside = path.with_name(f".{path.name}.new")
-    text = json.dumps(to_plain(data), indent=1, ensure_ascii=False, default=str)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise DataError(
-            f"cannot be written: {error.strerror or error}; free space or choose another --output",
-            path=str(path),
-        ) from error
 
 
 @contextlib.contextmanager
