@@ -119,7 +119,7 @@ def plan_demo(data: Path, pairs: int = _PAIRS) -> Plan:
     The model alone is timed first: each run gets as many steps as a verdict needs on this machine,
     whoever feeds it.
     """
-    from fast_axolotl.protocol import plan_commands
+    from fast_axolotl.protocol.plan import plan_commands
 
     model, seconds = Model(), []
     for batch in itertools.islice(plain_batches(data), _TRIAL_STEPS):

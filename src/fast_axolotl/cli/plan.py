@@ -291,8 +291,7 @@ def batch(
     from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
     from fast_axolotl.protocol.axolotl_plan import plan_batches
     from fast_axolotl.protocol.plan import Plan, plan_arm
-    from fast_axolotl.protocol.runner import open_running
-    from fast_axolotl.protocol.sweep import run_trial
+    from fast_axolotl.protocol.runner import open_running, run_trial
     from fast_axolotl.record.codec import to_json, write_text
     from fast_axolotl.report.terminal import protocol_progress
 
