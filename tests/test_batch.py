@@ -18,8 +18,8 @@ from fast_axolotl.axolotl.longest import copy_longest
 from fast_axolotl.cli.plan import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
-from fast_axolotl.protocol import compare_folders
-from fast_axolotl.protocol.sweep import find_out_of_memory
+from fast_axolotl.protocol.compare import compare_folders
+from fast_axolotl.protocol.runner import find_out_of_memory
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.protocol_result import Trial
 from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR
@@ -102,9 +102,7 @@ def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None
     # 64 of 256: 94 and 98.8 ms of 100 for ten samples each.
     assert (found.knee, found.best) == (128, 256)
     assert found.sentences[0] == "Set micro_batch_size: 128 and gradient_accumulation_steps: 4."
-    assert (
-        "3.91 × the tokens/s of 1; 256 gives 1 % more and takes 128 GB more" in found.sentences[1]
-    )
+    assert "3.91 × the tokens/s of 1; 256 gives 1 % more." in found.sentences[1]
     assert found.sentences[2] == "256 is the largest that ran; 512 does not fit."
     noisy = [trial(1), trial(2, high=10**6), trial(4)]
     assert advise(noisy).knee == 4
@@ -187,7 +185,7 @@ def test_a_sweep_is_interrupted_and_goes_on(
     assert "global batch 4" in table
     assert "Set micro-batch: 2 and accumulation: 2." in table
     assert "4 × 1: out of memory: " in table
-    with pytest.raises(UsageError, match="with another command"):
+    with pytest.raises(UsageError, match="holds another protocol"):
         batch(command=f"{command} 1", global_batch=4, steps=12, output=folder)
 
 

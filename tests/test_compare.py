@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from fast_axolotl.cli.prove import compare
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol import Plan, compare_folders, parse_check, plan_commands
+from fast_axolotl.protocol.compare import compare_folders, parse_check
+from fast_axolotl.protocol.plan import Plan, plan_commands
 from support.protocol import FakeLaunch, cell_of, run_fake, write_record
 from support.records import make_rank, make_system
 
@@ -136,9 +137,8 @@ def test_losses_that_differ_are_an_alarm(tmp_path: Path, folders: dict[str, Path
         tmp_path / "a", losses=lambda arm, run: (2.0, 1.5 if arm == "baseline" else 1.6)
     )
     [alarm] = compare_folders(other).alarms
-    assert alarm.startswith("DIFFERENT losses")
-    [alarm] = compare_folders(folders["even"], other).alarms
     assert alarm.startswith(f"{other}: DIFFERENT losses")
+    assert compare_folders(folders["even"], other).alarms == (alarm,)
 
 
 @pytest.mark.parametrize("end", ["exception", None])
@@ -176,7 +176,7 @@ def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[
     settings = {"baseline": {"num_workers": 0}, "candidate": {"num_workers": 4}}
     other = make_protocol(tmp_path / "p", settings=settings)
     [note] = compare_folders(other).notes
-    assert note.startswith("num_workers is 0 in baseline, 4 in candidate, so batches differ")
+    assert note == "num_workers is 0 in baseline, 4 in candidate."
     third = make_protocol(tmp_path / "q", settings={"candidate": {"num_workers": 2}})
     notes = compare_folders(other, third).notes
     assert any("num_workers is 4 in " in note for note in notes)

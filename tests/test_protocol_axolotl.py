@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
-from fast_axolotl.protocol import Plan, parse_pins, plan_axolotl, run_protocol
+from fast_axolotl.protocol.axolotl_plan import parse_pins, plan_axolotl
+from fast_axolotl.protocol.plan import Plan
+from fast_axolotl.protocol.runner import run_protocol
 from support.axolotl import AGAINST_AXOLOTL
 from support.protocol import FakeLaunch, folder_of, run_fake
 
@@ -124,7 +126,6 @@ def test_pins_that_are_none_are_refused() -> None:
 def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
     assert {arm.own_folders for arm in plan.arms} == {("output_dir", "HF_DATASETS_CACHE")}
-    assert plan.notes[0].startswith("Each run has its own output_dir, datasets cache; all runs")
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:

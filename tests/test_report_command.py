@@ -16,7 +16,7 @@ pytest.importorskip("plotly", reason="plotly is not installed: pip install plotl
 from fast_axolotl.cli.demo import demo
 from fast_axolotl.cli.report import make_documents, report
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
-from fast_axolotl.protocol import plan_commands
+from fast_axolotl.protocol.plan import plan_commands
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from support.records import make_rank, make_run, make_system, steady, write_run

@@ -47,11 +47,7 @@ class FakeMeter:
         self.known: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
         self.windows: list[ProfileWindow] = []
-        self.passes: list[str] = []
-        """Begins and ends of backward passes."""
 
-        self.backward_begin = partial(self.passes.append, "begin")
-        self.backward_end = partial(self.passes.append, "end")
         self.wait_begin = lambda: None
         self.fetch_begin = lambda queue_depth=None: self.told.append("begin")
         self.fetch_end = lambda batch: self.told.append(len(batch))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.protocol import Plan, run_protocol
+from fast_axolotl.protocol.plan import Plan
+from fast_axolotl.protocol.runner import run_protocol
 from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
 from fast_axolotl.record.protocol_result import Cell, ProtocolResult
 from fast_axolotl.record.run_folders import next_folder

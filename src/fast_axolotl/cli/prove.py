@@ -27,7 +27,7 @@ from fast_axolotl.cli.options import (
 from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.protocol import Plan
+    from fast_axolotl.protocol.plan import Plan
     from fast_axolotl.record.protocol_result import ProtocolResult
 
 
@@ -75,9 +75,8 @@ def protocol(
     The same command with the same --output continues an interrupted protocol. With more --pairs, it
     adds to a finished one.
     """
-    from fast_axolotl.protocol import parse_pins, plan_axolotl, plan_commands
-    from fast_axolotl.protocol.axolotl_plan import COMMAND
-    from fast_axolotl.protocol.plan import Plan, plan_arm, plan_world_sizes
+    from fast_axolotl.protocol.axolotl_plan import COMMAND, parse_pins, plan_axolotl
+    from fast_axolotl.protocol.plan import Plan, plan_arm, plan_commands, plan_world_sizes
 
     if config is not None:
         if baseline or candidate:
@@ -128,7 +127,7 @@ def protocol(
 
 def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
     """Run a protocol with a display of how far it is."""
-    from fast_axolotl.protocol import run_protocol
+    from fast_axolotl.protocol.runner import run_protocol
     from fast_axolotl.report.terminal import protocol_progress
 
     say(f"measuring into {folder}")
@@ -140,7 +139,7 @@ def print_protocol(result: ProtocolResult, *, as_json: bool = False) -> None:
     """The matrix and what it means."""
     from fast_axolotl.report.comparison import protocol_document
 
-    print_result(result, protocol_document, as_json=as_json)
+    print_result(result, protocol_document(result), as_json=as_json)
 
 
 def compare(
@@ -170,7 +169,7 @@ def compare(
     limit of --require. Exit code 4: a limit could not be checked, because a single run has no
     interval; --single compares the values themselves.
     """
-    from fast_axolotl.protocol import compare_folders, parse_check
+    from fast_axolotl.protocol.compare import compare_folders, parse_check
     from fast_axolotl.report.comparison import comparison_document
     from fast_axolotl.report.markdown import document_markdown
 
@@ -185,6 +184,6 @@ def compare(
     if as_markdown and not as_json:
         print(document_markdown(document), end="")
     else:
-        print_result(found, lambda _: document, as_json=as_json)
+        print_result(found, document, as_json=as_json)
     if found.is_broken or found.is_unchecked:
         raise Exit(_BROKEN if found.is_broken else _UNCHECKED)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
-from fast_axolotl.reading import convert, format_of_name, held_bytes
+from fast_axolotl.reading import convert, format_of_name
 
 GROUP_BYTES = 32 * 1024 * 1024
 """A Parquet row group is written when so much has come together; writing holds about twice that."""
@@ -148,7 +148,7 @@ class ParquetWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
-        self._waiting_bytes += held_bytes(batch)
+        self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= self._group_bytes:
             self._flush()
 

@@ -24,7 +24,6 @@ import pyarrow as pa
 from fast_axolotl.dedupe.row_bytes import digests_of, parts_of, plain_type
 from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.errors import UsageError
-from fast_axolotl.reading import held_bytes
 from fast_axolotl.system import usable_cores
 
 _DECODED_BYTES = 32 * 1024 * 1024
@@ -108,7 +107,7 @@ def _rows_at_once(batch: pa.RecordBatch) -> int:
         for column in batch.columns
         if isinstance(column, pa.DictionaryArray) and len(column.dictionary)
     ]
-    row_bytes = sum(held_bytes(values) / len(values) for values in dictionaries)
+    row_bytes = sum(values.nbytes / len(values) for values in dictionaries)
     return max(1, int(_DECODED_BYTES / row_bytes)) if row_bytes else max(1, batch.num_rows)
 
 

@@ -109,20 +109,15 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
         if rate >= (1 - NEAR) * top
         or (rate >= (1 - _UNSURE) * top and one.high is not None and one.high >= top)
     )
-    (first, slowest), (last, _) = timed[0], timed[-1]
+    first, slowest = timed[0]
     size = f"{key}: {knee.micro_batch}"
     is_kept = is_axolotl or any(one.accumulation > 1 for one in trials)
     together = f" and {other_key}: {knee.accumulation}" if is_kept else ""
     text = f"{size} is as fast as any size that ran"
     if knee is not first:
         text = f"{size} gives {own / slowest:.2f} × the {knee.unit} of {first.micro_batch}"
-    other = last if best is knee else best
-    if other is not knee and other.rate is not None:
-        change = format_share(abs(other.rate / own - 1), decimals=0)
-        text += f"; {other.micro_batch} gives {change} {'more' if other.rate >= own else 'less'}"
-        if (other.peak_bytes or 0) > (knee.peak_bytes or 0) > 0:
-            more = (other.peak_bytes or 0) - (knee.peak_bytes or 0)
-            text += f" and takes {format_bytes(more)} more"
+    if best is not knee:
+        text += f"; {best.micro_batch} gives {format_share(top / own - 1, decimals=0)} more"
     sentences = [f"Set {size}{together}.", f"{text}."]
     if full is not None:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")

@@ -256,71 +256,65 @@ def make_plan(
         predicted = predict_memory(shape, known).total
         beyond = max(0.0, (reference.memory_bytes or predicted) - predicted)
     candidates: list[Candidate] = []
-    notes: list[str] = []
-    for gpu, price, source in offers:
-        first = len(candidates)
+    for (gpu, price, _), count in product(offers, sorted(set(counts))):
         usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
         if reference is not None and gpu == reference.gpu:
             usable = max(usable, reference.memory_bytes or 0.0)  # it has run
-        for count in sorted(set(counts)):
-            chosen, changes = _fit(shape, gpu, layout, count, usable - beyond)
-            memory = predict_memory(shape, chosen)
-            known_of_all: dict[str, Any] = {
-                "gpu": gpu.key,
-                "gpus": count,
-                "layout": chosen,
-                "global_batch_tokens": chosen.step_tokens,
-                "memory": memory,
-                "memory_bytes": memory.total + beyond,
-            }
-            if memory.total + beyond > usable:
-                need, room = format_bytes(memory.total + beyond), format_bytes(usable)
-                changes = f"needs at least {need} per GPU, but the {gpu.key} has only {room}"
-                changes += " available"
-                candidates.append(Candidate(**known_of_all, changes=changes, binds="memory"))
-                continue
+        chosen, changes = _fit(shape, gpu, layout, count, usable - beyond)
+        memory, binds = predict_memory(shape, chosen), "memory"
+        rate = time = money = share = demand = ceiling = None
+        if memory.total + beyond > usable:
+            need, room = format_bytes(memory.total + beyond), format_bytes(usable)
+            changes = f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
+        else:
             step = predict_step(shape, gpu, chosen, network=network)
             communication = slowness * step.communication
             seconds = (step.total - step.communication + communication) / level
             share = (communication + step.bubble) / (seconds * level)
+            binds = "communication" if share >= BOUND_COMMUNICATION else "compute"
             width = interval_width(reference, shape, gpu, chosen)
             demand = real_share * chosen.step_tokens / seconds
-            binds, ceiling = "communication" if share >= BOUND_COMMUNICATION else "compute", None
             if reference is not None:
                 new = max(0.0, step.communication / step.total - seen)
                 alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
                 width = math.hypot(width, _COMMUNICATION * new, alone)
-                if (loader := reference.loader_tokens_per_second) is not None:
-                    grown = count / reference.layout.gpus if reference.loader_scales else 1.0
-                    ceiling = loader * grown
-                    binds = "data" if ceiling < demand else binds
-            ends = (demand * math.exp(-width), demand, demand * math.exp(width))
-            rate = Range(*(min(end, ceiling or end) if binds == "data" else end for end in ends))
-            time = money = None
+                grown = count / reference.layout.gpus if reference.loader_scales else 1.0
+                ceiling = times(reference.loader_tokens_per_second, grown)
+            ends = [demand * math.exp(way * width) for way in (-1, 0, 1)]
+            if ceiling is not None and ceiling < demand:
+                binds, ends = "data", [min(end, ceiling) for end in ends]
+            rate = Range(*ends)
             if tokens is not None:
-                time = Range(tokens / rate.high, tokens / rate.value, tokens / rate.low)
+                ends = [tokens / rate.high, tokens / rate.value, tokens / rate.low]
+                time = Range(*ends)
                 if price is not None:
-                    each = price * count / 3600
-                    money = Range(time.low * each, time.value * each, time.high * each)
-            candidates.append(
-                Candidate(
-                    **known_of_all,
-                    changes=changes,
-                    binds=binds,
-                    tokens_per_second=rate,
-                    step_seconds=real_share * chosen.step_tokens / rate.value,
-                    communication_share=share,
-                    demand_tokens_per_second=demand,
-                    loader_tokens_per_second=ceiling,
-                    seconds=time,
-                    dollars=money,
-                )
+                    money = Range(*(end * price * count / 3600 for end in ends))
+        candidates.append(
+            Candidate(
+                gpu=gpu.key,
+                gpus=count,
+                layout=chosen,
+                changes=changes,
+                global_batch_tokens=chosen.step_tokens,
+                memory=memory,
+                memory_bytes=memory.total + beyond,
+                binds=binds,
+                tokens_per_second=rate,
+                step_seconds=real_share * chosen.step_tokens / rate.value if rate else None,
+                communication_share=share,
+                demand_tokens_per_second=demand,
+                loader_tokens_per_second=ceiling,
+                seconds=time,
+                dollars=money,
             )
-        own = [*_warn(candidates[first:], reference, level)]
-        own += _assume(candidates[first:], gpu, reference, network)
+        )
+    notes = []
+    for gpu, price, source in offers:
+        own = [one for one in candidates if one.gpu == gpu.key]
         cost = "" if price is None else f"${price:g}, "
-        own.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
-        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in own]
+        said = [*_describe(own, gpu, reference, level, gpu.network if network is None else network)]
+        said.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
+        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
     return Plan(
         gpu=", ".join(gpu.key for gpu, _, _ in offers),
         parameters=shape.parameters,
@@ -335,21 +329,22 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     """The layout on ``count`` GPUs at the same global batch; if it does not fit, the fastest of its
     changes that does."""
     split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
-    shard = layout.shard if layout.shard and count % layout.shard == 0 else 0
-    batch, ep = layout.step_tokens, math.gcd(layout.ep, count)
 
     def change(old: Layout, **values: Any) -> Layout:
         new = replace(old, **values, accumulation=1)
-        return replace(new, accumulation=max(1, round(batch / new.step_tokens)))
+        return replace(new, accumulation=max(1, round(layout.step_tokens / new.step_tokens)))
 
-    start = change(layout, gpus=count, ep=ep, shard=shard, **split)
+    start = change(layout, gpus=count, **split)
     if predict_memory(shape, start).total <= usable:
         return start, ""
-    sizes = [size for size in (2, 4, 8) if start.tp < size <= gpu.node_size]
+    nodes = range(start.tp + 1, gpu.node_size + 1)
+    sizes = [
+        size for size in (2, 4, 8) if size in nodes and count % (size * start.pp * start.cp) == 0
+    ]
     layouts = [
         change(start, sharding=sharding, recompute=recompute, micro_batch=samples, tp=tp)
         for tp, samples, recompute, sharding in product(
-            (start.tp, *(size for size in sizes if count % (size * start.pp * start.cp) == 0)),
+            (start.tp, *sizes),
             dict.fromkeys((layout.micro_batch, min(1.0, layout.micro_batch))),
             dict.fromkeys((layout.recompute, "full")),
             dict.fromkeys((layout.sharding, "fsdp")),
@@ -369,13 +364,41 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     return start, f"fits if it {', '.join(changed)}"
 
 
-def _warn(
-    candidates: Sequence[Candidate], reference: Reference | None, level: float
+def _describe(
+    candidates: Sequence[Candidate],
+    gpu: Gpu,
+    reference: Reference | None,
+    level: float,
+    network: float,
 ) -> Iterator[str]:
-    """What users get wrong, where these candidates are about to."""
+    """What users get wrong, where these candidates are about to; what layouts had to change, and
+    what the prediction rests on."""
     possible = [one for one in candidates if one.tokens_per_second is not None]
-    if not possible:
-        return
+    if possible:
+        yield from _warn(possible, reference, level)
+    for text in dict.fromkeys(one.changes for one in candidates if one.changes):
+        counts = ", ".join(str(one.gpus) for one in candidates if one.changes == text)
+        yield f"{counts} × {gpu.key}: {text}."
+    if reference is None:
+        yield (
+            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
+            "stacks, and its intervals are wide. A short measured run narrows them."
+        )
+    elif gpu != reference.gpu:
+        yield (
+            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
+            "same share of its predicted speed."
+        )
+    yield (
+        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {network:g} GB/s per GPU, without "
+        "congestion."
+    )
+
+
+def _warn(
+    possible: Sequence[Candidate], reference: Reference | None, level: float
+) -> Iterator[str]:
+    """What users get wrong, where the candidates that fit are about to."""
     first, last = possible[0], possible[-1]
     yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
     if last.binds != "data":
@@ -417,35 +440,3 @@ def _warn(
             f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
             "from the link rates alone. Measure a short run on two nodes before you rent more."
         )
-
-
-def _assume(
-    candidates: Sequence[Candidate],
-    gpu: Gpu,
-    reference: Reference | None,
-    network: float | None,
-) -> Iterator[str]:
-    """What layouts had to change, and what the prediction rests on."""
-    changes: dict[str, list[str]] = {}
-    for one in candidates:
-        if one.changes:
-            changes.setdefault(one.changes, []).append(f"{one.gpus}")
-    yield from (f"{', '.join(counts)} × {gpu.key}: {text}." for text, counts in changes.items())
-    if reference is None:
-        yield (
-            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
-            "stacks, and its intervals are wide. A short measured run narrows them."
-        )
-    elif gpu != reference.gpu:
-        yield (
-            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
-            "same share of its predicted speed."
-        )
-    rate = gpu.network if network is None else network
-    yield (
-        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {rate:g} GB/s per GPU, without "
-        "congestion."
-    )
-    if reference is not None and reference.loader_tokens_per_second is not None:
-        grows = "every rank brings its own loader workers and CPU cores"
-        yield f"Assumption: {grows if reference.loader_scales else 'one rank reads for all'}."

@@ -11,7 +11,7 @@ and to whom;
 from __future__ import annotations
 
 from fast_axolotl.reading.batches import OUTPUTS, convert
-from fast_axolotl.reading.blocks import CsvDialect, Rejection, held_bytes
+from fast_axolotl.reading.blocks import CsvDialect, Rejection
 from fast_axolotl.reading.formats import (
     FormatWarning,
     detect_format,
@@ -36,7 +36,6 @@ __all__ = [
     "detect_format",
     "find_states",
     "format_of_name",
-    "held_bytes",
     "join_schemas",
     "list_supported_formats",
     "open_dataset",

@@ -35,10 +35,7 @@ _NO_PYTHON_VALUE = (ArithmeticError, ValueError, pa.ArrowException)
 @dataclass(slots=True)
 class _Held:
     rows: pa.RecordBatch
-    schema: pa.Schema
-    start: int
-    left: int
-    """``rows[start : start + left]`` are not yet delivered."""
+    """Those that are not yet delivered."""
     position: Position
     """Where the first of them stands."""
     row_bytes: float
@@ -62,7 +59,7 @@ class Batcher:
         """Rows that begin at ``start``; ``after`` is the position behind the last."""
         position = start
         for rows in table.to_batches():
-            self._held.append(_Held(rows, table.schema, 0, rows.num_rows, position, row_bytes))
+            self._held.append(_Held(rows, position, row_bytes))
             position = position.forward(rows.num_rows)
         self._rows += table.num_rows
         self._bytes += table.num_rows * row_bytes
@@ -71,7 +68,7 @@ class Batcher:
     @property
     def next_schema(self) -> pa.Schema:
         """The types of the rows that come next, or else those of the last ones."""
-        return self._held[0].schema if self._held else self._last_schema
+        return self._held[0].rows.schema if self._held else self._last_schema
 
     def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """The batches that are complete."""
@@ -90,19 +87,17 @@ class Batcher:
         while self._held and num_rows < most:
             held = self._held[0]
             fitting = int(room // held.row_bytes) if held.row_bytes else most
-            count = min(held.left, most - num_rows, max(fitting, not taken))
-            if count == 0 and held.left:
+            count = min(len(held.rows), most - num_rows, max(fitting, not taken))
+            if count == 0 and len(held.rows):
                 break
-            taken.append(held.rows.slice(held.start, count))
+            taken.append(held.rows.slice(0, count))
             self.places.append((count, held.position))
             num_rows += count
             room -= count * held.row_bytes
             self._rows -= count
             self._bytes -= count * held.row_bytes
-            held.start += count
-            held.left -= count
-            held.position = held.position.forward(count)
-            if held.left == 0:
+            held.rows, held.position = held.rows.slice(count), held.position.forward(count)
+            if not len(held.rows):
                 self._held.popleft()
         following = self._held[0].position if self._held else self._after
         if len(taken) == 1:
@@ -151,12 +146,8 @@ def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
 
 def _values(array: pa.Array) -> list[Any]:
     values: list[Any] = array.to_pylist()
-    return [_parsed(value, array.type) for value in values] if _has_json(array.type) else values
-
-
-def _has_json(kind: pa.DataType) -> bool:
-    fields = (kind.field(index) for index in range(kind.num_fields))
-    return bool(kind == MIXED) or any(_has_json(field.type) for field in fields)
+    has_json = str(MIXED) in str(array.type)
+    return [_parsed(value, array.type) for value in values] if has_json else values
 
 
 def _parsed(value: Any, kind: pa.DataType) -> Any:
@@ -175,8 +166,7 @@ def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
     kind = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, kind)
-    start = array.offset * kind.itemsize
-    data = np.frombuffer(array.buffers()[1], kind, len(array), start)
+    data = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
     data.flags.writeable = False
     return data
 
@@ -189,18 +179,14 @@ def _arrays(array: pa.Array) -> Any:
         return _numbers(array)
     if pa.types.is_floating(kind) or (pa.types.is_boolean(kind) and array.null_count == 0):
         return array.to_numpy(zero_copy_only=False)
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if is_list and array.null_count == 0 and _is_number_list(kind):
+    inner = kind
+    while pa.types.is_list(inner) or pa.types.is_large_list(inner):
+        inner = inner.value_type
+    is_flat = is_number(inner) or pa.types.is_boolean(inner)
+    if is_flat and inner != kind and array.null_count == 0:
         offsets = np.zeros(1, np.int64)
         if len(array):
             offsets = _numbers(array.offsets).astype(np.int64)
         values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         return {"values": _arrays(values), "offsets": offsets - offsets[0]}
     return _values(array)
-
-
-def _is_number_list(kind: pa.DataType) -> bool:
-    inner = kind.value_type
-    if pa.types.is_list(inner) or pa.types.is_large_list(inner):
-        return _is_number_list(inner)
-    return is_number(inner) or bool(pa.types.is_boolean(inner))

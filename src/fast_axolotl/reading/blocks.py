@@ -9,12 +9,12 @@ Splitting (which may decompress) is sequential, decoding is parallel.
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import ConflictError, DataError
@@ -24,15 +24,13 @@ PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
 
 _OFFSET_BYTES = 4
-_OFFSETS = {
-    kind.id: struct.Struct(code)
-    for kinds, code in (
-        ((pa.string(), pa.binary(), pa.list_(pa.null())), "=i"),
-        ((pa.large_string(), pa.large_binary(), pa.large_list(pa.null())), "=q"),
-    )
-    for kind in kinds
+_SHORT = (pa.string(), pa.binary(), pa.list_(pa.null()))
+_LARGE = (pa.large_string(), pa.large_binary(), pa.large_list(pa.null()))
+_OFFSETS: dict[int, Any] = {
+    **{kind.id: np.int32 for kind in _SHORT},
+    **{kind.id: np.int64 for kind in _LARGE},
 }
-"""How the offsets of a type are written."""
+"""The offsets of a type, by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +125,17 @@ def ready_block(table: pa.Table, weight: int = 0) -> Block:
     return Block(decode=lambda _: Decoded(table), weight=weight)
 
 
-def broken_block(error: DataError) -> Block:
-    """Stands where a unit could not be split further; decoding it raises the reason."""
+def or_broken(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks; where splitting fails, one in its place that raises the reason when decoded."""
+    try:
+        yield from blocks
+    except DataError as reason:
+        error = reason
 
-    def decode(schema: pa.Schema | None) -> Decoded:
-        raise error
+        def decode(schema: pa.Schema | None) -> Decoded:
+            raise error
 
-    return Block(decode=decode)
+        yield Block(decode=decode)
 
 
 class FileFormat(Protocol):
@@ -163,7 +165,8 @@ class BrokenFile:
         return [Unit(file=file, start=0, stop=1, num_bytes=max(1, self.num_bytes))]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        yield broken_block(self.error)
+        yield from ()
+        raise self.error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +206,7 @@ class Dataset:
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """A unit's blocks; where splitting fails, a block that says so in its place."""
-        try:
-            yield from self.formats[unit.file].blocks(unit)
-        except DataError as error:
-            yield broken_block(error)
+        return or_broken(self.formats[unit.file].blocks(unit))
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
@@ -234,14 +234,6 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
     return Decoded(table, decoded.rejections, decoded.more)
 
 
-def held_bytes(data: pa.Table | pa.RecordBatch | pa.Array) -> int:
-    """What the data takes in memory."""
-    try:
-        return int(data.nbytes)
-    except pa.ArrowTypeError:  # pyarrow 21 cannot tell the share of a slice in its views
-        return int(data.get_total_buffer_size())
-
-
 def value_bytes(data: pa.Table | pa.RecordBatch) -> int:
     """The size of the values alone: buffers also hold what depends on how a block was decoded."""
     chunks = (getattr(column, "chunks", (column,)) for column in data.columns)
@@ -251,18 +243,15 @@ def value_bytes(data: pa.Table | pa.RecordBatch) -> int:
 def _array_bytes(array: pa.Array) -> int:
     """Constant time a column: the first and the last offset say how much lies between."""
     kind, types = array.type, pa.types
+    if len(array) == 0 or types.is_null(kind):
+        return 0
     if offset := _OFFSETS.get(kind.id):
-        if len(array) == 0:
-            return 0
-        offsets, at = array.buffers()[1], array.offset * offset.size
-        (first,) = offset.unpack_from(offsets, at)
-        (last,) = offset.unpack_from(offsets, at + len(array) * offset.size)
-        if types.is_list(kind) or types.is_large_list(kind):
-            return _OFFSET_BYTES * len(array) + _array_bytes(
-                array.values.slice(first, last - first)
-            )
-        return _OFFSET_BYTES * len(array) + int(last - first)
-    if types.is_primitive(kind) or types.is_boolean(kind):
+        offsets = np.frombuffer(array.buffers()[1], offset)[array.offset :]
+        first, last = int(offsets[0]), int(offsets[len(array)])
+        is_list = types.is_list(kind) or types.is_large_list(kind)
+        size = _array_bytes(array.values.slice(first, last - first)) if is_list else last - first
+        return _OFFSET_BYTES * len(array) + size
+    if types.is_primitive(kind):
         return int(kind.bit_width) * len(array) // 8
     if types.is_struct(kind):
         return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
@@ -273,4 +262,4 @@ def _array_bytes(array: pa.Array) -> int:
         values = array.dictionary
         mean_bytes = _array_bytes(values) / max(1, len(values))
         return _array_bytes(array.indices) + int(len(array) * mean_bytes)
-    return 0 if types.is_null(kind) else held_bytes(array)
+    return int(array.nbytes)

@@ -16,15 +16,16 @@ one unit, read front to back.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,8 +36,7 @@ from fast_axolotl.reading.blocks import (
     Decoded,
     ReadOptions,
     Unit,
-    broken_block,
-    held_bytes,
+    or_broken,
     ready_block,
     value_bytes,
 )
@@ -49,16 +49,15 @@ so that only rows which differ much from all before them can surprise."""
 _PAGE_BUFFER_BYTES = 1024 * 1024
 """Read-ahead per column while a large row group is streamed; all columns share a part's size."""
 
-_LEAST_PAGE_BUFFER_BYTES = 4 * 1024
-
 _MARGIN = 1.05
 """A remote row group may be so many times its expected size, and still come in one request."""
 
-_LARGE_BATCH_BYTES = 4 * 1024 * 1024
-"""A mapped record batch is cut into units of about this size where it is larger."""
-
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
+
+_PLAIN_TYPES = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
+_REPLACE = "replace the file with an intact copy"
 
 _DECODE_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, MemoryError)
 """What pyarrow raises on damaged files. Its index and key errors are ArrowExceptions too."""
@@ -73,6 +72,12 @@ class _Columnar:
     """All columns of the file."""
     options: ReadOptions
 
+    def _checked(self, rows: Any) -> Any:
+        """The rows under the schema. Damaged offsets would crash whoever touches them, and pyarrow
+        lets bytes pass as text."""
+        rows.validate(full=True)
+        return rows if rows.schema.equals(self.schema) else rows.cast(self.schema)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetFile(_Columnar):
@@ -85,7 +90,7 @@ class ParquetFile(_Columnar):
     """What a row of each of the groups before took, decoded."""
 
     def units(self, file: int) -> list[Unit]:
-        groups = [self.metadata.row_group(index) for index in range(self.metadata.num_row_groups)]
+        groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
         return [
             Unit(
                 file=file,
@@ -104,34 +109,18 @@ class ParquetFile(_Columnar):
             group = self.metadata.row_group(index)
             num_rows, weight = group.num_rows, max(1, group.total_byte_size)
             if num_rows and weight <= most:
-                decode = partial(self._decode, index, num_rows)
-                yield Block(decode=decode, weight=weight, num_rows=num_rows)
+                parts = partial(self.parts, index, most)
+                yield Block(
+                    decode=lambda _, parts=parts: _first_of(parts()),  # type: ignore[misc]
+                    weight=weight,
+                    num_rows=num_rows,
+                )
             elif num_rows:
-                buffer = most // max(1, self.metadata.num_columns)
-                buffer = min(max(buffer, _LEAST_PAGE_BUFFER_BYTES), _PAGE_BUFFER_BYTES)
+                buffer = max(1, min(most // len(self.names), _PAGE_BUFFER_BYTES))
                 for table in self.parts(index, self.options.block_bytes, buffer_size=buffer):
                     yield ready_block(table, weight * table.num_rows // num_rows)
 
-    def _decode(self, index: int, num_rows: int, schema: pa.Schema | None) -> Decoded:
-        """A whole row group."""
-        most = PART_BLOCKS * self.options.block_bytes
-        # Half a part: so far from a whole one, reading in steps would not cut the group either.
-        # Whether the groups before it are known already, which is chance, must not show.
-        if self.row_bytes and max(self.row_bytes) * num_rows <= most // 2:
-            with _named(self.source.path, f"row group {index}"):
-                table = self.open(index).read_row_group(
-                    index, columns=self.schema.names, use_threads=False
-                )
-                self.check_count(index, table.num_rows)
-                self.row_bytes.append(held_bytes(table) / num_rows)
-                if held_bytes(table) <= most // 2:
-                    return Decoded(_validated(table))
-            del table
-        decoded = _first_of(self.parts(index, most))
-        self.row_bytes.append(held_bytes(decoded.table) / max(1, decoded.table.num_rows))
-        return decoded
-
-    def parts(self, index: int, part_bytes: int, **settings: Any) -> Iterator[pa.Table]:
+    def parts(self, index: int, part_bytes: int, buffer_size: int = 0) -> Iterator[pa.Table]:
         """The rows of a group in tables of about ``part_bytes``.
 
         A step has as many rows as make a block at the size of those of the last step, or at what is
@@ -139,42 +128,58 @@ class ParquetFile(_Columnar):
         """
         group, target = self.metadata.row_group(index), self.options.block_bytes
         rows_left, encoded_left = group.num_rows, group.total_byte_size
+        # Half a part: so far from a whole one, reading in steps would not cut the group either.
+        # Whether the groups before it are known already, which is chance, must not show.
+        is_small = self.row_bytes and max(self.row_bytes) * rows_left <= part_bytes // 2
+        # pyarrow's own threads could abort the process at its exit if they hold a Python file.
+        columns: dict[str, Any] = {"columns": self.schema.names, "use_threads": False}
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
-            file = self.open(index, **settings)
+            if is_small:
+                table = self._open(index).read_row_group(index, **columns)
+                if table.num_rows == rows_left and table.nbytes <= part_bytes // 2:
+                    self.row_bytes.append(table.nbytes / rows_left)
+                    yield self._checked(table)
+                    return
+                del table
+            file = self._open(index, buffer_size)
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
-            resize = getattr(getattr(file, "reader", None), "set_batch_size", None)
-            # pyarrow's own threads could abort the process at its exit if they hold a Python file.
-            for batch in file.iter_batches(
-                step, row_groups=[index], columns=self.schema.names, use_threads=False
-            ):
-                num_bytes = value_bytes(batch)
-                held.append(batch)
+            resize = getattr(file.reader, "set_batch_size", lambda rows: None)
+            for batch in file.iter_batches(step, row_groups=[index], **columns):
+                held.append(self._checked(batch))
+                num_bytes = value_bytes(held[-1])
                 size += num_bytes
                 rows_left -= batch.num_rows
                 encoded_left = max(0, encoded_left - num_bytes)
                 if size >= part_bytes or rows_left <= 0:
-                    yield _validated(pa.Table.from_batches(held))
-                    held, size = [], 0
+                    table, held, size = pa.Table.from_batches(held), [], 0
+                    self.row_bytes.append(table.nbytes / max(1, table.num_rows))
+                    yield table
+                    del table
                 row_bytes = max(
                     num_bytes / max(1, batch.num_rows), encoded_left / max(1, rows_left)
                 )
                 del batch
                 step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
-                if resize is not None:
-                    resize(step)
-        self.check_count(index, group.num_rows - rows_left)
+                resize(step)
+            if rows_left:
+                raise DataError(
+                    f"only {group.num_rows - rows_left:,} of {group.num_rows:,} rows can be read; "
+                    f"{_REPLACE}",
+                    path=self.source.path,
+                    place=f"row group {index}",
+                )
 
-    def open(self, index: int, **settings: Any) -> pq.ParquetFile:
+    def _open(self, index: int, buffer_size: int = 0) -> pq.ParquetFile:
         """The file, to read one row group of.
 
         A remote group that is wanted whole is fetched whole: its size in the file, which the footer
         does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would read on
         threads that can abort the process at its exit, since they hold a Python file.
         """
-        ahead = settings.get("buffer_size", 0)
+        ahead = buffer_size
         if not ahead and len(self.schema) == len(self.names):
             weight = self.metadata.row_group(index).total_byte_size
             ahead = int(weight * self.encoded_share * _MARGIN)
@@ -182,19 +187,9 @@ class ParquetFile(_Columnar):
             self.source.open_arrow(ahead),
             metadata=self.metadata,
             pre_buffer=False,
+            buffer_size=buffer_size,
             page_checksum_verification=True,
-            **settings,
         )
-
-    def check_count(self, index: int, seen: int) -> None:
-        expected = self.metadata.row_group(index).num_rows
-        if seen != expected:
-            raise DataError(
-                f"only {seen:,} of {expected:,} rows can be read; replace the file with an intact "
-                "copy",
-                path=self.source.path,
-                place=f"row group {index}",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,50 +206,32 @@ class MappedFile(_Columnar):
     """The batches that are known to be intact."""
 
     def units(self, file: int) -> list[Unit]:
-        """Ranges of rows: small batches together, large ones in parts."""
-        units, start, weight = list[Unit](), 0, 0
-        for stop, size in zip(self.starts[1:], self.sizes, strict=True):
-            weight += size
-            if stop > start and (weight >= self.options.unit_bytes or stop == self.starts[-1]):
-                parts = min(stop - start, max(1, weight // _LARGE_BATCH_BYTES))
-                edges = [start + (stop - start) * part // parts for part in range(parts + 1)]
-                units += [
-                    Unit(
-                        file=file,
-                        start=first,
-                        stop=last,
-                        num_bytes=max(1, weight // parts),
-                        num_rows=last - first,
-                    )
-                    for first, last in pairwise(edges)
-                ]
-                start, weight = stop, 0
-        return units
+        """Ranges of rows with about the same number of bytes."""
+        weights = [0, *accumulate(max(1, size) for size in self.sizes)]
+        parts = max(1, weights[-1] // self.options.unit_bytes)
+        places = np.linspace(0, weights[-1], parts + 1)
+        edges = np.unique(np.interp(places, weights, self.starts).astype(np.int64)).tolist()
+        num_bytes = max(1, weights[-1] // parts)
+        return [
+            Unit(file=file, start=start, stop=stop, num_bytes=num_bytes, num_rows=stop - start)
+            for start, stop in pairwise(edges)
+        ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        with _named(self.source.path, f"rows {unit.start:,} to {unit.stop - 1:,}"):
-            table = pa.Table.from_batches(self.rows(unit.start, unit.stop), self.schema)
-        yield Block(
-            decode=lambda _: Decoded(table),
-            weight=unit.num_bytes,
-            num_rows=unit.stop - unit.start,
-        )
-
-    def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
-        """A range of rows; nothing is copied."""
-        found = []
-        for index in range(bisect_right(self.starts, start) - 1, len(self.batches)):
-            first = self.starts[index]
-            if first >= stop:
-                break
-            found.append(self.batch(index).slice(max(0, start - first), stop - max(start, first)))
-        return found
+        """The rows; nothing is copied."""
+        batches = []
+        stop = bisect_left(self.starts, unit.stop)
+        for index in range(bisect_right(self.starts, unit.start) - 1, stop):
+            start = max(unit.start, self.starts[index])
+            rows = self.batch(index).slice(start - self.starts[index], unit.stop - start)
+            batches.append(rows)
+        yield ready_block(pa.Table.from_batches(batches, self.schema), unit.num_bytes)
 
     def batch(self, index: int) -> pa.RecordBatch:
         """A record batch in the mapping, which has been checked."""
         if index not in self.validated:
             with _named(self.source.path, f"record batch {index}"):
-                _validated(self.batches[index])
+                self._checked(self.batches[index])
             self.validated.add(index)
         return self.batches[index]
 
@@ -280,41 +257,35 @@ class ArrowFile(_Columnar):
             yield Block(decode=lambda _: _first_of(self.parts(unit)), weight=unit.num_bytes)
             return
         for table in self.parts(unit):
-            yield ready_block(table, held_bytes(table))
+            yield ready_block(table, table.nbytes)
 
     def parts(self, unit: Unit) -> Iterator[pa.Table]:
         """The batches together as long as they are small, slices of those which are not."""
         path, block_bytes = self.source.path, self.options.block_bytes
+        is_stream = self.num_batches is None
         with _named(path, "schema"):
             file = self.source.open_arrow(min(unit.num_bytes, block_bytes))
-            is_stream = self.num_batches is None
             reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
+        batches = reader if is_stream else map(reader.get_batch, range(unit.start, unit.stop))
         index, held, size = unit.start, list[pa.RecordBatch](), 0
         while True:
-            batch = None
-            with _named(path, f"record batch {index}"), suppress(StopIteration):
-                if is_stream:
-                    batch = reader.read_next_batch()
-                elif index < unit.stop:
-                    batch = reader.get_batch(index)
+            with _named(path, f"record batch {index}"):
+                batch = next(batches, None)
                 if batch is not None:
-                    held.append(_validated(batch.select(self.schema.names)))
+                    held.append(self._checked(batch.select(self.schema.names)))
                     size += held[-1].get_total_buffer_size()
             if held and (batch is None or size >= block_bytes):
-                table, held = pa.Table.from_batches(held), []
-                step = max(1, table.num_rows)
-                if size > PART_BLOCKS * block_bytes:
-                    step = max(1, table.num_rows * block_bytes // size)
+                table = pa.Table.from_batches(held)
+                step = max(1, -(-table.num_rows // max(1, size // block_bytes)))
                 for start in range(0, table.num_rows, step):
                     yield table.slice(start, step)
-                size = 0
+                held, size = [], 0
             if batch is None:
                 break
             index += 1
         if is_stream and not _has_end(self.source, file.tell()):
             raise DataError(
-                "the stream has no end marker: it is truncated or still being written; replace the "
-                "file with an intact copy",
+                f"the stream has no end marker: it is truncated or still being written; {_REPLACE}",
                 path=path,
                 place=f"after record batch {index - 1}",
             )
@@ -335,7 +306,7 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
             total += group.total_byte_size
             if group.num_rows < 0 or group.total_byte_size < 0:
                 raise DataError(
-                    "the footer has negative counts; replace the file with an intact copy",
+                    f"the footer has negative counts; {_REPLACE}",
                     path=source.path,
                     place=f"row group {index}",
                 )
@@ -359,7 +330,9 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
     columns = _columns(source, reader.schema, options)
     count = None if is_stream else reader.num_record_batches
     batches = None
-    if source.is_local:
+    if source.is_local and all(
+        reader.schema.field(item.name) == item for item in columns["schema"]
+    ):
         with suppress(*_DECODE_ERRORS):  # decoding tells which batch is damaged
             batches = _mapped_batches(source, file, reader, count)
     if batches is None:
@@ -373,17 +346,14 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
 
 
 def _mapped_batches(
-    source: Source, mapping: pa.MemoryMappedFile, reader: Any, count: int | None
+    source: Source, mapping: pa.NativeFile, reader: Any, count: int | None
 ) -> list[pa.RecordBatch] | None:
     """All record batches of a local file; ``None`` where they would be copies, or a part."""
-    batches, position = list[pa.RecordBatch](), mapping.tell()
-    mapping.seek(0)
-    begin = mapping.read_buffer(1).address
-    mapping.seek(position)
+    batches = list[pa.RecordBatch]()
     for batch in reader if count is None else map(reader.get_batch, range(count)):
-        if batch.num_rows and not any(item.num_rows for item in batches):
-            found = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
-            if not all(begin <= buffer.address <= begin + source.num_bytes for buffer in found):
+        if batch.num_rows and not any(earlier.num_rows for earlier in batches):
+            buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
+            if any(buffer.is_mutable for buffer in buffers):  # they were decompressed
                 return None
         batches.append(batch)
     return batches if count is not None or _has_end(source, mapping.tell()) else None
@@ -398,14 +368,14 @@ def _has_end(source: Source, offset: int) -> bool:
 def _columns(source: Source, schema: pa.Schema, options: ReadOptions) -> dict[str, Any]:
     """The columns to read, after a look at all of them."""
     with _named(source.path, "schema"):
-        _check_fields(schema, source.path)
+        fields = [_plain(column, source.path) for column in schema]
     names: list[str] = schema.names
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
         raise DataError(
             f"two columns have the name {min(repeated)!r}; rename one", path=source.path
         )
-    wanted = [field for field in schema if options.columns is None or field.name in options.columns]
+    wanted = [item for item in fields if options.columns is None or item.name in options.columns]
     return {
         "source": source,
         "schema": pa.schema(wanted, schema.metadata),
@@ -414,38 +384,32 @@ def _columns(source: Source, schema: pa.Schema, options: ReadOptions) -> dict[st
     }
 
 
-def _check_fields(fields: Iterable[pa.Field], path: str) -> None:
-    """Refuses what would fail later on: types without kernels, and names that are not UTF-8."""
-    for column in fields:
-        name, kind = column.name, column.type
-        if pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):
-            raise DataError(
-                f"column {name!r} has the type {kind}, which pyarrow supports only in part; "
-                "rewrite the file with plain types",
-                path=path,
-                place="schema",
-            )
-        _check_fields((kind.field(index) for index in range(kind.num_fields)), path)
+def _plain(column: pa.Field, path: str) -> pa.Field:
+    """The column with plain text in place of views, which pyarrow cannot take rows from.
 
-
-def _validated(data: Any) -> Any:
-    """Damaged offsets would crash whoever touches them, and pyarrow lets bytes pass as text."""
-    data.validate(full=True)
-    return data
+    Refuses what would fail later on: types without kernels, and names that are not UTF-8.
+    """
+    name, kind = column.name, column.type
+    if pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):
+        raise DataError(
+            f"column {name!r} has the type {kind}, which pyarrow supports only in part; "
+            "rewrite the file with plain types",
+            path=path,
+            place="schema",
+        )
+    inner = [_plain(kind.field(index), path) for index in range(kind.num_fields)]
+    if pa.types.is_struct(kind):
+        kind = pa.struct(inner)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = pa.list_(*inner) if pa.types.is_list(kind) else pa.large_list(*inner)
+    else:
+        kind = _PLAIN_TYPES.get(kind, kind)
+    return column.with_type(kind)
 
 
 def _first_of(parts: Iterator[pa.Table]) -> Decoded:
     """The first of some tables, and the others for when they are wanted."""
-
-    def others() -> Iterator[Block]:
-        try:
-            for table in parts:
-                yield ready_block(table)
-        except DataError as error:
-            yield broken_block(error)
-
-    first = next(parts, None)
-    return Decoded(pa.table({})) if first is None else Decoded(first, more=others())
+    return Decoded(next(parts, pa.table({})), more=or_broken(map(ready_block, parts)))
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """CSV and TSV: quoted newlines, detected dialects, numbers only where every value is one.
 
-A block ends with the last line end that an even number of quotes precedes, and is parsed by
-pyarrow. That is right where every quote stands beside a delimiter, a line end or another quote. A
-block in which one does not, or a row does not fit, is read by Python's ``csv`` module, ten times as
-slowly, which tells where records end and the line of what is wrong.
+A block is cut at the last line end that an even number of quotes precedes, and parsed by pyarrow,
+which reads any text as Python's ``csv`` module does, quotes out of place included. Such quotes can
+put the cut inside a field. That shows, since the last field then ends with the line end of the
+block; so does a row that does not fit. A block of this kind, and no other, is read by the ``csv``
+module, ten times as slowly, which tells where records end and the line of what is wrong.
 
 Where a record begins depends on every quote before it. So a file is one unit, until one pass over
 it (``find_edges``) has shown that its quotes are regular and where stretches of records begin: then
@@ -21,7 +22,6 @@ import csv
 import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice, pairwise, zip_longest
@@ -38,8 +38,8 @@ from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
     BadRows,
+    count_byte,
     line_at,
-    places_of,
     whole_file,
 )
 from fast_axolotl.reading.storage import Source, Supply, head_of
@@ -47,6 +47,8 @@ from fast_axolotl.reading.storage import Source, Supply, head_of
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
 _SNIFF_ROWS = 50
+_NEWLINES = ("\n", "\r")
+_TAIL_BYTES = 16
 _MOST_STRETCH_BYTES = 64 * 1024 * 1024
 """A file with a longer record is not cut: a quote may be open by mistake."""
 
@@ -127,8 +129,7 @@ class CsvFile:
         stops = edges[bisect_right(edges, start) : bisect_right(edges, unit.stop)]
         for stop, following in zip_longest(stops, stops[1:]):
             if following is None or following - start > size:
-                text = partial(self.source.read_at, start, stop - start)
-                yield _block(stop - start, partial(self._parse, text, start))
+                yield _block(stop - start, partial(self._read_stretch, start, stop))
                 start = stop
 
     def find_edges(self) -> list[int] | None:
@@ -153,7 +154,7 @@ class CsvFile:
         dialect, raw = self.dialect, np.frombuffer(text, dtype=np.uint8)
         if dialect.escape is not None and dialect.escape.encode() in text:
             return None
-        quotes = places_of(text, dialect.quote.encode())
+        quotes = np.flatnonzero(raw == ord(dialect.quote))
         beside = np.zeros(256, dtype=bool)
         beside[list(f"{dialect.delimiter}\r\n{dialect.quote}".encode())] = True
         openings, closings = quotes[::2], quotes[1::2]
@@ -162,66 +163,80 @@ class CsvFile:
             return None
         if is_last:
             return None if len(quotes) % 2 else len(text)
-        stop = text.rfind(b"\n") + 1
-        if np.searchsorted(quotes, stop) % 2:
-            ends = places_of(text, b"\n") + 1
-            stop = max(ends[np.searchsorted(quotes, ends) % 2 == 0].tolist(), default=0)
-        return stop
+        return self._cut(text)
 
     def _blocks_in_turn(self, size: int) -> Iterator[Block]:
-        """The blocks of a file that is read from its beginning."""
+        """The blocks of a file that is read from its beginning, parsed while it is cut."""
         text = Supply(self.source, self.compression, size)
         while len(text.held) < self.start and not text.ended:
             text.advance(0)
         text.drop(min(self.start, len(text.held)))
         is_first = True  # which tells the columns of a file without rows
         while text.held or is_first:
-            block = self._next_block(text)
-            stop = block.weight
-            if stop or text.ended:
+            held, offset, is_last = text.held, text.offset, text.ended
+            whole = held + b"\n" if is_last else held
+            stop = len(whole) if is_last else self._cut(held)
+            decoded = self._parse(pa.py_buffer(whole).slice(0, stop))
+            if decoded is None:
+                stop = whole.rfind(b"\n") + 1
+                decoded, stop = self._parse_exactly(bytes(whole[:stop]), offset, is_last)
+            if stop:
                 is_first = False
-                yield block
-            text.advance(min(stop, len(text.held)))
+                yield _block(stop, partial(replace, decoded))
+            text.advance(min(stop, len(held)))
 
-    def _next_block(self, text: Supply) -> Block:
-        """The whole records at the beginning of a text."""
-        held, offset = text.held, text.offset
-        stop = self._end(held, text.ended)
-        if stop is None:
-            whole = held + b"\n" if text.ended else held[: held.rfind(b"\n") + 1]
-            decoded, stop = self._parse_exactly(whole, offset, text.ended)
-            return _block(stop, partial(replace, decoded))
-        # A plain file is read again where it is decoded: what waits for that takes no memory.
-        read = partial(self.source.read_at, offset, stop)
-        if self.compression is not None:
-            read = partial(bytes, held[:stop])
-        return _block(stop, partial(self._parse, read, offset))
+    def _cut(self, text: bytes) -> int:
+        """The end of the last line that an even number of quotes precedes."""
+        quote = self.dialect.quote.encode()
+        stop = text.rfind(b"\n") + 1
+        is_open = count_byte(text, quote, 0, stop) % 2
+        while stop and is_open:
+            earlier = text.rfind(b"\n", 0, text.rfind(quote, 0, stop)) + 1
+            is_open = (is_open + count_byte(text, quote, earlier, stop)) % 2
+            stop = earlier
+        return stop
 
-    def _parse(self, read: Callable[[], bytes], offset: int) -> Decoded:
-        """Whole records by pyarrow; by Python where a row does not fit."""
-        dialect, text = self.dialect, read()
+    def _read_stretch(self, start: int, stop: int) -> Decoded:
+        text = self.source.read_at(start, stop - start)
+        decoded = self._parse(pa.py_buffer(text))
+        return decoded or self._parse_exactly(text + b"\n", start, is_last=True)[0]
+
+    def _parse(self, text: pa.Buffer) -> Decoded | None:
+        """Whole lines by pyarrow; ``None`` where a row does not fit, or the lines may end inside of
+        a field."""
+        dialect, start = self.dialect, text[: len(BOM)].to_pybytes()
         # pyarrow takes a byte order mark away, which is a value's own at the start of a block.
-        if self.names and text and not text.startswith(BOM):
-            with suppress(pa.ArrowException, UnicodeDecodeError):
-                table = pacsv.read_csv(
-                    pa.BufferReader(text),
-                    read_options=pacsv.ReadOptions(
-                        use_threads=False, block_size=len(text) + 1, column_names=self.names
-                    ),
-                    parse_options=pacsv.ParseOptions(
-                        delimiter=dialect.delimiter,
-                        quote_char=dialect.quote,
-                        double_quote=dialect.escape is None,
-                        escape_char=dialect.escape or False,
-                        newlines_in_values=True,
-                    ),
-                    convert_options=pacsv.ConvertOptions(
-                        column_types=dict.fromkeys(self.names, pa.string()),
-                        strings_can_be_null=False,
-                    ),
-                )
-                return Decoded(table)
-        return self._parse_exactly(text + b"\n", offset, is_last=True)[0]
+        if not self.names or start in (b"", BOM):
+            return None
+        try:
+            table = pacsv.read_csv(
+                pa.BufferReader(text),
+                read_options=pacsv.ReadOptions(
+                    use_threads=False, block_size=len(text) + 1, column_names=self.names
+                ),
+                parse_options=pacsv.ParseOptions(
+                    delimiter=dialect.delimiter,
+                    quote_char=dialect.quote,
+                    double_quote=dialect.escape is None,
+                    escape_char=dialect.escape or False,
+                    newlines_in_values=True,
+                ),
+                convert_options=pacsv.ConvertOptions(
+                    column_types=dict.fromkeys(self.names, pa.string()),
+                    strings_can_be_null=False,
+                ),
+            )
+        except (pa.ArrowException, UnicodeDecodeError):
+            return None
+        value = table.column(-1)[-1].as_py() if table.num_rows else ""
+        if value.endswith(_NEWLINES):
+            # Certainly closed where a quote stands at the end that is not the value's own.
+            tail = text[-_TAIL_BYTES:].to_pybytes().rstrip(b"\r\n")
+            text_of_value = value.rstrip("\r\n")
+            is_own = not text_of_value or text_of_value.endswith(dialect.quote)
+            if is_own or not tail.endswith(dialect.quote.encode()):
+                return None
+        return Decoded(table)
 
     def _parse_exactly(self, text: bytes, offset: int, is_last: bool) -> tuple[Decoded, int]:
         """The whole records of some lines by Python's ``csv`` module, and where they end."""

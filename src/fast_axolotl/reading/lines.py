@@ -19,7 +19,6 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError
@@ -106,14 +105,6 @@ def count_byte(data: bytes, byte: bytes, start: int, stop: int) -> int:
     raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
     pieces = (raw[at : at + _PROBE_BYTES] for at in range(0, len(raw), _PROBE_BYTES))
     return sum(int(np.count_nonzero(piece == ord(byte))) for piece in pieces)
-
-
-def places_of(data: bytes, byte: bytes) -> npt.NDArray[np.int64]:
-    """Where a byte stands; in pieces that stay in the processor's cache."""
-    raw = np.frombuffer(data, dtype=np.uint8)
-    starts = range(0, len(raw), _PROBE_BYTES)
-    pieces = [np.flatnonzero(raw[at : at + _PROBE_BYTES] == ord(byte)) + at for at in starts]
-    return np.concatenate([np.empty(0, np.int64), *pieces])
 
 
 def least_unit_bytes(head: bytes) -> int:

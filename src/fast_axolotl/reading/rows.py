@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,17 +47,13 @@ class Rows:
     """Whether they are a permuted window, or what is left of one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(NamedTuple):
     """A block to decode, and the span that it belongs to."""
 
     block: Block
     piece: int
     span: int
-
-    @property
-    def weight(self) -> int:
-        return self.block.weight
+    weight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,7 @@ def read_rows(
         for index in range(start.piece, len(pieces)):
             for number, span in enumerate(pieces[index].spans):
                 for block in dataset.blocks(span.unit):
-                    yield _Task(block, index, number)
+                    yield _Task(block, index, number, block.weight)
 
     ahead: Prefetcher[_Task, Decoded] = Prefetcher(
         tasks(),
@@ -273,16 +269,12 @@ def take(table: pa.Table, indices: Any) -> pa.Table:
     if table.num_columns == 0:
         return table.slice(0, len(indices))
     picked = pa.array(indices)
-    columns = []
-    for column in table.columns:
-        # pyarrow cannot take from columns of views, so those go by way of plain ones.
-        plain, kind = _without_views(column.type), column.type
-        if not plain.equals(kind):
-            columns.append(column.cast(plain).take(picked).cast(kind))
-        elif pa.types.is_list(kind) and column.num_chunks == 1:
-            columns.append(_take_lists(column.chunk(0), picked))
-        else:
-            columns.append(column.take(picked))
+    columns = [
+        _take_lists(column.chunk(0), picked)
+        if pa.types.is_list(column.type) and column.num_chunks == 1
+        else column.take(picked)
+        for column in table.columns
+    ]
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
@@ -306,17 +298,3 @@ def _take_lists(lists: pa.ListArray, indices: pa.Array) -> pa.Array:
     child = pa.Array.from_buffers(kind.value_type, int(ends[-1]), [None, data])
     buffers = [is_valid, pa.py_buffer(ends.astype(np.int32))]
     return pa.Array.from_buffers(kind, len(taken), buffers, children=[child])
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    if kind.equals(pa.string_view()):
-        return pa.large_string()
-    if kind.equals(pa.binary_view()):
-        return pa.large_binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([inner.with_type(_without_views(inner.type)) for inner in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_without_views(kind.value_type))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_without_views(kind.value_type))
-    return kind

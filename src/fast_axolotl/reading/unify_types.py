@@ -31,7 +31,6 @@ from fast_axolotl.reading.blocks import (
     ReadOptions,
     Unit,
     decode_or_reject,
-    held_bytes,
 )
 from fast_axolotl.reading.formats import FormatWarning
 from fast_axolotl.reading.index import scanned_schema
@@ -65,7 +64,7 @@ class Known:
         """A block's rows and what they take in memory; runs on a decode thread."""
         decoded = decode_or_reject(block, self.schema, options)
         # What is left of a block that comes in parts is held too, encoded.
-        size = held_bytes(decoded.table) + (block.weight if decoded.more else 0)
+        size = decoded.table.nbytes + (block.weight if decoded.more else 0)
         return decoded, size + decoded.table.num_columns * _COLUMN_BYTES
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
@@ -85,10 +84,7 @@ class Known:
             decoded = decode_or_reject(block, wanted, options)
         if decoded.table.num_columns == 0 and decoded.table.num_rows == 0:
             return replace(decoded, table=self.schema.empty_table())
-        try:
-            self.schema = join(wanted, decoded.table.schema)
-        except TypeClash as clash:
-            raise clash.error("") from None
+        self.schema = join(wanted, decoded.table.schema, source="")
         return replace(decoded, table=conform(decoded.table, self.schema))
 
     def widen_all(self, decoded: Decoded, block: Block, options: ReadOptions) -> Iterator[Decoded]:
@@ -107,10 +103,7 @@ def first_schema(
     options, schema = dataset.options, pa.schema([])
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
         if file.schema is not None:
-            try:
-                schema = join_schemas(schema, file.schema)
-            except TypeClash as clash:
-                raise clash.error(item.source.path) from None
+            schema = join_schemas(schema, file.schema, source=item.source.path)
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
     units = [unit for unit in dataset.units() if unit.file in undeclared]
     has_csv = any(item.format == "csv" for item in dataset.inputs)
