@@ -106,10 +106,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Trainings:
 
 def test_a_resumed_run_logs_what_an_uninterrupted_one_logs(trainings: Trainings) -> None:
     """In the middle of an epoch, in the second; with two workers; without a state."""
-    off = {
-        "plugins": None,
-        "dataset_use_rust_streaming": None,
-    }
+    off = {"plugins": None, "dataset_use_rust_streaming": None}
     trainings.add("stock", **off, save_steps=99)
     trainings.add("whole")
     for step in (2, 7):

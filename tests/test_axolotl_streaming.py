@@ -68,26 +68,24 @@ def files_of(folder: Path, count: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_ranks_get_the_rows_that_hugging_face_gives_them(tmp_path: Path, count: int) -> None:
+def test_ranks_and_epochs_get_the_rows_that_hugging_face_gives_them(
+    tmp_path: Path, count: int
+) -> None:
     from datasets.distributed import split_dataset_by_node
 
-    paths = files_of(tmp_path, count)
-    theirs, mine = pair("json", paths)
+    both = pair("json", files_of(tmp_path, count))
     seen = []
     for rank in range(2):
-        expected = list(split_dataset_by_node(theirs, rank=rank, world_size=2))
-        assert list(split_dataset_by_node(mine, rank=rank, world_size=2)) == expected
-        seen += [row["id"] for row in expected]
+        theirs, mine = (list(split_dataset_by_node(x, rank=rank, world_size=2)) for x in both)
+        assert mine == theirs
+        seen += [row["id"] for row in mine]
     assert sorted(seen) == list(range(ROWS))
-
-
-def test_epochs_shuffle_the_files_as_hugging_face_does(tmp_path: Path) -> None:
-    theirs, mine = pair("json", files_of(tmp_path, 4))
-    theirs, mine = (d.shuffle(seed=5, buffer_size=20) for d in (theirs, mine))
+    both = tuple(dataset.shuffle(seed=5, buffer_size=20) for dataset in both)
     for epoch in range(3):
-        theirs.set_epoch(epoch)
-        mine.set_epoch(epoch)
-        assert [r["id"] for r in mine] == [r["id"] for r in theirs]
+        for dataset in both:
+            dataset.set_epoch(epoch)
+        theirs, mine = ([row["id"] for row in dataset] for dataset in both)
+        assert mine == theirs
 
 
 PIPELINES: dict[str, Callable[[Any], Any]] = {

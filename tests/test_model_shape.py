@@ -209,7 +209,6 @@ def test_what_the_formula_does_not_cover_has_no_flops() -> None:
         transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     )
     assert "encoder" in read_shape(t5).reasons["model_flops_per_token"]
-
     plain = torch.nn.Sequential(torch.nn.Linear(4, 4))
     assert "how many layers" in read_shape(plain).reasons["model_flops_per_token"]
     plain.config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1, hidden_size=4)
@@ -218,7 +217,6 @@ def test_what_the_formula_does_not_cover_has_no_flops() -> None:
     assert "8 experts were not found" in read_shape(plain).reasons["model_flops_per_token"]
     plain.experts = torch.nn.Linear(4, 4)
     assert "does not say how many" in read_shape(plain).reasons["model_flops_per_token"]
-
     empty = torch.nn.Sequential()
     empty.config = SimpleNamespace(num_hidden_layers=1)
     assert "no matrices" in read_shape(empty).reasons["model_flops_per_token"]

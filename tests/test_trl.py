@@ -223,12 +223,7 @@ ODD: dict[str, tuple[str, Callable[[], Any], str, dict[str, Any]]] = {
         TOOLS,
         {},
     ),
-    "a transform": (
-        "SFT",
-        lambda: make("text").with_transform(lambda rows: rows),
-        "",
-        {},
-    ),
+    "a transform": ("SFT", lambda: make("text").with_transform(lambda rows: rows), "", {}),
     "no token in a column": (
         "DPO",
         lambda: make("pairs").remove_columns("prompt").add_column("prompt", [""] * 40),

@@ -54,18 +54,12 @@ class FakeMeter:
         self.fetch_failed = lambda error=None: self.told.append(type(error).__name__)
         self.exhausted = partial(self.told.append, "exhausted")
         self.step = partial(self.told.append, "step")
+        self.settings = self.known.update
+        self.reason = self.reasons.__setitem__
+        self.window = self.windows.append
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         self.told.append(name)
         yield
         self.told.append(f"end {name}")
-
-    def settings(self, **values: Any) -> None:
-        self.known.update(values)
-
-    def reason(self, field: str, sentence: str) -> None:
-        self.reasons[field] = sentence
-
-    def window(self, window: ProfileWindow) -> None:
-        self.windows.append(window)

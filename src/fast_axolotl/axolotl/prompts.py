@@ -43,7 +43,7 @@ from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.filters import stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
+from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
     encode_texts,
@@ -55,9 +55,6 @@ _IGNORED = -100
 Lists = list[list[int]]
 
 _COLUMNS = {"input_ids", "attention_mask", "labels"}
-
-_BATCH_ROWS = 1000
-"""As many as ``map`` writes to disk at once in any case."""
 
 _TRANSFORMS = tuple(f"axolotl.prompt_strategies.{name}." for name in ("dpo", "kto", "orpo"))
 
@@ -112,7 +109,7 @@ def map_dataset(
         load_from_cache_file=not cfg.is_preprocess,
         desc="Mapping RL Dataset",
         batched=True,
-        batch_size=_BATCH_ROWS,
+        batch_size=BATCH_ROWS,
         new_fingerprint=stock_fingerprint(dataset, transform, ds_transform_fn, False, given),
         **map_kwargs,
     )

@@ -248,7 +248,8 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
             saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise Unfamiliar(
-                f"{checkpoint} has no {path.name}: it was saved without fast-axolotl"
+                f"{checkpoint} has no {path.name}: it was saved without fast-axolotl, or where one "
+                "rank reads for all"
             ) from None
         if saved.get("version") != _VERSION:
             raise Unfamiliar(f"{path} has version {saved.get('version')}, not {_VERSION}")

@@ -46,7 +46,7 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import LOG, MARK, Unfamiliar
 
-_BATCH_ROWS = 1000
+BATCH_ROWS = 1000
 """As ``map`` writes them in any case."""
 _LEAST_ROWS = 5000
 """Fewer are done again in a few seconds."""
@@ -91,7 +91,7 @@ def tokenize_in_shards(
         keep_in_memory=keep_in_memory,
         desc=_DESC,
         batched=True,
-        batch_size=_BATCH_ROWS,
+        batch_size=BATCH_ROWS,
     )
 
 
@@ -112,7 +112,7 @@ def _map(dataset: Any, function: Callable[..., Any], num_proc: int | None, folde
     from datasets.utils import tqdm
 
     num_rows = len(dataset)
-    step = min(-(-num_rows // (_SHARDS * _BATCH_ROWS)) * _BATCH_ROWS, _MOST_SHARD_ROWS)
+    step = min(-(-num_rows // (_SHARDS * BATCH_ROWS)) * BATCH_ROWS, _MOST_SHARD_ROWS)
     parts = [(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
     rows = dataset.with_format("arrow")
     paths = [folder / f"{_digest(rows[slice(*part)])}.arrow" for part in parts]
@@ -145,7 +145,7 @@ def _make_shards(dataset: Any, function: Callable[..., Any], jobs: Sequence[_Job
             shard=dataset.select(range(start, stop)),
             function=function,
             batched=True,
-            batch_size=_BATCH_ROWS,
+            batch_size=BATCH_ROWS,
             remove_columns=list(dataset.features),
             cache_file_name=str(path),
             new_fingerprint=path.stem,
@@ -209,7 +209,7 @@ def _digest(table: pa.Table) -> str:
     """Of all values and types of a table, not of its metadata, which differ from run to run."""
     plain = table.replace_schema_metadata(None)
     digest = hashlib.sha256(str(plain.schema).encode())
-    for batch in plain.to_batches(max_chunksize=_BATCH_ROWS):
+    for batch in plain.to_batches(max_chunksize=BATCH_ROWS):
         digest.update(batch.serialize())
     return digest.hexdigest()[:32]
 

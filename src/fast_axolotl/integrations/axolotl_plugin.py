@@ -43,18 +43,13 @@ _RECORDED = (
     "attn_implementation",
     "base_model",
     "context_parallel_size",
-    "dataloader_num_workers",
-    "dataloader_prefetch_factor",
     "dataset_prepared_path",
     "dataset_use_rust_streaming",
-    "evals_per_epoch",
     "gradient_accumulation_steps",
-    "gradient_checkpointing",
     "micro_batch_size",
     "pad_to_sequence_len",
     "pretraining_dataset",
     "sample_packing",
-    "saves_per_epoch",
     "sequence_len",
     "sequence_parallel_degree",
     "streaming",
@@ -62,7 +57,8 @@ _RECORDED = (
     "tensor_parallel_size",
     "torch_compile",
 )
-"""Keys that decide how fast the data comes and how long a step takes."""
+"""Keys that decide how fast the data comes and how long a step takes, beside what every trainer of
+transformers says."""
 
 
 class FastAxolotlArgs(BaseModel):

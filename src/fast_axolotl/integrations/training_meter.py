@@ -104,11 +104,8 @@ class TrainingMeter:
         """The outermost of them."""
         self._is_logging = log
         self._profile_steps = profile_steps
-        self._options: dict[str, Any] = {
-            "peak_tflops": peak_tflops,
-            "data_paths": tuple(data_paths),
-            "sample_system": sample_system,
-        }
+        options: dict[str, Any] = {"peak_tflops": peak_tflops, "data_paths": tuple(data_paths)}
+        self._options = {**options, "sample_system": sample_system}
         self._settings = dict(settings or {})
         self._prepare()
 
