@@ -24,11 +24,14 @@ from fast_axolotl.reading.storage import Source, Supply
 _Ints = npt.NDArray[np.int64]
 
 _WHITE = b" \t\r\n"
-_SPACE, _QUOTE, _COMMA, _BACKSLASH = 32, 34, 44, 92
+_NEWLINE, _SPACE, _QUOTE, _COMMA, _BACKSLASH = 10, 32, 34, 44, 92
 
 _STEP = np.zeros(256, dtype=np.int8)
 _STEP[[ord("["), ord("{")]] = 1
 _STEP[[ord("]"), ord("}")]] = -1
+
+_IS_MARK = _STEP != 0
+_IS_MARK[[_NEWLINE, _COMMA]] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ class JsonDocument:
 
 
 def _marks(text: bytes) -> tuple[_Ints, npt.NDArray[np.uint8], _Ints]:
-    """Where brackets and commas outside of strings are, which they are, and the depth behind."""
+    """Where brackets, commas and line ends outside of strings are, which they are, and the depth
+    behind them."""
     raw = np.frombuffer(text, dtype=np.uint8)
     quotes = np.flatnonzero(raw == _QUOTE)
     suspects = quotes[(quotes > 0) & (raw[quotes - 1] == _BACKSLASH)]
@@ -62,7 +66,7 @@ def _marks(text: bytes) -> tuple[_Ints, npt.NDArray[np.uint8], _Ints]:
         length = suspects - run_start[np.searchsorted(slashes, suspects - 1)]
         escaped = suspects[length % 2 == 1]
         quotes = quotes[~np.isin(quotes, escaped, assume_unique=True)]
-    marks = np.flatnonzero((_STEP[raw] != 0) | (raw == _COMMA))
+    marks = np.flatnonzero(_IS_MARK[raw])
     marks = marks[np.searchsorted(quotes, marks) % 2 == 0]
     return marks, raw[marks], np.cumsum(_STEP[raw[marks]], dtype=np.int64)
 
@@ -83,17 +87,17 @@ class _DocumentCutter:
         self._drop(int(is_array))
         while True:
             marks, kinds, depths = _marks(self._text.held)
+            breaks = marks[kinds == _NEWLINE]
             if is_array:
                 cuts, ends = marks[(kinds == _COMMA) & (depths == 0)], marks[depths < 0]
                 if len(ends):
-                    yield from self._emit(cuts[cuts < ends[0]], int(ends[0]), is_last=True)
-                    self._drop(1)
+                    cuts = cuts[cuts < ends[0]]
+                    yield from self._emit(breaks, cuts, int(ends[0]), is_array=True, is_last=True)
                     break
-            else:  # objects with nothing but white space between them
+            else:
                 cuts = marks[(_STEP[kinds] < 0) & (depths == 0)] + 1
             if len(cuts):
-                yield from self._emit(cuts[:-1], int(cuts[-1]), is_last=False)
-                self._drop(int(is_array))
+                yield from self._emit(breaks, cuts[:-1], int(cuts[-1]), is_array=is_array)
             self._text.advance(0)
             if self._text.ended:
                 if is_array:
@@ -110,17 +114,24 @@ class _DocumentCutter:
                 else "the last object is not closed: the file is truncated"
             )
 
-    def _emit(self, cuts: _Ints, stop: int, *, is_last: bool) -> Iterator[Lines]:
-        """Rows up to ``stop``, which are dropped from the text; separators become spaces."""
-        raw = np.frombuffer(self._text.held, dtype=np.uint8)[:stop].copy()
-        raw[cuts[raw[cuts] == _COMMA]] = _SPACE
-        data, line = raw.tobytes(), self._line
-        if data.strip():
-            edges = [0, *cuts.tolist(), stop]
-            yield Lines(data=data, stop=stop, first_line=lambda: line, edges=edges)
-        elif not is_last or len(cuts):
-            raise self._error("a value is missing between two commas")
-        self._drop(stop)
+    def _emit(
+        self, breaks: _Ints, cuts: _Ints, stop: int, *, is_array: bool, is_last: bool = False
+    ) -> Iterator[Lines]:
+        """Rows up to ``stop``, which are dropped from the text, as a line each."""
+        original, line = self._text.held[: stop + is_array], self._line
+        raw = np.frombuffer(original, dtype=np.uint8).copy()
+        raw[breaks[breaks < stop]] = _SPACE
+        if is_array:
+            raw[cuts] = raw[stop] = _NEWLINE
+            has_value = np.logical_or.reduceat(raw > _SPACE, np.append(0, cuts + 1))
+            if not has_value.all() and (len(cuts) or not is_last):
+                raise self._error("a value is missing between two commas")
+        elif (raw[cuts] > _SPACE).any():
+            raise self._error("there is no white space between two objects")
+        raw[cuts] = _NEWLINE
+        data = raw.tobytes()
+        yield Lines(data=data, stop=len(data), first_line=lambda: line, original=original)
+        self._drop(len(original))
 
     def _drop(self, length: int) -> None:
         self._line += self._text.held.count(b"\n", 0, length)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -19,29 +18,21 @@ from fast_axolotl.reading.blocks import Decoded, ReadOptions
 from fast_axolotl.reading.lines import BadRows, Lines
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 
-MAX_TYPE_NESTING = 64
-"""Values nested deeper get no Arrow type of their own, which every later step would recurse on."""
-
-_MAX_VALUE_NESTING = 250
-"""Values nested deeper are an error: Python's own recursion ends not far above twice as many."""
+MAX_NESTING = 64
+"""Values nested deeper are an error: every later step would recurse on them."""
 
 _INK = re.compile(rb"\S")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def row_spans(rows: Lines) -> Iterator[tuple[int, int]]:
-    """Start and stop of each row's text that is not blank."""
-    if rows.edges is not None:
-        for left, right in pairwise(rows.edges):
-            ink = _INK.search(rows.data, left, right)
-            yield ink.start() if ink else right, right
-        return
+    """Start and stop of the text of each line that is not blank."""
     start, stop = rows.start, rows.stop
     while start < stop:
         end = rows.data.find(b"\n", start, stop)
         end = stop if end < 0 else end
-        if _INK.search(rows.data, start, end):
-            yield start, end
+        if ink := _INK.search(rows.data, start, end):
+            yield ink.start(), end
         start = end + 1
 
 
@@ -91,14 +82,13 @@ def _parse(text: bytes, wanted: tuple[str, ...] | None) -> dict[str, Any]:
 def _cause(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         # Python ends some of its texts with "at": "Unterminated string starting at".
-        where = f" of line {error.lineno} of the row" if error.lineno > 1 else ""
-        problem = error.msg.removesuffix(" at")
-        return f"malformed JSON: {problem} at character {error.colno}{where}"
+        return f"malformed JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
     if isinstance(error, UnicodeDecodeError):
         return f"invalid UTF-8 at byte {error.start} of the row"
     if isinstance(error, UnicodeEncodeError):
         return "an escaped surrogate without its other half, which is not valid text"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    is_deep = isinstance(error, RecursionError)
+    return f"nested deeper than {MAX_NESTING} levels" if is_deep else str(error)
 
 
 def _to_array(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -118,9 +108,7 @@ def _column_type(value: Any) -> pa.DataType:
         return MIXED
 
 
-def _type_of(value: Any, room: int = MAX_TYPE_NESTING) -> pa.DataType:
-    if room == 0:
-        raise OverflowError("nested too deeply")
+def _type_of(value: Any) -> pa.DataType:
     if value is None:
         return pa.null()
     if isinstance(value, bool):
@@ -136,14 +124,14 @@ def _type_of(value: Any, room: int = MAX_TYPE_NESTING) -> pa.DataType:
     if isinstance(value, list):
         kind = pa.null()
         for item in value:
-            kind = join(kind, _type_of(item, room - 1), "[]")
+            kind = join(kind, _type_of(item), "[]")
         return pa.list_(kind)
-    return pa.struct([pa.field(name, _type_of(item, room - 1)) for name, item in value.items()])
+    return pa.struct([pa.field(name, _type_of(item)) for name, item in value.items()])
 
 
-def _shape(value: Any, room: int = _MAX_VALUE_NESTING) -> Hashable:
+def _shape(value: Any, room: int = MAX_NESTING) -> Hashable:
     """Equal for values that have the same type; cheaper than the type itself."""
-    if room == 0:
+    if room < 0:
         raise RecursionError
     if isinstance(value, dict):
         return tuple([(name, _shape(item, room - 1)) for name, item in value.items()])

@@ -16,7 +16,7 @@ one array of nulls later.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, Unit
-from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, parse_exactly, row_spans
+from fast_axolotl.reading.json_exact import MAX_NESTING, parse_exactly, row_spans
 from fast_axolotl.reading.lines import BOM, LineFile, Lines
 from fast_axolotl.reading.schema import MIXED, TypeClash, join_schemas
 from fast_axolotl.reading.storage import start_of
@@ -114,20 +114,13 @@ def _count(load: Callable[[], Lines]) -> int:
 
 
 def _pieces(rows: Lines) -> Iterator[Lines]:
-    """The same rows in small pieces, each with one row at least."""
-    held: list[int] = []
-
-    def piece() -> Lines:
-        edges = None if rows.edges is None else tuple(held)
-        return replace(rows, start=held[0], stop=held[-1], edges=edges)
-
-    for start, stop in row_spans(rows):
-        if held and stop - held[0] > _SPARSE_BYTES:
-            yield piece()
-            held.clear()
-        held += [stop] if held else [start, stop]
-    if held:
-        yield piece()
+    """The same rows in small pieces, each with one line at least."""
+    start, data = rows.start, rows.data
+    while start < rows.stop:
+        stop = data.rfind(b"\n", start, min(start + _SPARSE_BYTES, rows.stop)) + 1
+        stop = stop or data.find(b"\n", start, rows.stop) + 1 or rows.stop
+        yield replace(rows, start=start, stop=stop)
+        start = stop
 
 
 def _is_sparse(rows: Lines, num_rows: int) -> bool:
@@ -154,21 +147,19 @@ def _parse(
         # What is only known to be null is no hint: pyarrow would refuse anything else. And it would
         # make a column of nulls of whatever is missing here.
         is_large = len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes
-        has_nulls = any(pa.types.is_null(kind) for kind in _kinds(known))
-        table = _read(rows, None if is_large or has_nulls else schema)
-        if any(pa.types.is_timestamp(kind) for kind in _kinds(table.schema)):
+        table = _read(rows, None if is_large or ": null" in str(known) else schema)
+        if "timestamp" in str(table.schema):
             plain = [column.with_type(_as_text(column.type)) for column in table.schema]
             table = _read(rows, pa.schema(plain))
         table.validate(full=True)  # which pyarrow's JSON parser does not do for text
         join_schemas(known, table.schema)
+        for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
+            if pa.types.is_floating(leaf.type):
+                bounds = pc.min_max(leaf).as_py()
+                if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= _EXACT_INTEGER_LIMIT:
+                    return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    for column in table.columns:
-        for floats in (leaf for chunk in column.chunks for leaf in _floats(chunk)):
-            bounds = pc.min_max(floats)
-            low, high = bounds["min"].as_py(), bounds["max"].as_py()
-            if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
-                return None
     # Two rows may stand where one should, or a null where an object should. Blank lines are no
     # rows; they are looked for only where the numbers differ.
     if table.num_rows != num_rows and table.num_rows != sum(1 for _ in row_spans(rows)):
@@ -185,21 +176,9 @@ def _read(rows: Lines, schema: pa.Schema | None) -> pa.Table:
     return pj.read_json(
         pa.BufferReader(text),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
-        parse_options=pj.ParseOptions(
-            explicit_schema=schema, newlines_in_values=rows.edges is not None
-        ),
+        parse_options=pj.ParseOptions(explicit_schema=schema),
         memory_pool=pa.system_memory_pool(),
     )
-
-
-def _kinds(fields: pa.Schema | pa.DataType, room: int = MAX_TYPE_NESTING) -> Iterator[pa.DataType]:
-    """The types of all fields, and of the fields inside of them."""
-    if room < 0:
-        raise RecursionError
-    inner = fields if isinstance(fields, pa.Schema) else map(fields.field, range(fields.num_fields))
-    for field in inner:
-        yield field.type
-        yield from _kinds(field.type, room - 1)
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
@@ -213,32 +192,30 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _floats(array: pa.Array) -> Iterator[pa.Array]:
-    """The arrays of floats inside of an array."""
-    if pa.types.is_floating(array.type):
-        yield array
-    elif pa.types.is_list(array.type):
-        yield from _floats(array.values)
-    elif pa.types.is_struct(array.type):
-        for index in range(array.type.num_fields):
-            yield from _floats(array.field(index))
+def _leaves(arrays: Iterable[pa.Array], room: int = MAX_NESTING) -> Iterator[pa.Array]:
+    """The arrays of plain values inside of some arrays."""
+    if room < 0:
+        raise RecursionError
+    for array in arrays:
+        if pa.types.is_list(array.type):
+            yield from _leaves([array.values], room - 1)
+        elif pa.types.is_struct(array.type):
+            inner = map(array.field, range(array.type.num_fields))
+            yield from _leaves(inner, room - 1)
+        else:
+            yield array
 
 
 def _may_be_deep(rows: Lines) -> bool:
-    """Whether a row has so many brackets that its nesting may be too deep for pyarrow."""
-    data, spans = rows.data, _long_lines(rows) if rows.edges is None else row_spans(rows)
-    return any(
-        data.count(b"]", start, stop) + data.count(b"}", start, stop) > _MOST_CLOSINGS
-        for start, stop in spans
-    )
+    """Whether a row has so many brackets that its nesting may be too deep for pyarrow.
 
-
-def _long_lines(rows: Lines) -> Iterator[tuple[int, int]]:
-    """Lines of at least two bytes a bracket, found by probing: cheap where lines are short."""
-    data, end = rows.data, rows.start
-    for probe in range(rows.start, rows.stop - _MOST_CLOSINGS, _MOST_CLOSINGS):
-        if probe < end or data.find(b"\n", probe, probe + _MOST_CLOSINGS) >= 0:
-            continue
-        end = data.find(b"\n", probe, rows.stop)
-        end = rows.stop if end < 0 else end
-        yield data.rfind(b"\n", rows.start, probe) + 1, end
+    Such a row is a line of at least two bytes a bracket: cheap to find where lines are short.
+    """
+    data, end, most = rows.data, rows.start, _MOST_CLOSINGS
+    for probe in range(rows.start, rows.stop - most, most):
+        if probe >= end and data.find(b"\n", probe, probe + most) < 0:
+            start, end = data.rfind(b"\n", end, probe) + 1, data.find(b"\n", probe, rows.stop)
+            end = rows.stop if end < 0 else end
+            if data.count(b"]", start, end) + data.count(b"}", start, end) > most:
+                return True
+    return False
