@@ -134,7 +134,7 @@ class _Session:
         }
         if is_ours:
             summary = self.jobs.setdefault(case, {})[name] = found["summary"]
-            resident = max(node["peak_bytes"] for node in summary["nodes"])
+            resident = summary["peak_bytes"]
             found["values"]["resident_bytes"] = resident
         peak = found["values"]["peak_bytes"] / 1e6
         self.tell(f"{case}: {name}: {found['seconds']:.1f} s of {wall:.1f} s, {peak:,.0f} MB")

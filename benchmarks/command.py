@@ -91,13 +91,16 @@ def execute(
         return
     for table in result_tables(result):
         try:
-            from fast_axolotl.report.terminal import show_matrix
+            from fast_axolotl.report.document import Bullets, Document
+            from fast_axolotl.report.document import Table as Shown
+            from fast_axolotl.report.terminal import print_document
         except ImportError:
             # A machine that has a GPU and torch, and nothing of ours installed.
             lines = (" | ".join(cells) for cells in (table.header, *table.rows))
             print("\n".join((table.title, *lines, *table.notes)))
         else:
-            show_matrix(table.title, table.header, table.rows, table.notes)
+            shown = Shown(header=table.header, rows=table.rows)
+            print_document(Document(title=table.title, blocks=[shown, Bullets(table.notes, True)]))
 
 
 def describe_machine() -> dict[str, Any]:

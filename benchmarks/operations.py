@@ -1,8 +1,8 @@
 """Hash, dedupe, pack and pad on generated rows: ``make bench-hash`` and so on.
 
 Most contenders are those of ``fast-axolotl bench``, so this is that command on data that is always
-the same. Beside them stand Polars, DuckDB and the earlier package, ``pack_sequences``, which fills
-rows of one width, and what ``dedupe_files`` takes in a fresh process. Inputs are Parquet files.
+the same. Beside them stand the earlier package, ``pack_sequences``, which fills rows of one width,
+and what ``dedupe_files`` takes in a fresh process. Inputs are Parquet files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from benchmarks.children import RunError, run_child
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import Case, Goal, Measurement, Result
-from fast_axolotl.cli.bench import CONTENDERS, OURS, Request
+from fast_axolotl.cli.bench import CONTENDERS, OURS, OURS_TORCH, Request
 from fast_axolotl.cli.race import Contender
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import peak_memory_bytes
@@ -38,7 +38,7 @@ NOTES = (
     "alternating repeats, each the median of as many passes as take 0.2 s; ratios are of medians",
     "not included: imports, compiling or loading kernels, and a first pass",
 )
-OURS_LISTS, OURS_TORCH = "fast-axolotl, lists", "fast-axolotl, torch"
+OURS_LISTS = "fast-axolotl, lists"
 
 _LONG_SHARE, _LONG_CHARACTERS = 50, 4096
 """A row of 4 KB stands for fifty of the short ones."""
@@ -146,40 +146,13 @@ def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     for size in sizes:
         numbers = np.random.default_rng(0).permutation(size) // 2
         table = pa.table({"text": _texts(numbers)})
-        yield _race(session, "text", "texts, each of which comes twice", table, _in_frames)
+        yield _race(
+            session, "text", "texts, each of which comes twice", table, CONTENDERS["dedupe"]
+        )
         text = "texts, each of which comes twice, to indices and hashes"
         yield _race(session, "list", text, table, partial(_in_lists, session))
     for size in sizes:
         yield _files_case(size, session)
-
-
-def _in_frames(request: Request) -> list[Contender]:
-    """The numbers of the rows that are the first of their kind."""
-    table = request["table"]
-
-    @cache
-    def frame() -> Any:
-        return import_module("polars").from_arrow(table).with_row_index()
-
-    @cache
-    def connection() -> Any:
-        opened = import_module("duckdb").connect()
-        opened.register("given", table)
-        opened.execute("CREATE TABLE texts AS SELECT * FROM given")
-        return opened
-
-    def polars() -> Any:
-        return frame().unique("text", keep="first", maintain_order=True)["index"].to_list()
-
-    def duckdb() -> Any:
-        query = "SELECT min(rowid) AS row FROM texts GROUP BY text ORDER BY row"
-        return connection().sql(query).fetchnumpy()["row"]
-
-    return [
-        *CONTENDERS["dedupe"](request),
-        Contender("Polars", "frame → rows", polars, list, OURS, "polars"),
-        Contender("DuckDB", "table → rows", duckdb, list, OURS, "duckdb"),
-    ]
 
 
 def _in_lists(session: Session, request: Request) -> list[Contender]:
@@ -189,7 +162,7 @@ def _in_lists(session: Session, request: Request) -> list[Contender]:
     texts = request["table"]["text"].to_pylist()
     gives = "list → lists"
     return [
-        Contender(OURS_LISTS, gives, lambda: deduplicate_indices(texts), list),
+        Contender(OURS_LISTS, gives, lambda: deduplicate_indices(texts)),
         session.earlier(request, "deduplicate_indices", gives, OURS_LISTS),
     ]
 
@@ -284,10 +257,10 @@ def _packers(session: Session, request: Request) -> list[Contender]:
 
     lists, tensors = "lists → lists", "lists → torch"
     return [
-        Contender(OURS, lists, ours, dict),
-        Contender(OURS_TORCH, tensors, partial(ours, "torch"), dict, None, "torch"),
-        Contender("plain Python", lists, plain, dict, OURS),
-        Contender("plain + torch.tensor", tensors, torch, dict, OURS_TORCH, "torch"),
+        Contender(OURS, lists, ours),
+        Contender(OURS_TORCH, tensors, partial(ours, "torch"), None, "torch"),
+        Contender("plain Python", lists, plain, OURS),
+        Contender("plain + torch.tensor", tensors, torch, OURS_TORCH, "torch"),
         session.earlier(request, "pack_sequences", lists, **_PACK),
     ]
 

@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,7 @@ from benchmarks.result import Case, Timing
 from benchmarks.worker import Worker, WorkerError
 from fast_axolotl.cli import race as product
 from fast_axolotl.cli.bench import OURS
-from fast_axolotl.cli.race import Contender, Digest, run_race
+from fast_axolotl.cli.race import Contender, run_race
 from fast_axolotl.errors import UsageError
 
 EARLIER = "earlier package"
@@ -73,10 +73,10 @@ class Session:
             peer.ask("load", operation=operation, path=path, settings=settings)
             return peer
 
-        def digest(_: Any) -> Digest:
-            return Digest(loaded().ask("digest")["digest"])
+        def digest(_: Any) -> str:
+            return str(loaded().ask("digest")["digest"])
 
-        return Contender(EARLIER, gives, lambda: loaded().ask("run"), digest, against)
+        return Contender(EARLIER, gives, lambda: loaded().ask("run"), against, answer=digest)
 
 
 def add_race_options(parser: argparse.ArgumentParser) -> None:
@@ -112,35 +112,32 @@ def run_case(
     num_bytes: int | None = None,
 ) -> Case:
     """Compares the answers of everybody who can take part, then times those that are equal."""
-    timings, left_out = run_race(
+    libraries, left_out = run_race(
         contenders,
         repeats=session.repeats,
         progress=lambda text: session.tell(f"{name}: {text}"),
     )
-    case = Case(
+    by_name = {one.name: one for one in contenders}
+    rivals = {item["name"]: by_name[item["name"]].against for item in libraries}
+    return Case(
         name=name,
         text=text,
         rows=rows,
         num_bytes=num_bytes,
         timings=[
             Timing(
-                name=item.contender.name,
-                version=_version(item.contender.package),
-                output=item.contender.gives,
+                name=item["name"],
+                version=_version(by_name[item["name"]].package),
+                output=item["returns"],
                 rows=rows,
-                seconds=tuple(item.seconds),
+                seconds=tuple(item["seconds"]),
             )
-            for item in timings
+            for item in libraries
         ],
-        rivals={
-            item.contender.name: item.contender.against
-            for item in timings
-            if item.contender.against is not None
-        },
+        rivals={peer: ours for peer, ours in rivals.items() if ours is not None},
+        # Messages name the input; the folder it was in means nothing to a reader.
+        left_out={who: why.replace(f"{session.folder}/", "") for who, why in left_out.items()},
     )
-    # Messages name the input; the folder it was in means nothing to a reader.
-    absent = {who: why.replace(f"{session.folder}/", "") for who, why in left_out.items()}
-    return replace(case, left_out=absent)
 
 
 def _version(package: str | None) -> str | None:

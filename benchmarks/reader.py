@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +35,7 @@ from benchmarks.corpus import (
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result
 from fast_axolotl.cli.bench import BATCH_ROWS, OURS, OURS_PYTHON, Request, read
-from fast_axolotl.cli.race import Contender, columns
+from fast_axolotl.cli.race import Contender, columns, digest
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import open_dataset
 from fast_axolotl.system import peak_memory_bytes
@@ -94,11 +93,13 @@ def readers(request: Request) -> list[Contender]:
         found = getattr(connection, _DUCKDB_READS[form])(path, **settings)
         return iter(found.to_arrow_reader(BATCH_ROWS))
 
-    answer = partial(columns, kind="arrow")
+    def answer(batches: Iterator[Any]) -> str:
+        return digest(columns(batches, "arrow"))
+
     return [
         *read(request),
-        Contender("Polars", "Arrow batches", polars, answer, OURS, "polars"),
-        Contender("DuckDB", "Arrow batches", duckdb, answer, OURS, "duckdb"),
+        Contender("Polars", "Arrow batches", polars, OURS, "polars", answer),
+        Contender("DuckDB", "Arrow batches", duckdb, OURS, "duckdb", answer),
     ]
 
 

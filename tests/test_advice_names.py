@@ -43,7 +43,7 @@ def figures() -> Iterator[RunSummary]:
     plain = with_figures(base, world_size=2, padding_share=None)
     for pattern, follows in (
         ("steady", ""),
-        ("burst", "step"),
+        ("burst", "rows"),
         ("periodic", "rows"),
         ("periodic", "epoch"),
         ("periodic", "shard"),

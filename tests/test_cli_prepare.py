@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from fast_axolotl.cli import main
-from fast_axolotl.cli.data import job_progress, print_job
-from fast_axolotl.cluster.job import JobSummary, Node, Stage
+from fast_axolotl.cli.data import job_document, job_progress
+from fast_axolotl.cluster.job import JobSummary, Stage
+from fast_axolotl.report.terminal import print_document
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -39,8 +40,9 @@ SUMMARY = JobSummary(
     bytes_out=GB,
     seconds=1800.0,
     stages=(STAGE, replace(STAGE, name="shards", seconds=200.0)),
-    nodes=tuple(Node(name=f"n{n:02}", tasks=9, peak_bytes=GB + n) for n in range(20)),
-    extra={"rejections": ["a.jsonl, line 3: no JSON"]},
+    peak_bytes=GB,
+    peak_node="n19",
+    rejections=["a.jsonl, line 3: no JSON"],
 )
 
 
@@ -65,7 +67,7 @@ def test_stages_begin_and_end_with_a_line_and_tell_of_tasks_that_are_tried_again
 
 
 def test_a_summary_names_reasons_stages_and_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    print_job(SUMMARY, as_json=False, next_command="axolotl train c.yml")
+    print_document(job_document(SUMMARY, "axolotl train c.yml"))
     text = " ".join(capsys.readouterr().out.split())
     expected = (
         "dropped 40 (4.0 %), 30 longer than sequence_len, 10 without a label",
@@ -77,7 +79,7 @@ def test_a_summary_names_reasons_stages_and_nodes(capsys: pytest.CaptureFixture[
     )
     assert [words for words in expected if words not in text] == []
     continued = replace(SUMMARY, stages=(replace(STAGE, done_before=5),))
-    print_job(continued, as_json=False)
+    print_document(job_document(continued))
     text = " ".join(capsys.readouterr().out.split())
     assert "tokens/s" not in text
     assert "time 30 min 00 s; 5 tasks done by an earlier run" in text

@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_counted_and_listed(tmp_path: Path, forget: Forge
     path.write_text("\n".join(lines))
     summary = check_dedupe(tmp_path, path, forget, on_error="skip")
     assert summary.dropped == {"unreadable": 3}
-    assert [f"{path}, " in item for item in summary.extra["rejections"]] == [True] * 3
+    assert [f"{path}, " in item for item in summary.rejections] == [True] * 3
     with pytest.raises(DataError, match=r"a\.jsonl.*line 4"):
         dedupe_on(path, str(tmp_path / "other"))
     paths = [tmp_path / f"{number}.parquet" for number in range(3)]
@@ -147,7 +147,7 @@ def test_what_cannot_be_read_is_counted_and_listed(tmp_path: Path, forget: Forge
     paths[1].write_bytes(paths[1].read_bytes()[:100])
     summary = dedupe_on(paths, str(tmp_path / "files"), engine="local", on_error="skip")
     assert summary.rows_in == 10
-    (listed,) = summary.extra["rejections"]
+    (listed,) = summary.rejections
     assert listed.startswith(f"{paths[1]}, footer: the file is corrupt or truncated")
 
 

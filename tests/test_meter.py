@@ -161,53 +161,6 @@ def test_a_span_that_the_device_ends_later_is_owed_by_the_steps_that_follow(tmp_
     assert all(wall >= 0 for block in blocks for wall in block.walls or ())
 
 
-@pytest.mark.parametrize("fetched_first", [False, True])
-@pytest.mark.parametrize("on_device", [False, True])
-def test_a_step_has_the_time_of_all_its_forward_passes(
-    tmp_path: Path, fetched_first: bool, on_device: bool
-) -> None:
-    """Four micro-batches, of 10 ms forward and 20 ms backward each; then the optimizer.
-
-    The host queues a pass within 1 ms where there is a device.
-    """
-    clock = Clock()
-    device = Device(clock, most_ahead=0.5) if on_device else None
-
-    def work(seconds: float) -> None:
-        clock.sleep(0.001 if device else seconds)
-        if device is not None:
-            device.run(seconds)
-
-    def fetch() -> None:
-        meter.fetch_begin()
-        clock.sleep(0.002)
-        meter.fetch_end(["row"])
-
-    def run() -> None:
-        work(0.010)
-        meter.backward_begin()
-        work(0.020)
-        meter.backward_end()
-
-    with open_meter(tmp_path, clock, device=device, told_steps=True, world_size=2) as meter:
-        for _ in range(100):
-            for order in ([fetch] * 4 + [run] * 4) if fetched_first else [fetch, run] * 4:
-                order()
-            work(0.030)
-            meter.step()
-            with meter.span("log"):
-                clock.sleep(0.001)
-    blocks = steady(tmp_path)
-    assert sum(block.steps for block in blocks) == 95
-    for block in blocks:
-        # What the host does before it queues the first pass is idle time of an idle device.
-        assert block.forward_seconds == pytest.approx(0.040 * block.steps, rel=0.03)
-    clock = Clock()
-    with open_meter(tmp_path / "none", clock, device=device, world_size=2) as meter:
-        run_loop(meter, clock, batches(clock, 40, 0.1))
-    assert {block.forward_seconds for block in read_rank(tmp_path / "none").blocks} == {None}
-
-
 def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path) -> None:
     clock = Clock()
     device = Device(clock)

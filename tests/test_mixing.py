@@ -293,7 +293,7 @@ def test_clashing_types_name_the_later_source(tmp_path: Path) -> None:
     def sources() -> dict[str, Any]:
         return {"numbers": (open_dataset(numbers), 1), "texts": (open_dataset(texts), 1)}
 
-    with pytest.raises(ConflictError, match="int64 in earlier sources and string in source 'text"):
+    with pytest.raises(ConflictError, match="source 'texts': column 'x' has the type int64 in"):
         mix_datasets(sources())
 
 

@@ -231,7 +231,7 @@ def test_what_costs_time_costs_tokens() -> None:
     assert rate(fused) > 1.05 * plain
     # LoRA saves a third of the products; unfused, its adapters give half of that back.
     assert rate(replace(fused, method="lora")) > 1.2 * rate(fused)
-    assert rate(fused) > rate(replace(LAYOUT, method="lora")) > plain
+    assert 1.2 * plain > rate(replace(LAYOUT, method="lora")) > 1.02 * plain
     assert rate(replace(LAYOUT, precision="fp8")) > 1.2 * plain
     # Weights are read for few tokens; then not even launching the kernels is fast enough.
     small = rate(replace(LAYOUT, micro_batch=0.05))

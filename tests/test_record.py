@@ -289,11 +289,3 @@ def test_histograms_fold_the_same_way_however_they_are_cut(
         merged.merge(part.written())
     assert merged.counts == whole.counts
     assert sum(count for _, count in merged.items()) == merged.count == len(first) + len(second)
-
-
-def test_the_worst_share_is_of_the_longest() -> None:
-    histogram = Histogram()
-    assert (histogram.quantile(0.5), histogram.worst_share()) == (None, None)
-    histogram.add(0.001, 99)
-    histogram.add(0.901)
-    assert histogram.worst_share(0.01) == pytest.approx(0.901 / 1.0, rel=0.02)

@@ -17,8 +17,9 @@ from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, SystemRecord
 from fast_axolotl.record.catalogue import FIGURES, GROUPS
 from fast_axolotl.record.codec import to_json
+from fast_axolotl.report.document import Document, Table
 from fast_axolotl.report.runs import describe_gpus, show_short_summary
-from fast_axolotl.report.terminal import show_matrix
+from fast_axolotl.report.terminal import print_document
 from support.records import every, make_rank, make_run, make_system, write_run
 from support.reports import shown
 
@@ -62,7 +63,8 @@ def test_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> N
     text = shown(make_run(), run_dir="runs/[bold]x[/bold]", notes=("[red]",))
     assert "runs/[bold]x[/bold]" in text
     assert "[red]" in text
-    show_matrix("", ["reason"], [["pip install 'ray[default]'"]])
+    table = Table(header=["reason"], rows=[["pip install 'ray[default]'"]])
+    print_document(Document(title="", blocks=[table]))
     assert "'ray[default]'" in capsys.readouterr().out
 
 

@@ -119,7 +119,7 @@ def test_hooks_are_gone_after_the_last_watch_even_where_its_profiler_fails(
 ) -> None:
     def hooked() -> list[Any]:
         names = ("__next__", "__init__", "_reset")
-        return [*(getattr(ITERATOR, name) for name in names), torch.autograd.backward]
+        return [getattr(ITERATOR, name) for name in names]
 
     before = hooked()
     with watch_torch(meter), watch_torch(FakeMeter()):
@@ -215,23 +215,6 @@ def test_a_meter_is_opened_by_the_first_training_fetch_and_given_up_to_a_trainer
     train(loader)
     assert (opened, closed) == ([meter], ["finished"])
     assert meter.told == ["begin", 4, "begin", "exhausted"]
-
-
-def test_a_backward_pass_inside_another_is_part_of_it(meter: FakeMeter) -> None:
-    model, _ = a_model()
-    rows = torch.ones(2, 4, requires_grad=True)
-    with watch_torch(meter):
-        # Recomputes the forward pass inside of the backward pass, and runs another one for it.
-        checkpoint = torch.utils.checkpoint.checkpoint
-        checkpoint(model, rows, use_reentrant=True).sum().backward()
-        with pytest.raises(RuntimeError, match="does not require grad"):
-            torch.ones(1).backward()
-        model(rows).sum().backward()
-        thread = threading.Thread(target=lambda: model(rows).sum().backward())
-        train(DataLoader(Numbers(4), batch_size=4))
-        thread.start()
-        thread.join()
-    assert meter.passes == ["begin", "end"] * 3
 
 
 def test_a_loop_with_no_grad_inside_is_a_span_once_steps_tell_what_is_trained(

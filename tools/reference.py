@@ -275,15 +275,13 @@ def _origin(path: Path) -> list[str]:
 
 
 def figures() -> str:
-    """The catalogue: what each figure is called, its unit, its formula, and what it cannot see."""
+    """The catalogue: what each figure is called, its unit, and why it is missing."""
     directions = {"higher": "higher is better", "lower": "lower is better", "": "neither is better"}
     lines = [
         "# Figures",
         "",
         "Every figure that a record can hold. `show --json` uses the names, and so does "
-        "`compare --fail-if`. T is the wall time of the steady phase, summed over its steps; W is "
-        "the waiting inside T. [How a run is measured](../metrics.md) explains where they come "
-        "from.",
+        "`compare --fail-if`. [How a run is measured](../metrics.md) explains each.",
     ]
     for figure in FIGURES.values():
         lines += [
@@ -292,11 +290,8 @@ def figures() -> str:
             "",
             f"`{figure.name}` · unit: {figure.unit} · {directions[figure.better]}",
             "",
-            f"- Formula: {_text(figure.formula)}",
+            f"Without a value: {_text(figure.missing)}.",
         ]
-        if figure.blind_spot:
-            lines.append(f"- Blind spot: {_text(figure.blind_spot)}")
-        lines.append(f"- Without a value: {_text(figure.missing)}")
     lines += ["", "## Parts of the wall clock", "", "The ledger divides the wall clock once, into:"]
     lines += ["", *(f"- `{name}`: {label}" for name, label in LEDGER.items())]
     return "\n".join(lines) + "\n"

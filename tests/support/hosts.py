@@ -46,14 +46,6 @@ class FakeMeter:
         self.known: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
         self.windows: list[ProfileWindow] = []
-        self.passes: list[str] = []
-        """Begins and ends of backward passes."""
-
-    def backward_begin(self) -> None:
-        self.passes.append("begin")
-
-    def backward_end(self) -> None:
-        self.passes.append("end")
 
     def wait_begin(self) -> None:
         pass

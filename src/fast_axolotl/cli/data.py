@@ -24,8 +24,10 @@ from fast_axolotl.cli.options import (
     AsJson,
     Inputs,
     name_options,
+    pairs_document,
     parse_names,
     parse_size,
+    print_result,
     say,
 )
 from fast_axolotl.errors import DataError, UsageError
@@ -37,11 +39,11 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
+from fast_axolotl.report.document import Document, Table
 
 if TYPE_CHECKING:
     from fast_axolotl.cluster.job import JobSummary, Stage
     from fast_axolotl.reading import Rejection
-
 
 Format = Annotated[str, Option(help="auto, or parquet, arrow, feather, csv, json, jsonl or text.")]
 Split = Annotated[str | None, Option(help="Which split to read; all reads every split.")]
@@ -80,7 +82,7 @@ def read(
     CSV and text, also compressed with gzip, zstd and others, from disk or from S3 and other stores.
     """
     from fast_axolotl.reading import convert, open_dataset
-    from fast_axolotl.report.terminal import phase_progress, show_pairs
+    from fast_axolotl.report.terminal import phase_progress
     from fast_axolotl.system import peak_memory_bytes
 
     start = time.perf_counter()
@@ -111,36 +113,30 @@ def read(
     for line in shown:
         print(line)
     stats = reader.stats
-    summary: dict[str, Any] = {
-        "rows": stats.rows,
-        "batches": stats.batches,
+    types = {field.name: str(field.type) for field in reader.schema}
+    rates = [value / seconds if seconds else 0.0 for value in (stats.rows, stats.num_bytes)]
+    found = asdict(stats) | {
         "files": len(reader.files),
-        "num_bytes": stats.num_bytes,
         "seconds": seconds,
         "first_batch_seconds": first,
-        "rows_per_second": stats.rows / seconds if seconds else 0.0,
-        "bytes_per_second": stats.num_bytes / seconds if seconds else 0.0,
+        "rows_per_second": rates[0],
+        "bytes_per_second": rates[1],
         "peak_memory_bytes": peak_memory_bytes(),
-        "rejected_rows": stats.rejected_rows,
-        "rejections": [asdict(item) for item in stats.rejections],
-        "ignored_files": list(stats.ignored_files),
-        "columns": {field.name: str(field.type) for field in reader.schema},
+        "rejected_files": sorted(stats.rejected_files),
+        "columns": types,
     }
-    if as_json:
-        print(json.dumps(summary, ensure_ascii=False, indent=None if shown else 2))
-    elif head is None:
-        batches, files = count_words(stats.batches, "batch"), count_words(len(reader.files), "file")
-        types = [f"{name}: {kind}" for name, kind in summary["columns"].items()]
-        pairs = [
-            ("rows", f"{stats.rows:,} in {batches} from {files}"),
-            ("time", f"{format_seconds(seconds)}, first batch after {format_seconds(first)}"),
-            ("rows/s", f"{summary['rows_per_second']:,.0f}"),
-            ("bytes/s", f"{format_bytes(summary['bytes_per_second'])}/s (size of the files)"),
-            ("peak memory", f"{format_bytes(peak_memory_bytes())} of this process"),
-            ("rejected rows", describe_rejected(stats.rejected_rows, stats.rejections)),
-            ("columns", "\n".join(types)),
-        ]
-        show_pairs("", pairs)
+    batches, files = count_words(stats.batches, "batch"), count_words(len(reader.files), "file")
+    pairs = [
+        ("rows", f"{stats.rows:,} in {batches} from {files}"),
+        ("time", f"{format_seconds(seconds)}, first batch after {format_seconds(first)}"),
+        ("rows/s", f"{rates[0]:,.0f}"),
+        ("bytes/s", f"{format_bytes(rates[1])}/s (size of the files)"),
+        ("peak memory", f"{format_bytes(peak_memory_bytes())} of this process"),
+        ("rejected rows", describe_rejected(stats.rejected_rows, stats.rejections)),
+        ("columns", "\n".join(f"{name}: {kind}" for name, kind in types.items())),
+    ]
+    if as_json or head is None:
+        print_result(found, pairs_document(pairs), as_json=as_json)
     if stats.rejections and not stats.rows:
         say("no row could be read")
         raise Exit(1)
@@ -220,7 +216,7 @@ def dedupe(
     Rows are compared exactly, not approximately. With --engine, the same rows are written to a
     folder of Parquet files; if that is interrupted, the same command continues where it stopped.
     """
-    from fast_axolotl.report.terminal import phase_progress, show_pairs
+    from fast_axolotl.report.terminal import phase_progress
     from fast_axolotl.system import peak_memory_bytes
 
     settings: dict[str, Any] = {
@@ -237,7 +233,7 @@ def dedupe(
         from fast_axolotl.cluster.tables import dedupe_on
 
         done = _watch_job(dedupe_on, inputs=inputs, output=output, **settings, **job)
-        print_job(done, as_json=as_json)
+        print_result(done, job_document(done), as_json=as_json)
         return
     if address is not None or work is not None or workers or restart:
         raise UsageError("--address, --workers, --work and --restart need --engine local or ray")
@@ -253,9 +249,6 @@ def dedupe(
             progress=progress,
             **settings,
         )
-    if as_json:
-        print(json.dumps(summary.to_json() | {"peak_memory_bytes": peak_memory_bytes()}, indent=2))
-        return
     share = summary.duplicates / summary.rows_in if summary.rows_in else 0.0
     dropped = f"{summary.duplicates:,} ({share:.1%})"
     if summary.duplicates_of_others:
@@ -279,7 +272,8 @@ def dedupe(
         ("output", summary.output),
         ("report", summary.report),
     ]
-    show_pairs("", [(label, value) for label, value in pairs if value is not None])
+    found = summary.to_json() | {"peak_memory_bytes": peak_memory_bytes()}
+    print_result(found, pairs_document(pairs), as_json=as_json)
 
 
 def prepare(
@@ -319,7 +313,8 @@ def prepare(
     place = ["--dataset-prepared-path", "FOLDER" if is_remote else output] if output else []
     command = shlex.join(["axolotl", "train", str(config), *place])
     command = f"copy {output} to FOLDER, then {command}" if is_remote else command
-    print_job(summary, as_json=as_json, next_command=command)
+    found = summary.to_json() | {"next_command": command}
+    print_result(found, job_document(summary, command), as_json=as_json)
 
 
 def _job_options(
@@ -369,13 +364,8 @@ def _watch_job(job: Callable[..., JobSummary], **arguments: Any) -> JobSummary:
         raise
 
 
-def print_job(job: JobSummary, *, as_json: bool, next_command: str = "") -> None:
-    """Print what a job has done: its stages and its rows."""
-    from fast_axolotl.report.terminal import show_matrix, show_pairs
-
-    if as_json:
-        print(json.dumps(job.to_json() | {"next_command": next_command}, indent=2))
-        return
+def job_document(job: JobSummary, next_command: str = "") -> Document:
+    """What a job has done: its stages and its rows."""
     stages = [
         [
             stage.name,
@@ -386,8 +376,6 @@ def print_job(job: JobSummary, *, as_json: bool, next_command: str = "") -> None
         for stage in job.stages
     ]
     header = ("stage", "tasks", "done before", "retried", "time", "task time", "written")
-    show_matrix("", header, stages)
-    peak = max(job.nodes, key=lambda node: node.peak_bytes, default=None)
     # Rows that an earlier run has prepared took no time now.
     earlier = sum(stage.done_before for stage in job.stages)
     rate = f" ({format_count(job.tokens / job.seconds)} tokens/s)" if not earlier else ""
@@ -404,12 +392,9 @@ def print_job(job: JobSummary, *, as_json: bool, next_command: str = "") -> None
         ("rows out", f"{job.rows_out:,} ({format_bytes(job.bytes_out)})"),
         ("tokens", f"{job.tokens:,}{rate}" if job.tokens else "– (rows are not tokenised)"),
         ("time", f"{format_duration(job.seconds)}{before}"),
-        (
-            "peak memory",
-            f"{format_bytes(peak.peak_bytes)} of a process on {peak.name}" if peak else "",
-        ),
-        ("rejected", "\n".join(job.extra.get("rejections", ())[:_MOST_REJECTIONS])),
+        ("peak memory", f"{format_bytes(job.peak_bytes)} of a process on {job.peak_node}"),
+        ("rejected", "\n".join(job.rejections[:_MOST_REJECTIONS])),
         ("output", ", ".join(job.outputs)),
         ("next", next_command),
     ]
-    show_pairs("", [(label, value) for label, value in pairs if value])
+    return pairs_document(pairs, Table(header=header, rows=stages))

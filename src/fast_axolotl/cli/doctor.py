@@ -62,7 +62,7 @@ def doctor(as_json: ResultAsJson = False) -> None:
         ],
         "problems": list(find_problems()),
     }
-    print_result(found, _document, as_json=as_json)
+    print_result(found, _document(found), as_json=as_json)
     if found["problems"]:
         raise Exit(1)
 

@@ -7,7 +7,6 @@ does, with the verdict on stderr. ``measure`` never changes what it measures.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 import sys
@@ -24,10 +23,12 @@ from fast_axolotl.cli.options import (
     DataPath,
     ResultAsJson,
     parse_names,
+    print_result,
     say,
     unused_folder,
 )
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.report.document import Block, Document, Paragraph, Table
 
 Command = Annotated[list[str], Argument(help="What to run, after --.", metavar="COMMAND")]
 Live = Annotated[bool, Option("--live", help="Measure, and show live figures.")]
@@ -188,22 +189,21 @@ def _measure(
 def status(as_json: ResultAsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
     from fast_axolotl.axolotl import check, host_name, status_line
-    from fast_axolotl.report.terminal import show_matrix
 
     host, _, version = host_name().partition(" ")
     patches = check() if host else ()
-    if as_json:
-        known = version if host == "Axolotl" else None
-        found = {"axolotl": known, "patches": [patch._asdict() for patch in patches]}
-        print(json.dumps(found, indent=2))
-        return
-    if patches:
-        rows = [
-            [item.name, item.target.removeprefix("axolotl."), item.state, item.reason]
-            for item in patches
-        ]
-        show_matrix("", ["name", "function of Axolotl", "state", "reason"], rows)
-    print(status_line(os.environ, patches or None))
+    found = {
+        "axolotl": version if host == "Axolotl" else None,
+        "patches": [patch._asdict() for patch in patches],
+    }
+    rows = [
+        [item.name, item.target.removeprefix("axolotl."), item.state, item.reason]
+        for item in patches
+    ]
+    header = ["name", "function of Axolotl", "state", "reason"]
+    blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
+    blocks.append(Paragraph(status_line(os.environ, patches or None)))
+    print_result(found, Document(title="", blocks=blocks), as_json=as_json)
 
 
 def _refuse(reason: UsageError, error: OSError) -> NoReturn:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from fast_axolotl.errors import UsageError
-
-if TYPE_CHECKING:
-    from fast_axolotl.report.document import Document
+from fast_axolotl.report.document import Document, Table
 
 Inputs = Annotated[list[str], Argument(help="Files, folders, globs or URIs, read in this order.")]
 DataPath = Annotated[
@@ -87,12 +85,18 @@ def say(line: str) -> None:
     print(f"fast-axolotl: {line}", file=sys.stderr, flush=True)
 
 
-def print_result(result: Any, document: Callable[[Any], Document], *, as_json: bool) -> None:
+def print_result(result: Any, document: Document, *, as_json: bool) -> None:
     """What a command found: as JSON, or as the document that is made of it."""
     from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.terminal import print_document
 
-    print(to_json(result)) if as_json else print_document(document(result))
+    print(to_json(result)) if as_json else print_document(document)
+
+
+def pairs_document(pairs: Sequence[tuple[str, str | None]], *before: Table) -> Document:
+    """Names and values in two columns, without those that are empty."""
+    rows = [(name, value) for name, value in pairs if value]
+    return Document(title="", blocks=[*before, Table(rows=rows)])
 
 
 def name_options(message: str) -> str:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from fast_axolotl.record.protocol_result import Trial
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-_MOST_STEPS = 24
 _MOST_COLLECTIVES = 12
 _MOST_KERNELS = 5
 
@@ -134,7 +133,7 @@ def plan(
         tokens=amount,
         network=network,
     )
-    print_result(found, plan_document, as_json=as_json)
+    print_result(found, plan_document(found), as_json=as_json)
 
 
 def _read_positive(text: str) -> float:
@@ -229,7 +228,7 @@ def scale(
             say(f"{path}: {summary.verdict.headline}")
         figures.append(read_scaling_run(shown.record, summary, pair, unit))
     found = make_scaling(figures, compare_runs, unit=unit)
-    print_result(found, scale_document, as_json=as_json)
+    print_result(found, scale_document(found), as_json=as_json)
 
 
 def scale_document(found: Scaling) -> Document:
@@ -362,7 +361,7 @@ def batch(
                 found |= {"longest": trial, "longest_tokens": tokens}
                 found["longest_sentence"] = describe_longest(trial, tokens, sizes)
     write_json(folder / "batch.json", found)
-    print_result(found, batch_document, as_json=as_json)
+    print_result(found, batch_document(found), as_json=as_json)
     if chosen is None:
         raise Exit(1)
 
@@ -433,25 +432,20 @@ def trace(
             raise MissingFileError("no trace (.json or .json.gz) found here", path=text)
         files += found
     summary = summarise_traces(list(dict.fromkeys(files)), steps=chosen)
-    print_result(summary, trace_document, as_json=as_json)
+    print_result(summary, trace_document(summary), as_json=as_json)
 
 
 def trace_document(summary: TraceSummary) -> Document:
-    """The mean step of each rank, every step where there are few, communication, slow kernels."""
+    """The mean step of each rank, communication, slow kernels; ``--json`` has every step."""
     parts = ["step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle"]
     means: list[Row] = []
-    every: list[Row] = []
-    for one in (*summary.ranks, *summary.steps):
+    for one in summary.ranks:
         shares = (one.compute_seconds, one.overlapped_seconds, one.exposed_seconds)
         rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds)
         whole = one.seconds or 1
         cells = [format_share(None if part is None else part / whole) for part in (*shares, *rest)]
-        cells.insert(0, format_seconds(one.seconds))
-        if len(means) < len(summary.ranks):
-            count = sum(step.rank == one.rank for step in summary.steps)
-            means.append([str(one.rank), f"{count:,}", *cells])
-        else:
-            every.append([f"{one.rank}, {one.step}", *cells])
+        count = sum(step.rank == one.rank for step in summary.steps)
+        means.append([str(one.rank), f"{count:,}", format_seconds(one.seconds), *cells])
     notes = list(summary.notes)
     if len(means) > 1:
         rank = "none" if summary.straggler is None else f"rank {summary.straggler}"
@@ -462,8 +456,6 @@ def trace_document(summary: TraceSummary) -> Document:
     def add(title: str, header: list[str], rows: list[Row]) -> None:
         blocks.append(Section(title=title, blocks=[Table(header=header, rows=rows)]))
 
-    if len(means) < len(every) <= _MOST_STEPS:
-        add("Every step", ["rank, step", *parts], every)
     if summary.collectives:
         title = "Communication, all ranks together"
         if len(summary.collectives) > _MOST_COLLECTIVES:

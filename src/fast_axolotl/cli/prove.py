@@ -140,7 +140,7 @@ def print_protocol(result: ProtocolResult, *, as_json: bool = False) -> None:
     """The matrix and what it means."""
     from fast_axolotl.report.comparison import protocol_document
 
-    print_result(result, protocol_document, as_json=as_json)
+    print_result(result, protocol_document(result), as_json=as_json)
 
 
 def compare(
@@ -185,6 +185,6 @@ def compare(
     if as_markdown and not as_json:
         print(document_markdown(document), end="")
     else:
-        print_result(found, lambda _: document, as_json=as_json)
+        print_result(found, document, as_json=as_json)
     if found.is_broken or found.is_unchecked:
         raise Exit(_BROKEN if found.is_broken else _UNCHECKED)

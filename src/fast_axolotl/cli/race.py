@@ -24,25 +24,18 @@ from typing import Any
 
 LEAST_SECONDS = 0.2
 _MOST_PASSES = 50
-_REPEATS = 5
 
 
-class Digest(str):
-    """Of an answer: small enough to compare, and to send between processes."""
-
-
-def digest(answer: Any) -> Digest:
-    """Of the canonical JSON; what a process of its own has digested stays as it is."""
+def digest(answer: Any) -> str:
+    """Of the canonical JSON: small enough to compare, and to send between processes."""
 
     def plain(value: Any) -> Any:
         if hasattr(value, "tolist"):
             return value.tolist()
-        return list(value) if isinstance(value, Iterator) else repr(value)
+        return list(value) if isinstance(value, Iterable) else repr(value)
 
-    if isinstance(answer, Digest):
-        return answer
     text = json.dumps(answer, sort_keys=True, ensure_ascii=False, default=plain)
-    return Digest(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def columns(items: Iterable[Any], kind: str) -> dict[str, list[Any]]:
@@ -64,23 +57,12 @@ class Contender:
     """What it takes and returns."""
     run: Callable[[], Any]
     """One pass: gives the result, or an iterator that makes it."""
-    answer: Callable[[Any], Any]
-    """What of the result is compared, as something that JSON can hold."""
     against: str | None = None
     """Which of ours does the same work; ``None`` for ours."""
     package: str | None = None
     """What has to be installed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """The result of one contender."""
-
-    contender: Contender
-    seconds: Sequence[float]
-    """Every repeat, in the order run."""
-    ratio: tuple[float, float, float] | None = None
-    """Our speed over its, repeat by repeat: median, least, most; above 1 we are faster."""
+    answer: Callable[[Any], str] = digest
+    """The digest of a result."""
 
 
 def timed_pass(run: Callable[[], Any]) -> float:
@@ -109,23 +91,25 @@ def interleave(
 
 
 def run_race(
-    contenders: Sequence[Contender],
-    *,
-    repeats: int = _REPEATS,
-    progress: Callable[[str], None],
-) -> tuple[list[Timing], dict[str, str]]:
-    """Timings, and who took no part with the reason; raises where ours cannot take part."""
+    contenders: Sequence[Contender], *, repeats: int = 5, progress: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """What was timed, and who took no part with the reason; raises where ours cannot take part.
+
+    ``ours_over_theirs`` is the ratio of speeds, repeat by repeat: median, least and most.
+    """
     from fast_axolotl.errors import DataError, FastAxolotlError
 
-    ready: dict[str, tuple[Contender, Digest]] = {}
+    answers: dict[str, str] = {}
     left_out: dict[str, str] = {}
     for one in contenders:
         progress(f"{one.name}: first pass, checking the result")
-        if one.package is not None and find_spec(one.package) is None:
-            left_out[one.name] = f"{one.package} is not installed"
-            continue
         try:
-            found = digest(one.answer(one.run()))
+            if one.package is not None and find_spec(one.package) is None:
+                raise NotImplementedError(f"{one.package} is not installed")
+            answer = one.answer(one.run())
+            if one.against is not None and answer != answers[one.against]:
+                raise NotImplementedError("it gives another answer")
+            answers[one.name] = answer
         except (FastAxolotlError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -133,26 +117,20 @@ def run_race(
             reason = " ".join(str(error).split())[:200]
             if not isinstance(error, NotImplementedError):
                 reason = f"{type(error).__name__}: {reason}"
-            if one.against is None:
+            if one.against is None and one.package is None:
                 raise DataError(f"{one.name} failed: {reason}") from error
             left_out[one.name] = reason
-            continue
-        if one.against is not None and found != ready[one.against][1]:
-            left_out[one.name] = "it gives another answer"
-        else:
-            ready[one.name] = one, found
     # What the imported packages hold is nobody's garbage.
     gc.collect()
     gc.freeze()
-    try:
-        timed = {name: partial(timed_pass, one.run) for name, (one, _) in ready.items()}
-        seconds = interleave(timed, repeats, progress)
-    finally:
-        gc.unfreeze()
-    timings = []
-    for name, (one, _) in ready.items():
-        pairs = zip(seconds[name], seconds.get(one.against or "", ()), strict=False)
-        ratios = [theirs / ours for theirs, ours in pairs]
-        ratio = (median(ratios), min(ratios), max(ratios)) if ratios else None
-        timings.append(Timing(contender=one, seconds=seconds[name], ratio=ratio))
-    return timings, left_out
+    timed = [one for one in contenders if one.name in answers]
+    passes = {one.name: partial(timed_pass, one.run) for one in timed}
+    seconds = interleave(passes, repeats, progress)
+    libraries = []
+    for one in timed:
+        theirs, ours = seconds[one.name], seconds.get(one.against or "", ())
+        ratios = [their / our for their, our in zip(theirs, ours, strict=False)]
+        ratio = [median(ratios), min(ratios), max(ratios)] if ratios else None
+        library = {"name": one.name, "returns": one.gives, "seconds": theirs}
+        libraries.append(library | {"ours_over_theirs": ratio})
+    return libraries, left_out

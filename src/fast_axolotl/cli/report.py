@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,6 +41,7 @@ def report(
     The file contains everything it shows and works offline. You can write it while a run is still
     going on.
     """
+    from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.markdown import document_markdown
     from fast_axolotl.report.page import render_page, write_text
 
@@ -56,30 +56,23 @@ def report(
         # A comment ends at an empty line: what follows it is Markdown again.
         write_text(markdown, f"{_MARKDOWN_MARK}\n\n{document_markdown(text)}")
     written = [path for path in (output, markdown) if path is not None]
-    if as_json:
-        found: dict[str, Any] = {
-            "title": page.title,
-            "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
-            "notes": list(page.footnotes),
-        }
-        found["runs"] = [
+    protocol = page.data["protocol"]
+    found: dict[str, Any] = {
+        "title": page.title,
+        "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
+        "notes": list(page.footnotes),
+        "runs": [
             {
                 "name": run["name"],
                 "folder": run["summary"].run_dir,
-                "verdict": run["summary"].verdict.kind,
-                "subtype": run["summary"].verdict.subtype,
-                "headline": run["summary"].verdict.headline,
+                "verdict": run["summary"].verdict,
             }
             for run in page.data["runs"]
-        ]
-        protocol = page.data["protocol"]
-        found["answer"] = None if protocol is None else protocol["paragraph"]
-        print(json.dumps(found, ensure_ascii=False, indent=2))
-        return
-    for note in page.footnotes:
-        print(note)
-    for path in written:
-        print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB")
+        ],
+        "answer": None if protocol is None else protocol["paragraph"],
+    }
+    lines = [f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB" for file in found["files"]]
+    print(to_json(found) if as_json else "\n".join([*page.footnotes, *lines]))
 
 
 def show(

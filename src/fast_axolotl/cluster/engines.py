@@ -183,10 +183,7 @@ class Nodes:
         try:
             ray.init(at, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
         except (ConnectionError, ray.exceptions.AuthenticationError) as error:
-            if "AuthToken" in f"{error} {error.__cause__}":
-                problem = f"the Ray cluster at {at} needs a token; set RAY_AUTH_MODE=token and "
-                problem += "copy ~/.ray/auth_token from its head node"
-            raise UsageError(problem) from None
+            raise UsageError(f"{problem} ({error})") from None
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
         self._options: dict[str, Any] = {"num_cpus": 1, "memory": memory or None, "max_retries": 0}

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from fast_axolotl.cluster.engines import Answer, Local, Nodes, Task, run_tasks, versions
 from fast_axolotl.cluster.store import Store
+from fast_axolotl.dedupe.output import disk_errors
+from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import DataError, UsageError
 
 _MARK = "_fast-axolotl"
@@ -50,14 +54,6 @@ Heard = Callable[[Stage, str], None]
 last one is done; of any other task that is done, nothing more."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Node:
-    name: str
-    tasks: int = 0
-    peak_bytes: int = 0
-    """The most that one working process held."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
     """What was read, dropped and written."""
@@ -74,9 +70,12 @@ class JobSummary:
     bytes_out: int
     seconds: float
     stages: tuple[Stage, ...]
-    nodes: tuple[Node, ...]
-    extra: Mapping[str, Any]
-    """What only one kind of job has: rows that could not be read."""
+    peak_bytes: int
+    """The most that one working process held."""
+    peak_node: str
+    """Where that was."""
+    rejections: Sequence[str] = ()
+    """Rows that could not be read."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,7 +112,7 @@ class Job:
         self._heard = heard
         self._begin = time.perf_counter()
         self._stages: dict[str, Stage] = {}
-        self._nodes: dict[str, Node] = {}
+        self._peak = (0, "")
 
     def run(
         self, store: Store, function: Callable[..., Answer], tasks: Mapping[str, Mapping[str, Any]]
@@ -137,9 +136,7 @@ class Job:
             stage.seconds = before + time.perf_counter() - begin
             ran = answer["ran"]
             stage.task_seconds += ran["seconds"]
-            node = self._nodes.setdefault(ran["node"], Node(name=ran["node"]))
-            node.tasks += 1
-            node.peak_bytes = max(node.peak_bytes, ran["peak_bytes"])
+            self._peak = max(self._peak, (ran["peak_bytes"], ran["node"]))
             self._heard(stage, "done" if stage.done == stage.tasks else "")
 
         def retried(reason: str) -> None:
@@ -163,10 +160,33 @@ class Job:
         """What was done, with what only the caller knows."""
         return JobSummary(
             stages=tuple(self._stages.values()),
-            nodes=tuple(node for _, node in sorted(self._nodes.items())),
+            peak_bytes=self._peak[0],
+            peak_node=self._peak[1],
             seconds=time.perf_counter() - self._begin,
-            **{"extra": {}, **figures},
+            **figures,
         )
+
+
+def find_repeated(store: Store, names: Iterable[str], memory: int) -> tuple[Any, Any]:
+    """Which rows repeat an earlier one, ascending, and the first row like each.
+
+    ``names`` are of files below ``digests/``, with two words for each row; rows are counted over
+    all of them. It is done here, not in tasks, at some 10 million rows per second. Memory is
+    bounded; on disk it takes 24 bytes a row, and 16 for each repeated one.
+    """
+    folder = Path(store.path("")) if store.is_local else Path(tempfile.gettempdir())
+    with (
+        disk_errors(folder),
+        tempfile.TemporaryDirectory(prefix=".fast-axolotl-", dir=folder) as place,
+    ):
+        spill = Spill(Path(place), limit=memory // 2)
+        row = 0
+        for name in names:
+            digests = store.read_array(f"digests/{name}", "<u8")
+            before, row = row, row + len(digests) // 2
+            spill.add(digests, np.arange(before, row))
+        spill.resolve()
+        return spill.repeated()
 
 
 class Output:

@@ -1,7 +1,7 @@
 """``axolotl preprocess`` in units: the same rows in the same order, whoever makes them.
 
-    find the units ── tokenise ── order ── split, unique ── deal ── write ── rename
-                       (tasks)     (here)    (tasks, for dedupe)   (tasks)
+    find the units ── tokenise ── order, unique ── deal ── write ── rename
+                       (tasks)        (here)      (tasks)  (tasks)
 
 The first rows of every dataset that are kept decide the types, as with ``Dataset.map``, and show a
 wrong field before hours are spent. The order is Axolotl's: its ``merge_datasets`` runs on
@@ -14,9 +14,11 @@ import hashlib
 import os
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,9 @@ from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.cluster import shards
 from fast_axolotl.cluster.engines import Answer
-from fast_axolotl.cluster.first_rows import find_repeated, most_rows
-from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output
+from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeated
 from fast_axolotl.cluster.sources import Unit, find_units, read_tables
-from fast_axolotl.cluster.stock import Pipeline, load_configuration
+from fast_axolotl.cluster.stock import Made, Pipeline, load_configuration
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
@@ -46,8 +47,6 @@ _MOST_UNIT_BYTES = 64 * MIB
 _MOST_PIECE_BYTES = 128 * MIB
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
 _PASSING_KEYS = {"output_dir", "dataset_prepared_path"}
-_DISK_ROW_BYTES = 72
-"""For the numbers, places and digests of a row."""
 _PRELOAD = ("fast_axolotl.cluster.shards", "axolotl.utils.data.sft", "axolotl.utils.data.rl")
 
 
@@ -58,19 +57,10 @@ class _Split:
     name: str
     configs: list[Any]
     place: Output
-    sources: list[tuple[Unit, ...]] = field(default_factory=list)
-    raw: list[pa.Schema] = field(default_factory=list)
-    final: Any = None
-    needed_bytes: float = 0.0
-    """On disk, as estimated from the first rows."""
-
-    @property
-    def units(self) -> Iterator[tuple[int, str, Unit]]:
-        """All units with the number of their dataset and a name: another where a file changed."""
-        for index, units in enumerate(self.sources):
-            for number, unit in enumerate(units):
-                stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
-                yield index, f"{index:03d}-{number:07d}-{stamp}", unit
+    units: dict[str, tuple[int, Unit]] = field(default_factory=dict)
+    """All units with the number of their dataset, by names that differ where a file changed."""
+    types: dict[str, Any] = field(default_factory=dict)
+    """What ``_look`` has found."""
 
 
 def prepare(
@@ -116,15 +106,6 @@ def prepare(
             split.place.claim(held, restart=restart)
             split.place.begin({**about, "job": f"prepare, {split.name}"})
             _look(split, cfg, tokenizer, room)
-        needed = sum(split.needed_bytes for split in splits)
-        place = splits[0].place.work
-        free = place.free_bytes()
-        if free is not None and needed > free:
-            raise DataError(
-                f"the disk is too small: this job needs about {needed / 1e9:,.1f} GB, and "
-                f"{free / 1e9:,.1f} GB are free; pass --work and --output on a larger disk",
-                path=place.url,
-            )
         job = Job(heard, memory=memory, preload=_PRELOAD, **engine)
         held.callback(job.close)
         done = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
@@ -150,8 +131,8 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
     )
 
     base = output or cfg.dataset_prepared_path or DEFAULT_DATASET_PREPARED_PATH
-    base = Store(str(base).rstrip("/")).anchored().url
-    beside = Store(work.rstrip("/")).anchored().url if work else base
+    base = Store(str(base).rstrip("/")).url
+    beside = Store(work.rstrip("/")).url if work else base
     splits: dict[str, _Split] = {}  # of two with one folder, the later stays
     for name, datasets in (("train", cfg.datasets), ("test", cfg.test_datasets)):
         if datasets:
@@ -164,61 +145,81 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
 
 
 def _look(split: _Split, cfg: Any, tokenizer: Any, room: int) -> None:
-    """The units of every dataset and its first rows: their types, how many tokens they become."""
+    """Finds the units of every dataset, and what every task reads: the same in any later run.
+
+    Where files have changed since, what was made of them is forgotten.
+    """
     from datasets import Dataset, concatenate_datasets
     from datasets.table import InMemoryTable
 
     store = split.place.work
     unit_bytes = max(_CHUNK_BYTES, min(_MOST_UNIT_BYTES, room // 16))
     pipeline = Pipeline(cfg, tokenizer, split.configs)
-    results = []
+    raw, made = [], []
     for index, config in enumerate(split.configs):
         units = find_units(
             config, cfg, split.name, unit_bytes=unit_bytes, store=store, name=f"{index:03d}"
         )
-        split.sources.append(units)
-        made = schema = None
-        # The first that are kept decide the types; rows may be sorted by length.
-        seen = 0
-        for unit, first, rows in _slices_of(store, units):
-            schema = rows.schema if schema is None else schema
-            made = shards.make_rows(pipeline, index, rows, split.name, unit, first)
-            seen += len(rows)
-            if made.table is not None or seen >= _MOST_PROBED_ROWS:
-                break
-        if schema is None or made is None:
+        for number, unit in enumerate(units):
+            stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
+            split.units[f"{index:03d}-{number:07d}-{stamp}"] = index, unit
+        schema, rows = _first_kept(store, units, partial(pipeline.make, index, split.name))
+        if schema is None:
             raise DataError(f"dataset {config.path} has no rows; check its path and split")
-        split.raw.append(schema)
-        bytes_out = 0 if made.table is None else made.table.nbytes
-        # Tokens are removed when they are dealt, so there are two copies at any time.
-        share = sum(unit.num_bytes for unit in units) / max(1, rows.nbytes)
-        split.needed_bytes += share * (2 * bytes_out + _DISK_ROW_BYTES * len(rows))
-        if made.table is not None:
-            results.append(Dataset(InMemoryTable(made.table)))
-    if not results:
+        raw.append(schema.serialize().to_pybytes().hex())
+        made += [] if rows is None else [Dataset(InMemoryTable(rows))]
+    if not made:
         raise DataError(
             f"all of the first {_MOST_PROBED_ROWS:,} rows are dropped; check "
             "sequence_len, roles_to_train and the fields of the datasets"
         )
     try:
-        merged = concatenate_datasets(results) if len(results) > 1 else results[0]
+        merged = concatenate_datasets(made) if len(made) > 1 else made[0]
     except ValueError as error:
         raise DataError(
             f"the datasets have different column types and cannot be merged: {error}"
         ) from None
-    split.final = merged.features.arrow_schema
+    types = {"raw": raw, "final": merged.features.arrow_schema.serialize().to_pybytes().hex()}
+    split.types = {
+        **types,
+        "units": [*split.units],
+        "processes": cfg.dataset_num_proc or os.cpu_count() or 1,
+        "secret": fresh_secret().tolist() if cfg.dataset_exact_deduplication else None,
+    }
+    found = store.read_json("types.json") if store.exists("types.json") else {}
+    has_types = types.items() <= found.items()
+    if has_types and found["units"] == split.types["units"]:
+        split.types = found
+        return
+    store.remove("write")
+    if has_types and not store.names("deal"):  # units of the other files are tokenised
+        split.types["secret"] = found["secret"]
+    else:
+        store.remove("deal")
+        store.remove("tokenise")
+    store.write_json("types.json", split.types)
 
 
-def _slices_of(store: Store, units: Sequence[Unit]) -> Iterator[tuple[Unit, int, pa.Table]]:
-    """The rows of a dataset, some at a time, with their unit and the number of the first in it."""
-    schema = None
+def _first_kept(
+    store: Store, units: Sequence[Unit], make: Callable[..., Made]
+) -> tuple[pa.Schema | None, pa.Table | None]:
+    """The schema of a dataset, ``None`` where it has no rows, and the first rows that are kept.
+
+    Rows may be sorted by length.
+    """
+    schema, seen = None, 0
     for unit in units:
         first = 0
         for table in read_tables(store, unit, schema):
             schema = table.schema if schema is None else schema
             for start in range(0, len(table), _PROBED_ROWS):
-                yield unit, first + start, table.slice(start, _PROBED_ROWS)
+                rows = table.slice(start, _PROBED_ROWS)
+                made = shards.make_rows(make, rows, unit, first + start)
+                seen += len(rows)
+                if made.table is not None or seen >= _MOST_PROBED_ROWS:
+                    return schema, made.table
             first += len(table)
+    return schema if seen else None, None
 
 
 def _prepare_split(
@@ -226,8 +227,6 @@ def _prepare_split(
 ) -> tuple[list[str], dict[str, Any]]:
     """Makes the files of one prepared dataset; gives their names, and counts of rows."""
     store = split.place.work
-    types = _write_types(split, cfg)
-    secret = types["secret"]
     pipeline = pickle.dumps((cfg, tokenizer, split.configs))
     with store.writing("pipeline.pickle") as path:
         path.write_bytes(pipeline)
@@ -235,11 +234,11 @@ def _prepare_split(
         "pipeline": hashlib.sha256(pipeline).hexdigest(),
         "split": split.name,
         "slice_bytes": max(MIB, room // 64),
-        "secret": secret,
+        "secret": split.types["secret"],
     }
-    tasks = {
-        name: {"name": name, "index": index, "unit": unit.to_json(), **alike}
-        for index, name, unit in split.units
+    tasks: dict[str, dict[str, Any]] = {
+        name: {"name": name, "index": index, "unit": unit, **alike}
+        for name, (index, unit) in split.units.items()
     }
     answers = job.run(store, shards.tokenise, tasks)
     kept = {name: answer for name, answer in answers.items() if answer["kept"]}
@@ -248,24 +247,14 @@ def _prepare_split(
             "no row is left: all are too long, too short or have no trainable tokens; check "
             "sequence_len, train_on_inputs and roles_to_train"
         )
-    _order(split, cfg, answers)
-    repeated = np.zeros(0, np.int64)
-    if secret is not None:
-        memory = room // 2
-        groups: list[list[str]] = []
-        count = 0
-        for name, answer in kept.items():
-            before, count = count, count + answer["kept"]
-            if before // most_rows(memory) < count // most_rows(memory) or not groups:
-                groups.append([])
-            groups[-1].append(name)
-        tasks = {f"split-{units[0]}": {"units": units, "memory": memory} for units in groups}
-        tasks = {name: {"name": name, **task} for name, task in tasks.items()}
-        dealt = job.run(store, shards.split, tasks)
-        repeated = find_repeated(job, store, dealt, num_rows=count, memory=memory)
-    piece_bytes = min(_MOST_PIECE_BYTES, room // 8)
-    num_rows, edges, ranges = _place(store, kept, repeated, piece_bytes, cfg, types["processes"])
-    store.write_array("edges", edges)
+    places = _order(split, cfg, answers, kept)
+    num_repeated = 0
+    if split.types["secret"] is not None:
+        num_repeated = _drop_repeated(store, places, room // 2)
+    edges, ranges = _cut(split, cfg, kept, places, min(_MOST_PIECE_BYTES, room // 8))
+    for name, found in places.items():
+        store.write_array(f"places/{name}", found)
+    store.write_array("edges", np.array(edges, np.int64))
     job.run(store, shards.deal, {name: {"unit": name} for name in kept})
     store.remove("tokens")
     store.write_json("dealt.json", list(kept))
@@ -273,74 +262,42 @@ def _prepare_split(
     split.place.forget_missing("write", {name: name for name in names})
     target = split.place.parts.url
     tasks = {
-        name: {"name": name, "pieces": [pieces.start, pieces.stop], "target": target}
+        name: {"name": name, "pieces": pieces, "target": target}
         for name, pieces in zip(names, ranges, strict=True)
     }
     written = job.run(store, shards.write, tasks)
     count = sum(answer["rows"] for answer in written.values())
-    if count != num_rows:
-        raise DataError(f"{count:,} rows were written instead of {num_rows:,}; pass --restart")
+    if count != edges[-1]:
+        raise DataError(f"{count:,} rows were written instead of {edges[-1]:,}; pass --restart")
     dropped: Counter[str] = Counter()
     for answer in answers.values():
         dropped.update(answer["dropped"])
     return names, {
         "rows_in": sum(answer["rows"] for answer in answers.values()),
         "dropped": dropped,
-        "duplicates": len(repeated),
-        "rows_out": num_rows,
+        "duplicates": num_repeated,
+        "rows_out": count,
         "tokens": sum(answer["tokens"] for answer in written.values()),
         "bytes_in": sum(answer["bytes_in"] for answer in answers.values()),
         "bytes_out": sum(answer["bytes_out"] for answer in written.values()),
     }
 
 
-def _write_types(split: _Split, cfg: Any) -> dict[str, Any]:
-    """What every task reads, the same whenever the job goes on; the secret of its digests.
-
-    Where files have changed since, what was made of them is forgotten.
-    """
-    store = split.place.work
-    types = {
-        "raw": [schema.serialize().to_pybytes().hex() for schema in split.raw],
-        "final": split.final.serialize().to_pybytes().hex(),
-    }
-    known: dict[str, Any] = {
-        **types,
-        "units": [name for _, name, _ in split.units],
-        "processes": cfg.dataset_num_proc or os.cpu_count() or 1,
-        "secret": fresh_secret().tolist() if cfg.dataset_exact_deduplication else None,
-    }
-    if store.exists("types.json"):
-        found: dict[str, Any] = store.read_json("types.json")
-        has_types = types.items() <= found.items()
-        if has_types and found["units"] == known["units"]:
-            return found
-        stale = ["split", "unique", "deal", "write"]
-        if has_types and not store.names("deal"):  # units of the other files are tokenised
-            known["secret"] = found["secret"]
-        else:
-            stale.append("tokenise")
-        for folder in stale:
-            store.remove(folder)
-    store.write_json("types.json", known)
-    return known
-
-
-def _order(split: _Split, cfg: Any, answers: Mapping[str, Answer]) -> None:
-    """Writes down the place of every row among all rows that are merged, unit by unit."""
+def _order(
+    split: _Split, cfg: Any, answers: Mapping[str, Answer], kept: Mapping[str, Answer]
+) -> dict[str, Any]:
+    """The place of every row that is kept among all rows that are merged, unit by unit."""
     from axolotl.utils.data.shared import merge_datasets
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    counts = [0] * len(split.sources)
-    firsts = {}
-    for index, name, _ in split.units:
-        firsts[name] = counts[index]
+    starts, counts = {}, [0] * len(split.configs)
+    for name, (index, _) in split.units.items():  # in the order of their datasets
+        starts[name] = sum(counts)
         counts[index] += answers[name]["merged"]
-    offsets = np.concatenate([[0], np.cumsum(counts)])
     stand_ins = [
-        Dataset(InMemoryTable(pa.table({"row": np.arange(start, start + count)})))
-        for start, count in zip(offsets[:-1].tolist(), counts, strict=True)
+        Dataset(InMemoryTable(pa.table({"row": np.arange(stop - count, stop)})))
+        for count, stop in zip(counts, accumulate(counts), strict=True)
         if count
     ]
     merged = merge_datasets(stand_ins, cfg)
@@ -350,58 +307,63 @@ def _order(split: _Split, cfg: Any, answers: Mapping[str, Answer]) -> None:
         order = order[merged._indices.column(0).to_numpy()]
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
-    for index, name, _ in split.units:
-        first = int(offsets[index]) + firsts[name]
-        numbers = split.place.work.read_array(f"numbers/{name}", "<i8")
-        split.place.work.write_array(f"places/{name}", places[first + numbers])
+    numbers = {name: split.place.work.read_array(f"numbers/{name}", "<i8") for name in kept}
+    return {name: places[starts[name] + found] for name, found in numbers.items()}
 
 
-def _place(
-    store: Store,
-    kept: Mapping[str, Answer],
-    repeated: Any,
-    piece_bytes: int,
-    cfg: Any,
-    num_processes: int,
-) -> tuple[int, Any, list[range]]:
-    """Where each row is in the output; its number of rows, the edges of its pieces, and which of
-    these make each shard."""
-    places = {name: store.read_array(f"places/{name}", "<i8") for name in kept}
+def _drop_repeated(store: Store, places: dict[str, Any], memory: int) -> int:
+    """Gives rows the place -1 that repeat one with an earlier place; says how many these are."""
+    rows, firsts = find_repeated(store, places, memory)
+    flat = np.concatenate([*places.values()])
+    best = flat.copy()
+    np.minimum.at(best, firsts, flat[rows])  # of the first row of each value: the place that stays
+    repeats = flat[rows] != best[firsts]
+    flat[flat != best] = -1
+    flat[rows[repeats]] = -1
+    stops = np.cumsum([len(found) for found in places.values()])
+    places.update(zip(places, np.split(flat, stops[:-1]), strict=True))
+    return len(rows)
+
+
+def _cut(
+    split: _Split, cfg: Any, kept: Mapping[str, Answer], places: dict[str, Any], piece_bytes: int
+) -> tuple[list[int], list[range]]:
+    """Closes the gaps between places; the edges of the output's pieces, and those of each shard."""
     most = max(int(found.max()) for found in places.values()) + 1
     is_kept = np.zeros(most, np.bool_)
     weights = np.zeros(most, np.float32)
     for name, found in places.items():
-        is_kept[found] = True
-        weights[found] = kept[name]["bytes_out"] / kept[name]["kept"]
-    is_kept[repeated] = False
+        stays = found[found >= 0]
+        is_kept[stays] = True
+        weights[stays] = kept[name]["bytes_out"] / kept[name]["kept"]
     finals = np.cumsum(is_kept) - 1
-    for name, found in places.items():
-        store.write_array(f"finals/{name}", np.where(is_kept[found], finals[found], -1))
+    for found in places.values():
+        stays = found >= 0
+        found[stays] = finals[found[stays]]
     weights = weights[is_kept]
     num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
-    count = cfg.num_dataset_shards_to_save or count_shards(num_rows, num_bytes, num_processes)
-    count = min(count, num_rows)
+    count = cfg.num_dataset_shards_to_save
+    count = min(count or count_shards(num_rows, num_bytes, split.types["processes"]), num_rows)
     share, rest = divmod(num_rows, count)
     edges, ranges = [0], list[range]()
     for shard in range(count):
-        stop = edges[-1] + share + (shard < rest)
-        first = len(edges) - 1
-        filled = np.cumsum(weights[edges[-1] : stop], dtype=np.float64)
+        first, start = len(edges) - 1, edges[-1]
+        stop = start + share + (shard < rest)
+        filled = np.cumsum(weights[start:stop], dtype=np.float64)
         cuts = np.searchsorted(filled, np.arange(piece_bytes, filled[-1], piece_bytes))
-        starts = edges[-1]
-        edges += [int(cut) + starts for cut in np.unique(cuts) if 0 < cut < len(filled)]
+        edges += [int(cut) + start for cut in np.unique(cuts) if 0 < cut < len(filled)]
         edges.append(stop)
         ranges.append(range(first, len(edges) - 1))
-    return num_rows, np.array(edges, np.int64), ranges
+    return edges, ranges
 
 
 def _publish(split: _Split, names: Sequence[str]) -> None:
     """The shards and their two notes under the name that Axolotl looks for, at once."""
     from datasets import Dataset, Features
 
-    features = Features.from_arrow_schema(split.final)
+    features = Features.from_arrow_schema(shards.read_schema(split.types["final"]))
     empty = Dataset.from_dict({key: [] for key in features}, features=features)
-    about = f"{split.place.final.url} {[name for _, name, _ in split.units]}"
+    about = f"{split.place.final.url} {[*split.units]}"
     empty._fingerprint = hashlib.sha256(about.encode()).hexdigest()[:16]
     # The state comes last: it is what names the shards.
     split.place.publish(dict.fromkeys(names), saved_notes(empty, names))

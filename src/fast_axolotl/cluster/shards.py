@@ -1,8 +1,7 @@
 """The tasks of ``prepare``: rows to tokens, tokens to where they belong, and on to final files.
 
 ``tokenise`` makes of a unit its tokens, their digests, and the number of every row in its unit.
-When all are there, the coordinator knows where each row goes. ``split`` writes the digests for
-``first_rows``. ``deal`` sorts a unit by that, one
+When all are there, the coordinator knows where each row goes. ``deal`` sorts a unit by that, one
 record batch for each piece of the output; ``write`` gathers a shard piece by piece. Pieces are
 bounded by bytes, so that neither holds more than a fraction of a worker's memory, whatever the
 rows. Cost of ``write``: one read from every unit for each piece.
@@ -12,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fast_axolotl.axolotl.data import is_comparable
-from fast_axolotl.cluster.first_rows import Runs
 from fast_axolotl.cluster.sources import Unit, read_tables
-from fast_axolotl.cluster.stock import Made, Pipeline, open_pipeline
+from fast_axolotl.cluster.stock import Made, open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.errors import DataError, FastAxolotlError
@@ -40,7 +39,7 @@ def tokenise(
     pipeline: str,
     split: str,
     index: int,
-    unit: dict[str, Any],
+    unit: Unit,
     slice_bytes: int,
     secret: list[int] | None,
 ) -> dict[str, Any]:
@@ -48,18 +47,22 @@ def tokenise(
 
     ``pipeline`` is the SHA-256 of what ``open_pipeline`` opens.
     """
-    opened, source = open_pipeline(store.url, pipeline), Unit(**unit)
-    types = store.read_json("types.json")
-    raw, final = _schema(types["raw"][index]), _schema(types["final"])
+    make, types = open_pipeline(store.url, pipeline).make, store.read_json("types.json")
+    raw, final = read_schema(types["raw"][index]), read_schema(types["final"])
     rows_in = merged = tokens = num_bytes = 0
     dropped: Counter[str] = Counter()
     numbers, digests = [np.empty(0, np.int64)], [np.empty((0, 2), np.uint64)]
-    with store.writing(f"tokens/{name}.arrow") as path, _file(path, final) as writer:
-        for table in read_tables(store, source, raw):
-            for rows in _slices(table, slice_bytes):
-                made = make_rows(opened, index, rows, split, source, rows_in)
+    with (
+        store.writing(f"tokens/{name}.arrow") as path,
+        pa.ipc.new_file(str(path), final) as writer,
+    ):
+        for table in read_tables(store, unit, raw):
+            step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
+            for start in range(0, len(table), step):
+                rows = table.slice(start, step)
+                made = make_rows(partial(make, index, split), rows, unit, rows_in)
                 if made.table is not None:
-                    kept = _conform(made.table, final, source)
+                    kept = _conform(made.table, final, unit)
                     writer.write_table(kept, _ROWS_AT_ONCE)
                     numbers.append(made.numbers.astype(np.int64) + merged)
                     if secret is not None:
@@ -79,36 +82,23 @@ def tokenise(
         "merged": merged,
         "dropped": dropped,
         "tokens": tokens,
-        "bytes_in": source.num_bytes,
+        "bytes_in": unit.num_bytes,
         "bytes_out": num_bytes,
     }
 
 
-def split(store: Store, *, name: str, units: list[str], memory: int) -> dict[str, Any]:
-    """The digests of some units, now that their places are known, in runs."""
-    runs = Runs(store, name, memory)
-    for unit in units:
-        digests = store.read_array(f"digests/{unit}", "<u8")
-        runs.add(digests, store.read_array(f"places/{unit}", "<i8"))
-    return runs.finish()
-
-
 def deal(store: Store, *, unit: str) -> dict[str, Any]:
     """A unit's rows in the order of the output, a record batch for each piece of it."""
-    places = store.read_array(f"finals/{unit}", "<i8")
+    places = store.read_array(f"places/{unit}", "<i8")
     edges = store.read_array("edges", "<i8")
     kept = np.flatnonzero(places >= 0)  # the others are repeated
     order = kept[np.argsort(places[kept])]
     cuts = np.searchsorted(places[order], edges)
-    with (
-        store.reading(f"tokens/{unit}.arrow") as source,
-        pa.memory_map(str(source)) as file,
-        store.writing(f"dealt/{unit}.arrow") as path,
-    ):
+    with store.open(f"tokens/{unit}.arrow") as file, store.writing(f"dealt/{unit}.arrow") as path:
         table = pa.ipc.open_file(file).read_all()
         schema = table.schema.append(pa.field(_PLACE, pa.int64()))
         empty = pa.RecordBatch.from_pylist([], schema=schema)
-        with _file(path, schema) as writer:
+        with pa.ipc.new_file(str(path), schema) as writer:
             for start, stop in pairwise(cuts.tolist()):
                 chosen = order[start:stop]
                 found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
@@ -117,19 +107,19 @@ def deal(store: Store, *, unit: str) -> dict[str, Any]:
     return {"rows": len(order), "bytes_out": num_bytes}
 
 
-def write(store: Store, *, name: str, pieces: list[int], target: str) -> dict[str, Any]:
+def write(store: Store, *, name: str, pieces: range, target: str) -> dict[str, Any]:
     """One file of the prepared dataset, piece by piece."""
     from datasets import Features
     from datasets.arrow_writer import ArrowWriter
 
-    final = _schema(store.read_json("types.json")["final"])
+    final = read_schema(store.read_json("types.json")["final"])
     units = store.read_json("dealt.json")
     num_rows = tokens = 0
     with Store(target).writing(name) as path:
         features = Features.from_arrow_schema(final)
         with ArrowWriter(features=features, path=str(path)) as writer:
             left = final.empty_table()
-            for piece in range(*pieces):
+            for piece in pieces:
                 batches = []
                 for unit in units:
                     with store.open(f"dealt/{unit}.arrow") as file:
@@ -150,7 +140,7 @@ def write(store: Store, *, name: str, pieces: list[int], target: str) -> dict[st
     return {"rows": num_rows + len(left), "tokens": tokens, "bytes_out": num_bytes}
 
 
-def _schema(text: str) -> pa.Schema:
+def read_schema(text: str) -> pa.Schema:
     """A schema from what ``types.json`` keeps of it."""
     return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
 
@@ -176,24 +166,10 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
         ) from None
 
 
-def _file(path: Any, schema: pa.Schema) -> Any:
-    return pa.ipc.new_file(str(path), schema)
-
-
-def _slices(table: pa.Table, slice_bytes: int) -> Iterator[pa.Table]:
-    """Rows of about so many bytes at a time."""
-    count = max(1, -(-table.nbytes // slice_bytes))
-    step = max(1, min(_MOST_SLICE_ROWS, -(-len(table) // count)))
-    for start in range(0, len(table), step):
-        yield table.slice(start, step)
-
-
-def make_rows(
-    pipeline: Pipeline, index: int, rows: pa.Table, split: str, unit: Unit, first: int
-) -> Made:
+def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit, first: int) -> Made:
     """What Axolotl makes of rows; where it fails, the error names the first such row."""
     try:
-        return pipeline.make(index, rows, split)
+        return make(rows)
     except FastAxolotlError:
         raise
     except Exception as error:  # noqa: BLE001  whatever a strategy raises
@@ -201,7 +177,7 @@ def make_rows(
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            pipeline.make(index, rows.slice(low, middle - low), split)
+            make(rows.slice(low, middle - low))
             low = middle
         except Exception as error:  # noqa: BLE001
             reason, high = error, middle

@@ -6,21 +6,19 @@ end): each chunk is parsed on its own there, too. Parquet files are cut by row g
 cannot be cut is one unit a file, read as a stream. As with Hugging Face, the first chunk of the
 first file decides the types.
 
-What this does not know (names of the Hub, slices of splits, ``shards``) Axolotl loads as a whole on
-the machine where the job was started; the rows then go into the job's folder, and on from there.
+What is no file or folder of these formats (names of the Hub, object stores, slices of splits,
+``shards``) Axolotl loads as a whole on the machine where the job was started; the rows then go into
+the job's folder, and on from there.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,6 +28,8 @@ from fast_axolotl.errors import DataError, FastAxolotlError
 _KINDS = ("json", "parquet", "arrow", "csv", "text")
 _LINE_BYTES = 64 * 1024
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
+_LOADED_BYTES = 32 * 1024 * 1024
+"""What of a dataset that is loaded as a whole is one unit."""
 _FEW_ROWS = 1000
 """As many as Hugging Face writes at a time: these decide the types of what a function returns."""
 
@@ -50,9 +50,6 @@ class Unit:
     stamp: str = ""
     """What changes when the file does."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         if self.stop < 0:
             return self.path
@@ -61,7 +58,7 @@ class Unit:
 
     def place(self, row: int) -> str:
         """Where people find one of its rows: its line, if these can be counted."""
-        if self.kind != "json" or self.stop < 0 or "://" in self.path:
+        if self.kind != "json" or self.stop < 0:
             return f"{self}, row {row + 1:,}"
         with Path(self.path).open("rb") as file:
             blocks = iter(lambda: file.read(min(_LINE_BYTES, self.start - file.tell())), b"")
@@ -80,9 +77,7 @@ def find_units(
         if found is None:
             return _load_whole(config, cfg, split, store, name)
         kind, files = found
-        with ThreadPoolExecutor(16) as pool:
-            cut = pool.map(lambda path: _cut_file(kind, path, unit_bytes), files)
-            return tuple(unit for units in cut for unit in units)
+        return tuple(unit for path in files for unit in _cut_file(kind, path, unit_bytes))
     except FastAxolotlError:
         raise
     except Exception as error:  # noqa: BLE001  Hugging Face and its libraries raise what they like
@@ -96,17 +91,11 @@ def _find_files(config: Any, split: str) -> tuple[str, list[str]] | None:
     from axolotl.utils.data import shared
     from datasets import load_dataset_builder
 
-    path, options = str(config.path), {}
-    if not split.isidentifier():
-        return None  # a slice of a split
+    path = str(config.path)
+    if not split.isidentifier() or not Path(path).exists():
+        return None  # a slice of a split, or no local file
     kind, data_files = shared.get_dataset_type(config), path
-    if path.startswith("s3://"):
-        filesystem, options["storage_options"] = shared._get_remote_filesystem(path)
-        if not filesystem.isfile(path):
-            return None
-    elif not Path(path).exists():
-        return None
-    elif Path(path).is_dir():
+    if Path(path).is_dir():
         data_files = config.data_files
         if not data_files:
             # The first two were written by save_to_disk; a README may configure how to load it.
@@ -114,12 +103,12 @@ def _find_files(config: Any, split: str) -> tuple[str, list[str]] | None:
             if any(Path(path, name).exists() for name in special):
                 return None
             kind = path
-    builder = load_dataset_builder(kind, name=config.name, data_files=data_files, **options)
+    builder = load_dataset_builder(kind, name=config.name, data_files=data_files)
     kind = type(builder).__module__.rpartition(".")[2]
     by_split = builder.config.data_files or {}
-    if kind not in _KINDS or split not in by_split:
-        return None
-    return kind, [str(file) for file in by_split[split]]
+    files = [str(file) for file in by_split.get(split, ())]
+    is_known = kind in _KINDS and all(Path(file).is_file() for file in files)
+    return (kind, files) if files and is_known else None
 
 
 def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> tuple[Unit, ...]:
@@ -127,7 +116,6 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
     from axolotl.utils.data.shared import load_dataset_with_config
     from datasets import Dataset, DatasetDict
 
-    folder = f"loaded/{name}"
     dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
     if isinstance(dataset, DatasetDict):
         chosen = config.split if config.split in dataset and not cfg.rl else split
@@ -139,33 +127,28 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
         dataset = dataset.shuffle(seed=cfg.seed).shard(num_shards=config.shards, index=index)
     if not isinstance(dataset, Dataset):
         raise DataError(f"dataset {config.path} loads as {type(dataset).__name__}, not Dataset")
-    stamp = dataset._fingerprint
-    known = store.exists(f"{folder}/units.json") and store.read_json(f"{folder}/units.json")
-    if not known or known[0]["stamp"] != stamp:
-        known = []
-        step = max(1, len(dataset) // max(1, -(-dataset._estimate_nbytes() // (32 << 20))))
-        rows = dataset.with_format("arrow")
-        for start in range(0, len(dataset), step):
-            part = f"{folder}/{start:012d}.arrow"
+    num_units = max(1, -(-dataset._estimate_nbytes() // _LOADED_BYTES))
+    step = max(1, -(-len(dataset) // num_units))
+    rows, units = dataset.with_format("arrow"), []
+    for start in range(0, len(dataset), step):
+        part = f"loaded/{name}-{dataset._fingerprint}-{start:012d}.arrow"
+        if not store.exists(part):
             table = rows[start : start + step]
             table = table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
             with store.writing(part) as path, pa.ipc.new_file(str(path), table.schema) as writer:
                 writer.write_table(table, _FEW_ROWS)
-            unit = Unit(kind="rows", path=part, num_bytes=table.nbytes, stamp=stamp)
-            known.append(unit.to_json())
-        store.write_json(f"{folder}/units.json", known)
-    return tuple(Unit(**unit) for unit in known)
+        num_bytes = dataset._estimate_nbytes() // num_units
+        units.append(Unit(kind="rows", path=part, num_bytes=num_bytes))
+    return tuple(units)
 
 
 def _cut_file(kind: str, path: str, unit_bytes: int) -> list[Unit]:
-    filesystem, plain = fsspec.core.url_to_fs(path)
-    info = filesystem.info(plain)
-    size = int(info["size"])
-    stamp = str(info.get("ETag") or info.get("mtime") or info.get("LastModified") or size)
+    found = Path(path).stat()
+    size, stamp = found.st_size, str(found.st_mtime)
     whole = [Unit(kind=kind, path=path, num_bytes=size, stamp=stamp)]
     if size <= unit_bytes:
         return whole
-    with filesystem.open(plain, "rb") as file:
+    with Path(path).open("rb") as file:
         if kind == "parquet":
             units = _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
         elif kind != "json" or path.endswith(_COMPRESSED) or not file.read(1).startswith(b"{"):
@@ -214,53 +197,40 @@ def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[
     from datasets.table import CastError, table_cast
 
     if unit.kind == "rows":
-        with store.reading(unit.path) as path, pa.memory_map(str(path)) as file:
+        with store.open(unit.path) as file:
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):
                 yield pa.Table.from_batches([reader.get_batch(index)])
         return
-    with _fetched(unit) as path:
-        for table in _load(unit, path, schema):
-            try:
-                yield table if schema is None else table_cast(table, schema)
-            except (CastError, pa.ArrowInvalid, TypeError) as error:
-                raise DataError(f"{unit} {_OTHER_TYPE}: {error}") from None
+    for table in _load(unit, schema):
+        try:
+            yield table if schema is None else table_cast(table, schema)
+        except (CastError, pa.ArrowInvalid, TypeError) as error:
+            raise DataError(f"{unit} {_OTHER_TYPE}: {error}") from None
 
 
-@contextmanager
-def _fetched(unit: Unit) -> Iterator[Path]:
-    """A file of this machine that holds the unit's bytes."""
-    is_local = "://" not in unit.path
-    is_plain = not any(mark in unit.path for mark in "*?[]")  # the loader would look for files
-    if is_local and is_plain and (unit.stop < 0 or unit.kind == "parquet"):
-        yield Path(unit.path)
-        return
-    filesystem, plain = fsspec.core.url_to_fs(unit.path)
-    with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as folder:
-        copy = Path(folder, f"rows{''.join(Path(plain).suffixes[-2:])}")
-        if unit.stop < 0 or unit.kind == "parquet":
-            filesystem.get_file(plain, str(copy))
-        else:
-            copy.write_bytes(filesystem.cat_file(plain, start=unit.start, end=unit.stop))
-        yield copy
-
-
-def _load(unit: Unit, path: Path, schema: pa.Schema | None) -> Iterator[pa.Table]:
-    """What the loader of Hugging Face makes of a file."""
+def _load(unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:
+    """What the loader of Hugging Face makes of a file, or of some lines of one."""
     from datasets import DownloadConfig, DownloadManager, Features, load_dataset_builder
 
     if unit.kind == "parquet" and unit.stop >= 0:
-        with pq.ParquetFile(path) as file:
-            for group in range(unit.start, unit.stop):
-                for batch in file.iter_batches(row_groups=[group]):
-                    yield pa.Table.from_batches([batch])
+        groups = range(unit.start, unit.stop)
+        for batch in pq.ParquetFile(unit.path).iter_batches(row_groups=groups):
+            yield pa.Table.from_batches([batch])
         return
-    with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as cache:
+    with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as folder:
+        path = Path(unit.path)
+        if unit.stop >= 0 or any(mark in unit.path for mark in "*?[]"):  # it would look for files
+            with path.open("rb") as file:
+                file.seek(unit.start)
+                data = file.read(unit.stop - unit.start if unit.stop >= 0 else -1)
+            path = Path(folder, f"rows{''.join(path.suffixes[-2:])}")
+            path.write_bytes(data)
         files = {"train": [str(path)]}
-        builder = load_dataset_builder(unit.kind, data_files=files, cache_dir=cache)
+        builder = load_dataset_builder(unit.kind, data_files=files, cache_dir=folder)
         if schema is not None:
             builder.info.features = Features.from_arrow_schema(schema)
-        download = DownloadManager(download_config=DownloadConfig(cache_dir=cache))
+        download = DownloadManager(download_config=DownloadConfig(cache_dir=folder))
         try:
             try:
                 [split] = builder._split_generators(download)

@@ -82,7 +82,7 @@ class Pipeline:
     configs: list[Any]
     """Its datasets of one split."""
 
-    def make(self, index: int, rows: pa.Table, split: str) -> Made:
+    def make(self, index: int, split: str, rows: pa.Table) -> Made:
         """Rows of a dataset, by its number, as they are in the prepared dataset, in their order."""
         from axolotl.utils.data import rl, sft
         from datasets import Dataset, Features

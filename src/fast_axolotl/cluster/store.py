@@ -6,13 +6,13 @@ bytes, so the later one may replace the earlier.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import fsspec
 import numpy as np
 
 from fast_axolotl.axolotl.save_folder import take_lock
-from fast_axolotl.errors import UsageError
+from fast_axolotl.errors import DataError, UsageError
 
 
 @dataclass(slots=True)
@@ -35,6 +35,8 @@ class Store:
     def __post_init__(self) -> None:
         self._fs, root = fsspec.core.url_to_fs(self.url)
         self._root = root.rstrip("/")
+        if self.is_local:
+            self.url = self._root  # absolute, which other processes understand
 
     @property
     def is_local(self) -> bool:
@@ -44,10 +46,6 @@ class Store:
 
     def path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-    def anchored(self) -> Store:
-        """The same with an absolute path, which other processes understand."""
-        return Store(self._root) if self.is_local else self
 
     def exists(self, name: str) -> bool:
         return bool(self._fs.exists(self.path(name)))
@@ -95,30 +93,27 @@ class Store:
     def writing(self, name: str) -> Iterator[Path]:
         """A local path to write to; what is there at the end gets the name."""
         target = Path(self.path(name))
-        if self.is_local:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        with ExitStack() as held:
             try:
-                yield beside
-                beside.replace(target)
-            finally:
-                beside.unlink(missing_ok=True)
-            return
-        with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as folder:
-            beside = Path(folder, target.name)
-            yield beside
-            self._fs.put_file(str(beside), self.path(name))
-
-    @contextmanager
-    def reading(self, name: str) -> Iterator[Path]:
-        """A local path to read from: the file itself, or a copy for as long as it is used."""
-        if self.is_local:
-            yield Path(self.path(name))
-            return
-        with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as folder:
-            copy = Path(folder, name.rsplit("/", 1)[-1])
-            self._fs.get_file(self.path(name), str(copy))
-            yield copy
+                if self.is_local:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+                    held.callback(beside.unlink, missing_ok=True)
+                    yield beside
+                    beside.replace(target)
+                else:
+                    folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
+                    beside = Path(held.enter_context(folder), target.name)
+                    yield beside
+                    self._fs.put_file(str(beside), self.path(name))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise DataError(
+                    "the disk is full; free space, or pass --work and --output on a larger disk. "
+                    "Finished work is kept; run the same command again to continue",
+                    path=str(beside.parent),
+                ) from None
 
     def open(self, name: str) -> Any:
         """A file to read from, by ranges where it is remote."""
@@ -132,7 +127,7 @@ class Store:
     def write_array(self, name: str, array: Any) -> None:
         """The plain bytes of an array; whoever reads it knows its type."""
         with self.writing(name) as path:
-            array.tofile(path)
+            path.write_bytes(array.data)
 
     def read_array(self, name: str, kind: str, start: int = 0, stop: int | None = None) -> Any:
         """An array that was written, or a range of it."""
@@ -146,15 +141,6 @@ class Store:
 
     def read_json(self, name: str) -> Any:
         return json.loads(self.read(name))
-
-    def free_bytes(self) -> int | None:
-        """What the disk has left; ``None`` where nobody counts."""
-        if not self.is_local:
-            return None
-        folder = Path(self._root)
-        while not folder.exists():
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
 
     def remove(self, folder: str = "") -> None:
         """Removes a folder with all it holds; of the whole job, first what says that it is one."""

@@ -5,10 +5,9 @@ it is cut follows from the files alone. It carries what a process needs to open 
 no others. CSV and compressed files are not cut: a share takes them whole. The types of JSON and CSV
 are found before, by a scan in the process that deals out the shares.
 
-Stage ``digest`` digests the rows of every share, ``unique`` finds the repeated ones, and stage
-``write`` reads again and writes the others: the rows of ``dedupe_files``, in a folder of Parquet
-files. A share of repeated rows alone is not read again. Between the stages, the number of a row is
-that of its share, shifted, and its place in there.
+Stage ``digest`` digests the rows of every share; the process that deals out the shares finds the
+repeated ones; stage ``write`` reads again and writes the others: the rows of ``dedupe_files``, in a
+folder of Parquet files. A share of repeated rows alone is not read again.
 
 A folder that was not written by such a job is somebody else's and is never replaced.
 """
@@ -20,7 +19,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.cluster.engines import Answer
-from fast_axolotl.cluster.first_rows import Runs, find_repeated
-from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output
+from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeated
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.output import ParquetWriter
 from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
@@ -50,9 +47,6 @@ _SHARES = 256
 _LEAST_BYTES, _MOST_BYTES = 4 * _MIB, 256 * _MIB
 _MEMORY_SHARE = 8
 """Of a process's memory, this part is for reading ahead."""
-
-_SHARE_BITS = 40
-"""Of a row's number, those for its place in its share."""
 
 _MOST_REJECTIONS = 100
 
@@ -100,12 +94,12 @@ def dedupe_on(
         heard: Told of stages and tasks.
         format: As for ``open_dataset``, like ``read_options``: ``split``, ``on_error``, ….
     """
-    final = Store(str(output).rstrip("/")).anchored()
+    final = Store(str(output).rstrip("/"))
     if format_of_name(final.url)[0] not in (None, "parquet"):
         raise UsageError(
             f"output {output} becomes a folder of Parquet files; remove the file ending"
         )
-    store = Store(work or f"{final.url}.work").anchored()
+    store = Store(work or f"{final.url}.work")
     if f"{store.url}/".startswith(f"{final.url}/"):
         raise UsageError(f"--work {store.url} is inside the output; choose another folder")
     place = Output(final, f"{final.url}.parts", store, is_ours=False)
@@ -146,23 +140,23 @@ def dedupe_on(
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
         shares = {
-            share.name: {"share": share, "schema": schema, "memory": memory, "first": first}
-            for share, first in _cut(dataset, format)
+            share.name: {"share": share, "schema": schema, "memory": memory}
+            for share in _cut(dataset, format)
         }
         keys = {"columns": names, "secret": store.read_json("secret.json")}
         digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
-        rows_in = sum(answer["rows"] for answer in digests.values())
-        repeated = find_repeated(job, store, digests, num_rows=rows_in, memory=memory)
+        repeated, _ = find_repeated(store, shares, memory)
         store.write_array("drops", repeated)
-        edges = [number << _SHARE_BITS for number in range(len(shares) + 1)]
-        drops = dict(zip(shares, pairwise(np.searchsorted(repeated, edges).tolist()), strict=True))
         tasks: dict[str, dict[str, Any]] = {}
+        rows_in = 0
         for name, given in shares.items():
-            num_rows, drop = digests[name]["rows"], drops[name]
+            first, num_rows = rows_in, digests[name]["rows"]
+            rows_in += num_rows
+            drop = np.searchsorted(repeated, [first, rows_in]).tolist()
             has_rows = num_rows > drop[1] - drop[0]
             if has_rows or (name == [*shares][-1] and not tasks):  # without rows there is a schema
                 part = {"part": f"part-{len(tasks):05d}.parquet", "target": place.parts.url}
-                tasks[name] = {**given, **part, "num_rows": num_rows, "drop": drop}
+                tasks[name] = {**given, **part, "first": first, "num_rows": num_rows, "drop": drop}
         place.forget_missing("write", {name: task["part"] for name, task in tasks.items()})
         written = job.run(store, write, tasks)
         rows = {tasks[name]["part"]: answer["rows"] for name, answer in written.items()}
@@ -179,12 +173,12 @@ def dedupe_on(
         tokens=0,
         bytes_in=sum(one.num_bytes for one in sources),
         bytes_out=sum(answer["bytes_out"] for answer in written.values()),
-        extra={"rejections": rejections[:_MOST_REJECTIONS]} if rejections else {},
+        rejections=rejections[:_MOST_REJECTIONS],
     )
 
 
-def _cut(dataset: Dataset, format: str) -> Iterator[tuple[Share, int]]:
-    """All units of a dataset in shares, in order, with the number of the first row of each."""
+def _cut(dataset: Dataset, format: str) -> Iterator[Share]:
+    """All units of a dataset in shares, in order."""
     units = dataset.units()
     total = sum(unit.num_bytes for unit in units)
     share_bytes = max(_LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))
@@ -198,14 +192,13 @@ def _cut(dataset: Dataset, format: str) -> Iterator[tuple[Share, int]]:
         groups[-1].append(unit)
     for number, group in enumerate(groups):
         files = {file: index for index, file in enumerate(dict.fromkeys(u.file for u in group))}
-        share = Share(
+        yield Share(
             name=f"{number:05d}",
             files=tuple(dataset.inputs[file] for file in files),
             units=tuple(replace(unit, file=files[unit.file]) for unit in group),
             format=format,
             options=dataset.options,
         )
-        yield share, number << _SHARE_BITS
 
 
 def digest(
@@ -214,26 +207,23 @@ def digest(
     share: Share,
     schema: pa.Schema,
     memory: int,
-    first: int,
     columns: list[str],
     secret: Sequence[int],
 ) -> Answer:
-    """Writes the digests of a share's rows; ``first`` is the number of the first one."""
+    """Writes the digests of a share's rows."""
     if share.options.on_error == "raise":  # else a damaged column hides its row
         share = replace(share, options=replace(share.options, columns=tuple(columns)))
         schema = pa.schema([schema.field(name) for name in columns])
-    number, rejections = first, list[Rejection]()
-    runs = Runs(store, share.name, memory)
-    for rows in read_share(share, schema, memory):
-        rejections += rows.rejections
-        for batch in rows.table.select(columns).to_batches():
-            digests = digest_batch(batch, np.array(secret, np.uint64), 1)
-            runs.add(digests, np.arange(number, number + batch.num_rows))
-            number += batch.num_rows
+    num_rows, rejections = 0, list[Rejection]()
+    with store.writing(f"digests/{share.name}") as path, path.open("wb") as file:
+        for rows in read_share(share, schema, memory):
+            rejections += rows.rejections
+            for batch in rows.table.select(columns).to_batches():
+                file.write(digest_batch(batch, np.array(secret, np.uint64), 1).data)
+                num_rows += batch.num_rows
     return {
-        **runs.finish(),
-        "rows": number - first,
-        "bytes_out": 24 * (number - first),
+        "rows": num_rows,
+        "bytes_out": 16 * num_rows,
         "rejected": sum(item.num_rows or 0 for item in rejections),
         "rejections": [
             f"{', '.join(filter(None, (item.path, item.place)))}: {item.reason}"

@@ -10,10 +10,6 @@ The wait for an epoch's first batch begins when the epoch before ends, or else w
 begins to be made: samplers plan and shuffle in there, and workers are started. In a plain loop,
 ``torch.save`` is a checkpoint.
 
-While a meter watches, ``torch.autograd.backward`` is replaced, too: where a backward pass begins,
-the forward pass of a batch has ended. A backward pass inside another one, as activation
-checkpointing makes them, is part of that one.
-
 Not a training fetch, and left out: one without gradients, or of a dataset that no optimizer step
 has followed, once one is known that steps follow (the loop is evaluating; the time until the next
 training fetch becomes a span); one inside another, one in another thread than the training's, one
@@ -104,7 +100,6 @@ class TorchWatch:
         self._profile_steps = profile_steps
         self._thread = thread
         self._is_inside = False
-        self._is_backward = False
         self._has_stepped = False
         self._settings: dict[str, Any] = {}
         self._iterator: Callable[[], Any] = lambda: None
@@ -187,23 +182,6 @@ class TorchWatch:
         else:
             self.meter.fetch_failed(error)
         self._is_inside = False
-
-    @_survives
-    def backward_begin(self) -> bool:
-        """A backward pass begins; whether it is the training's own, and no part of another."""
-        here = threading.get_ident()
-        if self.meter is None or self._is_backward or self._thread not in (None, here):
-            return False
-        self._is_backward = True
-        self.meter.backward_begin()
-        return True
-
-    @_survives
-    def backward_end(self) -> None:
-        """The backward pass ended."""
-        assert self.meter is not None
-        self._is_backward = False
-        self.meter.backward_end()
 
     def step(self) -> None:
         """An optimizer step ended, by a trainer's own count."""
@@ -300,7 +278,6 @@ class TorchWatch:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         _hook(torch, "save", _watched_save)
-        _hook(torch.autograd, "backward", _watched_backward)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
         if self._optimizers:
@@ -418,20 +395,3 @@ def _watched_save(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*arguments, **named)
 
     return save
-
-
-def _watched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
-
-    @wraps(original)
-    def backward(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():  # the tracer must not look into ours
-            return original(*arguments, **named)
-        watching = [watch for watch in tuple(_WATCHES) if watch.backward_begin()]
-        try:
-            return original(*arguments, **named)
-        finally:
-            for watch in watching:
-                watch.backward_end()
-
-    return backward

@@ -213,7 +213,6 @@ def even_out(evidence: Evidence) -> Action:
     slow, lost = evidence.slow_rank, evidence.exposed * (evidence.skew_share or 0.0)
     if evidence.holds_up:
         slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
-        is_uneven = figures.straggler_part == "tokens"
     text = (
         f"Check the machine of rank {slow}: its GPU clocks and power (nvidia-smi -q -d "
         "PERFORMANCE), and other programs on its CPU cores."
@@ -346,8 +345,7 @@ def _speed_up(evidence: Evidence) -> Action:
     workers, shards = evidence.number("num_workers"), evidence.number("num_shards")
     # What comes at the start of an epoch, or in the main process, no worker takes away.
     causes = evidence.figures.waits_by_cause
-    elsewhere = causes.get("epoch", 0.0) + causes.get("checkpoint", 0.0)
-    stall = min(evidence.stall * max(0.0, 1.0 - elsewhere), 0.95)
+    stall = min(evidence.stall * max(0.0, 1.0 - causes.get("epoch", 0.0)), 0.95)
     all_of_it = possible_gain(stall)
     throttled = evidence.figures.cpu_throttled_share
     if throttled is not None and throttled >= thresholds.CPU_LOST:
@@ -412,7 +410,7 @@ def _deepen(evidence: Evidence) -> Action:
     """A queue that holds as many batches as come between two waits."""
     figures, workers = evidence.figures, evidence.number("num_workers")
     period, stall = figures.stall_period_fetches or 0.0, min(evidence.stall, 0.95)
-    wanted = math.ceil(period)
+    wanted = round(period)
     is_deep = figures.queue_capacity is not None and figures.queue_capacity >= wanted
     # Axolotl does not give its streams a prefetch factor: only workers make their queue deeper.
     if is_deep or (evidence.source == "axolotl" and evidence.is_stream):
@@ -429,7 +427,7 @@ def _deepen(evidence: Evidence) -> Action:
     ready = count * values["prefetch_factor"]
     return Action(
         f"Set {_name(evidence.source, **values)}; {ready} batches are then ready and hide waits "
-        f"that come every {period:,.4g} fetches.",
+        f"that come about every {wanted:,} fetches.",
         gain,
     )
 
@@ -451,7 +449,7 @@ def _spread(evidence: Evidence) -> Action:
             if source != "axolotl":  # it has no setting that keeps them
                 text = f"Keep the workers between epochs: {_name(source, persistent_workers=True)}."
         return Action(text, gain)
-    unit = f"every {rows:,.0f} samples" if rows is not None else "at these distances"
+    unit = f"about every {rows:,.0f} samples" if rows is not None else "at these distances"
     return Action(
         f"Find out what happens {unit} (map(batched=True) in datasets takes 1,000 rows at a time, "
         "batch_size=100 takes fewer; or a shuffle buffer, a row group) and make that unit smaller.",

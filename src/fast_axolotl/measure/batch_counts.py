@@ -22,7 +22,6 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import zlib
 from collections import UserDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,9 +36,6 @@ _IGNORED_LABEL = -100
 _COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 """What tokens are counted by."""
 _MOST_WAITING = 8
-
-_PRINTED_BATCHES, _PRINTED_TOKENS = 128, 512
-"""Of the first batches every 16th has a fingerprint, of at most 4 kB of its tokens."""
 
 _MOST_ERROR_TEXT = 160
 
@@ -195,22 +191,6 @@ class BatchCounter:
             lengths = _find_lengths(positions, mask, shape, is_full=is_full)
             found.sequence_tokens = sum(lengths)
             found.sequence_squares = sum(length * length for length in lengths)
-
-
-def fingerprint(batch: Any, number: int) -> str:
-    """By which ranks that see the same batches are known; empty for most batches, and for those
-    that cannot be read."""
-    if number >= _PRINTED_BATCHES or number % _LOOK_EVERY:
-        return ""
-    try:
-        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        if ids is None or not _is_on_host(ids):
-            return ""
-        tokens = _view(ids.reshape(-1)[:_PRINTED_TOKENS]).tolist()
-        return f"{zlib.crc32(repr(tokens).encode()):08x}"
-    except Exception:  # noqa: BLE001
-        # What an unknown array raises must not end the timing.
-        return ""
 
 
 def _count_samples(batch: Any) -> int:

@@ -11,9 +11,8 @@ the age of the run, from a second to a minute: a day of 50 ms steps takes some 2
 Where there are several ranks, the wait of every single step is kept as a byte, so that the steps of
 the ranks can be laid side by side however long the run is.
 
-A slow fetch is one whose wait is an outlier by the modified z-score (3.5; Iglewicz and Hoaglin,
-1993) against all waits of the run so far, at least twice their median, and at least a twentieth of
-a mean step: shorter ones cannot matter.
+A slow fetch is one that waits three times the median of all waits of the run so far, and at least a
+twentieth of a mean step: shorter ones cannot matter.
 """
 
 from __future__ import annotations
@@ -44,12 +43,9 @@ _BLOCK_SHARE = 1 / 300
 _MOST_SINGLES = 64
 _MOST_SLOW = 8
 
-_OUTLIER_SCORE = 3.5
-_SCORE_SCALE = 0.6745
 _LEAST_SLOW_SECONDS = 1e-4
 _SLOW_SHARE_OF_STEP = 0.05
-_SLOW_GROWTH = 1.05
-"""So much longer must the run be before it is settled anew which waits are slow."""
+_SLOW_FACTOR = 3.0
 
 _RATES = {
     "samples_per_second": "samples",
@@ -83,8 +79,6 @@ class _Block:
         self.walls: list[float] = []
         self.hosts: list[float] = []
         self.devices: list[float] = []
-        self.forward_seconds: float | None = 0.0
-        """``None`` where a step has none."""
 
     def add(self, step: Step, wall: float, slow_seconds: float | None) -> None:
         """Add one step, and its fetches that waited at least so long to the slow ones."""
@@ -107,11 +101,6 @@ class _Block:
             self.devices.append(device_wait or 0.0)
         if self.step_waits is not None:
             self.step_waits.append(host_wait if device_wait is None else device_wait)
-        forward = step.forward_seconds
-        if forward is None or self.forward_seconds is None:
-            self.forward_seconds = None
-        else:
-            self.forward_seconds += forward
         for number, (row, wait_seconds, _) in enumerate(step.fetches):
             self.host_waits.add(wait_seconds)
             if step.device_waits is not None:
@@ -145,7 +134,6 @@ class _Block:
             produced=self.produced if self.producing_seconds else None,
             producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
             waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
-            forward_seconds=None if self.forward_seconds is None else _round(self.forward_seconds),
             step_waits="" if self.step_waits is None else encode_waits(self.step_waits),
             host_waits=self.host_waits.written(),
             device_waits=self.device_waits.written() if has_device else None,
@@ -176,8 +164,6 @@ class BlockBuilder:
         """Of all fetches: of the device where they are known, else of the host."""
         self._slow_seconds: float | None = None
         """From which wait on a fetch is slow."""
-        self._slow_due = 0
-        """The step at which that is settled anew."""
         self._owed_seconds = 0.0
 
     @property
@@ -221,7 +207,6 @@ class BlockBuilder:
         self._totals.clear()
         self._taken = (None, WaitTotals())
         self._waits = Histogram()
-        self._slow_due = 0
 
     def flush(self) -> None:
         """Write what there is, and settle from which wait on a fetch is slow."""
@@ -237,26 +222,9 @@ class BlockBuilder:
         totals = self._totals.setdefault(line.phase, WaitTotals())
         totals.add_block(line)
         self._waits.merge(line.device_waits or line.host_waits)
-        if block.last.number >= self._slow_due:
-            self._slow_due = round(_SLOW_GROWTH * block.last.number)
-            self._slow_seconds = self._find_slow(
-                self._totals.get("steady") or self._totals.get("warmup")
-            )
-
-    def _find_slow(self, totals: WaitTotals | None) -> float | None:
-        median = self._waits.quantile(0.5)
-        if median is None or totals is None:
-            return None
-        distances = Histogram()
-        for seconds, count in self._waits.items():
-            distances.add(abs(seconds - median), count)
-        spread = distances.quantile(0.5) or 0.0
-        return max(
-            median + _OUTLIER_SCORE * spread / _SCORE_SCALE,
-            2 * median,
-            _SLOW_SHARE_OF_STEP * totals.wall_seconds / totals.steps,
-            _LEAST_SLOW_SECONDS,
-        )
+        least = _SLOW_SHARE_OF_STEP * totals.wall_seconds / totals.steps
+        median = self._waits.quantile(0.5) or 0.0
+        self._slow_seconds = max(_SLOW_FACTOR * median, least, _LEAST_SLOW_SECONDS)
 
     def current(self) -> dict[str, float]:
         """The figures so far: of the steady phase, else of the warm-up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,6 @@ _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisatio
 _CAUSES = {
     "epoch": "at the start of an epoch",
     "shard": "at a new shard",
-    "refill": "while the shuffle buffer was filling",
-    "checkpoint": "after a checkpoint",
 }
 _LEAST_CAUSE = 0.05
 """Of the waiting, for a cause to be worth a line. Ours."""
@@ -33,15 +32,9 @@ class Evidence:
     figures: RunSummary
     source: str = ""
     """What the meter was plugged into; of a run without one, what watched it: run, watch."""
-    decided_by: int | None = None
-    """The rank whose waits these are, where there are several."""
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
     slow_rank: int | None = None
-    local_ranks: int | None = None
-    """Ranks that share a machine, at most; ``None``: all of them may."""
-    warmup_step_seconds: float | None = None
-    """Time of a step of the warm-up."""
     drain: Drain | None = None
     """What became of the ready queue of the rank that decides, if it drained."""
     killed: str = ""
@@ -143,7 +136,8 @@ class Evidence:
         cores = number_of(self.figures.environment, "cores")
         if cores is None:
             return None
-        sharing = self.local_ranks or max(1, self.figures.world_size)
+        by_node = Counter(rank.node for rank in self.figures.ranks)
+        sharing = max(by_node.values(), default=self.figures.world_size)
         return max(1, int(cores if self.setting("dispatcher") else cores // sharing))
 
     def setting(self, name: str) -> Any:
@@ -184,10 +178,12 @@ class Evidence:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"
         who = "the GPU had nothing to run" if is_device else "the loop waited for data"
-        where = "" if self.decided_by is None else f" on rank {self.decided_by}"
-        if len(self.figures.ranks) > 1 and not self.setting("dispatcher"):
-            # The stall is that of all ranks together.
-            where = f" on at least one of {len(self.figures.ranks)} ranks"
+        # The stall is that of all ranks together, or of the one that reads for all.
+        ranks, where = len(self.figures.ranks), ""
+        if ranks > 1:
+            where = f" on at least one of {ranks} ranks"
+            if self.setting("dispatcher"):
+                where = f" on rank {self.figures.deciding_rank}"
         line = "stall {stall_fraction}: share of the time after warm-up in which {who}{where}"
         if self.drain is not None and self.drain.is_over:
             line += f"; steps before {self.drain.dry_step:,}, when a queue hid waits, are left out"
@@ -195,20 +191,19 @@ class Evidence:
 
     def rank_lines(self) -> list[str]:
         """How the ranks differ."""
-        figures, decided_by = self.figures, self.decided_by
-        if decided_by is None or len(figures.ranks) < 2:
+        figures = self.figures
+        if len(figures.ranks) < 2:
             return []
         if self.setting("dispatcher"):
             return [
-                f"rank {decided_by} reads for all {figures.world_size} ranks (dispatcher): on "
-                "the other ranks its wait looks like communication"
+                f"rank {figures.deciding_rank} reads for all {figures.world_size} ranks "
+                "(dispatcher): on the other ranks its wait looks like communication"
             ]
         if figures.straggler_rank is None or figures.straggler_fraction is None:
             return []
         late = {
             "data": "waits for data in steps in which the others do not wait",
             "compute": "computes longer than the others",
-            "tokens": "computes longer than the others, because it has more tokens",
         }.get(figures.straggler_part, "is late")
         text = "rank {rank} {late}: this costs the other ranks {straggler_fraction} of the time"
         return [self.say(text, rank=figures.straggler_rank, late=late)]
@@ -226,12 +221,10 @@ class Evidence:
             return lines
         rows = figures.stall_period_rows
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
-        is_named = figures.stall_period_of in ("epoch", "shard", "step")
+        is_named = figures.stall_period_of in ("epoch", "shard")
         follows = f", once per {figures.stall_period_of}" if is_named else ""
-        line = f"a long wait every {period or 0:,.4g} fetches{samples}{follows}"
-        if figures.worst_percent_share is not None:
-            line += "; the slowest 1 % of fetches account for {worst_percent_share} of the waiting"
-        return [*lines, self.say(line)]
+        line = f"a long wait about every {period or 0:,.0f} fetches{samples}{follows}"
+        return [*lines, line]
 
     def hidden_lines(self) -> list[str]:
         """Waits of the host that cost nothing."""

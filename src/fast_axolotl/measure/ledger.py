@@ -64,9 +64,10 @@ def fold_ledger(record: RunRecord, job: Job, since: float | None = None) -> dict
     read = [phase for rank in readers for phase in (rank.warmup, rank.steady) if phase.fetches]
     counts = [phase.count("real_tokens") for phase in read]
     tokens = None if None in counts else total(counts)
-    if tokens is not None and job.data_parallel_size and len(readers) > job.data_parallel_size:
+    groups = job.figures["data_parallel_size"]
+    if tokens is not None and groups and len(readers) > groups:
         # The ranks of one model see the same tokens.
-        tokens *= job.data_parallel_size / len(readers)
+        tokens *= groups / len(readers)
     values = {"duration_seconds": whole, "goodput_tokens_per_second": ratio(tokens, whole)}
     if chosen is None or not whole:
         return values
@@ -80,7 +81,7 @@ def fold_ledger(record: RunRecord, job: Job, since: float | None = None) -> dict
 
     exposed = chosen.profiled_share("exposed_communication_seconds")
     if exposed is None:
-        exposed = job.exposed_communication_fraction
+        exposed = job.figures["exposed_communication_fraction"]
     communication = min(max(0.0, (exposed or 0.0) * steps - (data - own_waits)), steps - data)
 
     spans = {name: max(_span(rank, name) for rank in ranks) for name in _PARTS_OF_SPANS}

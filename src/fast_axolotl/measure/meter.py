@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.batch_counts import BatchCounter, fingerprint
+from fast_axolotl.measure.batch_counts import BatchCounter
 from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal, as_json
@@ -225,11 +225,6 @@ class Meter:
         self._is_fetching = self._is_early = False
         """Whether the wait began before the fetch: at the end of the loop before."""
         self._is_watch_fetch = False
-        self._forward_start: tuple[float, Any] | None = None
-        """When a forward pass could begin, and the event there."""
-        self._batches_ahead = 0
-        """Batches that were fetched one after the other and wait for their forward pass."""
-        self._is_after_backward = False
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
@@ -329,15 +324,10 @@ class Meter:
         host_wait_seconds, pair = self._end_wait(now)
         if self._tracker.num_fetches == 0:
             self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
-        number = self._tracker.num_fetches
-        if self.world_size > 1 and (text := fingerprint(batch, number)):
-            self._journal.mark("batch", at=now, fetch=number, text=text)
         counted = self._counter.count(batch, is_patient=pair is not None)
         if self._counter.reasons:
             self._note_reasons()
         self._tracker.end_fetch(host_wait_seconds, pair, counted)
-        self._batches_ahead = 0 if self._is_after_backward else self._batches_ahead + 1
-        self._is_after_backward = False
         if pair is None or pair[0] is not pair[1]:  # else the device was busy all the while
             self._overhead_seconds += self._begin_seconds + self._clock() - now
 
@@ -368,34 +358,9 @@ class Meter:
             self.mark("error", f"the loader raised{text}")
 
     @_guarded
-    def backward_begin(self) -> None:
-        """Report that a backward pass begins: the forward pass of a batch has ended.
-
-        The forward pass is timed from the end of the fetch. If a trainer fetches several batches
-        and then runs them one by one, the second is timed from the end of the backward pass before
-        it, and so on. With a single rank, there is nothing to compare, and passes are not timed.
-        """
-        if self.world_size < 2:
-            return
-        now = self._clock()
-        start, self._forward_start = self._forward_start, None
-        self._is_after_backward = True
-        if start is not None and not self._span_name:
-            self._tracker.add_forward(max(0.0, now - start[0]), self._queue.pair(start[1]))
-        self._overhead_seconds += self._clock() - now
-
-    @_guarded
-    def backward_end(self) -> None:
-        """Report that a backward pass has ended."""
-        if self._batches_ahead and self.world_size > 1:
-            self._batches_ahead -= 1
-            self._forward_start = self._clock(), self._queue.record()
-
-    @_guarded
     def step(self) -> None:
         """Report that an optimizer step has ended. Ignored inside a span."""
         now = self._clock()
-        self._forward_start = None
         if not self._span_name:
             self._take(self._tracker.tell(now))
             if self._is_early:
@@ -537,7 +502,7 @@ class Meter:
         num_fetches = self._tracker.num_fetches - self._overhead_from
         self._journal.end(reason, error, self._overhead_seconds, num_fetches)
         self._queue.close()
-        self._fetch_event = self._span_event = self._forward_start = None
+        self._fetch_event = self._span_event = None
 
     def go_quiet(self) -> None:
         """Stop measuring and do not touch the record any more, as a forked child does."""
@@ -555,9 +520,7 @@ class Meter:
         start, self._fetch_start = self._fetch_start, None
         self._is_fetching = self._is_early = False
         host_wait_seconds = 0.0 if start is None else max(0.0, now - start)
-        pair = self._queue.wait_pair(self._fetch_event)
-        self._forward_start = now, None if pair is None else pair[1]
-        return host_wait_seconds, pair
+        return host_wait_seconds, self._queue.wait_pair(self._fetch_event)
 
     def _begin_early_wait(self, now: float) -> None:
         """The next loop's first batch is waited for, though no fetch has begun."""

@@ -11,23 +11,18 @@ With a dispatcher it is rank 0, which reads for all, and whose waits look like c
 others. A rank that recorded too little to be judged decides nothing, where another has recorded
 more.
 
-*Stragglers.* Two things show the rank that the others wait for without a profiler. Data: in the
-steps in which it waits, the others do not. Compute: its forward pass takes longer. The forward pass
-is compared because no collective of data parallelism runs in it; the rest of a step is as long on
-every rank, since they wait for each other. A longer forward pass is explained by more tokens, else
-it is compute. Where weights are gathered in the forward pass (FSDP,
-ZeRO-3), only a profiler window tells: the slow rank is the one that spends least time in
-collectives.
+*Stragglers.* The rank that the others wait for is late with its data: in the steps in which it
+waits, the others do not. Or it computes longer, which only a profiler window tells: it is the one
+that spends least time in collectives. A step is as long on every rank, since they wait for each
+other.
 
 *Replicas.* Ranks of one tensor, context or pipeline parallel group are fed the same batches, and
-what they count is not added up twice. The sizes of these groups stand in the settings. Fingerprints
-of a few batches go before them: ranks that all saw other batches count other tokens.
+what they count is not added up twice. The sizes of these groups stand in the settings.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,12 +50,13 @@ LEAST_SHARE = 0.5
 """Of the stall, that one rank causes alone. Ours: the larger part of it."""
 LEAST_FRACTION = 0.01
 """Of the time, that the others lose to a rank. Ours: less is noise."""
-LONGER_FORWARD = 0.10
-"""By which a forward pass is longer than the median of the other ranks'. Ours: equal GPUs differ by
-a few percent."""
-MORE_TOKENS = 0.05
-_STANDARD_ERRORS = 3.0
-_LEAST_BLOCKS = 3
+JOB_FIGURES = (
+    *("device_idle_fraction", "exposed_communication_fraction", "pure_communication_fraction"),
+    *("straggler_rank", "straggler_fraction", "data_parallel_size"),
+)
+"""What the ranks lose to each other, and in how many groups they read; by profiler windows, and for
+the rank that costs the others most. Exposed communication is of the rank that shows most of it;
+pure is every collective at its least duration across ranks: what is over is waiting for a rank."""
 _SIZES = {
     "tensor_parallel": ("tensor_parallel_size",),
     "context_parallel": ("context_parallel_size", "sequence_parallel_degree"),
@@ -97,11 +93,6 @@ class RankFigures:
         return self.record.start.rank
 
     @property
-    def accumulation(self) -> int:
-        """Micro-batches of a step."""
-        return round(number_of(self.settings, "gradient_accumulation") or 1)
-
-    @property
     def waits(self) -> Histogram:
         """The waits of single fetches that the stall is made of."""
         return self.device_waits if self.steady.source == "device" else self.host_waits
@@ -111,15 +102,6 @@ class RankFigures:
         """Steady time less the waits for data."""
         stall = self.steady.stall_fraction
         return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
-
-    @property
-    def forward_seconds_per_step(self) -> float | None:
-        """Time of the forward passes, where nearly all were timed."""
-        timed = [block for block in self.steady_blocks if finite(block.forward_seconds) is not None]
-        steps = sum(block.steps for block in timed)
-        if steps < LEAST_PRESENCE * self.steady.steps:
-            return None
-        return ratio(total(block.forward_seconds for block in timed), steps)
 
     @property
     def is_long_enough(self) -> bool:
@@ -153,7 +135,6 @@ class RankFigures:
             samples_per_second=ratio(steady.count("samples"), steady.wall_seconds),
             is_finished=end is not None and end.reason == "finished",
             node=self.record.start.host,
-            forward_seconds_per_step=self.forward_seconds_per_step,
         )
 
 
@@ -207,28 +188,15 @@ class Job:
     device_stall_fraction: float | None = None
     alone: dict[int, float] = field(default_factory=dict)
     """Share of the time in which only this rank waited."""
-    device_idle_fraction: float | None = None
-    """By profiler windows, as the next five."""
-    exposed_communication_fraction: float | None = None
-    """Of the rank that shows most of it."""
-    pure_communication_fraction: float | None = None
-    """Every collective at its least duration across ranks: what is over is waiting for a rank."""
+    figures: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(JOB_FIGURES))
     skew_share: float | None = None
     """Share of the longest rank's communication that is waiting for a slower rank."""
-    skew_fraction: float | None = None
-    """The same as a share of the window."""
     slow_rank: int | None = None
     """The rank the others wait for: it spends least time in collectives."""
-    straggler_rank: int | None = None
-    """The rank that costs the others most."""
     straggler_part: str = ""
-    """data, compute or tokens."""
-    straggler_fraction: float | None = None
-    """Share of the time that the others lose to it."""
+    """data or compute."""
     copies: int = 1
     """Ranks that count the same tokens."""
-    data_parallel_size: int | None = None
-    """Groups that see other batches; ``None``: not known."""
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -258,8 +226,7 @@ def fold_job(ranks: Sequence[RankFigures]) -> Job:
     """Hold the ranks against each other."""
     job = Job(ranks)
     _fold_stall(job)
-    _compare_windows(job)
-    _find_straggler(job)
+    _find_straggler(job, _compare_windows(job))
     _find_replicas(job)
     return job
 
@@ -321,16 +288,17 @@ def others_span_seconds(rank: RankFigures, ranks: Sequence[RankFigures]) -> floa
     return max(0.0, longest - rank.steady_span_seconds)
 
 
-def _compare_windows(job: Job) -> None:
+def _compare_windows(job: Job) -> float:
     """Sums over profiler windows. Those that began at the same step on all ranks are compared, each
-    collective with the same one of the other ranks."""
+    collective with the same one of the other ranks. Share of them that waits for a slower rank."""
     seen = [rank for rank in job.ranks if rank.windows]
     if not seen:
-        return
+        return 0.0
     own = job.chosen if job.chosen is not None and job.chosen.windows else seen[0]
     exposed = [rank.profiled_share("exposed_communication_seconds") for rank in seen]
-    job.device_idle_fraction = own.profiled_share("device_idle_seconds")
-    job.exposed_communication_fraction = max(filter(None, exposed), default=exposed[0])
+    job.figures["device_idle_fraction"] = own.profiled_share("device_idle_seconds")
+    most = max(filter(None, exposed), default=exposed[0])
+    job.figures["exposed_communication_fraction"] = most
     why, no_collective = own.windows[-1].reasons, "the profiler window contains no collective"
     job.reasons |= {
         "device_idle_fraction": why.get(
@@ -363,135 +331,64 @@ def _compare_windows(job: Job) -> None:
         by_rank = list(zip(*alike, strict=True))
         sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
         wall = middle(total(one.wall_seconds for one in windows) for windows in by_rank)
-        job.pure_communication_fraction = ratio(pure, wall)
+        job.figures["pure_communication_fraction"] = ratio(pure, wall)
         job.skew_share = ratio(max(sums) - pure, max(sums))
-        job.skew_fraction = ratio(max(sums) - pure, wall)
         job.slow_rank = None if job.skew_share is None else seen[sums.index(min(sums))].rank
-        return
+        return ratio(max(sums) - pure, wall) or 0.0
     job.reasons["pure_communication_fraction"] = reason
+    return 0.0
 
 
-def _find_straggler(job: Job) -> None:
+def _find_straggler(job: Job, skew_fraction: float) -> None:
     """The rank that costs the others most; or why nobody knows."""
-    steady = [rank for rank in job.ranks if rank.steady.steps]
-    if len(steady) < 2:
-        reason = "only one rank has steady steps, so no rank can be slower than the others"
-        job.reasons["straggler_rank"] = job.reasons["straggler_fraction"] = reason
-        return
+    reason = "a rank that computes longer shows only in a profiler window; use fast-axolotl measure"
+    reason += " --profile-steps 5"
     found: list[tuple[float, int, str]] = []
-    late = max(job.alone, key=job.alone.__getitem__, default=None)
-    if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
-        found.append((job.alone[late], late, "data"))
-    slow, reason = _find_slow_forward(steady)
-    if slow is None and job.slow_rank is not None:
-        # A window compares the ranks' collectives, wherever they run.
-        reason = ""
-        if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
-            slow = job.skew_fraction or 0.0, job.slow_rank, "compute"
-    found += [] if slow is None else [slow]
-    fraction, rank, part = max(found, key=lambda one: one[0], default=(0.0, 0, ""))
-    if fraction >= LEAST_FRACTION:
-        job.straggler_fraction, job.straggler_rank, job.straggler_part = fraction, rank, part
+    if sum(rank.steady.steps > 0 for rank in job.ranks) < 2:
+        reason = "only one rank has steady steps, so no rank can be slower than the others"
     else:
-        job.straggler_fraction = None if reason else 0.0
+        late = max(job.alone, key=job.alone.__getitem__, default=None)
+        if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
+            found.append((job.alone[late], late, "data"))
+        if job.slow_rank is not None:
+            reason = ""
+            if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
+                found.append((skew_fraction, job.slow_rank, "compute"))
+    fraction, rank, part = max(found, default=(0.0, 0, ""))
+    if fraction >= LEAST_FRACTION:
+        job.figures |= {"straggler_fraction": fraction, "straggler_rank": rank}
+        job.straggler_part = part
+    else:
+        job.figures["straggler_fraction"] = None if reason else 0.0
         job.reasons["straggler_rank"] = reason or "no rank makes the others wait"
         job.reasons["straggler_fraction"] = reason
 
 
-def _find_slow_forward(
-    ranks: Sequence[RankFigures],
-) -> tuple[tuple[float, int, str] | None, str]:
-    """The rank whose forward pass takes longer than those of the others: what they lose to it, its
-    number, and whether it computes longer or has more tokens. Or why nobody knows."""
-    if any(
-        rank.settings.get("fsdp") or rank.settings.get("deepspeed_stage") == 3 for rank in ranks
-    ):
-        return None, (
-            "weights are gathered in the forward pass (FSDP, ZeRO-3), so a slow rank shows only "
-            "in a profiler window; use fast-axolotl measure --profile-steps 5"
-        )
-    passes = {rank.rank: _forward_of(rank) for rank in ranks}
-    times = {number: found for number, found in passes.items() if found is not None}
-    if len(times) < len(ranks):
-        return None, "the forward pass was not timed on every rank"
-    slow = max(ranks, key=lambda rank: times[rank.rank][0])
-    others = [rank for rank in ranks if rank is not slow]
-    seconds, error = times[slow.rank]
-    usual = statistics.median(times[rank.rank][0] for rank in others)
-    noise = math.hypot(error, statistics.median(times[rank.rank][1] for rank in others))
-    longer = ratio(seconds, usual)
-    if longer is None or longer <= 1.0 + LONGER_FORWARD or seconds - usual < noise:
-        return None, ""
-    part = "compute"
-    more = ratio(_tokens_per_step(slow), middle(map(_tokens_per_step, others)))
-    if more is not None and more > 1.0 + MORE_TOKENS and longer / more <= 1.0 + LONGER_FORWARD:
-        part = "tokens"
-    lost = ratio((seconds - usual) * slow.steady.steps, slow.steady.wall_seconds)
-    return (lost or 0.0, slow.rank, part), ""
-
-
-def _forward_of(rank: RankFigures) -> tuple[float, float] | None:
-    """Seconds per step, and three times the standard error over blocks."""
-    means = [
-        seconds / block.steps
-        for block in rank.steady_blocks
-        if (seconds := finite(block.forward_seconds)) is not None and block.steps
-    ]
-    per_step = rank.forward_seconds_per_step
-    if per_step is None or len(means) < _LEAST_BLOCKS:
-        return None
-    return per_step, _STANDARD_ERRORS * statistics.stdev(means) / math.sqrt(len(means))
-
-
-def _tokens_per_step(rank: RankFigures) -> float | None:
-    """Positions that the model computes, padding included where that is known."""
-    tokens = rank.steady.count("padded_tokens")
-    return ratio(rank.steady.count("real_tokens") if tokens is None else tokens, rank.steady.steps)
-
-
 def _find_replicas(job: Job) -> None:
-    """How the ranks share the batches, by the settings, else by the batches."""
-    ranks, world_size = job.ranks, job.world_size
+    """How the ranks share the batches, by the settings."""
+    world_size = job.world_size
     known: dict[str, int] = {}
-    for rank in ranks:
-        known |= _read_sizes(rank.settings)
+    for rank in job.ranks:
+        config = rank.settings.get("config")
+        for name, others in _SIZES.items():
+            sizes = [number_of(rank.settings, name)]
+            if isinstance(config, Mapping):
+                sizes += [number_of(config, other) for other in others]
+            if whole := [round(size) for size in sizes if size is not None and size >= 1]:
+                known[name] = max(whole)
     copies = math.prod(known.values())
+    groups = None
     if world_size < 2:
-        job.data_parallel_size = world_size or None
+        groups = world_size or None
     elif job.is_dispatched:
         # Rank 0 counts all of it, once.
-        job.data_parallel_size = max(1, world_size // copies) if known else None
-    elif len(ranks) == world_size and _all_differ(ranks):
-        job.data_parallel_size = world_size
+        groups = max(1, world_size // copies) if known else None
     elif known and world_size % copies == 0:
-        job.copies, job.data_parallel_size = copies, world_size // copies
+        job.copies, groups = copies, world_size // copies
     else:
         job.reasons["data_parallel_size"] = (
             f"tokens, samples and rows are summed over {world_size} ranks: it is not known "
             "whether ranks of a tensor or context parallel group received the same batches; pass "
             "the sizes with meter.settings(tensor_parallel=…, context_parallel=…)"
         )
-
-
-def _read_sizes(settings: Mapping[str, Any]) -> dict[str, int]:
-    config = settings.get("config")
-    found = {}
-    for name, others in _SIZES.items():
-        sizes = [number_of(settings, name)]
-        if isinstance(config, Mapping):
-            sizes += [number_of(config, other) for other in others]
-        if any(known := [round(size) for size in sizes if size is not None and size >= 1]):
-            found[name] = max(known)
-    return found
-
-
-def _all_differ(ranks: Sequence[RankFigures]) -> bool:
-    """Whether every rank saw other batches, by their fingerprints. Equal ones prove nothing: a
-    made-up dataset may repeat one row."""
-    prints = [
-        {mark.fetch: mark.text for mark in rank.record.marks if mark.name == "batch" and mark.text}
-        for rank in ranks
-    ]
-    common = sorted(set(prints[0]).intersection(*prints[1:]), key=str)
-    seen = {tuple(found[fetch] for fetch in common) for found in prints}
-    return len(common) > 1 and len(seen) == len(ranks)
+    job.figures["data_parallel_size"] = groups

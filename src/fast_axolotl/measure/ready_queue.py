@@ -1,58 +1,37 @@
-"""The ready queue over time: whether it falls, and since when it has been empty.
+"""The ready queue: how deep it is, whether it is emptying, and since when it has been empty.
 
-A loader that is too slow is hidden for as long as its queue lasts: Q batches cover a deficit for
-Q ÷ (demand − supply) steps. Until then the stall says nothing about the steady state, and for long
-after that the hidden part waters it down. So the queue's fall is found (a line through its depth,
-two standard errors), and the moment it has run dry for good; what came before counts as warm-up
-once the rest is long enough to be judged by itself.
+A loader that is too slow is hidden for as long as its queue lasts: until then the stall says
+nothing about the steady state, and for long after that the hidden part waters it down. So a queue
+that is emptying holds the verdict back, and what came before it ran dry counts as warm-up once the
+rest is long enough to be judged by itself.
 
-How large the queue is does not matter, nor how far it has fallen: the batches it loses per fetch
-are the share of the demand that the loader lacks, and that share is the stall once the queue is
-empty. A fall that would end in a stall of less than 5 % holds nothing back.
-
-A queue that is emptied now and then and fills again is none of this, nor is one that has settled at
-a lower level. One pass over the blocks, and three lines fitted.
+How large the queue is does not matter: the batches it loses per fetch are the share of the demand
+that the loader lacks, and that share is the stall once the queue is empty. Less than 5 % from the
+first half of the steady phase to the second holds nothing back. A queue that is emptied now and
+then and fills again has not run dry, nor has one after which nobody waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fast_axolotl.record import StepBlock, thresholds
-from fast_axolotl.record.arithmetic import finite, fit_slope, ratio, total
+from fast_axolotl.record.arithmetic import finite, ratio, total
 
-Point = tuple[float, float, float]
-"""Step, ready batches, fetches: of a block that tells."""
-
-_SETTLED = 0.25
-"""Of the whole fall's slope: a second half that is flatter has settled."""
-_LEAST_HALF = 3
-_LEAST_FITTED = 0.5
-"""Of the observed fall, that a straight line must explain; a sudden dip is no drain."""
+Point = tuple[int, float, int]
+"""Number of a block that tells of the queue, ready batches, fetches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    """A ready queue that falls, or has fallen until it was empty."""
+class Drain(NamedTuple):
+    """A ready queue that is emptying, or has become empty."""
 
-    batches_per_step: float
-    """By how many it falls."""
-    left: float
-    """Ready batches at the end; nothing where it ran dry."""
     dry_step: int | None = None
     """The first step after it ran dry; ``None``: it has not."""
     first_block: int = 0
     """Which of the steady blocks that step begins."""
-    fetches_since: int = 0
-    seconds_since: float = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether what followed can be judged by itself."""
-        is_dry = self.dry_step is not None
-        return is_dry and thresholds.is_long_enough(self.fetches_since, self.seconds_since)
+    is_over: bool = False
+    """Whether what followed can be judged by itself."""
 
 
 def find_capacity(settings: Mapping[str, Any]) -> int | None:
@@ -69,51 +48,10 @@ def find_capacity(settings: Mapping[str, Any]) -> int | None:
 def read_queue(blocks: Sequence[StepBlock]) -> list[Point]:
     """What the blocks tell of the queue."""
     return [
-        (block.first_step + block.steps / 2, depth, float(block.fetches))
-        for block in blocks
+        (number, depth, block.fetches)
+        for number, block in enumerate(blocks)
         if (depth := finite(block.queue_depth)) is not None
     ]
-
-
-def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drain | None:
-    """How the queue drains over the blocks of the steady phase; ``None``: it does not, or what the
-    loader lacks is too little to matter."""
-    told = [number for number, block in enumerate(blocks) if finite(block.queue_depth) is not None]
-    points = read_queue(blocks)
-    dry = _find_dry(points, settings)
-    falling = points if dry is None else points[: dry + 1]
-    drift, error = fit_slope(falling) or (0.0, 0.0)
-    if drift >= 0 or -drift < 2 * error:
-        return None
-    fitted = -drift * (falling[-1][0] - falling[0][0])
-    seen = falling[0][1] - falling[-1][1]
-    if fitted < max(thresholds.LEAST_FALL_BATCHES, _LEAST_FITTED * seen):
-        return None
-    if dry is None:
-        per_step = ratio(sum(block.fetches for block in blocks), sum(b.steps for b in blocks))
-        if (ratio(-drift, per_step) or 0.0) < thresholds.FREE_STALL:
-            return None
-        half = falling[len(falling) // 2 :]
-        line = fit_slope(half) if len(half) >= _LEAST_HALF else None
-        if line is not None and line[0] > _SETTLED * drift:
-            return None
-        # Where the line is at the last step; one batch at least, since it is not dry.
-        weight = sum(fetches for _, _, fetches in falling)
-        middle = ratio(sum(step * fetches for step, _, fetches in falling), weight) or 0.0
-        behind = blocks[-1].first_step + blocks[-1].steps - middle
-        return Drain(
-            batches_per_step=-drift, left=max(1.0, (mean_depth(falling) or 0.0) + drift * behind)
-        )
-    first = told[dry] + 1
-    since, before = blocks[first:], blocks[first - 1]
-    return Drain(
-        batches_per_step=-drift,
-        left=0.0,
-        dry_step=before.first_step + before.steps,
-        first_block=first,
-        fetches_since=sum(block.fetches for block in since),
-        seconds_since=total(block.wall_seconds for block in since) or 0.0,
-    )
 
 
 def mean_depth(points: Sequence[Point]) -> float | None:
@@ -122,20 +60,47 @@ def mean_depth(points: Sequence[Point]) -> float | None:
     return ratio(sum(depth * fetches for _, depth, fetches in points), weight)
 
 
+def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drain | None:
+    """How the queue drains over the blocks of the steady phase; ``None``: it does not, or what the
+    loader lacks is too little to matter."""
+    points = read_queue(blocks)
+    if first := _find_dry(points, settings):
+        since, before = blocks[first:], blocks[first - 1]
+        wall = total(block.wall_seconds for block in since) or 0.0
+        waited = total(
+            block.host_wait_seconds
+            if block.device_wait_seconds is None
+            else block.device_wait_seconds
+            for block in since
+        )
+        if (ratio(waited, wall) or 0.0) >= thresholds.FREE_STALL:
+            is_over = thresholds.is_long_enough(sum(block.fetches for block in since), wall)
+            return Drain(before.first_step + before.steps, first, is_over)
+    half = len(points) // 2
+    earlier, later = mean_depth(points[:half]), mean_depth(points[half:])
+    if earlier is None or later is None:
+        return None
+    apart = sum(fetches for _, _, fetches in points) / 2
+    least = max(thresholds.LEAST_FALL_BATCHES, thresholds.FREE_STALL * apart)
+    return Drain() if earlier - later >= least else None
+
+
+def _find_dry(points: Sequence[Point], settings: Mapping[str, Any]) -> int:
+    """The first block after the queue was found empty, and stayed so but for little; 0 where it did
+    not, or was empty all along."""
+    capacity, workers = find_capacity(settings) or 0, number_of(settings, "num_workers")
+    lying_about = min(thresholds.DRAINED_SHARE * capacity, workers or thresholds.DRAINED_BATCHES)
+    level = max(thresholds.DRAINED_BATCHES, lying_about)
+    most = min(4 * level, max(2.0, capacity / 2))
+    for number, (block, depth, _) in enumerate(points):
+        if depth < level:
+            has_stayed = number > 0 and (mean_depth(points[number:]) or 0.0) < most
+            return block + 1 if has_stayed else 0
+    return 0
+
+
 def number_of(settings: Mapping[str, Any], name: str) -> float | None:
     """A setting that is a number."""
     value = settings.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return finite(value) if is_number else None
-
-
-def _find_dry(points: Sequence[Point], settings: Mapping[str, Any]) -> int | None:
-    """The first point from which on the queue is empty, and stays so but for little."""
-    capacity, workers = find_capacity(settings) or 0, number_of(settings, "num_workers")
-    lying_about = min(thresholds.DRAINED_SHARE * capacity, workers or thresholds.DRAINED_BATCHES)
-    level = max(thresholds.DRAINED_BATCHES, lying_about)
-    most = max(2 * level, min(thresholds.REFILLED_SHARE * capacity, 4 * level))
-    for number, (_, depth, _) in enumerate(points):
-        if depth < level:
-            return number if (mean_depth(points[number:]) or 0.0) < most else None
-    return None

@@ -1,9 +1,9 @@
 """How waiting is spread over a run: in which pattern waits come, and whether the end is different.
 
 *Pattern.* All along, in bursts, or once in a long while. Long waits hold most of the waiting:
-a third as long as the one at half of it, or longer. Where they are few, their mean distance is the
-period. Up to 64 fetches it is a burst: a ready queue that deep hides it. A longer one is periodic,
-and so are waits that come with an epoch's or a shard's begin.
+a third as long as the one at half of it, or longer. Where they are few, all fetches ÷ their number
+is the period. Up to 64 fetches it is a burst: a ready queue that deep hides it. A longer one is
+periodic, and so are waits that come with an epoch's or a shard's begin.
 
 *End.* A run that was fine for hours can be starved. The steady time is cut into tenths. The last
 one is a change if it is long enough to be judged, and its stall is five points above that of seven
@@ -19,17 +19,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Literal, NamedTuple
 
-from fast_axolotl.measure.ranks import Job, RankFigures
-from fast_axolotl.measure.ready_queue import find_capacity
-from fast_axolotl.record import Histogram, SlowFetch, StepBlock, thresholds
+from fast_axolotl.measure.ranks import Job
+from fast_axolotl.record import Histogram, StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, ratio, total
 
 DEEPEST_QUEUE = 64
 """Fetches: the longest period that a ready queue is expected to hide. Ours: a queue of 64 batches
 still fits in memory, one of Axolotl's default 256 batches often does not."""
 
-_FETCHES_FIRST = ("transformers", "axolotl")
-"""Trainers that fetch all micro-batches of a step before its first forward pass."""
 _MOST_LONG, _LEAST_HELD = 0.25, 0.6
 """Of all fetches, that are long waits at most; and of all waiting, that they hold at least. Waits
 that vary by chance (exponential, lognormal) have more of them, or they hold less."""
@@ -45,37 +42,12 @@ class Pattern(NamedTuple):
 
     kind: Literal["steady", "burst", "periodic"] = "steady"
     period_fetches: float | None = None
-    period_of: Literal["rows", "shard", "epoch", "step", ""] = ""
+    period_of: Literal["rows", "shard", "epoch", ""] = ""
     """What the period follows."""
 
 
-def rank_pattern(rank: RankFigures, waits_by_cause: Mapping[str, float]) -> Pattern:
-    """The pattern of a rank's waits, seen with what its trainer and its queue do."""
-    slow = [slow for block in rank.steady_blocks for slow in block.slow]
-    accumulation, steady = rank.accumulation, rank.steady
-    pattern = find_pattern(slow, rank.waits, waits_by_cause, accumulation)
-    capacity, own_seconds = find_capacity(rank.settings), rank.own_seconds
-    is_of_steps = pattern.kind == "steady" or pattern.period_of == "step"
-    if not is_of_steps or rank.record.start.source not in _FETCHES_FIRST:
-        return pattern
-    if own_seconds is None or capacity is None or not 1 <= capacity < accumulation:
-        return pattern
-    # A full queue serves the first batches of a step at once, the others come as fast as the reader
-    # is. If a whole step's batches are read in less than the model's own time per step, the reader
-    # is fast enough on average, and a deeper queue would hide the wait. One that is too slow shows
-    # waits in the rhythm of the steps, too.
-    reading = (steady.wall_seconds - own_seconds) / (accumulation - capacity) * accumulation
-    return Pattern() if reading > own_seconds else Pattern("burst", accumulation, "step")
-
-
-def find_pattern(
-    slow: Sequence[SlowFetch],
-    waits: Histogram,
-    waits_by_cause: Mapping[str, float],
-    accumulation: int = 1,
-) -> Pattern:
-    """The pattern of all waits, given what caused them; the slow fetches tell how far the long ones
-    lie apart."""
+def find_pattern(waits: Histogram, waits_by_cause: Mapping[str, float]) -> Pattern:
+    """The pattern of all waits, by how many of them are long, given what caused them."""
     bins = sorted(waits.items(), reverse=True)
     whole = sum(map(prod, bins))
     left, least = whole / 2, 0.0
@@ -86,10 +58,9 @@ def find_pattern(
             break
     long = [(seconds, count) for seconds, count in bins if seconds >= least]
     number, held = sum(count for _, count in long), sum(map(prod, long))
-    places = [fetch.fetch for fetch in slow if fetch.seconds >= least]
-    if number < 2 or len({*places}) < 2:
+    if number < 2 or not whole:
         return Pattern()
-    period = (max(places) - min(places)) / (number - 1)
+    period = waits.count / number
     causes: tuple[Literal["epoch", "shard"], ...] = ("epoch", "shard")
     for cause in causes:
         if waits_by_cause.get(cause, 0.0) >= thresholds.MOST_WAITING:
@@ -97,9 +68,7 @@ def find_pattern(
             return Pattern("periodic", period, cause)
     if number > _MOST_LONG * waits.count or held < _LEAST_HELD * whole:
         return Pattern()
-    is_step = accumulation > 1 and abs(period - accumulation) < 0.5
-    kind: Literal["burst", "periodic"] = "burst" if period <= DEEPEST_QUEUE else "periodic"
-    return Pattern(kind, period, "step" if is_step else "rows")
+    return Pattern("burst" if period <= DEEPEST_QUEUE else "periodic", period, "rows")
 
 
 class LateChange(NamedTuple):

@@ -85,16 +85,7 @@ class Step:
     """… and how long that took."""
     depth_sum: int = 0
     depth_count: int = 0
-    forwards: tuple[tuple[float | None, EventPair | None], ...] = ()
-    """Times up to the start of a backward pass: of the host; once the events were read, of the
-    device, ``None`` where one is missing."""
     last_event: Any = None
-
-    @property
-    def forward_seconds(self) -> float | None:
-        """Time of the forward passes; ``None`` where none was seen."""
-        known = [seconds for seconds, _ in self.forwards if seconds is not None]
-        return sum(known) if known and len(known) == len(self.forwards) else None
 
     @property
     def host_wait_seconds(self) -> float:
@@ -146,9 +137,6 @@ class Step:
         if len(known) == len(waits) and None not in others:
             self.device_waits = known
             self.other_device_wait_seconds = sum(other for other in others if other is not None)
-        self.forwards = tuple(
-            (None if pair is None else events.seconds(pair), None) for _, pair in self.forwards
-        )
         for span in self.spans:
             found = None if span.pair is None else events.seconds(span.pair)
             span.seconds = span.seconds if found is None else found
@@ -311,14 +299,6 @@ class StepTracker:
         is_after_step = step.told_at is not None or self.waits_since is not None
         step.take_in((Span(name, seconds, pair),))
         step.spans[-1].is_after_step = is_after_step
-
-    def add_forward(self, seconds: float, pair: EventPair | None) -> None:
-        """A backward pass begins, so long after its batch was there."""
-        step = self._open
-        if step is not None:
-            step.forwards += ((seconds, pair),)
-            if pair is not None:
-                step.last_event = pair[1]
 
     def see_queue(self, depth: int | None, now: float) -> None:
         """How many batches were ready when the fetch began.

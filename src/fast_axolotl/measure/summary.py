@@ -24,7 +24,7 @@ from fast_axolotl.measure.ledger import fold_ledger
 from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
 from fast_axolotl.measure.ranks import Job, RankFigures, fold_job, fold_rank, others_span_seconds
 from fast_axolotl.measure.ready_queue import find_capacity, mean_depth, number_of, read_queue
-from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, rank_pattern
+from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, find_pattern
 from fast_axolotl.measure.verdict import judge, judge_change
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
@@ -66,44 +66,29 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     for name, value in fold_ledger(record, job, since).items():
         fold.put(name, value, "", "tokens")
     draft = fold.build()
-    verdict = judge(_gather_evidence(draft, record, job))
+    system, chosen = record.systems.get(draft.node), job.chosen
+    source = "" if record.system is None else record.system.start.source
+    # Any queue that is emptying, else the one of the rank that decides.
+    drains = [rank.drain for rank in job.ranks if rank.drain is not None and not rank.drain.is_over]
+    drains += [None if chosen is None else chosen.drain]
+    verdict = judge(
+        Evidence(
+            figures=draft,
+            source=source if chosen is None else chosen.record.start.source,
+            skew_share=job.skew_share,
+            slow_rank=job.slow_rank,
+            drain=drains[0],
+            killed=_find_kill(record),
+            machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
+            memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
+            if system
+            else "",
+        )
+    )
     change = find_late_change(job) if since is None else None
     if change is not None:
         verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
     return replace(draft, verdict=verdict)
-
-
-def _gather_evidence(figures: RunSummary, record: RunRecord, job: Job) -> Evidence:
-    """What the verdict looks at beside the figures."""
-    chosen, ranks = job.chosen, job.ranks
-    starts = [rank.record.start for rank in ranks]
-    system = record.systems.get(figures.node)
-    by_host = Counter(start.host for start in starts).values()
-    source = "" if record.system is None else record.system.start.source
-    drain = pace = None
-    if chosen is not None:
-        source, drain = chosen.record.start.source, chosen.drain
-        pace = ratio(chosen.warmup.wall_seconds, chosen.warmup.steps)
-    # The queue that is empty first, since the ranks wait for each other; where none is falling, the
-    # one of the rank that decides.
-    falling = [rank.drain for rank in ranks if rank.drain is not None and not rank.drain.is_over]
-    if falling and not (chosen is not None and chosen.settings.get("dispatcher")):
-        drain = min(falling, key=lambda drain: drain.left / drain.batches_per_step)
-    return Evidence(
-        figures=figures,
-        source=source,
-        decided_by=None if chosen is None or len(ranks) < 2 else chosen.rank,
-        skew_share=job.skew_share,
-        slow_rank=job.slow_rank,
-        local_ranks=max([*by_host, *(start.local_rank + 1 for start in starts)], default=None),
-        warmup_step_seconds=pace,
-        drain=drain,
-        killed=_find_kill(record),
-        machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
-        memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
-        if system
-        else "",
-    )
 
 
 class _Fold:
@@ -254,12 +239,21 @@ class _Fold:
             self.put_steady(f"step_{name}_seconds", value)
         pace = ratio(steady.steps, steady.wall_seconds) if steady else None
         self.put_steady("steps_per_second", pace)
-        self.put_steady("worst_percent_share", waits.worst_share() if waits else None)
-        causes = self.values["waits_by_cause"] = _share_causes(rank)
-        pattern = rank_pattern(rank, causes) if rank is not None and rank.steady.fetches else None
+        # Shares of the host's waiting, by what happened meanwhile; the rest is the loader's.
+        causes: dict[str, float] = {}
+        for block in blocks if steady and steady.host_wait_seconds > 0 else ():
+            for name, seconds in block.waits_by_cause.items():
+                causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0)
+        causes = {name: (ratio(causes[name], steady.host_wait_seconds) or 0.0) for name in causes}
+        if causes:
+            causes["loader"] = max(0.0, 1.0 - sum(causes.values()))
+        pattern = find_pattern(waits, causes) if waits and steady and steady.fetches else None
         kind, fetches, follows = pattern or Pattern()
-        self.values["stall_pattern"] = kind if pattern else ""
-        self.values["stall_period_of"] = follows
+        self.values.update(
+            waits_by_cause=dict(sorted(causes.items(), key=lambda item: -item[1])),
+            stall_pattern=kind if pattern else "",
+            stall_period_of=follows,
+        )
         self.put_steady("stall_period_fetches", fetches)
         per_fetch = ratio(steady.count("samples"), steady.fetches) if steady else None
         no_rows = "" if fetches is None else "samples were not counted"
@@ -278,7 +272,15 @@ class _Fold:
         """What crosses the boundary between loader and model, and what the loader could give."""
         readers, copies = self.job.readers, self.job.copies
         kinds = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens")
-        rates = {kind: _sum_rates(readers, kind, copies) for kind in kinds}
+        walls = [one.steady.wall_seconds - others_span_seconds(one, readers) for one in readers]
+
+        def sum_rates(kind: str) -> float | None:
+            """Over ranks, of which so many see the same; ``None`` where one did not count."""
+            counts = [rank.steady.count(kind) for rank in readers]
+            known = list(map(ratio, counts, walls))
+            return None if None in known else ratio(total(known), copies)
+
+        rates = {kind: sum_rates(kind) for kind in kinds}
         samples, rows = rates["samples"] or None, rates["rows"]
         uncounted = "the batches have no first dimension along which to count samples"
         packed = "samples are packed, and the rows in them were not counted"
@@ -294,7 +296,15 @@ class _Fold:
         no_demand = packed if samples is not None else uncounted
         self.put_steady("demand_rows_per_second", demand, no_demand, "rows")
         # Ranks meet at every step, so the slowest reader sets the pace of all.
-        reading = [rate for rank in readers if (rate := _reading_rate(rank)) is not None]
+        reading = []
+        for rank in readers:
+            steady, workers = rank.steady, number_of(rank.settings, "num_workers")
+            per_second = ratio(steady.count("produced") or None, steady.count("producing_seconds"))
+            rate = times(per_second, ratio(steady.count("samples"), steady.fetches))
+            if workers == 0:
+                rate = ratio(steady.count("samples"), steady.host_wait_seconds)
+            if workers is not None and rate is not None:
+                reading.append(rate)
         together = len(reading) * min(reading) if reading and len(reading) == len(readers) else None
         reader = times(ratio(together, copies), rows_per_sample)
         has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
@@ -346,16 +356,13 @@ class _Fold:
     def add_job(self) -> None:
         """What ranks lose to each other, and what the meter itself costs."""
         job, rank = self.job, self.chosen
-        for name in ("device_idle", "exposed_communication", "pure_communication"):
-            figure = f"{name}_fraction"
-            self.put(figure, getattr(job, figure), job.reasons.get(figure, ""))
-        for name in ("straggler_rank", "straggler_fraction"):
-            self.put_steady(name, getattr(job, name), job.reasons.get(name, ""))
+        unknown = "the sizes of tensor and context parallel groups are not known"
+        for name, value in job.figures.items():
+            put = self.put_steady if name.startswith("straggler") else self.put
+            reason = unknown if name == "data_parallel_size" else ""
+            put(name, value, job.reasons.get(name, reason))
         self.values["straggler_part"] = job.straggler_part
-        note = job.reasons.get("data_parallel_size", "")
-        unknown = note or "the sizes of tensor and context parallel groups are not known"
-        self.put("data_parallel_size", job.data_parallel_size, unknown)
-        self.values["notes"] += (note,) if note else ()
+        self.values["notes"] += tuple(filter(None, [job.reasons.get("data_parallel_size")]))
 
         end = rank.record.end if rank else None
         per_fetch = ratio(end.overhead_seconds, end.overhead_fetches) if end else None
@@ -370,38 +377,6 @@ class _Fold:
             share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
         no_share = reason if per_fetch is None else self.unseen or reason
         self.put("overhead_fraction", share, no_share)
-
-
-def _share_causes(rank: RankFigures | None) -> dict[str, float]:
-    """Of the host's waiting, by what happened meanwhile; the rest is the loader's."""
-    waited = rank.steady.host_wait_seconds if rank else 0.0
-    causes: dict[str, float] = {}
-    for block in rank.steady_blocks if rank and waited > 0 else ():
-        for name, seconds in block.waits_by_cause.items():
-            causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0) / waited
-    if not causes:
-        return {}
-    rest = max(0.0, 1.0 - sum(causes.values()))
-    return dict(sorted({**causes, "loader": rest}.items(), key=lambda item: -item[1]))
-
-
-def _reading_rate(rank: RankFigures) -> float | None:
-    """Samples per second that a rank's loader could deliver on its own."""
-    steady, workers = rank.steady, number_of(rank.settings, "num_workers")
-    samples = steady.count("samples")
-    if workers == 0:
-        return ratio(samples, steady.host_wait_seconds)
-    per_second = ratio(steady.count("produced") or None, steady.count("producing_seconds"))
-    return times(per_second, ratio(samples, steady.fetches)) if workers else None
-
-
-def _sum_rates(ranks: list[RankFigures], name: str, copies: int) -> float | None:
-    """A rate summed over ranks, of which so many see the same; ``None`` where one did not count."""
-    rates = [
-        ratio(rank.steady.count(name), rank.steady.wall_seconds - others_span_seconds(rank, ranks))
-        for rank in ranks
-    ]
-    return None if None in rates else ratio(total(rates), copies)
 
 
 def _is_packed(rank: RankFigures) -> bool:

@@ -137,11 +137,10 @@ def _unseen(evidence: Evidence) -> Verdict | None:
 
 def _warming(evidence: Evidence) -> Verdict | None:
     """All steps are warm-up."""
-    figures, pace = evidence.figures, evidence.warmup_step_seconds
+    figures = evidence.figures
     if figures.fetches:
         return None
-    if pace is None:
-        pace = figures.duration_seconds / max(1, figures.warmup_steps)
+    pace = figures.duration_seconds / max(1, figures.warmup_steps)
     needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
     headline = f"The run ended during warm-up, after {count_words(figures.warmup_steps, 'step')}."
     line = f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}"
@@ -171,27 +170,20 @@ def _draining(evidence: Evidence) -> Verdict | None:
     # A stall that is there already only grows when the queue is empty.
     if drain is None or drain.is_over or evidence.stall >= thresholds.DATA_STALL:
         return None
-    pace = figures.measured_seconds / max(1, figures.fetches)
-    if drain.dry_step is None:
-        steps = drain.left / drain.batches_per_step
-        needed = steps * figures.measured_seconds / max(1, figures.steps) + _seconds_to_judge(pace)
-        in_steps = count_words(round(steps), "step")
-        headline = f"The loader falls behind: its ready queue will be empty in {in_steps}."
-        now = f"holds about {drain.left:,.1f}"
-    else:
-        since = drain.fetches_since
-        pace = drain.seconds_since / since if since else pace
-        needed = _seconds_to_judge(pace, since, drain.seconds_since)
+    line = f"{evidence.stall_line()}, so far; waits are hidden until the queue is empty"
+    if drain.dry_step is not None:
         headline = "The loader fell behind: its ready queue has just become empty."
-        now = f"was empty by step {drain.dry_step:,}"
-    return _run_longer(
-        evidence,
-        "draining",
-        headline,
-        needed,
-        f"the queue shrinks by {drain.batches_per_step:.3g} batches per step and {now}",
-        f"{evidence.stall_line()}, so far; waits are hidden until the queue is empty",
+        needed = _seconds_to_judge(figures.measured_seconds / max(1, figures.fetches))
+        dry = f"the queue was empty by step {drain.dry_step:,}"
+        return _run_longer(evidence, "draining", headline, needed, dry, line)
+    headline, free = "The loader falls behind: its ready queue is emptying.", thresholds.FREE_STALL
+    falls = (
+        f"from the first half of the time to the second, the queue lost {format_share(free)} of a "
+        "batch per fetch or more"
     )
+    action = "Run longer, until the queue is empty or stays as deep as it is."
+    told = (falls, line, *evidence.system_lines())
+    return _verdict(evidence, "inconclusive", headline, told, action, subtype="draining")
 
 
 def _run_longer(

@@ -312,8 +312,8 @@ def make_plan(
     for gpu, price, source in offers:
         own = [one for one in candidates if one.gpu == gpu.key]
         cost = "" if price is None else f"${price:g}, "
-        said = (*_warn(own, reference, level), *_assume(own, gpu, reference, network))
-        said = (*said, f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
+        said = [*_describe(own, gpu, reference, level, gpu.network if network is None else network)]
+        said.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
         notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
     return Plan(
         gpu=", ".join(gpu.key for gpu, _, _ in offers),
@@ -329,14 +329,12 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     """The layout on ``count`` GPUs at the same global batch; if it does not fit, the fastest of its
     changes that does."""
     split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
-    shard = layout.shard if layout.shard and count % layout.shard == 0 else 0
-    batch, ep = layout.step_tokens, math.gcd(layout.ep, count)
 
     def change(old: Layout, **values: Any) -> Layout:
         new = replace(old, **values, accumulation=1)
-        return replace(new, accumulation=max(1, round(batch / new.step_tokens)))
+        return replace(new, accumulation=max(1, round(layout.step_tokens / new.step_tokens)))
 
-    start = change(layout, gpus=count, ep=ep, shard=shard, **split)
+    start = change(layout, gpus=count, **split)
     if predict_memory(shape, start).total <= usable:
         return start, ""
     nodes = range(start.tp + 1, gpu.node_size + 1)
@@ -366,13 +364,41 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     return start, f"fits if it {', '.join(changed)}"
 
 
-def _warn(
-    candidates: Sequence[Candidate], reference: Reference | None, level: float
+def _describe(
+    candidates: Sequence[Candidate],
+    gpu: Gpu,
+    reference: Reference | None,
+    level: float,
+    network: float,
 ) -> Iterator[str]:
-    """What users get wrong, where these candidates are about to."""
+    """What users get wrong, where these candidates are about to; what layouts had to change, and
+    what the prediction rests on."""
     possible = [one for one in candidates if one.tokens_per_second is not None]
-    if not possible:
-        return
+    if possible:
+        yield from _warn(possible, reference, level)
+    for text in dict.fromkeys(one.changes for one in candidates if one.changes):
+        counts = ", ".join(str(one.gpus) for one in candidates if one.changes == text)
+        yield f"{counts} × {gpu.key}: {text}."
+    if reference is None:
+        yield (
+            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
+            "stacks, and its intervals are wide. A short measured run narrows them."
+        )
+    elif gpu != reference.gpu:
+        yield (
+            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
+            "same share of its predicted speed."
+        )
+    yield (
+        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {network:g} GB/s per GPU, without "
+        "congestion."
+    )
+
+
+def _warn(
+    possible: Sequence[Candidate], reference: Reference | None, level: float
+) -> Iterator[str]:
+    """What users get wrong, where the candidates that fit are about to."""
     first, last = possible[0], possible[-1]
     yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
     if last.binds != "data":
@@ -414,35 +440,3 @@ def _warn(
             f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
             "from the link rates alone. Measure a short run on two nodes before you rent more."
         )
-
-
-def _assume(
-    candidates: Sequence[Candidate],
-    gpu: Gpu,
-    reference: Reference | None,
-    network: float | None,
-) -> Iterator[str]:
-    """What layouts had to change, and what the prediction rests on."""
-    changes: dict[str, list[str]] = {}
-    for one in candidates:
-        if one.changes:
-            changes.setdefault(one.changes, []).append(f"{one.gpus}")
-    yield from (f"{', '.join(counts)} × {gpu.key}: {text}." for text, counts in changes.items())
-    if reference is None:
-        yield (
-            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
-            "stacks, and its intervals are wide. A short measured run narrows them."
-        )
-    elif gpu != reference.gpu:
-        yield (
-            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
-            "same share of its predicted speed."
-        )
-    rate = gpu.network if network is None else network
-    yield (
-        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {rate:g} GB/s per GPU, without "
-        "congestion."
-    )
-    if reference is not None and reference.loader_tokens_per_second is not None:
-        grows = "every rank brings its own loader workers and CPU cores"
-        yield f"Assumption: {grows if reference.loader_scales else 'one rank reads for all'}."

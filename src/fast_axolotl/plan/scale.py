@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record import RunRecord, RunSummary
-from fast_axolotl.record.arithmetic import middle, ratio
+from fast_axolotl.record.arithmetic import middle
 from fast_axolotl.record.thresholds import FREE_STALL
 from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
 
@@ -51,8 +51,7 @@ class Run:
     """The same for runs of one round of a protocol."""
     figures: Mapping[str, float | None] = field(default_factory=dict)
     """Shares of the steady time: ``data``; ``communication``, exposed, without waiting for another
-    rank's data; ``transfer``, of it, in which bytes move. Of a GPU: ``micro_batch``; ``forward``,
-    per token, in which data parallelism is silent."""
+    rank's data; ``transfer``, of it, in which bytes move."""
     is_dispatched: bool = False
     job: Mapping[str, Any] = field(default_factory=dict)
     """What should be equal."""
@@ -75,9 +74,6 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
         # A rank that waits for another one's data does so in a collective.
         least = min(rank.stall_fraction or 0.0 for rank in ranks)
         exposed = min(1.0, max(0.0, exposed - (summary.stall_fraction or 0.0) + least))
-    # Where weights are gathered in the forward pass, its time is not that of compute.
-    is_gathered = settings.get("fsdp") or settings.get("deepspeed_stage") == 3
-    forward = None if is_gathered else middle(rank.forward_seconds_per_step for rank in ranks)
     job: dict[str, Any] = {name: settings[name] for name in _SETTINGS if name in settings}
     job |= summary.environment.get("versions") or {}
     gpus = world
@@ -98,8 +94,6 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
             "data": summary.stall_fraction,
             "communication": exposed,
             "transfer": None if exposed is None or pure is None else min(pure, exposed),
-            "forward": ratio(forward, rate / steps / gpus) or None,
-            "micro_batch": ratio(batch / gpus, settings.get("gradient_accumulation", 1)),
         },
         is_dispatched=bool(settings.get("dispatcher")),
         job=job,
@@ -202,15 +196,11 @@ def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) ->
         _mean(own, name) - _mean(first, name) * efficiency
         for name in ("communication", "transfer", "data")
     )
-    computing = 1 - _mean(first, "data") - _mean(first, "communication")
-    forward, micro = (_mean(own, name) / _mean(first, name) for name in ("forward", "micro_batch"))
-    compute = "smaller batches" if micro < 1 - _SAME else "slower compute"
     losses = {
         "data": data,
         "transfer": transfer,
         "waiting for the slowest": exposed - transfer,
         "communication": exposed if math.isnan(transfer) else math.nan,
-        compute: computing * efficiency * (forward - 1),
     }
     losses = {name: value for name, value in losses.items() if not math.isnan(value)}
     return {**losses, "not explained": 1 - efficiency - sum(losses.values())}

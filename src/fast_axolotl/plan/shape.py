@@ -164,12 +164,10 @@ def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
             raise DataError(message, path=path)
         return default
 
-    kinds = [
-        str(kind) for kind in config.get("layer_types") or config.get("layers_block_type") or ()
-    ]
-    words = [str(config.get("model_type", "")), *kinds, *(name for name in config if config[name])]
-    for word in words:
-        if any(word.startswith(name) for name in _REFUSED):
+    kinds = list(config.get("layer_types") or config.get("layers_block_type") or ())
+    words = [config.get("model_type"), *kinds, *(name for name in config if config[name])]
+    for word in map(str, words):
+        if word.startswith(_REFUSED):
             message = f"{word!r}: state-space layers and encoders are not supported in a plan"
             raise DataError(message, path=path)
     hidden = find("hidden_size", "n_embd", "d_model")

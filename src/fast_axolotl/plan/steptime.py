@@ -1,10 +1,10 @@
 """How long a step takes, from the shape of the model, the GPU and the layout.
 
 Matrix products take their FLOPs at a share of the peak, and longer where a dimension is small
-against the GPU's ratio of FLOPs to bytes; attention is causal and has a share of its own; norms,
-activations and quantisation move bytes. Tensor, context, expert, pipeline and data parallelism add
-volumes over the node's link or the network, of which a part hides behind compute, and a pipeline
-its bubble. FLOPs are never compared between stacks, which count attention differently.
+against the GPU's ratio of FLOPs to bytes; attention is causal and has a share of its own; norms and
+activations move bytes. Tensor, context, expert, pipeline and data parallelism add volumes over the
+node's link or the network, of which a part hides behind compute, and a pipeline its bubble. FLOPs
+are never compared between stacks, which count attention differently.
 
 The constants are fitted to published runs (``python -m benchmarks.plan_error --fit``). What they
 cannot know is the stack: kernels, fusion, versions. A run of the user's own measures that.
@@ -34,42 +34,32 @@ of an H200, and fused or compiled ones. A small batch takes that long, whatever 
 class Constants:
     """What is fitted; shares are of the makers' figures."""
 
-    gemm: float = 0.665
+    gemm: float = 0.648
     """Share of the bf16 peak that large matrix products reach."""
-    gemm_fp8: float = 0.731
-    gemm_fp4: float = 0.615
-    ultra: float = 1.32
+    gemm_low: float = 0.712
+    """The same of the fp8 or fp4 peak."""
+    ultra: float = 1.35
     """How much more of its peak a B300 holds than a B200, whose power limit is lower."""
-    io: float = 0.976
-    """How much of the operands' traffic is not hidden behind the products."""
-    attention: float = 0.595
+    attention: float = 0.555
     """Share of the bf16 peak that causal flash attention reaches, half of the square counted."""
-    attention_hopper: float = 0.467
-    attention_blackwell: float = 0.289
-    attention_triton: float = 0.394
+    attention_hopper: float = 0.412
+    attention_blackwell: float = 0.238
+    attention_triton: float = 0.421
     """Share of flash attention's rate that the first Triton kernels reach."""
-    elementwise: float = 2.15
+    elementwise: float = 1.91
     """Passes over the activations, relative to one read and one write of each."""
-    quantise: float = 0.664
-    """The same of casts to fp8 and fp4."""
-    recompute: float = 0.949
-    """Cost of recomputing a forward pass, relative to the first one."""
-    experts: float = 0.332
+    experts: float = 0.356
     """Share of a dense product's rate that grouped products of experts reach."""
-    expert_seconds: float = 0.00166
+    expert_seconds: float = 0.00157
     """What a layer of experts adds to a micro-batch: routing, sorting, uneven loads."""
-    routing: float = 0.653
-    """Passes over the routed activations."""
-    link: float = 0.811
+    link: float = 0.76
     """Share of the link's and the network's rate that collectives reach."""
     exposed_tp: float = 1.0
-    """Share of each kind of communication that compute does not hide."""
-    exposed_ep: float = 0.436
-    exposed_cp: float = 0.284
-    exposed_dp: float = 0.314
-    leak: float = 0.283
+    """Share of tensor parallel communication, and of all other, that compute does not hide."""
+    exposed: float = 0.326
+    leak: float = 0.256
     """Share of hidden gathers that still costs time, because they slow kernels down."""
-    jitter: float = 0.00354
+    jitter: float = 0.00335
     """What each doubling of the nodes adds: the slowest rank decides."""
 
 
@@ -103,17 +93,16 @@ def predict_step(
     outside = gpu.network if network is None else network
     memory, bf16 = gpu.bandwidth * 1e9, gpu.bf16 * 1e12
     rate = c.gemm * bf16
-    fp4, fp8 = gpu.tflops.get("float4"), gpu.tflops.get("float8")
-    if layout.precision == "fp4" and fp4:
-        rate = c.gemm_fp4 * fp4 * 1e12
-    elif layout.precision != "bf16" and fp8:
-        rate = c.gemm_fp8 * fp8 * 1e12
+    fp8 = gpu.tflops.get("float8")
+    low = gpu.tflops.get("float4", fp8) if layout.precision == "fp4" else fp8
+    if layout.precision != "bf16" and low:
+        rate = c.gemm_low * low * 1e12
     rate *= c.ultra if gpu.generation == "blackwell-ultra" else 1.0
 
     def product(rows: float, inner: float, outer: float, rate: float, count: float = 1.0) -> float:
         """Seconds of ``count`` products, one pass."""
         moved = 2.0 * (rows * inner + inner * outer + rows * outer)
-        return count * (2.0 * rows * inner * outer / rate + c.io * moved / memory)
+        return count * (2.0 * rows * inner * outer / rate + moved / memory)
 
     def group_rate(size: int, stride: int) -> float:
         """Bytes/s per rank of ``size`` ranks that are ``stride`` apart: the link's within a node;
@@ -124,7 +113,7 @@ def predict_step(
 
     # Compute of one micro-batch. A product has three passes: forward, and the gradients of input
     # and weight, the last of which frozen weights do not have.
-    again = c.recompute if layout.recompute == "full" else 0.0
+    again = 1.0 if layout.recompute == "full" else 0.0
     passes = (3.0 if is_full else 2.0) + again
     one = product(tokens, hidden, shape.attention_size / hidden / tp, rate)
     if sparse < 1:
@@ -140,18 +129,16 @@ def predict_step(
     width = shape.active_ffn
     passes_over = c.elementwise * (1.0 if layout.is_fused else _EAGER)
     moved = passes_over * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
-    if layout.precision != "bf16":
-        moved += c.quantise * (3 * hidden + shape.attention_width + (gates + 1) * width)
     if not is_full and not layout.is_fused:
         # Thin products of LoRA move the inputs and outputs of every matrix once more.
         moved += _ADAPTERS * adapter_parameters(shape, 1) / shape.layers
-    moved += 6 * c.routing * sparse * shape.top_k * hidden
+    moved += 6 * sparse * shape.top_k * hidden
     per_token = (layers * (3.0 + again) * 2.0 * moved + 20.0 * shape.vocabulary / pp) / tp
     kernels = {"hopper": c.attention_hopper, "blackwell": c.attention_blackwell}
     share = kernels.get(gpu.generation.removesuffix("-ultra"), c.attention)
     share *= c.attention_triton if layout.attention_kernel == "triton" else 1.0
     attended = shape.attended(layout.attended or layout.seq_len) / pp
-    attention_passes = 3.5 + (c.recompute if layout.recompute != "none" else 0.0)
+    attention_passes = 3.5 + (layout.recompute != "none")
     flops = 2.0 * shape.attention_width / tp * attended * attention_passes * tokens
     compute = layers * (passes * one + sparse * c.expert_seconds) + head
     compute += flops / (bf16 * share) + tokens * per_token / memory
@@ -165,14 +152,14 @@ def predict_step(
         exposed += c.exposed_tp * volume / group_rate(tp, 1)
     if layout.cp > 1:
         keys = 4.0 * tokens * shape.kv_heads * shape.head_size / tp
-        exposed += c.exposed_cp * layers * 3 * (layout.cp - 1) * keys / group_rate(layout.cp, tp)
+        exposed += c.exposed * layers * 3 * (layout.cp - 1) * keys / group_rate(layout.cp, tp)
     if layout.ep > 1 and sparse:
         # A token crosses the network once for each node that holds one of its experts.
         nodes = max(1.0, layout.ep / gpu.node_size)
         far = (nodes - 1) * (1 - (1 - 1 / nodes) ** shape.top_k)
         near = shape.top_k * (layout.ep - 1) / layout.ep
         cost = (near / gpu.link + far / outside) / (c.link * 1e9)
-        exposed += c.exposed_ep * sparse * layers * 4 * activation * cost
+        exposed += c.exposed * sparse * layers * 4 * activation * cost
     if pp > 1:
         exposed += 0.8 * layout.vp * activation / group_rate(2, layout.gpus // pp)
 
@@ -184,19 +171,17 @@ def predict_step(
         seconds = volume / group_rate(shards, tp)
         exposed += max(0.0, seconds - compute) + c.leak * min(seconds, compute)
         if shards < ranks:
-            step_exposed = c.exposed_dp * 4.0 * trained / shards / (c.link * 1e9 * outside)
+            step_exposed = c.exposed * 4.0 * trained / shards / (c.link * 1e9 * outside)
     elif ranks > 1:
         seconds = (ranks - 1) / ranks * 6.0 * trained / group_rate(ranks, tp)
         window = 2 / 3 * compute  # buckets are reduced while the last micro-batch goes backward
-        step_exposed = max(0.0, seconds - window) + c.exposed_dp * min(seconds, window)
+        step_exposed = max(0.0, seconds - window) + c.exposed * min(seconds, window)
     states = 1 if layout.sharding == "ddp" else shards
+    host = layout.optimizer == "offload"
     slow = 1 + c.jitter * math.log2(max(1.0, layout.gpus / gpu.node_size))
     return StepTime(
         compute=slow * layout.accumulation * compute,
         communication=slow * (layout.accumulation * exposed + step_exposed),
         bubble=slow * (pp - 1) / layout.vp * (compute + exposed),
-        optimizer=30.0
-        * trained
-        / states
-        / (_HOST_RATE if layout.optimizer == "offload" else memory),
+        optimizer=30.0 * trained / states / (_HOST_RATE if host else memory),
     )

@@ -109,6 +109,7 @@ class TraceSummary:
     slowdown: float | None
     """Time of all kernels beside communication over what they take alone."""
     slowdowns: tuple[KernelSlowdown, ...]
+    """The one with the most time beside communication first."""
     straggler: int | None
     straggler_reason: str
     notes: tuple[str, ...]
@@ -160,11 +161,43 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
         effect = "not known" if len(ranks) == 1 else "at least the value shown"
         absent = f"{len(missing)} of {size} ranks have no trace here"
         notes.append(f"{absent}: waiting for peers is {effect}.")
-    means = tuple(_mean(item.steps) for item in ranks)
-    divided = tuple(step for item in ranks for step in item.steps)
-    rows = _collective_rows(ranks)
-    judged = (*_slowdowns(kernels), *_find_straggler(means))
-    return TraceSummary(size, missing, means, divided, rows, *judged, tuple(notes))
+    means = []
+    for item in ranks:
+        columns = zip(*(astuple(step)[2:] for step in item.steps), strict=True)
+        values = (None if None in column else sum(column) / len(column) for column in columns)
+        means.append(StepParts(item.steps[0].rank, None, *values))  # type: ignore[arg-type]
+    # The straggler waits least, and all others wait clearly longer.
+    waits = sorted((w, item.rank) for item in means if (w := item.waiting_seconds) is not None)
+    straggler, reason = None, "Waiting for peers is known for fewer than two ranks."
+    if len(waits) > 1:
+        lead, reason = (
+            (waits[1][0] - waits[0][0]) / means[0].seconds,
+            "No rank clearly makes the others wait.",
+        )
+        if lead >= _STRAGGLER_LEAD:
+            straggler = waits[0][1]
+            reason = f"Every other rank waits at least {format_share(lead)} of a step longer."
+    slowdowns = []
+    spent = expected = 0.0
+    for name, (alone, beside) in kernels.items():
+        usual, shared = float(np.median(alone)), float(np.median(beside))
+        if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
+            spent, expected = spent + sum(beside), expected + usual * len(beside)
+            medians = (usual / 1e9, shared / 1e9, shared / usual)
+            slowdowns.append(KernelSlowdown(name, len(alone), len(beside), *medians))
+    slowdowns.sort(key=lambda row: -row.beside_seconds * row.beside)
+    return TraceSummary(
+        world_size=size,
+        missing_ranks=missing,
+        ranks=tuple(means),
+        steps=tuple(step for item in ranks for step in item.steps),
+        collectives=_collective_rows(ranks),
+        slowdown=spent / expected if slowdowns else None,
+        slowdowns=tuple(slowdowns),
+        straggler=straggler,
+        straggler_reason=reason,
+        notes=tuple(notes),
+    )
 
 
 def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list[str]) -> _Rank:
@@ -362,23 +395,6 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
                 rank.steps[index] = replace(step, waiting_seconds=seconds[index])
 
 
-def _mean(steps: Sequence[StepParts]) -> StepParts:
-    columns = list(zip(*(astuple(step)[2:] for step in steps), strict=True))
-    values = (None if None in column else sum(column) / len(steps) for column in columns)
-    return StepParts(steps[0].rank, None, *values)  # type: ignore[arg-type]
-
-
-def _find_straggler(ranks: Sequence[StepParts]) -> tuple[int | None, str]:
-    """The rank that waits least, where all others wait clearly longer."""
-    waits = sorted((w, item.rank) for item in ranks if (w := item.waiting_seconds) is not None)
-    if len(waits) < 2:
-        return None, "Waiting for peers is known for fewer than two ranks."
-    lead = (waits[1][0] - waits[0][0]) / ranks[0].seconds
-    if lead < _STRAGGLER_LEAD:
-        return None, "No rank clearly makes the others wait."
-    return waits[0][1], f"Every other rank waits at least {format_share(lead)} of a step longer."
-
-
 def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
     rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
     for rank in ranks:
@@ -402,17 +418,3 @@ def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
         counts = (len(items), seconds, len(matched), waiting)
         found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed))
     return tuple(sorted(found, key=lambda row: -row.seconds))
-
-
-def _slowdowns(kernels: Durations) -> tuple[float | None, tuple[KernelSlowdown, ...]]:
-    """By kernel, the one with the most time beside communication first, and of all together."""
-    rows = []
-    spent = expected = 0.0
-    for name, (alone, beside) in kernels.items():
-        usual, shared = float(np.median(alone)), float(np.median(beside))
-        if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
-            spent, expected = spent + sum(beside), expected + usual * len(beside)
-            medians = (usual / 1e9, shared / 1e9, shared / usual)
-            rows.append(KernelSlowdown(name, len(alone), len(beside), *medians))
-    rows.sort(key=lambda row: -row.beside_seconds * row.beside)
-    return spent / expected if rows else None, tuple(rows)

@@ -203,20 +203,17 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
     """The format of decompressed content, given what the name or the caller promised.
 
     Binary magic decides alone. Any other format that was promised stands, but JSON lines called
-    ``.json`` and the reverse are told apart here.
+    ``.json`` and the reverse are told apart here: they are JSON lines where the first line is a
+    whole value, a document where it visibly is not.
     """
     binary = next((name for magic, name in _FORMAT_MAGIC if head.startswith(magic)), None)
     if binary:
         return "feather" if binary == "arrow" and promised == "feather" else binary
-    is_json = promised in (None, "json", "jsonl")
-    return _sniff_text(head, fallback=promised) if is_json else str(promised)
-
-
-def _sniff_text(head: bytes, fallback: str | None = None) -> str:
-    """JSON lines where the first line is a whole value, a document where it visibly is not."""
+    if promised not in (None, "json", "jsonl"):
+        return promised
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith((b"[", b"{")):
-        return fallback or "text"
+        return promised or "text"
     line, newline, _ = text.partition(b"\n")
     is_value = is_cut = False
     if newline:
@@ -228,9 +225,9 @@ def _sniff_text(head: bytes, fallback: str | None = None) -> str:
         except (ValueError, RecursionError):
             pass
     if text.startswith(b"["):
-        return "jsonl" if fallback == "jsonl" and is_value else "json"
+        return "jsonl" if promised == "jsonl" and is_value else "json"
     if is_value:
-        return "jsonl" if fallback != "json" or text[len(line) :].strip() else "json"
+        return "jsonl" if promised != "json" or text[len(line) :].strip() else "json"
     if is_cut:  # the start of a pretty-printed object
         return "json"
-    return fallback or ("json" if not newline and len(head) < _HEAD_BYTES else "jsonl")
+    return promised or ("json" if not newline and len(head) < _HEAD_BYTES else "jsonl")

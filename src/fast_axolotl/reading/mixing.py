@@ -31,11 +31,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
+from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.reader import Reader, next_rows
 from fast_axolotl.reading.rows import take
-from fast_axolotl.reading.schema import TypeClash, conform, join_schemas
+from fast_axolotl.reading.schema import conform, join_schemas
 
 _EPOCH_STRIDE = 1 << 20
 _MARK = "fast_axolotl_mix"
@@ -180,13 +180,8 @@ class MixedReader:
         self._shard = sources[0].reader.shard
         self._base = pa.schema([])
         for source in sources:
-            try:
-                self._base = join_schemas(self._base, source.reader.schema)
-            except TypeClash as clash:
-                raise ConflictError(
-                    f"column {clash.path!r} is {clash.known} in earlier sources and {clash.found} "
-                    f"in source {source.name!r}; make the types equal, or read other columns"
-                ) from None
+            schema, place = source.reader.schema, f"source {source.name!r}"
+            self._base = join_schemas(self._base, schema, source=place)
         if source_column in self._base.names:
             raise UsageError(
                 f"the data already has a column {source_column!r}; pass another source_column"
@@ -356,10 +351,9 @@ class MixedReader:
                 if self._source_column is not None:
                     names = pa.repeat(source.name, count)
                     piece = piece.append_column(self._source_column, names)
-                try:
-                    self.schema = join_schemas(self.schema, piece.schema, settled=self.schema)
-                except TypeClash as clash:
-                    raise clash.error(f"source {source.name!r}") from None
+                self.schema = join_schemas(
+                    self.schema, piece.schema, settled=self.schema, source=f"source {source.name!r}"
+                )
                 pieces.append(piece)
         if not pieces:
             return None

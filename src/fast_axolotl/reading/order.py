@@ -41,7 +41,7 @@ import pyarrow as pa
 from fast_axolotl.errors import ResumeError, UsageError
 from fast_axolotl.reading.blocks import Dataset, Unit
 from fast_axolotl.reading.index import unit_rows, with_csv_edges
-from fast_axolotl.reading.schema import TypeClash, join_schemas
+from fast_axolotl.reading.schema import join_schemas
 
 _RUNS = 8
 """A shard is dealt what is left in runs of about this fraction of its share: long at first, and
@@ -312,10 +312,7 @@ class ResumePoint:
                 found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(state["schema"])))
             except (pa.ArrowException, ValueError):
                 raise ResumeError("the state has a corrupt schema; use an older one") from None
-            try:
-                schema = join_schemas(schema, found, text_wins=True)
-            except TypeClash as clash:
-                raise clash.error("the data of several ranks") from None
+            schema = join_schemas(schema, found, text_wins=True, source="the data of several ranks")
         order = Order.plan(dataset, first["seed"], first["epoch"], is_even=first["even"])
         return cls(
             dataset=dataset,

@@ -83,12 +83,18 @@ def join(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
 
 
 def join_schemas(
-    known: pa.Schema, found: pa.Schema, *, text_wins: bool = False, settled: pa.Schema | None = None
+    known: pa.Schema,
+    found: pa.Schema,
+    *,
+    text_wins: bool = False,
+    settled: pa.Schema | None = None,
+    source: str | None = None,
 ) -> pa.Schema:
     """Known columns in their order, then new ones; types joined.
 
     ``text_wins`` makes text of a column that is text on one side and a number on the other, as
     CSV files want it. ``settled`` is what batches were given out with: its first columns stay.
+    With ``source``, where ``found`` comes from, a clash is an error for the user.
     """
     if known.equals(found, check_metadata=True):
         return known
@@ -96,9 +102,14 @@ def join_schemas(
     if text_wins:
         found = pa.schema([_text_over_number(known, field) for field in found])
         known = pa.schema([_text_over_number(found, field) for field in known])
-    fields = _join_fields(list(known), list(found), "")
-    for before, after in zip(settled or (), fields, strict=False):
-        _require_growth(before.type, after.type, before.name)
+    try:
+        fields = _join_fields(list(known), list(found), "")
+        for before, after in zip(settled or (), fields, strict=False):
+            _require_growth(before.type, after.type, before.name)
+    except TypeClash as clash:
+        if source is None:
+            raise
+        raise clash.error(source) from None
     return pa.schema(fields, metadata=features)
 
 

@@ -182,15 +182,14 @@ class Supply:
             self.held = self._source.read_at(self.offset, left + max(self._size, left))
         else:
             pieces, wanted = [self.held], max(1, left)
-            while wanted > 0 and self._failure is None:
-                try:
-                    pieces.append(next(self._chunks, b""))
-                except DataError as error:
-                    self._failure = error
-                    break
-                wanted -= len(pieces[-1])
-                if not pieces[-1]:
-                    break
+            try:
+                for piece in self._chunks:
+                    pieces.append(piece)
+                    wanted -= len(piece)
+                    if wanted <= 0:
+                        break
+            except DataError as error:
+                self._failure = error
             self.held = b"".join(pieces)
         self.ended = len(self.held) == left
         if self.ended and self._failure is not None:

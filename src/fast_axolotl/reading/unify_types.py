@@ -84,10 +84,7 @@ class Known:
             decoded = decode_or_reject(block, wanted, options)
         if decoded.table.num_columns == 0 and decoded.table.num_rows == 0:
             return replace(decoded, table=self.schema.empty_table())
-        try:
-            self.schema = join(wanted, decoded.table.schema)
-        except TypeClash as clash:
-            raise clash.error("") from None
+        self.schema = join(wanted, decoded.table.schema, source="")
         return replace(decoded, table=conform(decoded.table, self.schema))
 
     def widen_all(self, decoded: Decoded, block: Block, options: ReadOptions) -> Iterator[Decoded]:
@@ -106,10 +103,7 @@ def first_schema(
     options, schema = dataset.options, pa.schema([])
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
         if file.schema is not None:
-            try:
-                schema = join_schemas(schema, file.schema)
-            except TypeClash as clash:
-                raise clash.error(item.source.path) from None
+            schema = join_schemas(schema, file.schema, source=item.source.path)
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
     units = [unit for unit in dataset.units() if unit.file in undeclared]
     has_csv = any(item.format == "csv" for item in dataset.inputs)

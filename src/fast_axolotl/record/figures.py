@@ -57,7 +57,6 @@ class RankSummary:
     is_finished: bool
     node: str = ""
     """The machine it ran on."""
-    forward_seconds_per_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ class RunSummary:
     """The rank that causes most of the stall; ``None`` if no rank was recorded."""
     straggler_rank: int | None = None
     straggler_part: str = ""
-    """What it is late with: data, compute or tokens."""
+    """What it is late with: data or compute."""
     data_parallel_size: int | None = None
 
     ledger: dict[str, float] = field(default_factory=dict)
@@ -131,9 +130,9 @@ class RunSummary:
     stall_source: Literal["device", "host", ""]
     stall_pattern: Literal["steady", "burst", "periodic", ""]
     stall_period_of: str
-    """What the period follows: rows, shard, epoch, step."""
+    """What the period follows: rows, shard or epoch."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Share of all waiting by what happened meanwhile: epoch, shard, refill, checkpoint."""
+    """Share of all waiting by what happened meanwhile: epoch, shard."""
     span_seconds: dict[str, float]
     flops_convention: str
     peak_source: str

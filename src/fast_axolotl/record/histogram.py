@@ -59,21 +59,6 @@ class Histogram:
                 return _middle(index)
         return _middle(max(self.counts)) if self.counts else None
 
-    def worst_share(self, share: float = 0.01) -> float | None:
-        """Which part of the total time the longest ``share`` of the durations makes up."""
-        total = sum(_middle(index) * count for index, count in self.counts.items())
-        if not total:
-            return None
-        left = share * self.count
-        worst = 0.0
-        for index in sorted(self.counts, reverse=True):
-            taken = min(left, self.counts[index])
-            worst += taken * _middle(index)
-            left -= taken
-            if left <= 0:
-                break
-        return worst / total
-
 
 def _middle(index: int) -> float:
     return 0.0 if index == 0 else _LEAST * math.exp((index - 0.5) * _LOG_GROWTH)

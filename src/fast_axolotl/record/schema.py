@@ -125,11 +125,7 @@ class StepBlock:
     producing_seconds: float | None = None
     """… and how long that took: together the rate that the loader can reach."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Host wait of the fetches in which something happened, by what it was: epoch, shard, refill,
-    checkpoint, handover."""
-    forward_seconds: float | None = None
-    """From a batch's arrival to the start of its backward pass, summed: of the device where events
-    time it, else of the host. No collective of data parallelism runs in it."""
+    """Host wait of the fetches in which something happened, by what it was: epoch, shard."""
     step_waits: str = ""
     """The waits of all single steps, condensed to a byte each; see ``waits``."""
     host_waits: dict[str, int] = field(default_factory=dict)

@@ -16,12 +16,10 @@ FREE_STALL = 0.05
 HIDDEN_WAIT = 0.05
 """Points by which the host's wait exceeds the device's, to be worth a line. Ours."""
 LEAST_FALL_BATCHES = 2.0
-"""Batches by which a ready queue falls to be draining. Ours: less is noise."""
+"""Batches by which a ready queue falls to be emptying. Ours: less is noise."""
 DRAINED_BATCHES, DRAINED_SHARE = 1.0, 0.02
 """Batches, or share of capacity (at most one for each worker), below which a ready queue has run
 dry. Ours: no batch is ready, but for those that lie about between the workers and the loop."""
-REFILLED_SHARE = 0.1
-"""Of capacity: a queue that holds more on average after it was empty has not run dry. Ours."""
 MOST_WAITING = 0.5
 """Share of all waiting that one cause must have to be named as the cause. Ours: the larger part."""
 

@@ -72,20 +72,6 @@ def print_document(
     console.file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
-def show_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> None:
-    """Print two columns: a name and its value."""
-    print_document(Document(title=title, blocks=[Table(rows=pairs)]))
-
-
-def show_matrix(
-    title: str, header: Sequence[str], rows: Sequence[Row], notes: Sequence[str] = ()
-) -> None:
-    """Print a table, and notes below."""
-    blocks: list[Block] = [Table(header=header, rows=rows)]
-    blocks += [Paragraph(note, "muted") for note in notes]
-    print_document(Document(title=title, blocks=blocks))
-
-
 def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[RenderableType]:
     """What rich prints, with an empty line before each new thought."""
     is_first = not has_title
