@@ -36,6 +36,7 @@ from fast_axolotl.reading.blocks import (
     Decoded,
     ReadOptions,
     Unit,
+    check_names,
     or_broken,
     ready_block,
     value_bytes,
@@ -370,11 +371,7 @@ def _columns(source: Source, schema: pa.Schema, options: ReadOptions) -> dict[st
     with _named(source.path, "schema"):
         fields = [_plain(column, source.path) for column in schema]
     names: list[str] = schema.names
-    repeated = {name for name in names if names.count(name) > 1}
-    if repeated:
-        raise DataError(
-            f"two columns have the name {min(repeated)!r}; rename one", path=source.path
-        )
+    check_names(names, source.path)
     wanted = [item for item in fields if options.columns is None or item.name in options.columns]
     return {
         "source": source,
