@@ -101,20 +101,19 @@ def test_kernels_of_all_kinds_are_communication_and_what_is_not_known_is_no_zero
 
 
 def test_events_are_read_from_the_profiler_s_raw_results() -> None:
-    def raw(name: str, device: str, kind: str) -> Any:
-        return SimpleNamespace(
-            name=lambda: name,
+    found = [
+        SimpleNamespace(
+            name=lambda name=name: name,
             start_ns=lambda: 5,
             duration_ns=lambda: 7,
-            device_type=lambda: SimpleNamespace(name=device),
-            activity_type=lambda: kind,
-            is_user_annotation=lambda: False,
+            device_type=lambda device=device: SimpleNamespace(name=device),
+            activity_type=lambda kind=kind: kind,
         )
-
-    found = [
-        raw("gemm", "CUDA", "kernel"),
-        raw("ProfilerStep#1", "CUDA", "gpu_user_annotation"),
-        raw("aten::mm", "CPU", "cpu_op"),
+        for name, device, kind in (
+            ("gemm", "CUDA", "kernel"),
+            ("ProfilerStep#1", "CUDA", "gpu_user_annotation"),
+            ("aten::mm", "CPU", "cpu_op"),
+        )
     ]
     results = SimpleNamespace(events=lambda: found)
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
