@@ -67,16 +67,10 @@ def all_actions(source: str) -> Iterator[str]:
         given = Evidence(figures=replace(summary, settings=settings), source=source, slow_rank=1)
         for action in (advice.feed, advice.compute_better, advice.even_out, advice.talk_less):
             yield action(given).text
-        for remedy in (
-            advice.evaluate_less,
-            advice.lower_working_set,
-            advice.read_less,
-            advice.resume_faster,
-            advice.save_less,
-            advice.see_fetches,
-            advice.start_faster,
-        ):
+        for remedy in (advice.lower_working_set, advice.read_less, advice.see_fetches):
             yield remedy(given)
+        for part in ("checkpoint", "evaluation", "startup", "resume"):
+            yield advice.lose_less(given, part)
 
 
 def named_in(call: str, texts: Iterator[str]) -> set[str]:

@@ -306,12 +306,12 @@ def test_inside_the_run_the_reads_of_the_probe_are_not_the_runs(tmp_path: Path) 
     data = tmp_path / "data.bin"
     data.write_bytes(os.urandom(9 << 20))
     writer = LineWriter(tmp_path / "system.jsonl")
-    sampler = SystemSampler(os.getpid(), writer, gpu=NO_GPU)
-    before = sampler.sample().read_bytes
-    sampler._probe(str(data))
+    seen: list[SystemSample] = []
+    sampler = SystemSampler(os.getpid(), writer, gpu=NO_GPU, data_path=data, on_sample=seen.append)
+    sampler.begin()
     assert sampler.disk is not None
     assert sampler.disk.path == str(data)
-    assert sampler.sample().read_bytes - before < 4 << 20
+    assert sampler.sample().read_bytes - seen[0].read_bytes < 4 << 20
     assert (sampler.sample().device_reads is None) is (sampler._device is None)
     sampler.stop()
     assert [line["kind"] for line in lines_of(tmp_path)].count("disk") == 1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.measure.ready_queue import Drain, number_of
+from fast_axolotl.measure.ranks import Drain, number_of
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
@@ -84,20 +83,6 @@ class Evidence:
         return used, int(cuda["total"]) - used if free is None else free + spare
 
     @property
-    def pass_seconds(self) -> float:
-        """Time of one forward and backward pass."""
-        passes = self.number("gradient_accumulation") or 1
-        return (self.figures.step_p50_seconds or math.inf) / passes
-
-    @property
-    def is_small_batch(self) -> bool:
-        """Low latency with low throughput: short passes that leave most of a GPU unused."""
-        mfu, (used, free) = self.figures.mfu, self.gpu_memory
-        is_low = mfu is not None and mfu < thresholds.LOW_MFU and not self.is_padded
-        is_free = (free or 0) >= (used or math.inf)
-        return is_low and is_free and self.pass_seconds < thresholds.SHORT_PASS_SECONDS
-
-    @property
     def is_stream(self) -> bool:
         """Whether rows come from a stream, not from a dataset that knows its rows by number."""
         names = ("streaming", "pretraining_dataset", "dispatcher")
@@ -167,12 +152,6 @@ class Evidence:
             f"{LEDGER[part]}: {format_duration(seconds)} of {format_duration(whole)}, "
             f"{format_share(self.lost_share(part))} of the wall clock"
         )
-
-    def lost_lines(self, *, but: str) -> list[str]:
-        """Parts of the wall clock that are large, and not what the verdict is about."""
-        parts = ("checkpoint", "evaluation", "startup", "resume")
-        large = [part for part in parts if self.lost_share(part) >= thresholds.LOST_TIME]
-        return [self.lost_line(part) for part in large if part != but]
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
