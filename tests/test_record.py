@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from fast_axolotl.errors import DataError, MissingFileError
 from fast_axolotl.record import (
-    SCHEMA,
     DeviceSample,
     DiskProbe,
     End,
@@ -23,10 +22,8 @@ from fast_axolotl.record import (
     Log,
     Mark,
     ModelShape,
-    Phase,
     ProfileWindow,
     Settings,
-    SlowFetch,
     Start,
     StepBlock,
     SystemSample,
@@ -35,6 +32,7 @@ from fast_axolotl.record import (
 )
 from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.folder import _KINDS, dump_line, parse_line
+from fast_axolotl.record.schema import SCHEMA, Phase, SlowFetch
 from support.protocol import write_lines as write
 
 START = Start(time=1.5, rank=0, world_size=2, pid=7, host="here", version="1", command=("a", "b"))

@@ -16,7 +16,6 @@ from fast_axolotl.record import (
     Log,
     Mark,
     ModelShape,
-    Phase,
     ProfileWindow,
     RankRecord,
     RunRecord,
@@ -27,6 +26,7 @@ from fast_axolotl.record import (
     SystemSample,
     SystemStart,
 )
+from fast_axolotl.record.schema import Phase
 from support.records import (
     GIGABYTE,
     START_TIME,

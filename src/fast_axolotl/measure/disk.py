@@ -63,7 +63,7 @@ def probe_capacity(
         return replace(found, reason=reason)
     blocks = ((file, at) for file in files for at in range(0, file.stat().st_size, _MEBIBYTE))
     # By several threads, until there are no more blocks, or the time is up.
-    blocks, lock = itertools.islice(blocks, max_bytes // _MEBIBYTE), threading.Lock()
+    part, lock = itertools.islice(blocks, max_bytes // _MEBIBYTE), threading.Lock()
     read_bytes, last = 0, 0.0
     before, start = read_io("self", proc=proc), clock()
 
@@ -76,7 +76,7 @@ def probe_capacity(
         try:
             while not reason and end - start < max_seconds:
                 with lock:
-                    block = next(blocks, None)
+                    block = next(part, None)
                 if block is None:
                     break
                 file, offset = block

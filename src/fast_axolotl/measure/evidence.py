@@ -11,7 +11,7 @@ from fast_axolotl.measure.ranks import Drain, number_of
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
-from fast_axolotl.record.units import format_duration, format_rate, format_share
+from fast_axolotl.record.units import format_bytes, format_duration, format_share
 
 _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisation", "DISK_NEAR": ""}
 """Where a threshold comes from that is not our own choice, or says so itself."""
@@ -222,9 +222,10 @@ class Evidence:
         is_pressed = (figures.psi_memory_full or 0.0) > thresholds.PRESSURE_MEMORY
         is_own = (figures.process_swap_bytes or 0) >= thresholds.PROCESS_SWAP_BYTES
         if figures.is_swap_sustained and (is_pressed or is_own):
+            rate = format_bytes(thresholds.SWAP_RATE)
             lines.append(
                 "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
-                f"samples and in three in a row (threshold {format_rate(thresholds.SWAP_RATE)}); "
+                f"samples and in three in a row (threshold {rate}/s); "
                 "up to {process_swap_bytes} of this run are in swap"
             )
         if is_pressed:

@@ -14,13 +14,11 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import (
-    NodeSummary,
     RunRecord,
     SystemRecord,
     SystemSample,
@@ -37,7 +35,11 @@ LEAST_SWAP_SHARE = 0.5
 LEAST_SWAP_RUN = 3
 """Intervals in a row with swap-in for it to be sustained. Ours: one burst is no state."""
 
-_NODE_FIGURES = [item.name for item in fields(NodeSummary) if item.name not in ("node", "ranks")]
+_NODE_FIGURES = (
+    *("working_set_bytes", "working_set_peak_bytes", "limit_bytes", "limit_share", "cpu_cores"),
+    *("other_cpu_share", "read_bytes_per_second", "swap_in_bytes_per_second", "psi_io_full"),
+    *("psi_memory_full", "gpu_utilization", "gpu_clock_mhz"),
+)
 _UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"
 
 _LEVELS = ("working_set_bytes", "rss_bytes")
@@ -78,11 +80,8 @@ def fold_machines(
     worst = max(watched, key=pressure, default="")
     values, reasons = folded[worst] if worst else _fold_node(None, ranks, ranks)
     nodes = tuple(
-        NodeSummary(
-            node=node,
-            ranks=tuple(rank.rank for rank in by_node.get(node, ())),
-            **{name: found.get(name) for name in _NODE_FIGURES},
-        )
+        {"node": node, "ranks": tuple(rank.rank for rank in by_node.get(node, ()))}
+        | {name: found.get(name) for name in _NODE_FIGURES}
         for node, (found, _) in folded.items()
     )
     notes = [

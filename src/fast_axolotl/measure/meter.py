@@ -40,10 +40,10 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import ModelShape, Phase, ProfileWindow, RunSummary, Start, SystemSample
+from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Start, SystemSample
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
-from fast_axolotl.record.schema import Reason
+from fast_axolotl.record.schema import Phase, Reason
 from fast_axolotl.system import MEASURE, describe, node_name, pid_namespace
 
 _RUN = "FAST_AXOLOTL_RUN"
@@ -101,7 +101,6 @@ def measure(
         time=wall_clock(),
         rank=rank,
         world_size=world_size or 1,
-        local_rank=local_rank or 0,
         pid=os.getpid(),
         pid_namespace=pid_namespace(Path(proc)),
         host=node_name(),

@@ -36,11 +36,11 @@ from fast_axolotl.record import (
     Histogram,
     ProfileWindow,
     RankRecord,
-    RankSummary,
     StepBlock,
     thresholds,
 )
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.figures import RankSummary
 from fast_axolotl.record.waits import (
     LEAST_PRESENCE,
     StallSource,

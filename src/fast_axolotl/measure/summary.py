@@ -230,7 +230,6 @@ class _Fold:
             warmup_steps=rank.warmup.steps if rank else 0,
             measured_seconds=steady.wall_seconds if steady else 0.0,
             stall_source=job.source,
-            span_seconds=rank.spans if rank else {},
         )
         first_step = blocks[0].first_step if blocks else None
         self.put_steady("first_steady_step", first_step, "the steady phase has no duration")
