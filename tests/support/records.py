@@ -17,7 +17,6 @@ from fast_axolotl.record import (
     RunRecord,
     RunSummary,
     Settings,
-    SlowFetch,
     Start,
     StepBlock,
     SystemRecord,
@@ -25,7 +24,7 @@ from fast_axolotl.record import (
     SystemStart,
 )
 from fast_axolotl.record.folder import dump_line, system_file
-from fast_axolotl.record.schema import PhaseName
+from fast_axolotl.record.schema import PhaseName, SlowFetch
 
 START_TIME = 1_700_000_000.0
 """Seconds since 1970 at which all made-up runs start."""
