@@ -15,8 +15,6 @@ import pytest
 from benchmarks import axolotl_runs, meter
 from benchmarks.axolotl_runs import Run
 from benchmarks.operations import OPERATIONS
-from benchmarks.result import Case, Goal, Measurement, Result, Timing, result_tables
-from fast_axolotl.errors import UsageError
 from tools.benchmark_page import PAGE, make_page
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -50,44 +48,6 @@ def earlier_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = next((folder / "lib").glob("python*/site-packages"))
     (packages / "fast_axolotl.py").write_text(textwrap.dedent(EARLIER_PACKAGE))
     return folder / "bin" / "python"
-
-
-def timing(name: str, *seconds: float, **changes: Any) -> Timing:
-    return Timing(**{"name": name, "rows": 1000, "seconds": seconds, **changes})
-
-
-# The result.
-
-
-def case_of(*timings: Timing, **changes: Any) -> Case:
-    return Case(**{"name": "case", "text": "", "rows": 1000, "timings": timings, **changes})
-
-
-def test_a_result_is_tables_and_plain_json_that_is_not_overwritten(tmp_path: Path) -> None:
-    case = case_of(
-        timing("fast-axolotl lists", 0.002, 0.003, 0.001, output="list → list"),
-        timing("other", 0.5, reason="999 of 1,000 rows"),
-        num_bytes=2_000_000,
-        rivals={"other": "fast-axolotl lists"},
-        measurements=(Measurement(name="ours", values={"peak_bytes": 3_000_000, "ok": True}),),
-        goals=(Goal("memory", 2.0, "×", 1.5, "lists"),),
-        left_out={"earlier package": "not here"},
-    )
-    machine = {"cores": 2, "cpu": "A", "system": "Linux", "python": "3", "versions": {"a": "1"}}
-    result = Result(title="hash", cases=(case,), machine=machine)
-    race, memory, goals = result_tables(result)
-    cells = ("fast-axolotl lists", "list → list", "2.0 ms", "1.0 ms – 3.0 ms", "500,000", "1,000")
-    assert race.rows[0] == (*cells, "1.00×", "yes")
-    assert race.notes[0] == "other: another answer: 999 of 1,000 rows"
-    assert memory.rows == [["ours", "3.0 MB", "yes"]]
-    assert goals.rows == [("case: memory", "≤ 2.00×", "1.50×", "yes", "lists")]
-    assert goals.notes[:2] == ("1 of 1 goals met", "earlier package: left out of case: not here")
-    path = tmp_path / "new" / "result.json"
-    result.save(path)
-    (found,) = json.loads(path.read_text())["cases"]
-    assert [item["equal"] for item in found["timings"]] == [True, False]
-    with pytest.raises(UsageError, match="is there already"):
-        result.save(path)
 
 
 # The race.
@@ -136,22 +96,6 @@ def test_operations_run_small_and_another_answer_is_not_timed(
         reasons[operation] = {item["name"]: item["reason"] for item in left_out}
     assert "deduplicate_indices" in reasons["dedupe"]["earlier package"]
     assert reasons["pad"]["earlier package"] == "it gives another answer"
-
-
-def test_shards_are_checked_to_be_the_dataset_and_a_peer_that_is_not_here_is_named(
-    tmp_path: Path, earlier_python: Path
-) -> None:
-    arguments = ("--cases", "small-shuffled", "--shards", "2", "--quick")
-    data = run_race("sharding", *arguments, "--peer-python", str(earlier_python), folder=tmp_path)
-    race, num_bytes, rows = data["cases"]
-    assert [item["equal"] for item in race["timings"]] == [True] * 4
-    assert {item["name"] for item in race["left_out"]} == {"HF", "Mosaic", "LitData"}
-    assert "No module named" in race["left_out"][0]["reason"]
-    assert all(item["values"]["shards"] == 2 for item in num_bytes["measurements"])
-    for item in rows["measurements"]:
-        assert item["values"]["changed"] == 0
-        if ", " in item["name"]:
-            assert item["values"]["batches_least"] == item["values"]["batches_most"]
 
 
 # Axolotl.
