@@ -156,7 +156,7 @@ def test_an_interrupted_demo_promises_nothing(
 
     monkeypatch.setattr(DEMO, "write_rows", lambda path: 0)
     monkeypatch.setattr(DEMO, "plan_demo", lambda data: plan_commands("a", "b"))
-    monkeypatch.setattr("fast_axolotl.protocol.run_protocol", stop)
+    monkeypatch.setattr("fast_axolotl.protocol.runner.run_protocol", stop)
     with pytest.raises(KeyboardInterrupt):
         demo(output=tmp_path / "page.html")
     assert "continues from here" not in capsys.readouterr().err
