@@ -220,14 +220,3 @@ def test_a_run_whose_processes_are_gone_was_cut_off(unfinished: Path) -> None:
         os.utime(file, (1, 1))
     done = watch(unfinished)
     assert "the run was cut off: its processes are gone" in done.stdout
-
-
-def test_flags_of_a_process_are_refused_for_a_record_and_so_is_what_is_none(
-    unfinished: Path,
-) -> None:
-    done = watch(unfinished, "--output", unfinished / "x")
-    assert done.returncode == 2
-    assert "--output needs a PID" in done.stderr
-    done = watch(unfinished / "gone")
-    assert done.returncode == 1
-    assert "there is no such folder" in done.stderr

@@ -14,7 +14,6 @@ import pytest
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import runner
-from fast_axolotl.protocol.build import differing_settings
 from fast_axolotl.protocol.matrix import sum_up
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
 from fast_axolotl.record import End, RunRecord, RunSummary
@@ -412,15 +411,6 @@ def test_the_time_limit_ends_it_after_a_pair_and_says_so(tmp_path: Path) -> None
     found = run(plan(pairs=5, max_minutes=10), tmp_path / "p", more)
     assert len(more.calls) == 6
     assert found.pairs == 5
-
-
-def test_settings_that_differ_are_told_with_the_cure(tmp_path: Path) -> None:
-    settings = {"baseline": {"num_workers": 0}, "candidate": {"num_workers": 4}}
-    found = run(plan(), tmp_path / "p", FakeLaunch(settings=settings))
-    [told] = found.differing_settings
-    assert told == "num_workers is 0 in baseline, 4 in candidate."
-    queues = {"baseline": {"prefetch_factor": 256}, "streaming": {"prefetch_factor": 2}}
-    assert differing_settings(queues) == ("prefetch_factor is 256 in baseline, 2 in streaming.",)
 
 
 def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:
