@@ -126,10 +126,15 @@ def test_a_protocol_is_judged_again_by_another_size_that_matters(folders: dict[s
     assert cell_of(found, "samples_per_second").outcome == "no change that matters"
 
 
-def test_a_ratio_of_values_near_zero_cannot_be_limited(folders: dict[str, Path]) -> None:
-    limits = [parse_check("host_stall_fraction > 2")]
-    with pytest.raises(DataError, match=r"cannot be checked.*near 0.*difference: > \+0\.02"):
-        compare_folders(folders["stalling"], limits=limits)
+def test_a_limit_that_a_figure_cannot_have_is_refused_with_the_cure(
+    folders: dict[str, Path],
+) -> None:
+    for limit, words in {
+        "host_stall_fraction > 2": r"near 0.*difference: > \+0\.02",
+        "tokens_per_second > +2": "has no difference; write the bound without a sign",
+    }.items():
+        with pytest.raises(DataError, match=f"cannot be checked.*{words}"):
+            compare_folders(folders["stalling"], limits=[parse_check(limit)])
 
 
 def test_losses_that_differ_are_an_alarm(tmp_path: Path, folders: dict[str, Path]) -> None:

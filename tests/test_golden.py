@@ -241,23 +241,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "flash attention": {"config": {"attn_implementation": "flash_attention_2"}},
 }
 SOURCES = ("loop", "transformers", "lightning", "axolotl")
-ADVISED = (
-    "communication-network",
-    "communication-skew",
-    "compute-everything",
-    "data-burst",
-    "data-periodic",
-    "data-periodic with epochs",
-    "data-periodic with shards",
-    "data-rate",
-    "io",
-    "swap",
-)
+ADVISED = sorted(path.stem for path in (GOLDEN / "expected" / "advice").iterdir())
+"""A run, or one whose waits have a cause: ``data-periodic-with-epochs``."""
 
 
 @pytest.mark.parametrize("name", ADVISED)
 def test_what_is_advised_fits_the_trainer_and_its_settings(name: str, tmp_path: Path) -> None:
-    run, _, causes = name.partition(" with ")
+    run, _, causes = name.partition("-with-")
     advice: dict[str, list[str]] = {}
     for source in SOURCES:
         for label, settings in SETTINGS.items():
@@ -265,7 +255,7 @@ def test_what_is_advised_fits_the_trainer_and_its_settings(name: str, tmp_path: 
             alter(GOLDEN / "runs" / run, folder, source, settings, causes.removesuffix("s"))
             action = read(folder)[1].verdict.action
             advice.setdefault(action, []).append(f"{source}, {label}")
-    check(f"advice/{name.replace(' ', '-')}.json", advice)
+    check(f"advice/{name}.json", advice)
 
 
 def alter(run: Path, target: Path, source: str, settings: dict[str, Any], cause: str) -> None:

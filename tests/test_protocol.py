@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import runner
 from fast_axolotl.protocol.matrix import sum_up
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
-from fast_axolotl.record import End, RunRecord, RunSummary
+from fast_axolotl.protocol.runner import run_protocol
+from fast_axolotl.record import End, RankRecord, RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, cell_of, folder_of
 from support.protocol import run_fake as run
@@ -245,8 +247,13 @@ def test_of_several_trainings_the_one_with_the_most_steps_counts(tmp_path: Path)
     assert not launch.calls
 
 
+def only(*arms: str) -> Callable[[str, RankRecord], RankRecord | None]:
+    """Arms that train; what others leave is of their processes."""
+    return lambda arm, rank: rank if arm in arms else None
+
+
 def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
-    found = run(plan(), tmp_path / "idle", FakeLaunch(idle=("candidate",)))
+    found = run(plan(), tmp_path / "idle", FakeLaunch(leave=only("baseline")))
     assert found.paragraph == "candidate did not do the baseline's work, so nothing is compared."
     launch = FakeLaunch(fetches={"baseline": 0, "candidate": 0}, warmups={"candidate": 3})
     found = run(plan(), tmp_path / "short", launch)
@@ -257,13 +264,16 @@ def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
 
 
 def test_runs_that_seem_to_have_succeeded_or_do_not_end_count_as_failed(tmp_path: Path) -> None:
-    error = End(t=9.0, reason="exception", error="RuntimeError: no")
-    found = run(plan(warmup=0), tmp_path / "error", FakeLaunch(ends={"candidate": error}))
+    def fail(arm: str, rank: RankRecord) -> RankRecord:
+        rank.end = End(t=9.0, reason="exception", error="RuntimeError: no")
+        return rank
+
+    found = run(plan(warmup=0), tmp_path / "error", FakeLaunch(leave=fail))
     assert {one.status for one in found.arms[1].runs} == {"failed"}
     assert "exit code 0, but its training ended" in found.arms[1].runs[0].log_tail
     assert found.pairs == 0
-    silent = FakeLaunch(is_silent=True)
-    found = run(plan(warmup=0), tmp_path / "silent", silent)
+    silent = lambda command, environment, log, tick: 0  # noqa: E731
+    found = run_protocol(plan(warmup=0), tmp_path / "silent", environment={}, launch=silent)
     assert "it left no record" in found.arms[0].runs[0].log_tail
 
 

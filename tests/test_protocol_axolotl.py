@@ -105,15 +105,15 @@ def test_pins_are_in_every_arm_by_short_or_full_name(tmp_path: Path) -> None:
         assert config["dataloader_prefetch_factor"] == 4
         assert config["accelerator_config"] == {"split_batches": True, "dispatch_batches": False}
     assert "dataloader_num_workers=2" in " ".join(plan.notes)
+    # A prepared dataset that is pinned is shared.
+    plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
+    assert {arm.own_folders for arm in plan.arms} == {("output_dir", "HF_DATASETS_CACHE")}
 
 
-def test_a_list_can_be_pinned() -> None:
+def test_a_list_can_be_pinned_and_pins_that_are_none_are_refused() -> None:
     pins = parse_pins("lora_target_modules=[q_proj, k_proj],max_steps=60, a.b='x, y',")
     assert pins == {"lora_target_modules": ["q_proj", "k_proj"], "max_steps": 60, "a.b": "x, y"}
     assert parse_pins("a=[[1, 2], [3]],b={c: [4, 5]}") == {"a": [[1, 2], [3]], "b": {"c": [4, 5]}}
-
-
-def test_pins_that_are_none_are_refused() -> None:
     for words, texts in {
         "KEY=VALUE": ("num_workers", "=2"),
         "is not a YAML value": ("a={1: 2: 3}", "a=[1", "a='x, y"),
@@ -121,11 +121,6 @@ def test_pins_that_are_none_are_refused() -> None:
         for text in texts:
             with pytest.raises(UsageError, match=words):
                 parse_pins(text)
-
-
-def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
-    plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
-    assert {arm.own_folders for arm in plan.arms} == {("output_dir", "HF_DATASETS_CACHE")}
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -182,19 +177,17 @@ def try_dedupe(folder: Path, answer: dict[str, Any] | None, code: int = 0) -> di
     return run_protocol(plan, folder, environment={}, launch=launch, clock=lambda: 0.0).dedupe
 
 
-def test_dedupe_on_its_own_has_an_interval(tmp_path: Path) -> None:
+def test_dedupe_on_its_own_has_an_interval_or_says_why_not(tmp_path: Path) -> None:
     seconds = {"stock_seconds": [1.0, 1.1, 0.9], "our_seconds": [0.1, 0.1, 0.1]}
     found = try_dedupe(tmp_path, {"rows": 2000, "kept": 1600, "is_equal": True, **seconds})
     assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
     assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
     assert "2,000 rows, same 1,600 kept: 10.0× the speed" in found["sentence"]
-
-
-def test_a_dedupe_that_fails_or_differs_says_so_and_is_tried_again(tmp_path: Path) -> None:
-    failed = try_dedupe(tmp_path, None, 1)
+    # One that failed is tried again.
+    failed = try_dedupe(tmp_path / "new", None, 1)
     assert "exit code 1" in failed["sentence"]
     assert "ImportError" in failed["log_tail"]
-    other = try_dedupe(tmp_path, {"reason": "the results differ from stock Axolotl"})
+    other = try_dedupe(tmp_path / "new", {"reason": "the results differ from stock Axolotl"})
     assert "differ from stock Axolotl" in other["sentence"]
 
 

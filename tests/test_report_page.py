@@ -188,17 +188,6 @@ def test_a_slow_step_neither_flattens_the_chart_nor_gets_lost_in_it() -> None:
     assert longest["y"]["ref"] == "runs/0/series/steps/mean_high"
 
 
-def test_cards_say_which_run_of_an_arm_they_are_of() -> None:
-    protocol = make_protocol()
-    first, *others = protocol.arms
-    arms = (replace(first, shown_run=first.runs[2].folder), *others)
-    names = [arm.name for arm in arms]
-    report = as_report(*[one_step()] * 3, names=names, protocol=replace(protocol, arms=arms))
-    html = render_page(report)
-    for words in ("07-baseline", "14-drop-in", "15-streaming"):
-        assert f"Verdict of run {words}." in html
-
-
 def test_a_protocol_that_was_stopped_is_not_called_running() -> None:
     protocol = replace(make_protocol(fails=False), planned_runs=30, planned_pairs=10)
     assert "15 of 30 runs done, 5 of 10 pairs." in render_page(as_report(protocol=protocol))
@@ -236,15 +225,16 @@ def test_a_limit_far_above_the_curves_is_not_drawn(demand: float, is_drawn: bool
     assert len(lines) == is_drawn
 
 
-def test_runs_are_in_the_order_of_their_numbers() -> None:
+def test_cards_say_which_run_they_are_of_and_runs_have_the_order_of_their_numbers() -> None:
     protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
-    numbers = {"baseline": (9, 100), "drop-in": (11, 99)}
     arms = []
-    for arm in protocol.arms:
-        folders = [f"runs/{number:02d}-{arm.name}" for number in numbers[arm.name]]
-        runs = tuple(replace(arm.runs[0], folder=folder) for folder in folders)
-        arms.append(replace(arm, runs=runs))
+    for arm, numbers in zip(protocol.arms, ((9, 100), (11, 99)), strict=True):
+        folders = [f"runs/{number:02d}-{arm.name}" for number in numbers]
+        runs = tuple(replace(arm.runs[2], folder=folder) for folder in folders)
+        arms.append(replace(arm, runs=runs, shown_run=folders[0]))
     html = render_page(as_report(protocol=replace(protocol, arms=tuple(arms))))
+    for words in ("09-baseline", "11-drop-in"):
+        assert f"Verdict of run {words}." in html
     table = html[html.index('id="runs-of-the-protocol"') : html.index('id="report-data"')]
     names = ("09-baseline", "11-drop-in", "99-drop-in", "100-baseline")
     places = [table.index(f"runs/{name}") for name in names]
