@@ -21,11 +21,16 @@ from typing import Any, get_args
 import pytest
 
 import fast_axolotl
+from fast_axolotl.cli.prove import print_protocol
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import read_run
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.figures import VerdictKind
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.comparison import protocol_document
+from fast_axolotl.report.live import format_line, lay_out, take_moment
 from fast_axolotl.report.markdown import document_markdown
+from fast_axolotl.report.runs import show_short_summary
 from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
 
 WIDTHS = (80, 160)
@@ -67,16 +72,11 @@ def test_a_run_is_summed_up_on_one_screen() -> None:
 
 def read(folder: str | Path) -> tuple[Any, Any]:
     """A record and its summary."""
-    from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
-
     record = read_run(folder)
     return record, summarise(record)
 
 
 def short_summary(folder: str) -> str:
-    from fast_axolotl.report.runs import show_short_summary
-
     record, summary = read(folder)
     with terminal(80) as (out, _):
         show_short_summary(summary, record, file=out)
@@ -111,10 +111,6 @@ def cut_at(run: Path, moment: float, target: Path) -> None:
 
 
 def live_frames(folder: str) -> Iterator[tuple[str, str]]:
-    from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
-    from fast_axolotl.report.live import format_line, lay_out, take_moment
-
     record = read_run(folder)
     clock = max((rank.start.time for rank in record.ranks.values()), default=0.0)
     moments = {
@@ -162,8 +158,6 @@ def without_later_fields(found: Any, known: Any) -> Any:
 
 
 def protocol_text(folder: str, width: int = 0, **form: bool) -> str:
-    from fast_axolotl.cli.prove import print_protocol
-
     with terminal(width) as (out, _):
         print_protocol(ProtocolResult.read(Path(folder)), **form)
     return plain(out.getvalue())

@@ -76,11 +76,8 @@ class Terminal:
     def wait(self) -> int:
         """Read until the command has ended; its exit code."""
         end = time.monotonic() + PATIENCE_SECONDS
-        while self.process.poll() is None:
+        while self._read() or self.process.poll() is None:
             assert time.monotonic() < end, f"it did not end: {self.text[-3000:]!r}"
-            self._read()
-        while self._read():
-            pass
         return self.process.returncode
 
     def __enter__(self) -> Terminal:
@@ -204,13 +201,12 @@ def test_a_run_is_watched_to_its_end_and_the_command_that_follows_can_be_pasted(
     assert "Watched until the run failed: bad row." in watch(folder).stdout
 
 
-def test_json_of_a_record_is_its_summary(unfinished: Path) -> None:
+def test_json_is_the_summary_and_a_run_whose_processes_are_gone_was_cut_off(
+    unfinished: Path,
+) -> None:
     done = watch(unfinished, "--seconds", "0.2", "--json")
     assert json.loads(done.stdout)["stall_fraction"] == pytest.approx(0.3)
     assert "Data-bound (rate)" in done.stderr
-
-
-def test_a_run_whose_processes_are_gone_was_cut_off(unfinished: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
     gone.wait()
     host = os.uname().nodename

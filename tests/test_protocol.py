@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol import runner
 from fast_axolotl.protocol.matrix import sum_up
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
 from fast_axolotl.protocol.runner import run_protocol
@@ -47,7 +44,8 @@ def test_arms_alternate_forwards_and_backwards_and_more_pairs_only_add_to_the_or
 
 
 def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_path: Path) -> None:
-    found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=slower))
+    launch = FakeLaunch(step_seconds=slower)
+    found = run(plan(data_path="data"), tmp_path / "p", launch)
     cell = cell_of(found, "tokens_per_second")
     assert cell.outcome == "worse"
     assert cell.ratio == pytest.approx(1 / 1.1, abs=0.005)
@@ -61,6 +59,12 @@ def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_pa
     assert ProtocolResult.read(tmp_path / "p") == found
     assert json.loads((tmp_path / "p" / "state.json").read_text())["schema"] == 1
     assert [path.name for path in (tmp_path / "p").glob(".*")] == [".lock"]
+    # A run is a measured child without acceleration.
+    first = launch.calls[0]
+    assert first[1:5] == ("-m", "fast_axolotl", "measure", "--quiet")
+    assert first[first.index("--data-path") + 1] == "data"
+    assert first[first.index("--") + 1 :] == ("cmd", "a")
+    assert folder_of(first) == tmp_path / "p" / "runs" / "01-baseline"
 
 
 def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
@@ -99,13 +103,6 @@ def dropped_in(arm: str, number: int) -> tuple[float, float]:
     return first * noise, whole * noise
 
 
-def scattered(arm: str, number: int) -> tuple[float, float]:
-    """The same, where runs differ by a lot."""
-    first, whole = dropped_in(arm, number)
-    noise = 1.5 if (arm, number) == ("baseline", 1) else 1.0
-    return first * noise, whole * noise
-
-
 def plan_drop_in(**changes: Any) -> Plan:
     """A drop-in, whose times decide."""
     two = plan(warmup=0, **{"same_work": ("baseline", "drop-in"), **changes})
@@ -134,7 +131,8 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "30.66 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph
-    found = run(plan_drop_in(pairs=2), tmp_path / "few", FakeLaunch(times=scattered))
+    wild = FakeLaunch(times=lambda arm, n: (40.0, (60.0, 90.0, 40.0)[n + (arm != "baseline")]))
+    found = run(plan_drop_in(pairs=2), tmp_path / "few", wild)
     headline, figures = found.paragraph.split("\n")
     assert headline == "drop-in: no clear change."
     assert figures.startswith("With 2 pairs, only a factor in the whole run of ")
@@ -191,16 +189,6 @@ def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
     assert "Use the candidate." in found.paragraph
 
 
-def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
-    launch = FakeLaunch()
-    run(plan(data_path="data"), tmp_path / "p", launch)
-    first = launch.calls[0]
-    assert first[1:5] == ("-m", "fast_axolotl", "measure", "--quiet")
-    assert first[first.index("--data-path") + 1] == "data"
-    assert first[first.index("--") + 1 :] == ("cmd", "a")
-    assert folder_of(first) == tmp_path / "p" / "runs" / "01-baseline"
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -247,13 +235,9 @@ def test_of_several_trainings_the_one_with_the_most_steps_counts(tmp_path: Path)
     assert not launch.calls
 
 
-def only(*arms: str) -> Callable[[str, RankRecord], RankRecord | None]:
-    """Arms that train; what others leave is of their processes."""
-    return lambda arm, rank: rank if arm in arms else None
-
-
 def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
-    found = run(plan(), tmp_path / "idle", FakeLaunch(leave=only("baseline")))
+    idle = FakeLaunch(leave=lambda arm, rank: rank if arm == "baseline" else None)
+    found = run(plan(), tmp_path / "idle", idle)
     assert found.paragraph == "candidate did not do the baseline's work, so nothing is compared."
     launch = FakeLaunch(fetches={"baseline": 0, "candidate": 0}, warmups={"candidate": 3})
     found = run(plan(), tmp_path / "short", launch)
@@ -288,19 +272,6 @@ def test_damaged_records_count_for_nothing_and_are_made_again(tmp_path: Path) ->
     shutil.rmtree(folder / "runs" / "05-baseline")
     assert run(plan(max_minutes=0.001), folder, late).pairs == 2
     assert not late.calls
-
-
-def test_only_one_protocol_runs_in_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "p"
-    monkeypatch.setattr(runner, "_PATIENCE_SECONDS", 0.1)
-
-    def start_another(*at: object) -> None:
-        with pytest.raises(UsageError, match=rf"in use: process {os.getpid()}"):
-            run(plan(), folder, FakeLaunch())
-
-    assert run(plan(), folder, FakeLaunch(), progress=start_another).pairs == 3
 
 
 def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:

@@ -191,20 +191,19 @@ def test_dedupe_on_its_own_has_an_interval_or_says_why_not(tmp_path: Path) -> No
     assert "differ from stock Axolotl" in other["sentence"]
 
 
-class TestAgainstAxolotl:
-    pytestmark = AGAINST_AXOLOTL
+@AGAINST_AXOLOTL[0]
+@AGAINST_AXOLOTL[1]
+def test_dedupe_keeps_the_rows_that_axolotl_keeps(
+    tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fast_axolotl.axolotl import data as dedupe_trial
 
-    def test_dedupe_keeps_the_rows_that_axolotl_keeps(
-        self, tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from fast_axolotl.axolotl import data as dedupe_trial
-
-        monkeypatch.setattr(stock("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
-        monkeypatch.setattr(dedupe_trial, "_TRIAL_REPEATS", 2)
-        rows = tmp_path / "rows.jsonl"
-        rows.write_text("".join(f'{{"text": "{number % 7}"}}\n' for number in range(50)))
-        given = {"datasets": [{"path": str(rows), "ds_type": "json", "type": "completion"}]}
-        found = dedupe_trial.try_dedupe(given)
-        assert (found["rows"], found["kept"], found["is_equal"]) == (50, 7, True)
-        assert len(found["stock_seconds"]) == len(found["our_seconds"]) == 2
-        assert "reason" in dedupe_trial.try_dedupe({"datasets": []})
+    monkeypatch.setattr(stock("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dedupe_trial, "_TRIAL_REPEATS", 2)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "{number % 7}"}}\n' for number in range(50)))
+    given = {"datasets": [{"path": str(rows), "ds_type": "json", "type": "completion"}]}
+    found = dedupe_trial.try_dedupe(given)
+    assert (found["rows"], found["kept"], found["is_equal"]) == (50, 7, True)
+    assert len(found["stock_seconds"]) == len(found["our_seconds"]) == 2
+    assert "reason" in dedupe_trial.try_dedupe({"datasets": []})

@@ -15,7 +15,10 @@ import psutil
 import pytest
 
 import fast_axolotl
+from fast_axolotl.errors import UsageError
+from fast_axolotl.protocol import runner
 from fast_axolotl.protocol.child import launch
+from fast_axolotl.protocol.plan import plan_commands
 from fast_axolotl.protocol.runner import hold
 from fast_axolotl.record.protocol_result import ProtocolResult
 
@@ -153,9 +156,15 @@ def test_an_interrupt_while_a_run_is_being_started_ends_the_run(
     assert made[0].poll() is not None
 
 
-def test_the_next_start_waits_for_a_folder_that_is_in_use(tmp_path: Path) -> None:
+def test_the_next_start_waits_a_while_for_a_folder_that_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hold(tmp_path) as (opened,):
         # As a run that has inherited the lock, and ends by itself.
         late = subprocess.Popen(["sleep", "0.5"], pass_fds=(opened,))
     with hold(tmp_path):
         assert late.poll() is not None or late.wait(5) == 0
+        monkeypatch.setattr(runner, "_PATIENCE_SECONDS", 0.1)
+        plan = plan_commands("true", "true")
+        with pytest.raises(UsageError, match=rf"in use: process {os.getpid()}"):
+            runner.run_protocol(plan, tmp_path, environment=os.environ)

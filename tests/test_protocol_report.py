@@ -83,12 +83,3 @@ def test_an_arm_without_any_figure_is_told_in_one_line() -> None:
     text = text_of(protocol_document(changed), width=400)
     assert "• Nothing measured in streaming: no run of it counts." in text
     assert "measured in streaming: reader" not in text
-
-
-def test_alarms_come_before_every_figure() -> None:
-    matrix = make_protocol().matrix
-    alarm = "DIFFERENT losses <b>: 1.8 and 1.9."
-    text = text_of(comparison_document(matrix, alarms=[alarm], checks=[("x < 1: FAILED", True)]))
-    assert text.startswith(f"{alarm}\nx < 1: FAILED\n")
-    text = document_markdown(comparison_document(matrix, alarms=[alarm]))
-    assert text.startswith("> **DIFFERENT losses &lt;b&gt;: 1.8 and 1.9.**\n\n|")
