@@ -19,7 +19,7 @@ from fast_axolotl.record import End, RankRecord, RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, cell_of, folder_of
 from support.protocol import run_fake as run
-from support.records import with_figures
+from support.records import make_rank, with_figures
 
 
 def plan(**changes: Any) -> Plan:
@@ -239,8 +239,8 @@ def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
     idle = FakeLaunch(leave=lambda arm, rank: rank if arm == "baseline" else None)
     found = run(plan(), tmp_path / "idle", idle)
     assert found.paragraph == "candidate did not do the baseline's work, so nothing is compared."
-    launch = FakeLaunch(fetches={"baseline": 0, "candidate": 0}, warmups={"candidate": 3})
-    found = run(plan(), tmp_path / "short", launch)
+    short = lambda arm, rank: make_rank(fetches=0, warmup_steps=3 + (arm == "baseline"))  # noqa: E731
+    found = run(plan(), tmp_path / "short", FakeLaunch(leave=short))
     assert "did not do the baseline's work, so nothing is compared" in found.paragraph
     assert not any("Holm" in note for note in found.matrix.notes)
     found = run(plan(), tmp_path / "less", FakeLaunch(fetches={"candidate": 400}))
@@ -272,17 +272,14 @@ def test_damaged_records_count_for_nothing_and_are_made_again(tmp_path: Path) ->
     shutil.rmtree(folder / "runs" / "05-baseline")
     assert run(plan(max_minutes=0.001), folder, late).pairs == 2
     assert not late.calls
-
-
-def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
-    launch = FakeLaunch(losses=lambda arm, n: (2.0, math.nan))
-    found = run(plan(), tmp_path / "p", launch)
-    assert found.are_losses_equal is None
-    for name in ("protocol.json", "state.json"):
-        json.loads((tmp_path / "p" / name).read_text(), parse_constant=pytest.fail)
-    again = ProtocolResult.read(tmp_path / "p").arms[0].runs[0].losses
-    assert again[0] == 2.0
-    assert math.isnan(again[1])
+    # So is what has failed.
+    before = run(plan(), tmp_path / "failed", FakeLaunch(codes={"candidate": [1] * 9}))
+    assert before.pairs == 0
+    mended, progress = FakeLaunch(), list[Any]()
+    found = run(plan(), tmp_path / "failed", mended, progress=lambda *at: progress.append(at))
+    assert mended.arms == ["candidate"] * 4
+    assert found.pairs == 3
+    assert [done for _, done, *_ in progress[::2]] == [4, 5, 6, 7], "those that are not made again"
 
 
 def test_interrupted_in_every_run_it_goes_on_where_it_stopped_to_the_same_result(
@@ -317,17 +314,6 @@ def test_more_pairs_continue_a_finished_protocol_and_fewer_drop_none(tmp_path: P
     assert (len(more.calls), found.pairs) == (2, 3)
     assert run(plan(pairs=1), tmp_path / "p", fewer).matrix == found.matrix
     assert not fewer.calls
-
-
-def test_what_has_failed_is_made_again_when_the_protocol_is_continued(tmp_path: Path) -> None:
-    before = run(plan(), tmp_path / "p", FakeLaunch(codes={"candidate": [1] * 9}))
-    assert before.pairs == 0
-    mended = FakeLaunch()
-    progress: list[Any] = []
-    found = run(plan(), tmp_path / "p", mended, progress=lambda *at: progress.append(at))
-    assert mended.arms == ["candidate"] * 4
-    assert found.pairs == 3
-    assert [done for _, done, *_ in progress[::2]] == [4, 5, 6, 7], "those that are not made again"
 
 
 def test_a_folder_that_is_not_for_this_protocol_is_refused_with_the_cure(
@@ -400,6 +386,15 @@ def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:
     assert found.are_losses_equal is False
     assert "Explain the different losses first" in found.paragraph
     assert "Use" not in found.paragraph
+    # What is not a number is null in JSON.
+    launch = FakeLaunch(losses=lambda arm, n: (2.0, math.nan))
+    found = run(plan(), tmp_path / "nan", launch)
+    assert found.are_losses_equal is None
+    for name in ("protocol.json", "state.json"):
+        json.loads((tmp_path / "nan" / name).read_text(), parse_constant=pytest.fail)
+    again = ProtocolResult.read(tmp_path / "nan").arms[0].runs[0].losses
+    assert again[0] == 2.0
+    assert math.isnan(again[1])
 
 
 def test_progress_tells_the_time_left(tmp_path: Path) -> None:

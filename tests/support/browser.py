@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +141,7 @@ def start_browser(profile: Path) -> Iterator[Browser]:
     process = subprocess.Popen(
         [sys.executable, "-c", _START, str(to_browser), str(to_us), *command],
         pass_fds=(to_browser, to_us),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
     )
     os.close(to_browser)
     os.close(to_us)
@@ -153,10 +151,9 @@ def start_browser(profile: Path) -> Iterator[Browser]:
         yield browser
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
         os.close(from_us)
         os.close(from_browser)

@@ -47,8 +47,6 @@ class FakeLaunch:
     """Exit codes of an arm's runs, 0 beyond them."""
     fetches: Mapping[str, int] = field(default_factory=dict)
     """Of an arm's runs, else 600."""
-    warmups: Mapping[str, int] = field(default_factory=dict)
-    """Steps of warm-up before them, else 5."""
     leave: Callable[[str, RankRecord], RankRecord | None] = lambda arm, rank: rank
     """What becomes of the record of an arm's training; ``None``: it did not train."""
     trials: Mapping[str, int] = field(default_factory=dict)
@@ -99,7 +97,6 @@ class FakeLaunch:
             own_seconds=own,
             wait=steady(self.stall.get(arm, 0.0), own),
             fetches=self.fetches.get(arm, 600),
-            warmup_steps=self.warmups.get(arm, 5),
             tokens=self.tokens.get(arm, 1000),
             settings=dict(self.settings.get(arm, {})),
         )

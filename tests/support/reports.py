@@ -71,16 +71,14 @@ def make_protocol(
         name = new_names[arm.name]
         runs = (replace(run, folder=run.folder.replace(arm.name, name), **well) for run in arm.runs)
         arms.append(replace(arm, name=name, runs=tuple(runs)))
-    changes: dict[str, Any] = {}
-    if not are_losses_equal:
-        changes["losses"] = "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
+    unequal = "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
     return replace(
         protocol,
         arms=tuple(arms),
         order=tuple(new_names[name] for name in protocol.order if name in new_names),
         matrix=replace(protocol.matrix, arms=names),
         are_losses_equal=are_losses_equal,
-        **changes,
+        losses=protocol.losses if are_losses_equal else unequal,
     )
 
 
