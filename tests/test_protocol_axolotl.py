@@ -41,7 +41,7 @@ def configs(plan: Plan) -> dict[str, Mapping[str, Any]]:
     return {arm.name: arm.config or {} for arm in plan.arms}
 
 
-def test_the_arms_are_stock_and_the_drop_in(tmp_path: Path) -> None:
+def test_the_arms_are_stock_which_has_none_of_our_keys_and_the_drop_in(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path))
     assert [arm.name for arm in plan.arms] == ["baseline", "drop-in"]
     assert [arm.is_accelerated for arm in plan.arms] == [False, True]
@@ -53,9 +53,6 @@ def test_the_arms_are_stock_and_the_drop_in(tmp_path: Path) -> None:
     assert plan.dedupe is None
     plan = plan_axolotl(write(tmp_path), dedupe=True)
     assert plan.dedupe == {"datasets": found["baseline"]["datasets"]}
-
-
-def test_stock_has_none_of_our_keys(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         plugins=[PLUGIN, "other.Plugin"],

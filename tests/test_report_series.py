@@ -53,15 +53,13 @@ def test_folding_loses_no_extreme_and_keeps_the_mean(
     assert len(thin["t"]) <= max(most, 1)
 
 
-def test_what_lies_across_windows_is_shared_out() -> None:
+def test_what_lies_across_windows_is_shared_out_where_there_are_many_points() -> None:
     track = Track()
     track.add(0.5, 2.5, 2.0, rate=10.0)
     track.add(3.0, 3.5, 0.5, rate=2.0)
     means, _, _ = track.fold("rate", 0.0, 1.0, 4)
     assert means == pytest.approx([10.0, 10.0, 10.0, 2.0])
-
-
-def test_few_points_are_all_kept_and_unknown_columns_left_out() -> None:
+    # Few points are all kept, and unknown columns left out.
     track = Track()
     for t, value in enumerate((3.0, None, 1.0)):
         track.add(t, t + 1, one=value, other=None)

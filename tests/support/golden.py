@@ -186,6 +186,4 @@ def digest(value: Any) -> Any:
     empty = value.count(None)
     if len(value) > 4 and len(numbers) + empty == len(value) > empty:
         return f"{len(value)} values, {empty} empty, sum {sum(numbers):.6g}"
-    if len(value) > 8 and all(isinstance(one, str | None) for one in value):
-        return f"{len(value)} texts, the first {value[0]!r}, the last {value[-1]!r}"
     return [digest(one) for one in value]
