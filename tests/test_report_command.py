@@ -151,7 +151,7 @@ def test_a_demo_refuses_its_file_before_it_begins_and_promises_nothing_when_inte
 
     monkeypatch.setattr(DEMO, "write_rows", lambda path: 0)
     monkeypatch.setattr(DEMO, "plan_demo", lambda data: plan_commands("a", "b"))
-    monkeypatch.setattr("fast_axolotl.protocol.run_protocol", stop)
+    monkeypatch.setattr("fast_axolotl.protocol.runner.run_protocol", stop)
     with pytest.raises(KeyboardInterrupt):
         demo(output=tmp_path / "page.html")
     assert "continues from here" not in capsys.readouterr().err

@@ -130,3 +130,8 @@ def test_the_gpus_of_a_run_are_named() -> None:
     start = record.systems[next(iter(record.systems))].start
     record.systems["other"] = SystemRecord(start=replace(start, gpu_names=("NVIDIA H200",) * 8))
     assert describe_gpus(record) == "8 × NVIDIA H200"
+
+
+def test_one_step_is_told_as_one() -> None:
+    text = shown(make_run(make_rank()), steps=1, fetches=1, warmup_steps=1)
+    assert re.search("1 step, 1 fetch in .* 1 step of warm-up not counted", text)
