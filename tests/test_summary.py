@@ -36,7 +36,6 @@ from fast_axolotl.record.schema import Phase
 from support.records import (
     GIGABYTE,
     START_TIME,
-    every,
     make_profiled_run,
     make_rank,
     make_ranks,
@@ -224,20 +223,6 @@ def test_where_device_waits_are_known_they_are_the_stall() -> None:
     rank = make_rank(wait=steady(0.3), device_wait=steady(0.3), fetches=3000)
     rank.blocks[::2] = [replace(block, device_wait_seconds=None) for block in rank.blocks[::2]]
     assert summarise(make_run(rank)).stall_source == "host"
-
-
-def test_the_pattern_and_the_period_of_waits_are_found() -> None:
-    burst = figures(wait=every(16, 0.3), fetches=3000)
-    assert (burst.stall_pattern, burst.stall_period_fetches) == (
-        "burst",
-        pytest.approx(16, rel=0.01),
-    )
-    assert burst.stall_period_rows == pytest.approx(128, rel=0.01)
-    rare = figures(wait=every(125, 0.3), fetches=900)
-    assert (rare.stall_pattern, rare.stall_period_rows) == (
-        "periodic",
-        pytest.approx(1000, rel=0.05),
-    )
 
 
 def test_tokens_of_three_kinds_are_summed_over_ranks() -> None:
@@ -431,15 +416,6 @@ def test_sizes_that_may_not_be_read_are_missing_with_the_cure() -> None:
     summary = summarise(make_run(system=bare_system(SystemSample(t=0.0, processes=1))))
     for name in ("working_set_bytes", "rss_bytes", "hwm_bytes"):
         assert "as its own user or as root" in summary.reasons[name]
-
-
-def test_the_rank_that_waits_most_decides_and_with_a_dispatcher_rank_0() -> None:
-    for known, stall in (({}, 0.4), ({"dispatcher": True}, 0.1)):
-        one = make_rank(wait=steady(0.1), settings=known)
-        two = make_rank(rank=1, wait=steady(0.4), settings=known)
-        summary = summarise(make_run(one, two))
-        assert summary.stall_fraction == pytest.approx(stall)
-        assert [rank.stall_fraction for rank in summary.ranks] == pytest.approx([0.1, 0.4])
 
 
 def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> None:

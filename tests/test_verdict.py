@@ -302,15 +302,6 @@ def test_a_queue_that_is_not_draining_is_no_obstacle(queue: Callable[[int], floa
     assert (summary.verdict.kind, summary.fetches) == ("compute", 3000)
 
 
-def test_the_rank_that_waits_alone_is_named() -> None:
-    verdict = verdict_of(two_ranks({}, {"wait": steady(0.4)}))
-    assert "on at least one of 2 ranks" in verdict.evidence[0]
-    assert verdict.evidence[1] == (
-        "rank 1 waits for data in steps in which the others do not wait: this costs the "
-        "other ranks 40.0 % of the time"
-    )
-
-
 def dispatched(workers: int) -> Verdict:
     settings = {"dispatcher": True, "num_workers": workers, "prefetch_factor": 2}
     common = {"settings": settings, "source": "axolotl"}
