@@ -81,6 +81,13 @@ def test_what_has_nothing_to_compare_says_so(tmp_path: Path, folders: dict[str, 
         compare_folders(tmp_path / "dedupe", folders["fast"])
     with pytest.raises(UsageError, match="has no variant 'streaming'"):
         compare_folders(folders["even"], folders["slower"], arm="streaming")
+    # An arm that only failed is not compared, and the others are.
+    plan = plan_commands("cmd a", "cmd b", pairs=2, warmup=0)
+    plan = replace(plan, arms=(*plan.arms, replace(plan.arms[1], name="third")))
+    run_fake(plan, tmp_path / "p", FakeLaunch(codes={"third": [1] * 9}))
+    assert compare_folders(tmp_path / "p", arm="candidate").second == "candidate"
+    with pytest.raises(DataError, match="No counted run of third succeeded"):
+        compare_folders(tmp_path / "p")
 
 
 @pytest.mark.parametrize(
@@ -126,10 +133,15 @@ def test_a_protocol_is_judged_again_by_another_size_that_matters(folders: dict[s
     assert cell_of(found, "samples_per_second").outcome == "no change that matters"
 
 
-def test_a_ratio_of_values_near_zero_cannot_be_limited(folders: dict[str, Path]) -> None:
-    limits = [parse_check("host_stall_fraction > 2")]
-    with pytest.raises(DataError, match=r"cannot be checked.*near 0.*difference: > \+0\.02"):
-        compare_folders(folders["stalling"], limits=limits)
+def test_a_limit_that_a_figure_cannot_have_is_refused_with_the_cure(
+    folders: dict[str, Path],
+) -> None:
+    for limit, words in {
+        "host_stall_fraction > 2": r"near 0.*difference: > \+0\.02",
+        "tokens_per_second > +2": "has no difference; write the bound without a sign",
+    }.items():
+        with pytest.raises(DataError, match=f"cannot be checked.*{words}"):
+            compare_folders(folders["stalling"], limits=[parse_check(limit)])
 
 
 def test_losses_that_differ_are_an_alarm(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -151,15 +163,6 @@ def test_a_run_that_ended_with_an_error_is_told_and_passes_no_limit(
     limits = [parse_check("tokens_per_second < 0.5")]
     with pytest.raises(DataError, match="did not finish, so no limit is checked"):
         compare_folders(folders["fast"], other, limits=limits, is_single=True)
-
-
-def test_an_arm_that_only_failed_is_not_compared_and_the_others_are(tmp_path: Path) -> None:
-    plan = plan_commands("cmd a", "cmd b", pairs=2, warmup=0)
-    plan = replace(plan, arms=(*plan.arms, replace(plan.arms[1], name="third")))
-    run_fake(plan, tmp_path / "p", FakeLaunch(codes={"third": [1] * 9}))
-    assert compare_folders(tmp_path / "p", arm="candidate").second == "candidate"
-    with pytest.raises(DataError, match="No counted run of third succeeded"):
-        compare_folders(tmp_path / "p")
 
 
 def test_two_protocols_are_compared_by_the_arm_that_both_have(folders: dict[str, Path]) -> None:

@@ -264,6 +264,11 @@ def test_resume_after_every_batch_gives_the_same_tail(
     medium: dict[str, Open], kind: str, shuffle: int | None
 ) -> None:
     check_resume_after_every_batch(partial(medium[kind], batch_size=650, shuffle=shuffle))
+    if kind == "jsonl":
+        even = "pad" if shuffle else "drop"
+        check_resume_after_every_batch(
+            partial(medium[kind], batch_size=100, shard=(6, 7), even=even, shuffle=shuffle)
+        )
 
 
 def test_resume_between_two_windows_gives_the_same_tail(large: dict[str, Path]) -> None:
@@ -446,16 +451,6 @@ def test_fewer_rows_than_shards_are_made_even_too(tmp_path: Path, num_rows: int,
     assert [len(shard) for shard in shards] == [wanted] * 8
     marks = [batch.column("is_padding")[0].as_py() for shard in shards for batch in shard]
     assert marks.count(False) == (num_rows if wanted else 0)
-
-
-@pytest.mark.parametrize("even", ["drop", "pad"])
-@pytest.mark.parametrize("shuffle", [None, 3])
-def test_an_even_pass_is_resumed_after_every_batch(
-    medium: dict[str, Open], even: str, shuffle: int | None
-) -> None:
-    check_resume_after_every_batch(
-        partial(medium["jsonl"], batch_size=100, shard=(6, 7), even=even, shuffle=shuffle)
-    )
 
 
 def test_an_even_pass_continues_evenly_on_another_number_of_shards(

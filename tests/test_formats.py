@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,16 +125,7 @@ def test_lines_equal_those_of_plain_python(pieces: list[str], compression: str) 
     assert [row["text"] for row in rows] == lines_of("".join(pieces))
 
 
-# Arrow's corners.
-
-
-def test_dictionary_columns_read_as_their_values(tmp_path: Path) -> None:
-    table = pa.table({"a": pa.array(["x", "y", None, "x"]).dictionary_encode()})
-    for form in (pa.ipc.new_file, pa.ipc.new_stream):
-        path = tmp_path / "a.arrow"
-        with form(str(path), table.schema) as writer:
-            writer.write_table(table)
-        assert [row["a"] for row in read_rows(path)] == ["x", "y", None, "x"]
+# Columns, folders and splits.
 
 
 def test_columns_are_chosen_and_ordered_in_every_format(tmp_path: Path) -> None:

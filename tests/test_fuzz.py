@@ -32,7 +32,7 @@ from fast_axolotl.errors import FastAxolotlError
 from fast_axolotl.reading import FormatWarning, convert, open_dataset
 from support.files import arrow_bytes, feather_bytes, jsonl_bytes, parquet_bytes, squeeze
 
-CASES = int(os.environ.get("FAST_AXOLOTL_FUZZ_CASES", "120"))
+CASES = int(os.environ.get("FAST_AXOLOTL_FUZZ_CASES", "60"))
 """Cases of each sample."""
 
 SECONDS_TO_START = 60

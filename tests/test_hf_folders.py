@@ -82,15 +82,12 @@ def hub(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_hub_folder_of_one_split_reads_in_order(hub: Path) -> None:
+def test_a_hub_folder_reads_in_order_and_wants_one_of_several_splits_named(hub: Path) -> None:
     reader = open_dataset(hub)
 
     assert [row["id"] for batch in reader for row in batch.to_pylist()] == list(range(30))
     ignored = {Path(name).name for name in reader.stats.ignored_files}
     assert {"README.md", "LICENSE", ".gitattributes", "dataset_infos.json"} <= ignored
-
-
-def test_a_hub_folder_of_several_splits_wants_one_named(hub: Path) -> None:
     write_parquet(hub / "data" / "test-00000-of-00001.parquet", make_rows(40)[30:])
 
     with pytest.raises(UsageError, match="several splits: test, train"):
@@ -102,21 +99,15 @@ def test_a_hub_folder_of_several_splits_wants_one_named(hub: Path) -> None:
         open_dataset(hub, split="validation")
 
 
-def test_a_split_goes_by_any_of_its_names(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", make_rows(3))
-    write_jsonl(tmp_path / "dev.jsonl", make_rows(5)[3:])
-
-    assert ids_of(tmp_path, split="validation") == [3, 4]
-    assert ids_of(tmp_path, split="val") == [3, 4]
-
-
-def test_a_folder_above_that_is_called_like_a_split_says_nothing(tmp_path: Path) -> None:
+def test_a_split_goes_by_any_of_its_names_and_a_folder_above_says_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "test" / "train"
     folder.mkdir(parents=True)
-    write_jsonl(folder / "a.jsonl", make_rows(2))
-    write_jsonl(folder / "b.jsonl", make_rows(4)[2:])
+    write_jsonl(folder / "a.jsonl", make_rows(3))
+    assert ids_of(folder) == [0, 1, 2]
+    write_jsonl(folder / "train.jsonl", make_rows(3))
+    write_jsonl(folder / "dev.jsonl", make_rows(5)[3:])
 
-    assert ids_of(folder) == [0, 1, 2, 3]
+    assert ids_of(folder, split="validation") == ids_of(folder, split="val") == [3, 4]
 
 
 # Folders, globs, lists

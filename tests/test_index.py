@@ -21,9 +21,16 @@ from fast_axolotl.reading import index
 from fast_axolotl.reading.blocks import Dataset, Unit, decode_or_reject
 from fast_axolotl.reading.index import scanned_schema, unit_rows, with_csv_edges
 from fast_axolotl.reading.schema import MIXED
-from fast_axolotl.reading.storage import Source
 from fast_axolotl.reading.take import Taker
-from support.files import WRITERS, compress, flat_rows, jsonl_bytes, make_rows, write_as
+from support.files import (
+    WRITERS,
+    compress,
+    counted_bytes,
+    flat_rows,
+    jsonl_bytes,
+    make_rows,
+    write_as,
+)
 
 QUICK = settings(max_examples=40, deadline=None)
 KINDS = [*WRITERS, "text"]
@@ -48,17 +55,10 @@ def entries(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def reads() -> Iterator[list[int]]:
     """The length of every read of a file."""
-    lengths: list[int] = []
-    read_at = Source.read_at
-
-    def counted(source: Source, offset: int, length: int) -> bytes:
-        lengths.append(length)
-        return read_at(source, offset, length)
-
-    monkeypatch.setattr(Source, "read_at", counted)
-    return lengths
+    with counted_bytes() as lengths:
+        yield lengths
 
 
 def open_as(path: Any, unit_bytes: int = 4096, **options: Any) -> Dataset:

@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +42,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 
-KEY, SECRET = "testing", "testing-secret"
 BUCKET = "rows"
 
 
@@ -118,31 +116,18 @@ def test_a_damaged_remote_file_names_its_address(memory: Any) -> None:
 # s3://
 
 
-@dataclass
-class S3:
-    """A server, and what a client needs to reach it."""
-
-    endpoint: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "key": KEY,
-            "secret": SECRET,
-            "endpoint_url": self.endpoint,
-            "client_kwargs": {"region_name": "us-east-1"},
-        }
-
-
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
+def s3() -> Iterator[dict[str, Any]]:
+    """What a client needs to reach a server with some objects."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **S3(endpoint).options)
+    options: dict[str, Any] = {"key": "testing", "secret": "testing-secret"}
+    options |= {"endpoint_url": f"http://{host}:{port}"}
+    options |= {"client_kwargs": {"region_name": "us-east-1"}}
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **options)
     filesystem.call_s3("create_bucket", Bucket=BUCKET)
     for index in range(3):
         part = rows_of(30)[index * 10 :][:10]
@@ -150,7 +135,7 @@ def s3() -> Iterator[S3]:
     filesystem.pipe_file(f"{BUCKET}/parts/README.md", b"hello")
     for ending in ("parquet", "jsonl"):
         filesystem.pipe_file(f"{BUCKET}/rows.{ending}", encoded(ending))
-    yield S3(endpoint)
+    yield options
     server.stop()
 
 
@@ -161,17 +146,17 @@ def s3() -> Iterator[S3]:
         *((name, 30) for name in ("parts", "parts/", "parts/part-*.jsonl")),
     ],
 )
-def test_objects_prefixes_and_globs_read(s3: S3, name: str, count: int) -> None:
-    assert read_rows(f"s3://{BUCKET}/{name}", storage_options=s3.options) == rows_of(count)
+def test_objects_prefixes_and_globs_read(s3: dict[str, Any], name: str, count: int) -> None:
+    assert read_rows(f"s3://{BUCKET}/{name}", storage_options=s3) == rows_of(count)
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
-    s3: S3, delays: list[float]
+    s3: dict[str, Any], delays: list[float]
 ) -> None:
     uri = f"s3://{BUCKET}/changing.jsonl"
-    filesystem = fsspec.filesystem("s3", **s3.options)
+    filesystem = fsspec.filesystem("s3", **s3)
     filesystem.pipe_file(uri, jsonl_bytes(rows_of(300)))
-    reader = open_dataset(uri, storage_options=s3.options)
+    reader = open_dataset(uri, storage_options=s3)
     filesystem.pipe_file(uri, jsonl_bytes(rows_of(300)[::-1]))
     with pytest.raises(DataError, match="changed while it was read"):
         list(reader)

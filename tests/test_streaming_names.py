@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from fast_axolotl import (
     streaming_dataset_reader,
 )
 from support.files import make_rows, write_arrow, write_jsonl, write_parquet
-
-ARGUMENTS = {"file_path": inspect.Parameter.empty, "batch_size": 1000, "num_threads": 4}
 
 
 @pytest.fixture

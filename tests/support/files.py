@@ -163,8 +163,6 @@ WRITERS: dict[str, tuple[str, Callable[[Path, Rows], Path], dict[str, Any]]] = {
     "arrow file": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_file), {}),
     "arrow stream": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_stream), {}),
     "feather lz4": (".feather", _writer(feather_bytes), {}),
-    "feather zstd": (".feather", _writer(lambda r: feather_bytes(r, "zstd")), {}),
-    "feather plain": (".feather", _writer(lambda r: feather_bytes(r, "uncompressed")), {}),
     "json array": (".json", _writer(lambda rows: json.dumps(rows, indent=1)), {}),
     "json objects": (
         ".json",

@@ -172,7 +172,7 @@ def _choose_two(folder: str | Path, side: ProtocolResult, arm: str | None) -> li
     """The baseline of a protocol and one of its other arms, by default the last."""
     arms = side.matrix.arms
     if len(arms) < 2:
-        raise UsageError(f"{folder} has no two variants; pass a second folder to compare it with")
+        raise UsageError(f"{folder} has fewer than two variants; pass a second folder")
     chosen = arm or arms[-1]
     if chosen not in arms[1:]:
         raise UsageError(f"there is no variant {chosen!r}, only {', '.join(arms[1:])}")
@@ -231,9 +231,10 @@ def _check(limit: Check, matrix: Matrix, is_single: bool) -> Check:
         value, low, high = cell.difference, cell.difference_low, cell.difference_high
         kind = "difference"
     if value is None:
-        can_differ = not limit.is_difference and cell.difference is not None
-        example = "+0.02" if FIGURES[limit.figure].unit == "share" else "+1000000"
-        cure = f"; set a limit on the difference: {limit.sign} {example}" if can_differ else ""
+        cure = "; write the bound without a sign" if limit.is_difference else ""
+        if cell.difference is not None:
+            example = "+0.02" if FIGURES[limit.figure].unit == "share" else "+1000000"
+            cure = f"; set a limit on the difference: {limit.sign} {example}"
         raise DataError(f"{refused}: {cell.reason or f'it has no {kind}'}{cure}")
     is_checked = is_single
     found = f"{kind} {value:.4g}, from a single run on at least one side"

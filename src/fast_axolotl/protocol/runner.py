@@ -42,12 +42,7 @@ from fast_axolotl.protocol.statistics import compare_runs, t_quantile
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.codec import from_plain, to_json, write_text
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult, Trial
-from fast_axolotl.record.run_folders import (
-    choose_training,
-    find_folders,
-    read_training,
-    read_trainings,
-)
+from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
 _STATE_FILE, _LOCK_FILE = "state.json", ".lock"
@@ -373,7 +368,7 @@ def _read_trial(trial: Trial, run: ArmRun, root: Path) -> Trial:
     if run.status != "done":
         full = find_out_of_memory(run.exit_code, root / run.folder / "log.txt")
         return replace(trial, outcome="out of memory", reason=full) if full else trial
-    record = read_training(root / run.folder)
+    record = choose_training(read_trainings(root / run.folder))
     summary = sum_up(record)
     unit, rate = "tokens/s", summary.tokens_per_second
     if rate is None and summary.samples_per_second is not None:

@@ -9,7 +9,7 @@ Splitting (which may decompress) is sequential, decoding is parallel.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
@@ -232,6 +232,13 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
         return decoded
     table = table.select([name for name in columns if name in table.schema.names])
     return Decoded(table, decoded.rejections, decoded.more)
+
+
+def check_names(names: Sequence[str], path: str, cure: str = "") -> None:
+    """Refuses a file with two columns of one name."""
+    if repeated := {name for name in names if names.count(name) > 1}:
+        message = f"two columns have the name {min(repeated)!r}; rename one {cure}".rstrip()
+        raise DataError(message, path=path)
 
 
 def value_bytes(data: pa.Table | pa.RecordBatch) -> int:

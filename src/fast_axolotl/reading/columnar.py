@@ -25,7 +25,6 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -36,6 +35,7 @@ from fast_axolotl.reading.blocks import (
     Decoded,
     ReadOptions,
     Unit,
+    check_names,
     or_broken,
     ready_block,
     value_bytes,
@@ -51,6 +51,9 @@ _PAGE_BUFFER_BYTES = 1024 * 1024
 
 _MARGIN = 1.05
 """A remote row group may be so many times its expected size, and still come in one request."""
+
+_LARGE_BATCH_BYTES = 4 * 1024 * 1024
+"""A mapped record batch is cut into units of about this size where it is larger."""
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
@@ -206,16 +209,20 @@ class MappedFile(_Columnar):
     """The batches that are known to be intact."""
 
     def units(self, file: int) -> list[Unit]:
-        """Ranges of rows with about the same number of bytes."""
-        weights = [0, *accumulate(max(1, size) for size in self.sizes)]
-        parts = max(1, weights[-1] // self.options.unit_bytes)
-        places = np.linspace(0, weights[-1], parts + 1)
-        edges = np.unique(np.interp(places, weights, self.starts).astype(np.int64)).tolist()
-        num_bytes = max(1, weights[-1] // parts)
-        return [
-            Unit(file=file, start=start, stop=stop, num_bytes=num_bytes, num_rows=stop - start)
-            for start, stop in pairwise(edges)
-        ]
+        """Ranges of rows: small batches together, large ones in parts."""
+        units, start, weight = list[Unit](), 0, 0
+        for stop, size in zip(self.starts[1:], self.sizes, strict=True):
+            weight += size
+            if stop > start and (weight >= self.options.unit_bytes or stop == self.starts[-1]):
+                parts = min(stop - start, max(1, weight // _LARGE_BATCH_BYTES))
+                num_bytes = max(1, weight // parts)
+                edges = [start + (stop - start) * part // parts for part in range(parts + 1)]
+                units += [
+                    Unit(file=file, start=at, stop=end, num_bytes=num_bytes, num_rows=end - at)
+                    for at, end in pairwise(edges)
+                ]
+                start, weight = stop, 0
+        return units
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """The rows; nothing is copied."""
@@ -370,11 +377,7 @@ def _columns(source: Source, schema: pa.Schema, options: ReadOptions) -> dict[st
     with _named(source.path, "schema"):
         fields = [_plain(column, source.path) for column in schema]
     names: list[str] = schema.names
-    repeated = {name for name in names if names.count(name) > 1}
-    if repeated:
-        raise DataError(
-            f"two columns have the name {min(repeated)!r}; rename one", path=source.path
-        )
+    check_names(names, source.path)
     wanted = [item for item in fields if options.columns is None or item.name in options.columns]
     return {
         "source": source,

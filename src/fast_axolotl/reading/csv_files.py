@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import csv
 import io
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice, pairwise, zip_longest
+from itertools import islice, pairwise
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -33,7 +32,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Unit
+from fast_axolotl.reading.blocks import (
+    Block,
+    CsvDialect,
+    Decoded,
+    ReadOptions,
+    Unit,
+    check_names,
+)
 from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
@@ -55,9 +61,8 @@ _MOST_STRETCH_BYTES = 64 * 1024 * 1024
 _END = "end of the text"
 """A line behind a text: a record of its own, unless a quote is still open there."""
 
-_DECIMAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-_LONG_BYTES, _LONG_INTEGER = 16, r"^-?[0-9]{16,}$"
-"""Integers that a float might round."""
+_DECIMAL = r"^-?(0|[1-9][0-9]{0,14}|(0|[1-9][0-9]*)(\.[0-9]+|(\.[0-9]+)?[eE][+-]?[0-9]+))$"
+"""A plain number, but no integer that is so long that a float might round it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +99,7 @@ class CsvFile:
             header, end = next(records, ([], len(head)))
             texts = [name.encode("utf-8", "surrogateescape") for name in header]
             names, start = tuple(text.decode("utf-8", "replace") for text in texts), start + end
-        repeated = {name for name in names if names.count(name) > 1}
-        if repeated:
-            raise DataError(
-                f"two columns have the name {min(repeated)!r}; rename one in the header, or pass "
-                "csv=CsvDialect(column_names=...)",
-                path=source.path,
-                place="line 1",
-            )
+        check_names(names, source.path, "in the header, or pass csv=CsvDialect(column_names=...)")
         return cls(
             source=source,
             compression=compression,
@@ -120,17 +118,10 @@ class CsvFile:
         ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        size = min(self.options.block_bytes, MOST_BLOCK_BYTES)
         if self.edges is None:
-            yield from self._blocks_in_turn(size)
-            return
-        # Neighbouring stretches together, read where they are decoded.
-        start, edges = unit.start, self.edges
-        stops = edges[bisect_right(edges, start) : bisect_right(edges, unit.stop)]
-        for stop, following in zip_longest(stops, stops[1:]):
-            if following is None or following - start > size:
-                yield _block(stop - start, partial(self._read_stretch, start, stop))
-                start = stop
+            yield from self._blocks_in_turn(min(self.options.block_bytes, MOST_BLOCK_BYTES))
+        else:  # neighbouring stretches make no more than half a block; read where it is decoded
+            yield _block(unit.num_bytes, partial(self._read_stretch, unit.start, unit.stop))
 
     def find_edges(self) -> list[int] | None:
         """Where stretches of records of about ``unit_bytes`` begin, then the end of the file.
@@ -139,6 +130,8 @@ class CsvFile:
         alone. ``None`` where quotes do not tell, or a record is too long.
         """
         edges, size = [self.start], self.options.unit_bytes
+        if self.dialect.escape is not None:
+            return None
         while (start := edges[-1]) < self.source.num_bytes:
             text = self.source.read_at(start, size)
             stop = self._end(text, start + len(text) == self.source.num_bytes)
@@ -149,11 +142,9 @@ class CsvFile:
         return edges
 
     def _end(self, text: bytes, is_last: bool) -> int | None:
-        """Where the last whole record of a text ends that begins with one; ``None`` where an escape
-        or a quote that is out of place makes it depend on more than the number of quotes."""
+        """Where the last whole record of a text ends that begins with one; ``None`` where a quote
+        that is out of place makes it depend on more than the number of quotes."""
         dialect, raw = self.dialect, np.frombuffer(text, dtype=np.uint8)
-        if dialect.escape is not None and dialect.escape.encode() in text:
-            return None
         quotes = np.flatnonzero(raw == ord(dialect.quote))
         beside = np.zeros(256, dtype=bool)
         beside[list(f"{dialect.delimiter}\r\n{dialect.quote}".encode())] = True
@@ -231,10 +222,9 @@ class CsvFile:
         value = table.column(-1)[-1].as_py() if table.num_rows else ""
         if value.endswith(_NEWLINES):
             # Certainly closed where a quote stands at the end that is not the value's own.
-            tail = text[-_TAIL_BYTES:].to_pybytes().rstrip(b"\r\n")
-            text_of_value = value.rstrip("\r\n")
-            is_own = not text_of_value or text_of_value.endswith(dialect.quote)
-            if is_own or not tail.endswith(dialect.quote.encode()):
+            end, quote = text[-_TAIL_BYTES:].to_pybytes().rstrip(b"\r\n"), dialect.quote
+            ink = value.rstrip("\r\n")
+            if not ink or ink.endswith(quote) or not end.endswith(quote.encode()):
                 return None
         return Decoded(table)
 
@@ -280,7 +270,10 @@ def _block(weight: int, read: Callable[[], Decoded]) -> Block:
 
     def decode(schema: pa.Schema | None) -> Decoded:
         decoded = read()
-        return replace(decoded, table=_typed(decoded.table, schema))
+        kinds = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
+        names, values = decoded.table.column_names, decoded.table.columns
+        columns = [_as_numbers(*pair) for pair in zip(values, map(kinds.get, names), strict=True)]
+        return replace(decoded, table=pa.Table.from_arrays(columns, names=names))
 
     return Block(decode=decode, weight=weight, is_text=True, text_wins=True)
 
@@ -321,18 +314,10 @@ def _detect_delimiter(head: bytes, dialect: CsvDialect) -> str:
     return best
 
 
-def _typed(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
-    """Text columns turned into numbers where the values, and what is known so far, allow it."""
-    columns = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        known = schema.field(name).type if schema is not None and name in schema.names else None
-        is_text = known is not None and pa.types.is_string(known)
-        columns.append(column if is_text else _as_numbers(column, known))
-    return pa.Table.from_arrays(columns, names=table.column_names)
-
-
 def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.ChunkedArray:
-    """Integers, else decimals, else the text itself."""
+    """Integers, else decimals, else the text itself, where what is known so far allows it."""
+    if known is not None and pa.types.is_string(known):
+        return column
     if len(column) == 0:
         return pa.chunked_array([], type=known or pa.null())
     filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
@@ -346,9 +331,6 @@ def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.Chunke
         except pa.ArrowException:
             pass
     if not pc.all(pc.match_substring_regex(filled, _DECIMAL)).as_py():
-        return column
-    has_long = pc.max(pc.binary_length(filled)).as_py() >= _LONG_BYTES
-    if has_long and pc.any(pc.match_substring_regex(filled, _LONG_INTEGER)).as_py():
         return column
     try:
         decimals = filled.cast(pa.float64())

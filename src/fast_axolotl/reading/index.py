@@ -105,7 +105,7 @@ def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
                     raise
                 return replace(file, edges=None)
             _store(name, entry)
-        return replace(file, edges=tuple(entry["edges"]))
+        return replace(file, edges=entry["edges"] and tuple(entry["edges"]))
 
     formats = _in_threads(cut, dataset.inputs, dataset.formats)
     return replace(dataset, formats=tuple(formats))

@@ -2,14 +2,16 @@
 
 A document is one array of objects, one object, or several objects after each other. Its elements
 are found without parsing: numpy locates quotes, brackets and commas, strings are masked out, and
-the bracket depth says where an element ends. So only a block of a document is in memory at a time,
-plus one element where that is larger.
+the bracket depth says where an element ends. There each element becomes a line, without line ends
+of its own, so that a block is read like one of JSON lines. Only a block of a document is in memory
+at a time, plus one element where that is larger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +20,20 @@ import pyarrow as pa
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
 from fast_axolotl.reading.json_lines import json_block
-from fast_axolotl.reading.lines import BOM, Lines, whole_file
+from fast_axolotl.reading.lines import BOM, Lines, line_at, whole_file
 from fast_axolotl.reading.storage import Source, Supply
 
 _Ints = npt.NDArray[np.int64]
 
 _WHITE = b" \t\r\n"
-_SPACE, _QUOTE, _COMMA, _BACKSLASH = 32, 34, 44, 92
+_NEWLINE, _SPACE, _QUOTE, _COMMA, _BACKSLASH = 10, 32, 34, 44, 92
 
 _STEP = np.zeros(256, dtype=np.int8)
 _STEP[[ord("["), ord("{")]] = 1
 _STEP[[ord("]"), ord("}")]] = -1
+
+_IS_MARK = _STEP != 0
+_IS_MARK[[_NEWLINE, _COMMA]] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +49,83 @@ class JsonDocument:
         return whole_file(self.source, self.compression, file)
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        cutter = _DocumentCutter(self.source, self.compression, self.options.block_bytes)
-        for rows in cutter.run():
+        for rows in self._rows():
             yield json_block(self.source.path, len(rows.data), lambda rows=rows: rows, self.options)  # type: ignore[misc]
+
+    def _rows(self) -> Iterator[Lines]:
+        """Reads the document in growing steps and gives it back in blocks of whole elements."""
+        text = Supply(self.source, self.compression, self.options.block_bytes)
+        if text.held.startswith(BOM):
+            text.drop(len(BOM))
+        _skip_white(text)
+        is_array = text.held.startswith(b"[")
+        text.drop(int(is_array))
+        is_closed = False
+        while not is_closed:
+            marks, kinds, depths = _marks(text.held)
+            breaks, ends = marks[kinds == _NEWLINE], marks[depths < 0]
+            if is_array:
+                is_closed = len(ends) > 0
+                cuts = marks[(kinds == _COMMA) & (depths == 0)]
+                cuts = np.append(cuts[cuts < ends[0]], ends[0]) if is_closed else cuts
+            else:
+                cuts = marks[(_STEP[kinds] < 0) & (depths == 0)] + 1
+            if len(cuts):
+                yield self._lines(text, breaks, cuts, is_array, is_closed)
+            if not is_closed:
+                text.advance(0)
+                if text.ended:
+                    break
+        if is_array and not is_closed:
+            raise self._error(text, "the array is not closed: the file is truncated")
+        _skip_white(text)
+        while is_array and not text.held and not text.ended:
+            text.advance(0)
+            _skip_white(text)
+        if text.held:
+            raise self._error(
+                text,
+                "there is text after the end of the array"
+                if is_array
+                else "the last object is not closed: the file is truncated",
+            )
+
+    def _lines(
+        self, text: Supply, breaks: _Ints, cuts: _Ints, is_array: bool, is_last: bool
+    ) -> Lines:
+        """The elements up to the last cut, each as a line; they are dropped from the text."""
+        original = text.held[: int(cuts[-1]) + is_array]
+        raw = np.frombuffer(original, dtype=np.uint8).copy()
+        raw[breaks[breaks < len(raw)]] = _SPACE
+        if not is_array:
+            cuts = cuts[:-1]
+            if (raw[cuts] > _SPACE).any():
+                raise self._error(text, "there is no white space between two objects")
+        raw[cuts] = _NEWLINE
+        if is_array:
+            has_value = np.logical_or.reduceat(raw > _SPACE, np.append(0, cuts[:-1] + 1))
+            if not has_value.all() and (len(cuts) > 1 or not is_last):
+                raise self._error(text, "a value is missing between two commas")
+        data, first_line = raw.tobytes(), self._line_at(text.offset)
+        text.drop(len(original))
+        return Lines(data=data, stop=len(data), first_line=first_line, original=original)
+
+    def _line_at(self, offset: int) -> Callable[[], int]:
+        return partial(line_at, self.source, self.compression, offset)
+
+    def _error(self, text: Supply, cause: str) -> DataError:
+        message = f"{cause}; fix the file, or replace it with an intact copy"
+        place = f"line {self._line_at(text.offset)()}"
+        return DataError(message, path=self.source.path, place=place)
+
+
+def _skip_white(text: Supply) -> None:
+    text.drop(len(text.held) - len(text.held.lstrip(_WHITE)))
 
 
 def _marks(text: bytes) -> tuple[_Ints, npt.NDArray[np.uint8], _Ints]:
-    """Where brackets and commas outside of strings are, which they are, and the depth behind."""
+    """Where brackets, commas and line ends outside of strings are, which they are, and the depth
+    behind them."""
     raw = np.frombuffer(text, dtype=np.uint8)
     quotes = np.flatnonzero(raw == _QUOTE)
     suspects = quotes[(quotes > 0) & (raw[quotes - 1] == _BACKSLASH)]
@@ -62,74 +137,6 @@ def _marks(text: bytes) -> tuple[_Ints, npt.NDArray[np.uint8], _Ints]:
         length = suspects - run_start[np.searchsorted(slashes, suspects - 1)]
         escaped = suspects[length % 2 == 1]
         quotes = quotes[~np.isin(quotes, escaped, assume_unique=True)]
-    marks = np.flatnonzero((_STEP[raw] != 0) | (raw == _COMMA))
+    marks = np.flatnonzero(_IS_MARK[raw])
     marks = marks[np.searchsorted(quotes, marks) % 2 == 0]
     return marks, raw[marks], np.cumsum(_STEP[raw[marks]], dtype=np.int64)
-
-
-class _DocumentCutter:
-    """Reads a document in growing steps and gives it back in blocks of whole elements."""
-
-    def __init__(self, source: Source, compression: str | None, block_bytes: int) -> None:
-        self._path = source.path
-        self._text = Supply(source, compression, block_bytes)
-        self._line = 1
-
-    def run(self) -> Iterator[Lines]:
-        if self._text.held.startswith(BOM):
-            self._text.drop(len(BOM))
-        self._skip_white()
-        is_array = self._text.held.startswith(b"[")
-        self._drop(int(is_array))
-        while True:
-            marks, kinds, depths = _marks(self._text.held)
-            if is_array:
-                cuts, ends = marks[(kinds == _COMMA) & (depths == 0)], marks[depths < 0]
-                if len(ends):
-                    yield from self._emit(cuts[cuts < ends[0]], int(ends[0]), is_last=True)
-                    self._drop(1)
-                    break
-            else:  # objects with nothing but white space between them
-                cuts = marks[(_STEP[kinds] < 0) & (depths == 0)] + 1
-            if len(cuts):
-                yield from self._emit(cuts[:-1], int(cuts[-1]), is_last=False)
-                self._drop(int(is_array))
-            self._text.advance(0)
-            if self._text.ended:
-                if is_array:
-                    raise self._error("the array is not closed: the file is truncated")
-                break
-        self._skip_white()
-        while is_array and not self._text.held and not self._text.ended:
-            self._text.advance(0)
-            self._skip_white()
-        if self._text.held:
-            raise self._error(
-                "there is text after the end of the array"
-                if is_array
-                else "the last object is not closed: the file is truncated"
-            )
-
-    def _emit(self, cuts: _Ints, stop: int, *, is_last: bool) -> Iterator[Lines]:
-        """Rows up to ``stop``, which are dropped from the text; separators become spaces."""
-        raw = np.frombuffer(self._text.held, dtype=np.uint8)[:stop].copy()
-        raw[cuts[raw[cuts] == _COMMA]] = _SPACE
-        data, line = raw.tobytes(), self._line
-        if data.strip():
-            edges = [0, *cuts.tolist(), stop]
-            yield Lines(data=data, stop=stop, first_line=lambda: line, edges=edges)
-        elif not is_last or len(cuts):
-            raise self._error("a value is missing between two commas")
-        self._drop(stop)
-
-    def _drop(self, length: int) -> None:
-        self._line += self._text.held.count(b"\n", 0, length)
-        self._text.drop(length)
-
-    def _skip_white(self) -> None:
-        self._drop(len(self._text.held) - len(self._text.held.lstrip(_WHITE)))
-
-    def _error(self, cause: str) -> DataError:
-        place = f"line {self._line}"
-        message = f"{cause}; fix the file, or replace it with an intact copy"
-        return DataError(message, path=self._path, place=place)

@@ -5,7 +5,9 @@ It lets bytes pass that are not UTF-8; it takes two objects on a line, or ``null
 refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like a
 date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too short
 when a list holds nulls; and it recurses on nesting. A block in which one of these is possible is
-parsed by ``json_exact`` instead, so the rows are always those that ``json.loads`` would give.
+parsed row by row through Python instead, so the rows are always those that ``json.loads`` would
+give, the last of duplicate keys included; a true conflict of types names line, column and both
+types.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
 24 kB. So a block whose keys keep changing, judged by a few kB from here and there, is parsed in
@@ -15,24 +17,28 @@ one array of nulls later.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, Unit
-from fast_axolotl.reading.json_exact import MAX_TYPE_NESTING, parse_exactly, row_spans
-from fast_axolotl.reading.lines import BOM, LineFile, Lines
-from fast_axolotl.reading.schema import MIXED, TypeClash, join_schemas
+from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines
+from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
 
 _MOST_BLOCK_BYTES = 2 * 1024 * 1024
 """As fast as larger blocks on a quiet machine; on a busy one, where those fall out of the shared
 cache between two passes over them, two to three times as fast."""
+
+_MAX_NESTING = 64
+"""Values nested deeper are an error: every later step would recurse on them."""
 
 _MOST_CLOSINGS = 4_000
 """Rows with more brackets go to Python: pyarrow would exhaust the stack at a depth of 10,000."""
@@ -52,6 +58,8 @@ _EXACT_INTEGER_LIMIT = 2.0**53
 """From here on a float may stand for an integer that it does not hold."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
+_INK = re.compile(rb"\S")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BLANK = re.compile(rb"\n\s")
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -103,31 +111,24 @@ def _decode(
         )
         return replace(next(pieces).decode(schema), more=pieces)
     table = _parse(rows, schema, num_rows, PART_BLOCKS * options.block_bytes)
-    return parse_exactly(path, rows, options, schema) if table is None else Decoded(table)
+    return _parse_exactly(path, rows, options, schema) if table is None else Decoded(table)
 
 
 def _count(load: Callable[[], Lines]) -> int:
     rows = load()
     begins_blank = rows.data[rows.start : rows.start + 1].isspace()
     has_blanks = begins_blank or _BLANK.search(rows.data, rows.start, rows.stop)
-    return sum(1 for _ in row_spans(rows)) if has_blanks else rows.num_rows()
+    return sum(1 for _ in _row_spans(rows)) if has_blanks else rows.num_rows()
 
 
 def _pieces(rows: Lines) -> Iterator[Lines]:
-    """The same rows in small pieces, each with one row at least."""
-    held: list[int] = []
-
-    def piece() -> Lines:
-        edges = None if rows.edges is None else tuple(held)
-        return replace(rows, start=held[0], stop=held[-1], edges=edges)
-
-    for start, stop in row_spans(rows):
-        if held and stop - held[0] > _SPARSE_BYTES:
-            yield piece()
-            held.clear()
-        held += [stop] if held else [start, stop]
-    if held:
-        yield piece()
+    """The same rows in small pieces, each with one line at least."""
+    start, data = rows.start, rows.data
+    while start < rows.stop:
+        stop = data.rfind(b"\n", start, min(start + _SPARSE_BYTES, rows.stop)) + 1
+        stop = stop or data.find(b"\n", start, rows.stop) + 1 or rows.stop
+        yield replace(rows, start=start, stop=stop)
+        start = stop
 
 
 def _is_sparse(rows: Lines, num_rows: int) -> bool:
@@ -154,24 +155,22 @@ def _parse(
         # What is only known to be null is no hint: pyarrow would refuse anything else. And it would
         # make a column of nulls of whatever is missing here.
         is_large = len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes
-        has_nulls = any(pa.types.is_null(kind) for kind in _kinds(known))
-        table = _read(rows, None if is_large or has_nulls else schema)
-        if any(pa.types.is_timestamp(kind) for kind in _kinds(table.schema)):
+        table = _read(rows, None if is_large or ": null" in str(known) else schema)
+        if "timestamp[" in str(table.schema):
             plain = [column.with_type(_as_text(column.type)) for column in table.schema]
             table = _read(rows, pa.schema(plain))
         table.validate(full=True)  # which pyarrow's JSON parser does not do for text
         join_schemas(known, table.schema)
+        for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
+            if pa.types.is_floating(leaf.type):
+                bounds = pc.min_max(leaf).as_py()
+                if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= _EXACT_INTEGER_LIMIT:
+                    return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    for column in table.columns:
-        for floats in (leaf for chunk in column.chunks for leaf in _floats(chunk)):
-            bounds = pc.min_max(floats)
-            low, high = bounds["min"].as_py(), bounds["max"].as_py()
-            if high is not None and max(high, -low) >= _EXACT_INTEGER_LIMIT:
-                return None
     # Two rows may stand where one should, or a null where an object should. Blank lines are no
     # rows; they are looked for only where the numbers differ.
-    if table.num_rows != num_rows and table.num_rows != sum(1 for _ in row_spans(rows)):
+    if table.num_rows != num_rows and table.num_rows != sum(1 for _ in _row_spans(rows)):
         return None
     if any(column.null_count == 0 for column in table.columns):
         return table
@@ -185,21 +184,9 @@ def _read(rows: Lines, schema: pa.Schema | None) -> pa.Table:
     return pj.read_json(
         pa.BufferReader(text),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
-        parse_options=pj.ParseOptions(
-            explicit_schema=schema, newlines_in_values=rows.edges is not None
-        ),
+        parse_options=pj.ParseOptions(explicit_schema=schema),
         memory_pool=pa.system_memory_pool(),
     )
-
-
-def _kinds(fields: pa.Schema | pa.DataType, room: int = MAX_TYPE_NESTING) -> Iterator[pa.DataType]:
-    """The types of all fields, and of the fields inside of them."""
-    if room < 0:
-        raise RecursionError
-    inner = fields if isinstance(fields, pa.Schema) else map(fields.field, range(fields.num_fields))
-    for field in inner:
-        yield field.type
-        yield from _kinds(field.type, room - 1)
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
@@ -213,32 +200,155 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _floats(array: pa.Array) -> Iterator[pa.Array]:
-    """The arrays of floats inside of an array."""
-    if pa.types.is_floating(array.type):
-        yield array
-    elif pa.types.is_list(array.type):
-        yield from _floats(array.values)
-    elif pa.types.is_struct(array.type):
-        for index in range(array.type.num_fields):
-            yield from _floats(array.field(index))
+def _leaves(arrays: Iterable[pa.Array], room: int = _MAX_NESTING) -> Iterator[pa.Array]:
+    """The arrays of plain values inside of some arrays."""
+    if room < 0:
+        raise RecursionError
+    for array in arrays:
+        if pa.types.is_list(array.type):
+            yield from _leaves([array.values], room - 1)
+        elif pa.types.is_struct(array.type):
+            inner = map(array.field, range(array.type.num_fields))
+            yield from _leaves(inner, room - 1)
+        else:
+            yield array
 
 
 def _may_be_deep(rows: Lines) -> bool:
-    """Whether a row has so many brackets that its nesting may be too deep for pyarrow."""
-    data, spans = rows.data, _long_lines(rows) if rows.edges is None else row_spans(rows)
-    return any(
-        data.count(b"]", start, stop) + data.count(b"}", start, stop) > _MOST_CLOSINGS
-        for start, stop in spans
-    )
+    """Whether a row has so many brackets that its nesting may be too deep for pyarrow.
+
+    Such a row is a line of at least two bytes a bracket: cheap to find where lines are short.
+    """
+    data, end, most = rows.data, rows.start, _MOST_CLOSINGS
+    for probe in range(rows.start, rows.stop - most, most):
+        if probe >= end and data.find(b"\n", probe, probe + most) < 0:
+            start, end = data.rfind(b"\n", end, probe) + 1, data.find(b"\n", probe, rows.stop)
+            end = rows.stop if end < 0 else end
+            if data.count(b"]", start, end) + data.count(b"}", start, end) > most:
+                return True
+    return False
 
 
-def _long_lines(rows: Lines) -> Iterator[tuple[int, int]]:
-    """Lines of at least two bytes a bracket, found by probing: cheap where lines are short."""
-    data, end = rows.data, rows.start
-    for probe in range(rows.start, rows.stop - _MOST_CLOSINGS, _MOST_CLOSINGS):
-        if probe < end or data.find(b"\n", probe, probe + _MOST_CLOSINGS) >= 0:
+def _row_spans(rows: Lines) -> Iterator[tuple[int, int]]:
+    """Start and stop of the text of each line that is not blank."""
+    start, stop = rows.start, rows.stop
+    while start < stop:
+        end = rows.data.find(b"\n", start, stop)
+        end = stop if end < 0 else end
+        if ink := _INK.search(rows.data, start, end):
+            yield ink.start(), end
+        start = end + 1
+
+
+def _parse_exactly(
+    path: str, rows: Lines, options: ReadOptions, known: pa.Schema | None
+) -> Decoded:
+    """One block row by row, with an exact place for whatever is wrong."""
+    schema = known if known is not None else pa.schema([])
+    values: list[dict[str, Any]] = []
+    names: set[str] = set()
+    shapes: set[Hashable] = set()  # of rows whose types have been joined already
+    bad = BadRows(path, options)
+    for start, stop in _row_spans(rows):
+        try:
+            row = _loads(rows.data[start:stop], options.columns)
+            shape = _shape(row)
+        except (ValueError, RecursionError) as error:
+            bad.add(rows.place(start), _cause(error))
             continue
-        end = data.find(b"\n", probe, rows.stop)
-        end = rows.stop if end < 0 else end
-        yield data.rfind(b"\n", rows.start, probe) + 1, end
+        if shape not in shapes:
+            found = pa.schema([(name, _column_type(value)) for name, value in row.items()])
+            try:
+                schema = join_schemas(schema, found, settled=None if options.may_widen else known)
+            except TypeClash as clash:
+                raise clash.error(path, rows.place(start)) from None
+            shapes.add(shape)
+            names.update(row)
+        values.append(row)
+    # The other columns of the known schema would be nulls, and may be thousands.
+    schema = pa.schema([field for field in schema if field.name in names])
+    columns = [_to_array([row.get(field.name) for row in values], field.type) for field in schema]
+    table = pa.table({"": pa.nulls(len(values))}).select([])
+    if columns:
+        fields = [field.with_type(array.type) for field, array in zip(schema, columns, strict=True)]
+        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    return Decoded(table, tuple(bad.rejections))
+
+
+def _loads(text: bytes, wanted: tuple[str, ...] | None) -> dict[str, Any]:
+    row = json.loads(text, parse_float=_finite_float, strict=True)
+    if _SURROGATE.search(text):
+        json.dumps(row, ensure_ascii=False).encode()
+    if not isinstance(row, dict):
+        names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+        raise ValueError(f"expected a JSON object, found {names.get(type(row), 'a number')}")
+    return row if wanted is None else {name: row[name] for name in wanted if name in row}
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        # Python ends some of its texts with "at": "Unterminated string starting at".
+        return f"malformed JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"invalid UTF-8 at byte {error.start} of the row"
+    if isinstance(error, UnicodeEncodeError):
+        return "an escaped surrogate without its other half, which is not valid text"
+    is_deep = isinstance(error, RecursionError)
+    return f"nested deeper than {_MAX_NESTING} levels" if is_deep else str(error)
+
+
+def _to_array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if kind != MIXED:
+        try:
+            return pa.array(values, type=kind)
+        except (pa.ArrowException, OverflowError):
+            pass
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pa.ExtensionArray.from_storage(MIXED, pa.array(texts, type=pa.string()))
+
+
+def _column_type(value: Any) -> pa.DataType:
+    try:
+        return _type_of(value)
+    except (TypeClash, OverflowError):
+        return MIXED
+
+
+def _type_of(value: Any) -> pa.DataType:
+    if value is None:
+        return pa.null()
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise OverflowError(value)
+        return pa.int64()
+    if isinstance(value, float):
+        return pa.float64()
+    if isinstance(value, str):
+        return pa.string()
+    if isinstance(value, list):
+        kind = pa.null()
+        for item in value:
+            kind = join(kind, _type_of(item), "[]")
+        return pa.list_(kind)
+    return pa.struct([pa.field(name, _type_of(item)) for name, item in value.items()])
+
+
+def _shape(value: Any, room: int = _MAX_NESTING) -> Hashable:
+    """Equal for values that have the same type; cheaper than the type itself."""
+    if room < 0:
+        raise RecursionError
+    if isinstance(value, dict):
+        return tuple([(name, _shape(item, room - 1)) for name, item in value.items()])
+    if isinstance(value, list):
+        return frozenset([_shape(item, room - 1) for item in value])
+    is_long = isinstance(value, int) and not -(2**63) <= value < 2**63
+    return "long" if is_long else type(value).__name__
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {text} is too large for a 64-bit float")
+    return value

@@ -13,7 +13,7 @@ a handful of numpy passes over the bytes, no Python per line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -56,16 +56,14 @@ class Lines:
     stop: int
     first_line: Callable[[], int]
     """The line of the file in which ``data`` begins, from 1; counted only when it is asked for."""
-    edges: Sequence[int] | None = None
-    """Where rows begin, then the end of the last one; ``None`` where each row is a line."""
+    original: bytes | None = None
+    """What the file has in place of ``data``, where that had to be cut into lines."""
 
     def place(self, offset: int) -> str:
-        return f"line {self.first_line() + self.data.count(10, 0, offset)}"
+        return f"line {self.first_line() + (self.original or self.data).count(10, 0, offset)}"
 
     def num_rows(self) -> int:
         """Of lines, blank ones included."""
-        if self.edges is not None:
-            return len(self.edges) - 1
         is_open = self.stop > self.start and self.data[self.stop - 1] != _NEWLINE
         return count_byte(self.data, b"\n", self.start, self.stop) + is_open
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import base64
 import heapq
+import math
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,19 +59,8 @@ _WORTH_A_WARNING_BYTES = 1024 * 1024
 
 _STATE_VERSION = 4
 _STATE_MARK = "fast_axolotl_reader"
-_STATE_KEYS = {
-    "fingerprint",
-    "columns",
-    "seed",
-    "epoch",
-    "even",
-    "shard",
-    "position",
-    "rows",
-    "generations",
-    "plan",
-    "schema",
-}
+_SHARED_KEYS = ("fingerprint", "columns", "seed", "epoch", "even", "generations", "plan")
+_STATE_KEYS = {*_SHARED_KEYS, "shard", "position", "rows", "schema"}
 
 
 class ShardWarning(UserWarning):
@@ -92,10 +82,9 @@ class Position(NamedTuple):
     """Rows of the permuted window that have been delivered."""
 
     def forward(self, rows: int) -> Position:
-        piece, row, end_piece, end_row, taken = self
-        if end_piece < 0:
-            return Position(piece, row + rows, end_piece, end_row, taken)
-        return Position(piece, row, end_piece, end_row, taken + rows)
+        if self.end_piece < 0:
+            return self._replace(row=self.row + rows)
+        return self._replace(taken=self.taken + rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +136,8 @@ class Piece:
     def num_bytes(self) -> int:
         """Its weight: encoded bytes; what is skipped counts too."""
         total = sum(unit.num_bytes for span in self.spans for unit in span.units)
-        for step in self.steps:
-            if step.kind == "part":
-                total = max(1, total // step.number)
-        return total
+        parts = math.prod(step.number for step in self.steps if step.kind == "part")
+        return max(1, total // parts)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -250,16 +237,14 @@ class Order:
         """What a shard has left from a position on; whole units are units again."""
         at, row = position.piece, position.row
         if position.taken:
-            spans = []
-            for index in range(at, position.end_piece + 1):
-                piece = sequence[index]
-                steps = [*piece.spans[0].steps, *piece.steps]
-                start = row if index == at else 0
-                if start:
-                    steps.append(Step("skip", start))
-                if index == position.end_piece:
-                    steps.append(Step("head", position.end_row - start))
-                spans.append(Span(piece.spans[0].units, tuple(steps)))
+            pieces = list(sequence[at : position.end_piece + 1])
+            pieces[-1] = pieces[-1].with_step("head", position.end_row)
+            if row:
+                pieces[0] = pieces[0].with_step("skip", row)
+            spans = [
+                Span(piece.spans[0].units, (*piece.spans[0].steps, *piece.steps))
+                for piece in pieces
+            ]
             seed = self.window_seed(shard, position, generation)
             yield Piece(tuple(spans), seed, (Step("skip", position.taken),))
             at, row = position.end_piece, position.end_row
@@ -447,16 +432,14 @@ def _deal(
     # Whoever has too many rows hands some over, in whole pieces as far as they go.
     spare: list[Piece] = []
     for pieces, lack in zip(shards, missing, strict=True):
-        empty: list[Piece] = []
         while lack < 0:
             piece = pieces.pop()
             num_rows = piece.count(rows)
             if num_rows > -lack:
                 pieces.append(piece.with_step("head", num_rows + lack))
                 piece, num_rows = piece.with_step("skip", num_rows + lack), -lack
-            (spare if num_rows else empty).append(piece)
+            spare.append(piece)
             lack += num_rows
-        pieces += empty
     for pieces, lack in zip(shards, missing, strict=True):
         while lack > 0:
             piece = spare.pop()
@@ -466,6 +449,7 @@ def _deal(
                 piece, num_rows = piece.with_step("head", lack), lack
             pieces.append(piece)
             lack -= num_rows
+    shards[-1] += spare  # whose rows are all damaged, or none
     return shards
 
 
@@ -499,7 +483,7 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
         )
     if not all(state.keys() >= _STATE_KEYS for state in states):
         raise ResumeError("the state is incomplete; use an older state")
-    for key in ("fingerprint", "columns", "seed", "epoch", "even", "generations", "plan"):
+    for key in _SHARED_KEYS:
         if any(state[key] != first[key] for state in states):
             raise ResumeError(
                 f"the states are not of the same run and step: their {key} differs; pass states "

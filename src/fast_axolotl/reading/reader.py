@@ -443,17 +443,22 @@ class Reader:
     ) -> Iterator[Rows]:
         """As many rows as every other shard has, some left out or repeated."""
         counts = self._shard_rows()
-        own = counts[self.shard[0]]
-        delivered, end = self._rows, Position(len(pieces))
+        own, delivered, end = counts[self.shard[0]], self._rows, Position(len(pieces))
         target = min(counts) if self.even == "drop" else max(counts)
         left, padding = target - delivered, max(0, target - max(own, delivered))
         self.stats.dropped_rows = max(0, own - target)
+
+        def marked(table: pa.Table, is_padding: bool) -> pa.Table:
+            if self.even != "pad":
+                return table
+            return table.append_column(_PADDING, pa.repeat(is_padding, table.num_rows))
+
         for rows in self._read(pieces, start, closers):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
             is_cut = table.num_rows < rows.table.num_rows
             after = rows.start.forward(table.num_rows) if is_cut else rows.after
-            yield replace(rows, table=self._marked(table, False), after=after)
+            yield replace(rows, table=marked(table, False), after=after)
         if left > padding:
             raise DataError(
                 f"{left - padding:,} of {own:,} counted rows are missing: a file changed after its "
@@ -466,16 +471,10 @@ class Reader:
             table = rows.table.slice(0, left)
             left -= table.num_rows
             self.stats.padding_rows += table.num_rows
-            marked = self._marked(table, True)
-            yield replace(rows, table=marked, start=end, after=end, num_bytes=0, rejections=())
+            padded = marked(table, True)
+            yield replace(rows, table=padded, start=end, after=end, num_bytes=0, rejections=())
             if left == 0:
                 return
-
-    def _marked(self, table: pa.Table, is_padding: bool) -> pa.Table:
-        if self.even != "pad":
-            return table
-        marks = pa.repeat(pa.scalar(is_padding), table.num_rows)
-        return table.append_column(_PADDING, marks)
 
     def _check_pass(self, token: object) -> None:
         if self._pass is not token:

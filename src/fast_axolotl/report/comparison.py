@@ -263,8 +263,8 @@ def _describe_missing(matrix: Matrix) -> list[str]:
     shown = measured_rows(matrix)
     missing: dict[str, dict[str, list[str]]] = {arm: {} for arm in ("", *matrix.arms)}
     for row in matrix.rows if shown else ():
-        cells = zip(matrix.arms, row.cells, strict=True)
-        reasons = {arm: cell.reason or "not recorded" for arm, cell in cells if cell.value is None}
+        absent = [at for at in range(len(matrix.arms)) if row.cells[at].value is None]
+        reasons = {matrix.arms[at]: row.cells[at].reason or "not recorded" for at in absent}
         if row not in shown:
             # An arm that ran knows more about it than one that did not.
             reasons = {"": min(reasons.values(), key=lambda reason: reason.startswith("no run "))}

@@ -297,11 +297,12 @@ def _member_tables(run: ReportRun, *, is_named: bool) -> Iterator[Section]:
     if len(summary.nodes) > 1:
         rows = []
         for node in summary.nodes:
-            ranks = ", ".join(map(str, node.ranks)) or "–"
-            if len(node.ranks) > 2 and node.ranks[-1] - node.ranks[0] == len(node.ranks) - 1:
-                ranks = f"{node.ranks[0]}–{node.ranks[-1]}"
-            texts = [FIGURES[name].format(getattr(node, name)) for name in _NODE_FIGURES.values()]
-            rows.append((node.node, ranks, *texts))
+            own = node["ranks"]
+            ranks = ", ".join(map(str, own)) or "–"
+            if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
+                ranks = f"{own[0]}–{own[-1]}"
+            texts = [FIGURES[name].format(node[name]) for name in _NODE_FIGURES.values()]
+            rows.append((node["node"], ranks, *texts))
         table = Table(header=("node", "ranks", *_NODE_FIGURES), rows=rows)
         yield Section(title=f"Nodes{whose}", blocks=[table])
     if len(summary.ranks) > 1:
