@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from fast_axolotl.reading import FormatWarning
 from support.files import (
     COMPRESSIONS,
     WRITERS,
+    arrow_bytes,
     compress,
     flat_rows,
     make_rows,
@@ -126,6 +128,15 @@ def test_lines_equal_those_of_plain_python(pieces: list[str], compression: str) 
 
 
 # Columns, folders and splits.
+
+
+def test_dictionary_columns_read_as_their_values(tmp_path: Path) -> None:
+    values = ["x", "y", None, "x"]
+    table = pa.table({"a": pa.array(values).dictionary_encode()})
+    for form in (pa.ipc.new_file, pa.ipc.new_stream):
+        path = tmp_path / "a.arrow"
+        path.write_bytes(arrow_bytes(table, form))
+        assert [row["a"] for row in read_rows(path)] == values
 
 
 def test_columns_are_chosen_and_ordered_in_every_format(tmp_path: Path) -> None:

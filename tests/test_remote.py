@@ -150,6 +150,19 @@ def test_objects_prefixes_and_globs_read(s3: dict[str, Any], name: str, count: i
     assert read_rows(f"s3://{BUCKET}/{name}", storage_options=s3) == rows_of(count)
 
 
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
+    s3: dict[str, Any], delays: list[float]
+) -> None:
+    uri = f"s3://{BUCKET}/changing.jsonl"
+    filesystem = fsspec.filesystem("s3", **s3)
+    filesystem.pipe_file(uri, jsonl_bytes(rows_of(300)))
+    reader = open_dataset(uri, storage_options=s3)
+    filesystem.pipe_file(uri, jsonl_bytes(rows_of(300)[::-1]))
+    with pytest.raises(DataError, match="changed while it was read"):
+        list(reader)
+    assert delays == []
+
+
 def test_a_file_system_without_its_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Install s3fs to access S3")
