@@ -20,8 +20,10 @@ from benchmarks.axolotl_inputs import (
 )
 from fast_axolotl.cli.prove import print_protocol, run_plan
 from fast_axolotl.cli.report import check_targets, make_documents
-from fast_axolotl.protocol import Plan, plan_axolotl
-from fast_axolotl.report.page import render_page, write_text
+from fast_axolotl.protocol.axolotl_plan import plan_axolotl
+from fast_axolotl.protocol.plan import Plan
+from fast_axolotl.record.codec import write_text
+from fast_axolotl.report.page import render_page
 
 ROWS = 10_000
 STEPS = 260

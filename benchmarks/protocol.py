@@ -25,8 +25,8 @@ from benchmarks.children import module_environment
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.result import Result, Table, record_table
 from fast_axolotl.measure import measure
-from fast_axolotl.protocol import plan_commands, run_protocol
-from fast_axolotl.protocol.matrix import find_cell
+from fast_axolotl.protocol.plan import plan_commands
+from fast_axolotl.protocol.runner import run_protocol
 
 _FIGURE = "samples_per_second"
 _MOST_FALSE_SHARE = 0.10
@@ -109,8 +109,8 @@ def _try(kind: str, pairs: int, steps: int, slower: float, folder: Path) -> dict
     )
     begin = time.monotonic()
     protocol = run_protocol(plan, folder, environment=module_environment())
-    cell = find_cell(protocol.matrix, _FIGURE, "candidate")
-    base = find_cell(protocol.matrix, _FIGURE, "baseline")
+    cells = [row.cells for row in protocol.matrix.rows if row.name == _FIGURE]
+    base, cell = cells[0] if cells else (None, None)
     if cell is None or base is None or cell.low is None:
         tails = [run.log_tail for arm in protocol.arms for run in arm.runs if run.log_tail]
         raise RuntimeError(f"{_FIGURE} was not measured: {tails[:1] or cell}")

@@ -4,6 +4,10 @@
 Every case runs in child processes, the trees in alternating order, A B B A; what counts is
 processor time, which a busy machine disturbs less. A ratio above 1 is slower than before. Cases
 use public names alone, so that any tree can run them.
+
+Without ``EARLIER``, the readers of line files are compared with ``pyarrow.json.open_json``,
+``pyarrow.csv.open_csv`` and Polars on the same files, alternating in one process, by processor
+time of all threads. There a ratio is our speed over theirs.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,32 +28,47 @@ from typing import Any
 ROWS = 40_000
 
 
-def _texts() -> list[str]:
-    return [f"row {number} " * 20 for number in range(ROWS)]
+def _texts(rows: int = ROWS) -> list[str]:
+    return [f"row {number} " * 20 for number in range(rows)]
 
 
 def _tokens() -> list[list[int]]:
     return [list(range(10 + number * 37 % 390)) for number in range(8000)]
 
 
-def reader(folder: Path, suffix: str) -> Callable[[], Any]:
-    """A pass over a generated file, with one thread."""
+def write_table(folder: Path, suffix: str, rows: int = ROWS) -> Path:
+    """The same rows in each format; text is a column alone."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from fast_axolotl import open_dataset
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.parquet
 
     path = folder / f"rows.{suffix}"
-    table = pa.table({"id": range(ROWS), "text": _texts()})
+    table = pa.table({"id": range(rows), "text": _texts(rows)})
     if suffix == "parquet":
-        pq.write_table(table, path, row_group_size=4000)
+        pyarrow.parquet.write_table(table, path, row_group_size=4000)
+    elif suffix == "arrow":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table, max_chunksize=4000)
+    elif suffix == "csv":
+        pyarrow.csv.write_csv(table, path)
+    elif suffix == "txt":
+        path.write_text("".join(f"{text}\n" for text in _texts(rows)))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-    return lambda: sum(len(batch) for batch in open_dataset(str(path), num_threads=1))
+    return path
 
 
-def operation(name: str) -> Callable[[], Any]:
-    """A kernel behind its public function."""
+def reader(folder: Path, suffix: str) -> Callable[[], Any]:
+    """A pass over a generated file, with one thread."""
+    from fast_axolotl import open_dataset
+
+    path = str(write_table(folder, suffix))
+    return lambda: sum(len(batch) for batch in open_dataset(path, num_threads=1))
+
+
+def operation(folder: Path, name: str) -> Callable[[], Any]:
+    """A public function on rows in memory, and ``dedupe_files``."""
     import numpy as np
     import pyarrow as pa
 
@@ -57,6 +77,9 @@ def operation(name: str) -> Callable[[], Any]:
     texts, tokens = _texts(), _tokens()
     table = pa.table({"text": texts, "half": [number // 2 for number in range(ROWS)]})
     lengths = np.random.default_rng(0).integers(10, 2000, 500_000)
+    if name == "dedupe":
+        source, target = write_table(folder, "parquet"), str(folder / "unique.parquet")
+        return lambda: ours.dedupe_files([str(source)] * 2, target, overwrite=True)
     return {
         "hash": lambda: ours.parallel_hash_rows(texts, 1),
         "unique": lambda: ours.unique_rows(table),
@@ -82,12 +105,12 @@ def meter(folder: Path) -> Callable[[], Any]:
     return run
 
 
+READERS = ("parquet", "arrow", "jsonl", "csv", "txt")
 CASES: dict[str, Callable[[Path], Callable[[], Any]]] = {
-    "parquet": lambda folder: reader(folder, "parquet"),
-    "jsonl": lambda folder: reader(folder, "jsonl"),
+    **{name: partial(reader, suffix=name) for name in READERS},
     **{
-        name: lambda folder, name=name: operation(name)  # type: ignore[misc]
-        for name in ("hash", "unique", "plan", "pack", "pad")
+        name: partial(operation, name=name)
+        for name in ("hash", "unique", "dedupe", "plan", "pack", "pad")
     },
     "meter": meter,
 }
@@ -98,22 +121,58 @@ def time_case(name: str, passes: int = 5) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = CASES[name](Path(folder))
         run()
-        seconds = []
-        for _ in range(passes):
-            begun = time.process_time()
-            run()
-            seconds.append(time.process_time() - begun)
-    return min(seconds)
+        return min(_processor_seconds(run) for _ in range(passes))
+
+
+def _processor_seconds(run: Callable[[], Any]) -> float:
+    begun = time.process_time()
+    run()
+    return time.process_time() - begun
+
+
+def compare_with_peers(repeats: int) -> None:
+    """Ours and the fastest reader of each format in turn; what is not installed is left out."""
+    from importlib.util import find_spec
+
+    import pyarrow.csv
+    import pyarrow.json
+
+    from fast_axolotl import open_dataset
+
+    def read_lines(path: str) -> int:
+        import polars  # type: ignore[import-not-found,unused-ignore]
+
+        return int(polars.scan_lines(path, name="text").collect(engine="streaming").height)
+
+    def count(batches: Any) -> int:
+        return sum(len(batch) for batch in batches)
+
+    peers: dict[str, Callable[[str], int]] = {
+        "jsonl": lambda path: count(pyarrow.json.open_json(path)),
+        "csv": lambda path: count(pyarrow.csv.open_csv(path)),
+        **({"txt": read_lines} if find_spec("polars") else {}),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix, peer in peers.items():
+            path = str(write_table(Path(folder), suffix, 3 * ROWS))
+            runs = (lambda path=path: count(open_dataset(path)), partial(peer, path))
+            assert runs[0]() == runs[1](), suffix
+            pairs = [[_processor_seconds(run) for run in runs] for _ in range(repeats)]
+            ours, theirs = (1e3 * median(seconds) for seconds in zip(*pairs, strict=True))
+            print(f"{suffix:8} {ours:9.2f} ms, theirs {theirs:9.2f} ms  {theirs / ours:.3f}×")
 
 
 def main() -> None:
-    """Print the ratio of every case, and of a bare import."""
+    """Print the ratio of every case, and of a bare import; or of every peer."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("earlier", type=Path, help="the root of another checkout")
+    parser.add_argument("earlier", type=Path, nargs="?", help="the root of another checkout")
     parser.add_argument("--cases", default=",".join(["import", *CASES]))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print the raw repeats")
     options = parser.parse_args()
+    if options.earlier is None:
+        compare_with_peers(options.repeats)
+        return
     trees = {"earlier": options.earlier.absolute(), "now": Path(__file__).parents[1]}
     seconds: dict[str, dict[str, list[float]]] = {}
     for case in options.cases.split(","):

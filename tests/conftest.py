@@ -19,7 +19,7 @@ import pytest
 import fast_axolotl
 
 LONGEST = (
-    *("cluster_faults", "batch", "trl", "axolotl_resume", "tokenized_shards", "torch_layouts"),
+    *("batch", "trl", "axolotl_resume", "tokenized_shards", "torch_layouts"),
     *("axolotl_cli", "benchmarks", "cluster_prepare", "cluster_engines", "axolotl_install"),
     *("axolotl_plugin", "bench", "run_measure", "cluster_tables"),
 )

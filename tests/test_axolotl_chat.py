@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ CHATML = (
     " + '<|im_end|>' + '\n'}}{% endfor %}"
 )
 
-ASKS = {
+OTHERS = {
     "length": "{% if m.content|length > 6 %}long{% endif %}{{ m.content }}",
     "contains": "{% if 'h' in m.content %}h{% endif %}{{ m.content }}",
     "truth": "{% if m.content %}{{ m.content }}{% else %}nothing{% endif %}",
@@ -44,9 +45,6 @@ ASKS = {
     "tojson": "{{ m.content|tojson }}",
     "date": "{{ strftime_now('%d %b %Y') }}{{ m.content }}",
     "same message": "{% if m == messages[0] %}h{% endif %}{{ m.content }}",
-}
-
-LOOKS_INSIDE = {
     "is contained": "{% if m.content in 'hello world' %}h{% endif %}{{ m.content }}",
     "format": "{% set x = '%s'|format(m.content) %}{% if 'h' in x %}h{% endif %}{{ x }}",
     "any character": "{% for c in m.content %}{% if c == 'h' %}h{% endif %}{% endfor %}",
@@ -71,7 +69,10 @@ COPIES = {
 }
 
 
-TEMPLATES = {**COPIES, **ASKS, **LOOKS_INSIDE}
+TEMPLATES = {
+    name: "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' }}" + body + "</s>\n{% endfor %}"
+    for name, body in {**COPIES, **OTHERS}.items()
+}
 
 chat = Later("axolotl.prompt_strategies.chat_template")
 
@@ -123,10 +124,10 @@ def check(strategy: Any, batch: dict[str, Any]) -> Any:
         assert repr(batch) == before
     (want, want_log), (got, got_log) = runs
     assert got == want
-    # Rows after one that fails were prepared with it.
-    assert (
-        set(got_log) >= set(want_log) if isinstance(got, tuple) else set(got_log) == set(want_log)
-    )
+    if isinstance(got, tuple):
+        assert set(got_log) >= set(want_log)  # rows after one that fails were prepared with it
+    else:
+        assert sorted(got_log) == sorted(want_log)
     if isinstance(got, dict):
         assert list(got) == list(want)
         assert {type(x) for rows in got.values() for row in rows for x in row} <= {int}
@@ -212,18 +213,13 @@ CALLS = st.lists(
     ),
     max_size=2,
 )
-FIELD = st.fixed_dictionaries(
-    {"type": st.sampled_from(["string", "array", "object"]), "description": CONTENTS}
-)
-PARAMETERS = st.fixed_dictionaries(
-    {"type": st.just("object"), "properties": st.dictionaries(st.sampled_from("abc"), FIELD)},
-    optional={"required": st.lists(st.sampled_from("abc"), max_size=2)},
-)
+FIELDS = {"a": {"type": "string", "description": "[[dummy_message]]"}, "b": {"type": "array"}}
+PARAMETERS = {"type": "object", "properties": FIELDS, "required": ["a"]}
 FUNCTION = st.fixed_dictionaries(
     {
         "name": st.sampled_from("fg"),
         "description": CONTENTS,
-        "parameters": PARAMETERS | VALUES.map(json.dumps),
+        "parameters": st.just(PARAMETERS) | VALUES.map(json.dumps),
     }
 )
 TOOLS = st.lists(
@@ -271,28 +267,13 @@ PROMPTER = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.lists(conversations(), min_size=1, max_size=4),
-    options=OPTIONS,
-    template=st.sampled_from([*TEMPLATES.values(), ""]),
-)
-def test_random_conversations_under_random_templates(
-    rows: Any, options: dict[str, Any], template: str
-) -> None:
-    body = "{{ '<|im_start|>' + m.role + ' ' }}" + template + "<|im_end|>\n"
-    whole = "{% for m in messages %}" + body + "{% endfor %}" if template else CHATML
-    batch = {"messages": rows, "id": [*range(len(rows))]}
-    check(make_strategy(whole, eot_tokens=["</s>"], **options), batch)
-
-
-@pytest.mark.parametrize("name", shipped_templates())
-def test_shipped_templates_with_hostile_contents_and_all_options(name: str) -> None:
+@pytest.mark.parametrize("name", [*TEMPLATES, *shipped_templates()])
+def test_all_templates_with_hostile_contents_and_all_options(name: str) -> None:
     """``FAST_AXOLOTL_FUZZ=500`` tries so many examples for each template."""
-    text = shipped(name)
+    text = TEMPLATES.get(name) or shipped(name)
 
     @settings(
-        max_examples=int(os.environ.get("FAST_AXOLOTL_FUZZ", "6")),
+        max_examples=int(os.environ.get("FAST_AXOLOTL_FUZZ", "5")),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],  # to shrink an example takes minutes
@@ -304,7 +285,7 @@ def test_shipped_templates_with_hostile_contents_and_all_options(name: str) -> N
         prompter=PROMPTER,
     )
     def compare(rows: Any, system: Any, options: Any, prompter: Any) -> None:
-        strategy = make_strategy(text, prompter=prompter, **options)
+        strategy = make_strategy(text, prompter=prompter, eot_tokens=["</s>"], **options)
         batch: dict[str, Any] = {"messages": [messages for messages, _ in rows]}
         if "message_property_mappings" in prompter:
             names = {"role": "from", "content": "value"}
@@ -334,16 +315,11 @@ def explained(strategy: Any, rows: list[Any]) -> list[bool]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_conversation_is_explained_only_where_the_template_copies_its_texts(name: str) -> None:
-    template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' }}"
-        + TEMPLATES[name]
-        + "</s>{% endfor %}"
-    )
     rows = [
         [turn("user", "hello"), turn("assistant", first), turn("user", "x"), turn("assistant", "h")]
         for first in ("hello", "world", " 7 ", "Hello [[dummy_message]]", "zz 7", "HELLO", "7", "")
     ]
-    strategy = make_strategy(template, train_on_inputs=True)
+    strategy = make_strategy(TEMPLATES[name], train_on_inputs=True)
     check(strategy, {"messages": rows * 3})
     assert all(explained(strategy, rows)) or name not in COPIES
 
@@ -356,23 +332,6 @@ def test_every_template_that_axolotl_ships(name: str) -> None:
     ]
     with rows_of_stock(0):
         check(make_strategy(shipped(name)), {"messages": rows})
-
-
-def test_warnings_come_as_often() -> None:
-    strategy = make_strategy(train_on_eos="turn")
-    rows = [
-        [turn("user", "a")],
-        TALK,
-        [turn("user", "hello " * 9), turn("assistant", "")],
-        [*TALK, turn("user", "x")],
-        [turn("assistant", " "), turn("assistant", "")],
-    ]
-    logs = [
-        outcome(call, {"messages": rows})[1]
-        for call in (strategy.tokenize_prompt, partial(tokenize_prompt, strategy))
-    ]
-    assert sorted(logs[0]) == sorted(logs[1])
-    assert sum("Last turn" in line for _, line in logs[0]) == 2
 
 
 def test_the_rust_tokenizer_is_left_as_axolotl_leaves_it() -> None:
@@ -400,13 +359,10 @@ def with_call(arguments: Any) -> list[Any]:
 PARTS_TRAINED = [{"text": "abc ", "train": True}, {"text": "def", "weight": 0}]
 REASONED = turn("assistant", "abc", reasoning_content=PARTS_TRAINED[:1], detail=DETAIL)
 RARE_ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "tools": (TALK, {"tools": [TOOL, TOOL]}),
     "tools as text": (TALK, {"tools": json.dumps([TOOL])}),
-    "calls": ([turn("user", "a"), turn("assistant", "b", tool_calls=[CALL])], {"tools": [TOOL]}),
     "trained parts": ([turn("assistant", PARTS_TRAINED)], {}),
     "no content": ([turn("user", "a"), {"role": "assistant", "tool_calls": [CALL]}], {}),
     "text": ('[{"role": "user", "content": "a"}]', {}),
-    "detail": ([turn("assistant", "abcdef", detail=DETAIL)], {}),
     "detail beyond": ([turn("assistant", "abc", detail=[{**DETAIL[0], "begin_offset": 9}])], {}),
     "reasoning and detail": ([REASONED], {}),
     "thinking": ([turn("assistant", "<think> a </think> b")], {}),
@@ -445,51 +401,48 @@ def among_others(name: str) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("template", [CHATML, REASONS], ids=["chatml", "reasons"])
-@pytest.mark.parametrize("name", RARE_ROWS)
-def test_rare_rows_are_done_like_the_others(name: str, template: str) -> None:
-    for split in (False, True):
-        prompter = {"message_field_training_detail": "detail"}
-        strategy = make_strategy(template, prompter=prompter, split_thinking=split)
+@pytest.mark.parametrize("name", [*RARE_ROWS, *BAD_ROWS])
+def test_rare_rows_are_done_like_the_others_and_errors_come_in_their_place(name: str) -> None:
+    prompter = {"message_field_training_detail": "detail"}
+    if name in BAD_ROWS:
+        with rows_of_stock(1):
+            assert isinstance(check(make_strategy(REASONS, prompter), among_others(name)), tuple)
+        return
+    for template, split in itertools.product((CHATML, REASONS), (False, True)):
+        strategy = make_strategy(template, prompter, split_thinking=split)
         fails = name in ("no content", "null system") and template == CHATML
         fails = fails or (name == "no content" and split)
         with rows_of_stock(int(fails)):
             check(strategy, among_others(name))
 
 
-@pytest.mark.parametrize("name", BAD_ROWS)
-def test_an_error_of_the_stock_function_comes_in_its_place(name: str) -> None:
-    strategy = make_strategy(REASONS, prompter={"message_field_training_detail": "detail"})
-    with rows_of_stock(1):
-        assert isinstance(check(strategy, among_others(name)), tuple)
-
-
-def test_one_odd_row_costs_one_row() -> None:
+def test_one_odd_row_costs_one_row_and_warnings_come_as_often() -> None:
     """Axolotl goes back to comparing tokens where nothing is rendered."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     strategy = make_strategy(template)
     rows = [[turn("user", "")], TALK, [turn("user", ""), turn("user", "")], TALK]
     with rows_of_stock(2):
         check(strategy, {"messages": rows})
+    rows = [
+        [turn("user", "hello " * 9), turn("assistant", "")],
+        [*TALK, turn("user", "x")],
+        [turn("assistant", " "), turn("assistant", "")],
+    ]
+    check(make_strategy(), {"messages": rows})
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
+def test_odd_batches_strategies_and_tokenizers_are_unfamiliar() -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    batches: list[dict[str, Any]] = [
         {"messages": []},
         {"messages": TALK},
         {"conversations": [TALK]},
         {"messages": [TALK, None]},
         {"messages": [TALK], "system": ["a", "b"]},
-    ],
-    ids=["no rows", "one row", "another column", "null", "lengths"],
-)
-def test_what_is_no_batch_of_rows_is_unfamiliar(batch: Any) -> None:
-    refused(make_strategy(), batch)
-
-
-def test_odd_strategies_and_tokenizers_are_unfamiliar() -> None:
-    from transformers import PreTrainedTokenizerFast
+    ]
+    for batch in batches:
+        refused(make_strategy(), batch)
 
     class OwnTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:

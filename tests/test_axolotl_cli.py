@@ -143,8 +143,6 @@ def test_a_training_is_measured(trainings: Trainings, name: str, record: str) ->
     assert found.system is not None
     assert any(sample.pss_bytes for sample in found.system.samples)
     assert {"collators", "sampler"} <= set(rank.values["replacements"]) or name == "stock"
-    [path, *_] = rank.values["data_paths"]
-    assert Path(path).suffix == ".arrow"
     # The memory of a run that is measured from outside is known there alone.
     figures = ("stall_fraction", "tokens_per_second", *["working_set_gb"] * (name == "plugin"))
     for figure in figures:
@@ -154,6 +152,6 @@ def test_a_training_is_measured(trainings: Trainings, name: str, record: str) ->
 def test_measure_leaves_axolotl_as_it_is(trainings: Trainings) -> None:
     said = trainings.stock.stderr
     assert read_run(trainings.folder / "record").ranks[0].values["replacements"] == []
-    assert "replaced    none" in said
+    assert "no function of Axolotl is replaced" in said
     assert "accelerated calls" not in said
     assert "Inconclusive" in said

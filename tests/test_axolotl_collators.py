@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,19 +81,13 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found.stride() == expected.stride()
         assert found.untyped_storage().resizable() == expected.untyped_storage().resizable()
         assert torch.equal(found, expected)
-    elif isinstance(expected, np.ndarray):
-        assert np.array_equal(found, expected)
     elif hasattr(expected, "keys"):
         assert list(found) == list(expected)
         for name in expected:
             assert_same(found[name], expected[name])
         assert vars(found).keys() == vars(expected).keys() if hasattr(found, "data") else True
-    elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
     else:
-        assert found == expected
+        assert repr(found) == repr(expected)
 
 
 def same(kind: str, features: Any, tokens: Any = None, **options: Any) -> None:
@@ -115,43 +108,15 @@ def example(kind: str, lengths: list[int], columns: tuple[str, ...] = ALL) -> An
     return [features[:2], features[2:]] if len(features) > 2 else [features]
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "as it comes": {},
-    "multiple": {"pad_to_multiple_of": 16},
-    "longest": {"padding": "longest", "max_length": 3},
-    "other labels": {"label_pad_token_id": -7},
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("kind", OURS)
-def test_every_collator_returns_the_same_batch(kind: str, options: dict[str, Any]) -> None:
-    features = example(kind, [5, 9, 14])
-    for side, rows in itertools.product(("right", "left"), (features, arrays(features))):
-        same(kind, rows, tokenizer(padding_side=side), **options)
-
-
 def special_cases() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     """A collator, features, changes of the tokenizer, and options."""
-    of_eight: dict[str, Any] = {"pad_to_multiple_of": 8}
-    for columns in (
-        ("input_ids",),
-        ("labels", "input_ids"),
-        ("position_ids", "labels", "input_ids"),
-        ("attention_mask", "input_ids"),
-        ("input_ids", "token_type_ids", "attention_mask", "labels"),
-    ):
-        # Columns keep their order, and none is added.
-        yield from ((kind, example(kind, [5, 9, 14], columns), {}, of_eight) for kind in OURS)
-    for kind in (PACKS, V2, PRETRAINING):
+    for kind in OURS:
+        yield kind, example(kind, [5, 9, 14]), {}, {"padding": "longest", "max_length": 3}
         # Lengths are left out of packs.
-        yield kind, example(kind, [5, 9, 14], (*ALL, "length")), {}, of_eight
+        yield kind, example(kind, [5, 9, 14], (*ALL, "length")), {}, {"pad_to_multiple_of": 8}
     for kind in (PACKS, V2):
         # One pack may come without a list around it.
         yield kind, [feature(length, ALL) for length in (3, 4)], {}, {"pad_to_multiple_of": 16}
-    for multiple, side in itertools.product((None, 32), ("right", "left")):
-        squashed = {"squash_position_ids": True, "pad_to_multiple_of": multiple}
-        yield V2, example(V2, [5, 9, 14, 3]), {"padding_side": side}, squashed
     yield PRETRAINING, example(PRETRAINING, [5, 9]), {}, {"multipack_attn": False}
     # Rows of one length need no padding.
     yield PACKS, [example(PACKS, [length])[0] for length in (6, 6)], {}, {}
@@ -169,17 +134,19 @@ def test_special_rows_and_settings_give_the_same_batch() -> None:
         same(kind, features, tokenizer(**changes), **options)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_any_rows_and_settings_give_the_same_batch(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(list(OURS)))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
-    columns = data.draw(st.permutations(["labels", "attention_mask", "position_ids"]))
-    count = data.draw(st.integers(0, 3))
-    features = example(kind, lengths, ("input_ids", *columns[:count]))
+    others = ["labels", "attention_mask", "position_ids", "token_type_ids"]
+    columns = data.draw(st.permutations(others))[: data.draw(st.integers(0, 4))]
+    place = data.draw(st.integers(0, len(columns)))
+    features = example(kind, lengths, (*columns[:place], "input_ids", *columns[place:]))
     features = arrays(features) if data.draw(st.booleans()) else features
     options: dict[str, Any] = {
         "pad_to_multiple_of": data.draw(st.none() | st.integers(1, 70)),
+        "label_pad_token_id": data.draw(st.sampled_from([-100, -7])),
     }
     if kind == V2:
         options["squash_position_ids"] = data.draw(st.booleans())
@@ -242,12 +209,10 @@ ODD_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_odd_settings_are_left_to_axolotl() -> None:
+def test_odd_settings_tokenizers_and_subclasses_are_left_to_axolotl() -> None:
     for options in ODD_OPTIONS:
         refused(V2, example(V2, [5, 9, 13]), **options)
 
-
-def test_odd_tokenizers_and_subclasses_are_left_to_axolotl() -> None:
     class Own(type(base_tokenizer())):  # type: ignore[misc]
         def _pad(self, *args: Any, **kwargs: Any) -> Any:
             return super()._pad(*args, **kwargs)

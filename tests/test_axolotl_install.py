@@ -23,7 +23,6 @@ from support.axolotl import (
     VERSION,
     Later,
     byte_tokenizer,
-    run_child,
     word_tokenizer,
 )
 
@@ -46,42 +45,6 @@ USERS = (
 )
 """Modules of Axolotl that import replaced functions by name."""
 
-ALL_ACTIVE = f"""
-import importlib, sys
-for name in {(*MODULES, *USERS)!r}:
-    importlib.import_module(name)
-import fast_axolotl
-status = fast_axolotl.status()
-assert status.installed, status.reason
-fitting = {tuple(item.target for item in FITTING)!r}
-wrong = [
-    p for p in status.patches if (p.state in ("active", "check")) != (p.target in fitting)
-]
-assert not wrong, wrong
-from axolotl.utils.data import rl, sft, shared, utils
-assert hasattr(shared.save_preprocessed_dataset, {MARK!r})
-assert sft.save_preprocessed_dataset is rl.save_preprocessed_dataset
-assert sft.save_preprocessed_dataset is shared.save_preprocessed_dataset
-assert sft.handle_long_seq_in_dataset is utils.handle_long_seq_in_dataset
-"""
-
-NONE_LEFT = f"""
-assert fast_axolotl.uninstall()
-left = [
-    (name, key)
-    for name, module in list(sys.modules.items())
-    if name.startswith("axolotl")
-    for key, value in list(vars(module).items())
-    if {MARK!r} in getattr(value, "__dict__", {{}})
-]
-assert not left, left
-"""
-
-
-def run_python(code: str) -> None:
-    done = run_child(sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
-
 
 def held(item: Replacement) -> Any:
     owner: Any = sys.modules[item.module]
@@ -99,9 +62,16 @@ def loaded(stock: Callable[[str], Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def installed(loaded: dict[str, Any]) -> Iterator[None]:
-    fast_axolotl.install()
-    yield
+def know(loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Installs with other sources than those that are known."""
+
+    def install(wrong: set[str]) -> None:
+        unknown = dict.fromkeys(wrong, ("0" * 16,))
+        monkeypatch.setattr("fast_axolotl.axolotl.patches.KNOWN", {**KNOWN, **unknown})
+        monkeypatch.setattr(shim._STATE, "patchwork", None)
+        fast_axolotl.install()
+
+    yield install
     fast_axolotl.uninstall()
 
 
@@ -111,13 +81,12 @@ def states() -> dict[str, str]:
     return {patch.target: patch.state for patch in patches if patch.target in targets}
 
 
-def test_ours_first_replaces_as_modules_load() -> None:
-    run_python("import fast_axolotl\nimport axolotl.cli.main\n" + ALL_ACTIVE + NONE_LEFT)
-
-
-@pytest.mark.usefixtures("installed")
-def test_ours_last_sweeps_names_that_were_imported_before(loaded: dict[str, Any]) -> None:
+def test_ours_last_sweeps_names_and_uninstall_restores_every_original_object(
+    loaded: dict[str, Any],
+) -> None:
+    fast_axolotl.install()
     assert set(states().values()) <= {"active", "check"}
+    assert all(held(item) is not loaded[item.target] for item in FITTING)
     originals = {id(value) for value in loaded.values()}
     left = [
         (name, key)
@@ -127,34 +96,26 @@ def test_ours_last_sweeps_names_that_were_imported_before(loaded: dict[str, Any]
         if id(value) in originals
     ]
     assert left == []
-
-
-def test_uninstall_restores_every_original_object(loaded: dict[str, Any]) -> None:
-    fast_axolotl.install()
-    assert all(held(item) is not loaded[item.target] for item in FITTING)
+    shared, sft, rl = (Later(f"axolotl.utils.data.{name}") for name in ("shared", "sft", "rl"))
+    assert hasattr(shared.save_preprocessed_dataset, MARK)
+    assert sft.save_preprocessed_dataset is rl.save_preprocessed_dataset
+    assert sft.save_preprocessed_dataset is shared.save_preprocessed_dataset
     fast_axolotl.uninstall()
     assert all(held(item) is loaded[item.target] for item in FITTING)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_unknown_functions_are_compared_or_stay_as_they_are_beside_replaced_ones(
-    loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: int
+    loaded: dict[str, Any], know: Callable[..., None], first: int
 ) -> None:
     wrong = {item.target for item in FITTING[first::2]}
-    monkeypatch.setattr(
-        "fast_axolotl.axolotl.patches.KNOWN", {**KNOWN, **dict.fromkeys(wrong, ("0" * 16,))}
-    )
-    monkeypatch.setattr(shim._STATE, "patchwork", None)
-    fast_axolotl.install()
-    try:
-        for item in FITTING:
-            is_unknown = bool(wrong & {item.target, *item.relies_on})
-            is_skipped = is_unknown and not item.check
-            if is_unknown:
-                assert states()[item.target] == ("skipped" if is_skipped else "check")
-            assert (held(item) is loaded[item.target]) == is_skipped
-    finally:
-        fast_axolotl.uninstall()
+    know(wrong)
+    for item in FITTING:
+        is_unknown = bool(wrong & {item.target, *item.relies_on})
+        is_skipped = is_unknown and not item.check
+        if is_unknown:
+            assert states()[item.target] == ("skipped" if is_skipped else "check")
+        assert (held(item) is loaded[item.target]) == is_skipped
 
 
 def use_everything(number: int) -> None:
@@ -163,7 +124,7 @@ def use_everything(number: int) -> None:
     from torch.utils.data import RandomSampler
 
     multipack, batching = (Later(f"axolotl.utils.{name}") for name in PACKED)
-    chat, completion = (Later(f"axolotl.{name}") for name in TOKENISED)
+    chat = Later("axolotl.prompt_strategies.chat_template")
     rng = np.random.default_rng(number)
     tokens = [rng.integers(4, 50, rng.integers(2, 20)).tolist() for _ in range(120)]
     ones = [[1] * len(row) for row in tokens]
@@ -171,7 +132,6 @@ def use_everything(number: int) -> None:
     dataset, lengths = Dataset.from_dict(columns), np.array([*map(len, tokens)])
     words, letters = word_tokenizer(), byte_tokenizer()
     Later("axolotl.utils.samplers.utils").get_dataset_lengths(dataset)
-    multipack.pack_parallel(lengths, 64, 1000, 8, 1)
     sampler = multipack.MultipackBatchSampler(
         RandomSampler(range(120)), 2, 64, lengths, bin_size=8, num_processes=1
     )
@@ -189,45 +149,27 @@ def use_everything(number: int) -> None:
     texts = [f"what a day it is {place} {number}" for place in range(9)]
     talks = [[turn("user", text), turn("assistant", text[::-1])] for text in texts]
     strategy.tokenize_prompt({"messages": talks})
-    completion.CompletionPromptTokenizingStrategy(
-        completion.CompletionPrompter(), letters, False, 64, max_length=64
-    ).tokenize_prompt({"text": texts})
-    for place in range(40):
-        sample = {"prompt": texts[0] * (place + 1), "chosen": "a day", "rejected": texts[1]}
-        rl = Later("axolotl.utils.data.rl")
-        rl._drop_long_sequences(sample, rl.RLType.DPO, letters, 64)
 
 
 PACKED = ("samplers.multipack", "collators.batching")
-TOKENISED = ("prompt_strategies.chat_template", "prompt_strategies.completion")
 
 
 def turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-@pytest.mark.usefixtures("loaded")
-def test_a_check_of_every_function_of_batches_finds_it_equal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wrong = dict.fromkeys(COMPARED, ("0" * 16,))
-    monkeypatch.setattr("fast_axolotl.axolotl.patches.KNOWN", {**KNOWN, **wrong})
-    monkeypatch.setattr(shim._STATE, "patchwork", None)
-    fast_axolotl.install()
-    try:
-        for number in range(2):
-            use_everything(number)
-        found = {patch.target: patch for patch in fast_axolotl.status().patches}
-        used = [found[item.target] for item in FITTING if item.name in USED and item.check]
-        for patch in used:
-            assert (patch.state, patch.fallbacks) == ("active", ()), patch
-            assert patch.reason.endswith("equal to stock on rows of this run")
-            assert patch.calls
-    finally:
-        fast_axolotl.uninstall()
+def test_a_check_of_every_function_of_batches_finds_it_equal(know: Callable[..., None]) -> None:
+    know(COMPARED)
+    for number in range(2):
+        use_everything(number)
+    found = {patch.target: patch for patch in fast_axolotl.status().patches}
+    for patch in (found[item.target] for item in FITTING if item.name in USED and item.check):
+        assert (patch.state, patch.fallbacks) == ("active", ()), patch
+        assert patch.reason.endswith("equal to stock on rows of this run")
+        assert patch.calls
 
 
-USED = ("lengths", "pack", "sampler", "collators", "chat", "completion")
+USED = ("lengths", "sampler", "collators", "chat")
 
 
 def test_switched_off_by_name_and_by_environment(

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import tarfile
-import zipfile
-from pathlib import Path
 
-import pytest
-
-from tools.axolotl_matrix import NEEDS_A_GPU, PAGE, newest_result, requirements, update
+from tools.axolotl_matrix import PAGE, newest_result, update
 
 STOCK_FAILS = {"tests.test_trl::test_preferences_in_axolotl_train_to_the_same_losses"}
 """Without us, too: with the newest huggingface_hub ``axolotl train`` cannot import trackio."""
@@ -30,20 +25,3 @@ def test_most_is_active_and_nothing_fails_on_the_releases_that_are_promised() ->
         ran = [stack[key] for key in ("tests", "preprocess_and_train") if stack[key] is not None]
         failed = {test for result in ran for test in result["failed"]}
         assert failed <= (STOCK_FAILS if "transformers" in name else set())
-
-
-@pytest.mark.parametrize("kind", ["whl", "tar.gz"])
-def test_pins_are_read_from_wheels_and_source_distributions(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"axolotl-1.0.{kind}"
-    pins = ["torch>=2.6.0", "torchao==0.17.0", "transformers==5.5.0"]
-    if kind == "whl":
-        lines = [*pins, 'vllm==0.14.0; extra == "vllm"']
-        with zipfile.ZipFile(path, "w") as wheel:
-            text = "Name: axolotl\n" + "".join(f"Requires-Dist: {line}\n" for line in lines)
-            wheel.writestr("axolotl-1.0.dist-info/METADATA", text)
-    else:
-        (tmp_path / "requirements.txt").write_text("--extra-index-url x\n# a\n\n" + "\n".join(pins))
-        with tarfile.open(path, "w:gz") as archive:
-            archive.add(tmp_path / "requirements.txt", "axolotl-1.0/requirements.txt")
-    assert requirements(path) == pins
-    assert [line for line in pins if not NEEDS_A_GPU.match(line)] == pins[1:]

@@ -1,8 +1,12 @@
-"""Our sampler gives the batches, statistics, draws and log lines of the real Axolotl's."""
+"""Our sampler gives the batches, statistics, draws and log lines of the real Axolotl's, and our
+packs and packed rows are those of its functions.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -10,16 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fast_axolotl import pack_sequences, plan_packs
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
-from fast_axolotl.axolotl.sampler import (
-    batches_length,
-    generate_batches,
-    pack_parallel,
-)
+from fast_axolotl.axolotl.sampler import batches_length, generate_batches
 from support.axolotl import RELEASE, STOCK_AXOLOTL, Later, log_lines
+from support.sequences import as_lists, flat
 
 pytestmark = STOCK_AXOLOTL
 
@@ -106,64 +108,10 @@ def sequential_sampler(count: int) -> Any:
     return SequentialSampler(range(count))
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@pytest.mark.parametrize("safe_mode", [True, False])
-@pytest.mark.parametrize("num_processes", [1, 2, None])
-def test_pack_parallel_gives_the_same_packs_and_log(
-    dtype: type, safe_mode: bool, num_processes: int | None
-) -> None:
-    lengths = lengths_of(4_000)[::2].astype(dtype)
-    logs, results = [], []
-    for function in (multipack.pack_parallel, pack_parallel):
-        with log_lines(multipack.__name__, level=logging.DEBUG) as lines:
-            results.append(typed(function(lengths, 1024, 900, 5, num_processes, safe_mode)))
-        logs.append(lines)
-    assert results[0] == results[1]
-    assert logs[0] == logs[1]
-
-
-def test_pack_parallel_leaves_odd_arguments_to_axolotl() -> None:
-    usual = {"sequence_lengths": np.array([1, 2], np.int32), "bin_capacity": 10}
-    usual |= {"group_size": 5, "bin_size": 5}
-    two_deep, unsigned = np.array([[1, 2]], np.int32), np.array([1, 2], np.uint64)
-    odd: dict[str, list[Any]] = {
-        "sequence_lengths": [[1, 2, 3], np.array([1.0]), np.int32([1, -2]), unsigned, two_deep],
-        "group_size": [0, None, -5],
-        "bin_size": [0, None],
-        "bin_capacity": [0, 10.0, 2**63],
-        "num_processes": [0, -1],
-        "safe_mode": [1],
-        "mp_start_method": ["teleport"],
-    }
-    for name, values in odd.items():
-        for value in values:
-            with pytest.raises(Unfamiliar):
-                pytest.fail(f"{name}={value!r}: {pack_parallel(**usual | {name: value})}")
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "as it comes": {},
-    "real batches": {"batch_size": 3},
-    "batches, nothing dropped": {"batch_size": 4, "drop_last": False},
-    "in groups": {"group_size": 100, "batch_size": 2},
-    "no limit of rows": {"bin_size": None},
-    "over-long rows": {"batch_max_len": 150, "batch_size": 2},
-    "two processes": {"num_processes": 2, "num_count_samples": 1},
-    "processes not said": {"num_processes": None},
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("kind", [random_sampler, sequential_sampler])
-def test_batches_length_and_generate_batches_leave_all_as_axolotl_does(
-    kind: Any, options: dict[str, Any]
-) -> None:
-    same(partial(kind, 701), lengths=lengths_of(701), **options)
-
-
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
+    """Of every random sampler of torch, which is to draw as often as before."""
     count = data.draw(st.integers(1, 120))
     options = {
         "batch_size": data.draw(st.integers(1, 6)),
@@ -172,24 +120,23 @@ def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
         "drop_last": data.draw(st.booleans()),
         "group_size": data.draw(st.integers(1, 150)),
         "num_count_samples": data.draw(st.integers(1, 4)),
+        "num_processes": data.draw(st.sampled_from([1, None])),
     }
-    kind = data.draw(st.sampled_from([random_sampler, sequential_sampler]))
-    same(partial(kind, count), lengths=lengths_of(count, seed=count), **options)
+    is_random, has_generator = data.draw(st.booleans()), data.draw(st.booleans())
+    more = {
+        "replacement": data.draw(st.booleans()),
+        "num_samples": data.draw(st.none() | st.integers(1, count)),
+    }
 
-
-@pytest.mark.parametrize("wanted", [None, 50, 450])
-@pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("has_generator", [False, True])
-def test_every_random_sampler_of_torch_draws_as_often_as_before(
-    wanted: int | None, replacement: bool, has_generator: bool
-) -> None:
     def make() -> Any:
         import torch
 
+        if not is_random:
+            return sequential_sampler(count)
         generator = torch.Generator().manual_seed(5) if has_generator else None
-        return random_sampler(300, replacement=replacement, num_samples=wanted, generator=generator)
+        return random_sampler(count, generator=generator, **more)
 
-    same(make, lengths=lengths_of(300))
+    same(make, lengths=lengths_of(count, seed=count), **options)
 
 
 def test_an_epoch_leads_to_the_next_draw_and_batches_are_counted_from_anew() -> None:
@@ -213,9 +160,13 @@ def test_an_epoch_leads_to_the_next_draw_and_batches_are_counted_from_anew() -> 
         assert found == expected
 
 
-def test_a_world_of_many_ranks_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_world_of_many_ranks_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch, num_processes: int
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
-    same(partial(random_sampler, 400), lengths=lengths_of(400))
+    lengths = lengths_of(700)
+    same(partial(random_sampler, 700), lengths=lengths, num_processes=num_processes)
 
 
 def test_statistics_beyond_32_bits_end_as_in_axolotl() -> None:
@@ -291,3 +242,66 @@ def test_a_failing_collective_is_final_and_is_asked_once(monkeypatch: pytest.Mon
     with pytest.raises(Final, match="timeout"):
         batches_length(sampler)
     assert len(asked) == 1
+
+
+# Packs and packed rows.
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
+    capacity = draw(st.integers(1, 60))
+    length = st.integers(0, capacity + 3) | st.sampled_from([0, capacity, capacity + 1])
+    return draw(st.lists(length, max_size=150)), {
+        "bin_capacity": capacity,
+        "group_size": draw(st.integers(1, 200)),
+        "bin_size": draw(st.integers(1, 8) | st.just(200)),
+    }
+
+
+@settings(deadline=None, max_examples=150)
+@given(problem=problems(), safe_mode=st.booleans())
+@example(problem=([], {"bin_capacity": 10, "group_size": 2, "bin_size": 1}), safe_mode=True)
+@example(problem=([0] * 9, {"bin_capacity": 10, "group_size": 2, "bin_size": 3}), safe_mode=True)
+def test_both_methods_give_the_bins_of_axolotl(
+    problem: tuple[list[int], dict[str, int]], safe_mode: bool
+) -> None:
+    lengths, limits = problem
+    capacity, group = limits["bin_capacity"], limits["group_size"]
+    packs = multipack.pack_parallel(
+        np.array(lengths, np.int32), num_processes=1, safe_mode=safe_mode, **limits
+    )
+    plan = plan_packs(lengths, capacity, max_rows=limits["bin_size"], group_size=group)
+    assert plan.tolist() == [[int(index) for index in pack] for pack in packs]
+    plan = plan_packs(lengths, capacity, method="sequential")
+    if not lengths:  # theirs cannot be compiled for a list that nothing is ever added to
+        assert plan.tolist() == []
+        return
+    packs, used, slots = multipack.allocate_sequentially(np.array(lengths), 0, capacity, 1)
+    assert plan.tolist() == [list(pack) for pack in packs]
+    assert (plan.total_length, len(plan) * capacity) == (used, slots)
+
+
+class Tokenizer:
+    eos_token_id, pad_token_id = 1, 0
+
+    def __call__(self, texts: list[str], max_length: int, **_: Any) -> dict[str, Any]:
+        ids = [json.loads(text)[:max_length] for text in texts]
+        return {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+
+
+def test_packed_rows_are_those_of_encode_streaming() -> None:
+    encode_streaming = Later("axolotl.utils.data.streaming").encode_streaming
+    chance = random.Random(0)
+    for _ in range(60):
+        # Not empty: of an empty text, Axolotl makes a tensor of floats.
+        rows = [
+            [chance.randrange(2, 999) for _ in range(chance.randint(1, 12))]
+            for _ in range(chance.randrange(30))
+        ]
+        width = chance.randint(3, 20)
+        texts = [json.dumps(row) for row in rows]
+        theirs = encode_streaming({"text": texts}, Tokenizer(), width)
+        # Axolotl's tokenizer cuts what is too long, as "truncate" does.
+        assert pack_sequences(rows, width, 0, 1, too_long="truncate") == theirs
+        options = {"too_long": "truncate", "output": "numpy", "dtype": "int32"}
+        assert as_lists(pack_sequences(flat(rows), width, 0, 1, **options)) == theirs

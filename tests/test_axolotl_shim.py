@@ -7,20 +7,15 @@ errors: what counts is the import system as a user meets it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fast_axolotl
+from fast_axolotl.axolotl.startup import is_preprocess
 from support.axolotl import run_child
-
-VIRTUAL = (
-    "axolotl.rust_ext",
-    "axolotl.rust_ext.axolotl_ext",
-    "axolotl.utils.data.rust_streaming",
-    "axolotl.utils.data.rust_wrapper",
-)
+from support.children import python_output
 
 FILES = {
     "axolotl/__init__.py": "__version__ = '0'\n",
@@ -55,13 +50,6 @@ def run(package: Path) -> Run:
         return done.stdout + done.stderr
 
     return run_python
-
-
-@pytest.fixture
-def restored() -> Iterator[None]:
-    yield
-    fast_axolotl.uninstall()
-    fast_axolotl.install()
 
 
 @pytest.mark.parametrize("imports", [OURS_FIRST, OURS_LAST])
@@ -108,10 +96,18 @@ def test_hooks_are_inert_after_uninstall_and_live_after_reinstall(run: Run) -> N
         """
 import fast_axolotl, importlib.util
 assert importlib.util.find_spec("axolotl") is not None
+virtual = fast_axolotl.status().virtual_modules
+assert virtual == ("axolotl.rust_ext", *(f"axolotl.{name}" for name in (
+    "rust_ext.axolotl_ext", "utils.data.rust_streaming", "utils.data.rust_wrapper"
+)))
 fast_axolotl.uninstall()
+assert fast_axolotl.status().reason == "uninstall() was called"
 import axolotl.utils.data
 assert not hasattr(axolotl.utils.data, "fast_parallel_hash_rows")
-assert fast_axolotl.install() is True
+assert fast_axolotl.install() is True and fast_axolotl.install() is False
+status = fast_axolotl.status()
+assert (status.installed, status.reason) == (True, "")
+assert set(virtual) - set(status.virtual_modules) == set()
 assert hasattr(axolotl.utils.data, "fast_parallel_hash_rows")
 import axolotl.utils.collators
 assert hasattr(axolotl.utils.collators, "fast_pad_sequences")
@@ -264,27 +260,36 @@ assert fast_axolotl.install() is False and fast_axolotl.uninstall() is False
     )
 
 
-@pytest.mark.usefixtures("restored")
-def test_install_and_uninstall_are_true_once_and_status_tells() -> None:
-    fast_axolotl.uninstall()
-    assert not set(VIRTUAL) & set(sys.modules)
-    assert fast_axolotl.status().reason == "uninstall() was called"
-    assert fast_axolotl.install() is True
-    assert fast_axolotl.install() is False
-    assert set(VIRTUAL) <= set(sys.modules)
-    status = fast_axolotl.status()
-    assert (status.installed, status.reason, status.virtual_modules) == (True, "", VIRTUAL)
-    assert fast_axolotl.uninstall() is True
-    assert fast_axolotl.uninstall() is False
-
-
 def test_a_virtual_module_looks_like_a_module_and_the_earlier_names_are_there() -> None:
     wrapper = sys.modules["axolotl.utils.data.rust_wrapper"]
     assert repr(wrapper) == "<module 'axolotl.utils.data.rust_wrapper' (fast_axolotl)>"
-    assert wrapper.__spec__ is not None
-    assert wrapper.__spec__.parent == "axolotl.utils.data"
+    assert getattr(wrapper.__spec__, "parent", "") == "axolotl.utils.data"
     with pytest.raises(AttributeError, match=r"'axolotl\.utils\.data\.rust_wrapper' has no .*'x'"):
         _ = wrapper.x
     assert fast_axolotl.__version__ in fast_axolotl.get_version()
     assert fast_axolotl.is_available() is True
     assert fast_axolotl.RUST_AVAILABLE is True
+
+
+def test_a_preprocess_alone_collects_rarely_and_remembers_distributions() -> None:
+    for line in (
+        "/bin/python /bin/axolotl preprocess a.yml",
+        "python -m axolotl.cli.main preprocess a.yml",
+        "python -m axolotl.cli.preprocess a.yml",
+        "python /x/axolotl/cli/preprocess.py a.yml",
+    ):
+        assert is_preprocess(line.split())
+        assert not is_preprocess(line.replace("preprocess", "train").split())
+    for line in ("python /bin/axolotl train preprocess", "python -c preprocess"):
+        assert not is_preprocess(line.split())
+    program = """
+import gc, sys, importlib.metadata
+from fast_axolotl.axolotl import startup
+before = importlib.metadata.packages_distributions()
+for command in ("train", "preprocess"):
+    sys.orig_argv = ["python", "-m", "axolotl.cli.main", command]
+    print(startup.begin(), gc.get_threshold()[0] > 700, end=" ")
+answers = [importlib.metadata.packages_distributions() for _ in range(2)]
+print(before == answers[0] == answers[1], answers[0] is answers[1])
+"""
+    assert python_output("-c", program).split() == [*["False"] * 2, *["True"] * 3, "False"]

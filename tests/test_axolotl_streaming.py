@@ -256,12 +256,6 @@ def test_a_pretraining_stream_gives_the_batches_of_axolotl(
     assert found[0][0], "there is something to compare"
 
 
-def load_ours(cfg: Any, **changes: Any) -> Any:
-    source = sft._extract_pretraining_config(cfg)
-    source.update(changes)
-    return streaming.load_streaming_dataset(source, cfg, tokenizer())
-
-
 def texts(count: int) -> list[str]:
     rng = np.random.default_rng(0)
     return [
@@ -287,20 +281,15 @@ def pretraining(path: Path, **options: Any) -> Any:
     )
 
 
-def test_without_the_switch_axolotl_runs_untouched(tmp_path: Path) -> None:
-    cfg = pretraining(jsonl(tmp_path), sample_packing=True, dataset_use_rust_streaming=None)
-    before = dict(cfg)
-    with log_lines(sft.__name__) as lines, pytest.raises(NotAsked):
-        load_ours(cfg)
-    assert (dict(cfg), lines) == (before, [])
-
-
-def test_a_warning_names_the_entries_that_axolotl_ignores(tmp_path: Path) -> None:
-    cfg = pretraining(jsonl(tmp_path))
-    cfg.pretraining_dataset *= 2
-    with log_lines(sft.__name__) as lines:
-        load_ours(cfg)
-    assert "only the first of 2 entries" in lines[-1][1]
+def test_without_the_switch_and_with_rows_to_skip_axolotl_runs_untouched(tmp_path: Path) -> None:
+    for switch, skip, wanted in ((None, 0, NotAsked), (True, 40, Unfamiliar)):
+        cfg = pretraining(jsonl(tmp_path), sample_packing=True, dataset_use_rust_streaming=switch)
+        before = dict(cfg)
+        source = sft._extract_pretraining_config(cfg)
+        source.update(skip=skip)
+        with log_lines(sft.__name__) as lines, pytest.raises(wanted):
+            streaming.load_streaming_dataset(source, cfg, tokenizer())
+        assert (dict(cfg), lines) == (before, [])
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -323,13 +312,6 @@ def test_streamed_datasets_are_merged_as_by_axolotl_and_resume(
     assert head + [row["id"] for row in again] == expected
     with pytest.raises(Unfamiliar):
         streaming.merge_datasets([make()], cfg)
-
-
-def test_rows_to_be_skipped_are_left_to_axolotl(tmp_path: Path) -> None:
-    cfg = pretraining(jsonl(tmp_path))
-    with pytest.raises(Unfamiliar, match="rows are skipped"):
-        load_ours(cfg, skip=40)
-    assert cfg.micro_batch_size == 2
 
 
 def test_a_streamed_sft_dataset_is_that_of_axolotl(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from fast_axolotl.axolotl.longest import copy_longest
 from fast_axolotl.cli.plan import batch
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
-from fast_axolotl.protocol import compare_folders
-from fast_axolotl.protocol.sweep import find_out_of_memory
+from fast_axolotl.protocol.compare import compare_folders
+from fast_axolotl.protocol.runner import find_out_of_memory
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.protocol_result import Trial
 from support.axolotl import AGAINST_AXOLOTL, ON_A_PROCESSOR
@@ -185,7 +185,7 @@ def test_a_sweep_is_interrupted_and_goes_on(
     assert "global batch 4" in table
     assert "Set micro-batch: 2 and accumulation: 2." in table
     assert "4 × 1: out of memory: " in table
-    with pytest.raises(UsageError, match="with another command"):
+    with pytest.raises(UsageError, match="holds another protocol"):
         batch(command=f"{command} 1", global_batch=4, steps=12, output=folder)
 
 

@@ -81,8 +81,7 @@ def test_without_a_mask_every_position_is_real(kind: str) -> None:
     found = counter.count({"input_ids": array([[5, 6, 7, 8, 9]], kind)})
     assert (found.real_tokens, found.padded_tokens) == (5, 5)
     assert (found.sequence_tokens, found.sequence_squares) == (5, 25)
-    assert set(counter.take_reasons()) == {"real_tokens", "trainable_tokens_per_second"}
-    assert counter.take_reasons() == {}
+    assert set(counter.reasons) == {"real_tokens", "trainable_tokens_per_second"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +99,7 @@ def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
     assert (found.real_tokens, found.padded_tokens) == (5 + 7, 24)
     assert (found.rows, found.sequence_tokens) == (4, 12)
     assert found.sequence_squares == 9 + 4 + 25 + 4
-    assert "tokens_per_second" not in counter.take_reasons()
+    assert "tokens_per_second" not in counter.reasons
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,12 +130,12 @@ def test_packs_of_unknown_padding_have_no_real_tokens_and_no_rows(kind: str) -> 
     ids, positions = array([[5, 6, 0, 0]], kind), array([[0, 1, 0, 1]], kind)
     found = counter.count({"input_ids": ids, "position_ids": positions})
     assert (found.real_tokens, found.rows) == (None, None)
-    reasons = counter.take_reasons()
+    reasons = counter.reasons
     assert "pad_token_id" in reasons["tokens_per_second"]
     assert "the start of the padding is not known" in reasons["rows_per_second"]
     counter = BatchCounter()
     counter.count({"input_ids": ids, "position_ids": array([[0, 1, 2, 3]], kind)})
-    assert "rows_per_second" not in counter.take_reasons()
+    assert "rows_per_second" not in counter.reasons
 
 
 def test_a_mask_of_a_strange_type_counts_and_one_of_another_shape_does_not() -> None:
@@ -170,7 +169,7 @@ def test_a_tensor_on_a_device_is_never_read() -> None:
     ids = torch.empty(4, 8, dtype=torch.long, device="meta")  # raises wherever it is read
     found = counter.count({"input_ids": ids, "attention_mask": ids, "labels": ids})
     assert tokens(found) == (4, None, None, 32)
-    reasons = counter.take_reasons()
+    reasons = counter.reasons
     assert "on the GPU" in reasons["tokens_per_second"]
     assert "on the GPU" in reasons["trainable_tokens_per_second"]
     found = count({"input_ids": torch.ones(4, 8, dtype=torch.long), "labels": ids})
@@ -206,7 +205,7 @@ def test_batches_of_every_make_have_samples_and_bytes(
     counter = BatchCounter()
     found = counter.count(batch)
     assert (found.samples, found.num_bytes, found.real_tokens) == (samples, num_bytes, None)
-    assert set(counter.take_reasons()) == {"tokens_per_second"}
+    assert set(counter.reasons) == {"tokens_per_second"}
 
 
 def test_a_mapping_that_is_no_dictionary_is_one_all_the_same() -> None:
@@ -246,6 +245,6 @@ def test_a_batch_that_cannot_be_counted_has_a_reason_and_the_next_one_counts(lay
     counter = BatchCounter()
     found = counter.count({"input_ids": ids, "attention_mask": ids})
     assert (found.real_tokens, found.trainable_tokens) == (None, None)
-    assert "could not be counted" in counter.take_reasons()["tokens_per_second"]
+    assert "could not be counted" in counter.reasons["tokens_per_second"]
     whole = torch.ones(2, 3)
     assert counter.count({"input_ids": whole, "attention_mask": whole}).real_tokens == 6

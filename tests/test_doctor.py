@@ -8,6 +8,7 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +22,6 @@ from support.axolotl import run_child
 doctor: Any = importlib.import_module("fast_axolotl.cli.doctor")
 
 
-class Distribution:
-    """An installed package, as far as the doctor looks at it."""
-
-    def __init__(self, version: str) -> None:
-        self.version = version
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The versions that are installed; a test adds to them and takes away."""
@@ -35,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     versions |= {"jinja2": "3.1.6"}
     monkeypatch.setattr(doctor, "_version", versions.get)
     monkeypatch.setattr(
-        metadata, "distributions", lambda name: [Distribution(versions["fast-axolotl"])]
+        metadata, "distributions", lambda name: [SimpleNamespace(version=versions["fast-axolotl"])]
     )
     return versions
 
@@ -50,22 +44,6 @@ def test_it_shows_versions_and_gaps_and_imports_nothing_heavy() -> None:
     assert f"{__version__}, Python {sys.version.split()[0]}" in " ".join(done.stdout.split())
     assert done.stdout.splitlines()[-1] == "[]"
     assert "Nothing is broken." in done.stdout
-
-
-def test_as_json_it_has_the_same_facts() -> None:
-    done = run_child(sys.executable, "-m", "fast_axolotl", "doctor", "--json")
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert list(found) == [
-        "fast-axolotl",
-        "machine",
-        "installed",
-        "accelerations",
-        "unavailable",
-        "problems",
-    ]
-    assert found["fast-axolotl"] == __version__
-    assert found["problems"] == []
-    assert all(gap.keys() == {"what", "why", "cure"} for gap in found["unavailable"])
 
 
 def test_a_machine_without_a_gpu_or_procfs_says_so_with_the_cure(
@@ -110,4 +88,7 @@ def test_no_folder_for_compiled_kernels_is_a_problem_and_ends_with_1(
     assert ended.value.exit_code == 1
     assert "set NUMBA_CACHE_DIR to a folder that you can write" in capsys.readouterr().out
     assert app(["doctor", "--json"], standalone_mode=False) == 1
-    assert len(json.loads(capsys.readouterr().out)["problems"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["problems"]) == 1
+    assert found["fast-axolotl"] == __version__
+    assert all(gap.keys() == {"what", "why", "cure"} for gap in found["unavailable"])

@@ -212,39 +212,18 @@ def test_the_rate_of_the_workers_is_seen_while_their_queue_has_room(tmp_path: Pa
     assert {block.produced for block in full} == {None}
 
 
-class _Loader:
-    """What a wrapper around a loader of torch's looks like from outside."""
-
-    def __init__(self, loader: Any) -> None:
-        self.iterable = loader
-
-    def __len__(self) -> int:
-        raise AssertionError("the length of a loader may be worth a whole plan")
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.iterable)
-
-
 def test_a_watched_loader_tells_its_settings_and_its_queue(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-    rows = list(range(64))
-    loader = torch.utils.data.DataLoader(rows, batch_size=4, num_workers=1, prefetch_factor=3)
-    expected = {
-        "num_workers": 1,
-        "prefetch_factor": 3,
-        "batch_size": 4,
-        "pin_memory": False,
-        "persistent_workers": False,
-        "streaming": False,
-    }
-    assert read_loader(_Loader(loader)) == expected
+    loader = torch.utils.data.DataLoader(range(64), batch_size=4, num_workers=1, prefetch_factor=3)
+    expected = {"num_workers": 1, "prefetch_factor": 3, "batch_size": 4, "streaming": False}
+    expected |= {"pin_memory": False, "persistent_workers": False}
+    assert read_loader(SimpleNamespace(iterable=loader)) == expected
     assert read_loader(iter([1])) == read_loader(object()) == read_loader(None) == {}
     with measure(tmp_path / "run", sample_system=False) as meter:
         list(meter.watch(loader))
     rank = read_run(tmp_path / "run").ranks[0]
     assert rank.values == {**expected, "replacements": []}
-    depths = [block.queue_depth for block in rank.blocks]
-    assert any(depth is not None for depth in depths)
+    assert any(block.queue_depth is not None for block in rank.blocks)
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
@@ -289,16 +268,9 @@ def test_a_real_loader_that_plans_its_epochs_is_waited_for(
 
 
 def test_a_queue_that_empties_because_the_epoch_ends_says_nothing() -> None:
-    asked = dict.fromkeys(range(4))
-    queue = SimpleNamespace(qsize=lambda: 3)
-    iterator = SimpleNamespace(
-        _data_queue=queue,
-        _worker_result_queue=queue,
-        _task_info=asked,
-        _tasks_outstanding=4,
-        _num_workers=2,
-        _prefetch_factor=2,
-    )
+    asked, queue = dict.fromkeys(range(4)), SimpleNamespace(qsize=lambda: 3)
+    iterator = SimpleNamespace(_data_queue=queue, _worker_result_queue=queue, _task_info=asked)
+    vars(iterator).update(_tasks_outstanding=4, _num_workers=2, _prefetch_factor=2)
     assert ready_batches(iterator) == 3
     asked.popitem()  # nothing is asked for any more: the sampler is exhausted
     assert ready_batches(iterator) is None

@@ -50,7 +50,7 @@ def test_the_tree_has_one_root_the_promised_bases_and_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("path", "place", "text"),
     [
-        ("rows.jsonl", "line 7", "rows.jsonl, line 7: broken; mend it"),
+        ("ünï.jsonl", "line 7", "ünï.jsonl, line 7: broken; mend it"),
         ("ünï.jsonl", "", "ünï.jsonl: broken; mend it"),
         ("", "line 7", "line 7: broken; mend it"),
         ("", "", "broken; mend it"),
@@ -92,19 +92,15 @@ def test_the_other_errors_survive_pickling(kind: type[Exception]) -> None:
             "sh -c 'HF_TOKEN=*** go --password *** on'",
         ),
         ("AWS_SECRET_ACCESS_KEY=a WANDB_API_KEY=b", "AWS_SECRET_ACCESS_KEY=*** WANDB_API_KEY=***"),
-        *(
-            (plain, plain)
-            for plain in (
-                "/data/key=5/token=6/HF_TOKEN=7/rows.parquet",
-                "/data/a?token=b.jsonl",
-                "hf://datasets/owner/name@0123abc/rows.parquet",
-                "s3://bucket/mail@example/rows.jsonl?versionId=5",
-                "--max-tokens 512 --eos-token </s> --tokenizer x --pad_token_id=0",
-            )
-        ),
+        ("/data/key=5/token=6/HF_TOKEN=7/rows.parquet", ""),
+        ("/data/a?token=b.jsonl", ""),
+        ("hf://datasets/owner/name@0123abc/rows.parquet", ""),
+        ("s3://bucket/mail@example/rows.jsonl?versionId=5", ""),
+        ("--max-tokens 512 --eos-token </s> --tokenizer x --pad_token_id=0", ""),
     ],
 )
 def test_secrets_are_masked_and_nothing_else(text: str, masked: str) -> None:
+    masked = masked or text
     assert mask_secrets(text) == masked
     assert mask_secrets(masked) == masked
     error = DataError(f"failed: {text}", path=text)

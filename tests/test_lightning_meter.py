@@ -92,15 +92,12 @@ def test_fetches_steps_figures_and_spans_of_a_fit(tmp_path: Path) -> None:
     assert "save_checkpoint" not in vars(trainer)
 
 
-def test_an_error_ends_the_record_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="the disk is gone"):
-        fit(tmp_path, Module(fails_at=6))
-    assert end_of(tmp_path / "run") == ("exception", "OSError: the disk is gone")
-
-
-def test_a_fault_of_the_callback_leaves_the_fit_alone(
+def test_an_error_ends_the_record_with_its_name_and_a_fault_of_ours_leaves_the_fit_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit(tmp_path / "error", Module(fails_at=6))
+    assert end_of(tmp_path / "error" / "run") == ("exception", "OSError: the disk is gone")
     monkeypatch.setattr("fast_axolotl.integrations.lightning_meter.log_figures", break_down)
     trainer = fit(tmp_path)
     assert trainer.global_step == 10

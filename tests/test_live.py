@@ -73,15 +73,6 @@ def test_what_matters_most_is_shown_in_every_usual_size() -> None:
     assert "→" not in text
 
 
-def test_colours_stay_with_what_they_colour() -> None:
-    drawn = lay_out(moment_of(running()), width=100)
-    lines = {line.plain.split()[0]: line for line in drawn[:8] if line.plain.strip()}
-    assert [str(line.style) for line in lines.values()] == [""] * len(lines)
-    verdict, rate = lines["Data-bound"], lines["rows/s"]
-    assert verdict.plain[verdict.spans[0].start : verdict.spans[0].end] == " Data-bound (rate) "
-    assert [rate.plain[span.start : span.end].strip() for span in rate.spans] == ["rows/s"]
-
-
 def test_nothing_is_told_of_what_has_not_begun() -> None:
     moment = moment_of(make_run())
     assert "stall" not in text_of(moment) + format_line(moment)
@@ -98,9 +89,7 @@ def test_now_is_the_last_seconds_and_agrees_with_the_marks() -> None:
     [marks] = [line for line in text_of(moment).splitlines() if line.startswith("stall, time")]
     assert marks.split()[-1].startswith("▁▁▁▁▁▁▁▁")
     assert marks.endswith("████████")
-
-
-def test_now_is_of_the_newest_samples_too() -> None:
+    # So are the samples.
     record = running()
     assert record.system is not None
     samples = record.system.samples
@@ -109,18 +98,6 @@ def test_now_is_of_the_newest_samples_too() -> None:
     moment = moment_of(record)
     assert moment.now.read_bytes_per_second == 0
     assert (moment.summary.read_bytes_per_second or 0) > 0
-
-
-@pytest.mark.parametrize("dispatcher", [False, True])
-def test_the_stall_is_that_of_the_job(dispatcher: bool) -> None:
-    settings = {"dispatcher": dispatcher}
-    shares = (0.1, 0.4)
-    ranks = (
-        make_rank(rank=rank, world_size=2, wait=steady(share), end=None, settings=settings)
-        for rank, share in enumerate(shares)
-    )
-    now = moment_of(make_run(*ranks)).now
-    assert now.stall_fraction == pytest.approx(0.1 if dispatcher else 0.4, abs=0.01)
 
 
 def test_device_waits_count_where_there_are_any_and_the_host_s_stand_beside() -> None:
@@ -189,22 +166,11 @@ class Watching(Display):
         )
 
 
-def test_it_draws_every_second_until_the_run_ends_or_the_time_is_up() -> None:
+def test_it_draws_every_second_until_the_run_ends_and_a_long_record_less_often() -> None:
     watching = Watching(ends_at=2.5)
     assert watching.follow() == "the run finished"
     assert watching.drawn == [0.0, 1.0, 2.0, 3.0]
     assert Watching().follow(1.5) == "the time was up"
-
-
-def test_a_long_record_is_read_less_often() -> None:
     watching = Watching(cost=2.0)
     watching.follow(61.0)
     assert watching.drawn == [2.0, 22.0, 42.0, 62.0, 64.0]
-
-
-def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: Watching, seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Watching, "sleep", stop)
-    assert Watching().follow() == "Ctrl-C"

@@ -1,4 +1,4 @@
-"""The live view in a real terminal: a pseudo-terminal, real processes, Ctrl-C and Ctrl-Z."""
+"""The live view in a real terminal: a pseudo-terminal, real processes, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -28,9 +27,8 @@ from test_watch import run as watch
 pytestmark = pytest.mark.skipif(not processes.has_procfs(), reason="there is no /proc here")
 
 PATIENCE_SECONDS = 60.0
-OTHER_SCREEN, BACK = "\x1b[?1049h", "\x1b[?1049l"
+OTHER_SCREEN = "\x1b[?1049h"
 CTRL_C = "\x03"
-HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -43,9 +41,8 @@ class Terminal:
     """A command in a terminal, seen from the side of the one who sits there."""
 
     def __init__(self, folder: Path, *arguments: str | int | Path, width: int = 80) -> None:
-        self.screen, inner = pty.openpty()
-        self.resize(width, 24)
-        self.inner = inner
+        self.screen, self.inner = pty.openpty()
+        fcntl.ioctl(self.screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.text = ""
         source = Path(fast_axolotl.__file__).parents[1]
         inherited = {
@@ -57,15 +54,11 @@ class Terminal:
             [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)],
             cwd=folder,
             env={**inherited, "PYTHONPATH": str(source), "TERM": "xterm-256color"},
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
+            stdin=self.inner,
+            stdout=self.inner,
+            stderr=self.inner,
             start_new_session=True,
         )
-
-    def resize(self, width: int, height: int) -> None:
-        size = struct.pack("HHHH", height, width, 0, 0)
-        fcntl.ioctl(self.screen, termios.TIOCSWINSZ, size)
 
     def press(self, keys: str) -> None:
         os.write(self.screen, keys.encode())
@@ -83,11 +76,8 @@ class Terminal:
     def wait(self) -> int:
         """Read until the command has ended; its exit code."""
         end = time.monotonic() + PATIENCE_SECONDS
-        while self.process.poll() is None:
+        while self._read() or self.process.poll() is None:
             assert time.monotonic() < end, f"it did not end: {self.text[-3000:]!r}"
-            self._read()
-        while self._read():
-            pass
         return self.process.returncode
 
     def __enter__(self) -> Terminal:
@@ -123,37 +113,20 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-?]*[a-zA-Z]", "", text)
 
 
-def test_ctrl_z_and_ctrl_c_mean_what_they_do_and_the_screen_is_put_back(unfinished: Path) -> None:
-    with Terminal(unfinished.parent, "watch", unfinished, width=120) as terminal:
-        seen = terminal.wait_for("working set")
-        assert OTHER_SCREEN in seen
-        assert HIDE_CURSOR in seen
-        assert "Data-bound (rate)" in seen
-        terminal.process.send_signal(signal.SIGTSTP)
-        terminal.wait_for(BACK)
-        end = time.monotonic() + PATIENCE_SECONDS
-        stat = Path(f"/proc/{terminal.process.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "T":
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        terminal.resize(40, 30)
-        terminal.process.send_signal(signal.SIGCONT)
-        terminal.wait_for(OTHER_SCREEN)
-        drawn = plain(terminal.wait_for("full height"))
-        assert max(len(line.rstrip()) for line in re.split(r"\r?\n", drawn)) <= 40
+def test_a_record_is_drawn_in_place_until_ctrl_c_and_the_terminal_is_left_alone(
+    unfinished: Path,
+) -> None:
+    with Terminal(unfinished.parent, "watch", unfinished, width=60) as terminal:
+        drawn = terminal.wait_for("full height")
+        assert "Data-bound (rate)" in drawn
+        assert max(len(line) for line in re.split(r"\r?\n", plain(drawn))) < 60
+        terminal.wait_for("\x1b[1A")  # the next moment is drawn over this one
         terminal.press(CTRL_C)
         assert terminal.wait() == 0
-        assert SHOW_CURSOR in terminal.text
-        assert "Watched until Ctrl-C." in plain(terminal.text.partition(BACK)[2])
-
-
-def test_a_signal_that_ends_it_leaves_no_trace(unfinished: Path) -> None:
-    with Terminal(unfinished.parent, "watch", unfinished) as terminal:
-        terminal.wait_for("working set")
-        terminal.process.send_signal(signal.SIGTERM)
-        assert terminal.wait() == 143
-        assert BACK in terminal.text
-        assert SHOW_CURSOR in terminal.text
+        assert OTHER_SCREEN not in drawn + terminal.text
+        last, _, after = plain(terminal.text).partition("Watched until Ctrl-C.")
+        assert "full height" in last
+        assert "Every figure" in after
 
 
 LOOP = """
@@ -179,7 +152,7 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
         terminal.wait_for("batch 50")
         (tmp_path / "stop").write_text("")
         assert terminal.wait() == 7
-        after = plain(terminal.text.partition(BACK)[2])
+        after = plain(terminal.text)
     verdict, _, log = after.partition("Every figure: fast-axolotl show --all ")
     assert "Why" in verdict
     assert "output of the command:" in log
@@ -228,13 +201,12 @@ def test_a_run_is_watched_to_its_end_and_the_command_that_follows_can_be_pasted(
     assert "Watched until the run failed: bad row." in watch(folder).stdout
 
 
-def test_json_of_a_record_is_its_summary(unfinished: Path) -> None:
+def test_json_is_the_summary_and_a_run_whose_processes_are_gone_was_cut_off(
+    unfinished: Path,
+) -> None:
     done = watch(unfinished, "--seconds", "0.2", "--json")
     assert json.loads(done.stdout)["stall_fraction"] == pytest.approx(0.3)
     assert "Data-bound (rate)" in done.stderr
-
-
-def test_a_run_whose_processes_are_gone_was_cut_off(unfinished: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
     gone.wait()
     host = os.uname().nodename
@@ -244,14 +216,3 @@ def test_a_run_whose_processes_are_gone_was_cut_off(unfinished: Path) -> None:
         os.utime(file, (1, 1))
     done = watch(unfinished)
     assert "the run was cut off: its processes are gone" in done.stdout
-
-
-def test_flags_of_a_process_are_refused_for_a_record_and_so_is_what_is_none(
-    unfinished: Path,
-) -> None:
-    done = watch(unfinished, "--output", unfinished / "x")
-    assert done.returncode == 2
-    assert "--output needs a PID" in done.stderr
-    done = watch(unfinished / "gone")
-    assert done.returncode == 1
-    assert "there is no such folder" in done.stderr

@@ -206,7 +206,7 @@ def test_nodes_that_start_at_the_same_moment_write_one_record(tmp_path: Path) ->
     assert [record.ranks[number].start.host for number in range(2)] == list(nodes)
     names = sorted(path.name for path in (tmp_path / "run").glob("system*"))
     assert names == ["system-node-a.jsonl", "system-node_b.jsonl"]
-    found = [(node.node, node.ranks) for node in summarise(record).nodes]
+    found = [(node["node"], node["ranks"]) for node in summarise(record).nodes]
     assert found == [("node-a", (0,)), ("node/b", (1,))]
     # Neither node counts the other's rank.
     for node in nodes:
@@ -266,9 +266,9 @@ def two_nodes(ranks: int = 2, nodes: int = 2) -> RunRecord:
 
 def test_the_figures_are_of_the_node_under_most_pressure_and_a_note_names_it() -> None:
     summary = summarise(two_nodes())
-    found = [(node.node, node.ranks) for node in summary.nodes]
+    found = [(node["node"], node["ranks"]) for node in summary.nodes]
     assert found == [("node-a", (0, 1)), ("node-b", (2, 3))]
-    assert [node.working_set_bytes for node in summary.nodes] == [60 * GIGABYTE, 59 * GIGABYTE]
+    assert [node["working_set_bytes"] for node in summary.nodes] == [60 * GIGABYTE, 59 * GIGABYTE]
     assert [rank.node for rank in summary.ranks] == ["node-a", "node-a", "node-b", "node-b"]
     assert (summary.node, summary.is_swap_sustained) == ("node-b", True)
     assert summary.working_set_bytes == 59 * GIGABYTE

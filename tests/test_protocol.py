@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,14 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol import Plan, plan_commands, runner
-from fast_axolotl.protocol.build import differing_settings
 from fast_axolotl.protocol.matrix import sum_up
-from fast_axolotl.protocol.plan import ArmPlan
-from fast_axolotl.record import End, RunRecord, RunSummary
+from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
+from fast_axolotl.protocol.runner import run_protocol
+from fast_axolotl.record import End, RankRecord, RunRecord, RunSummary
 from fast_axolotl.record.protocol_result import ProtocolResult
 from support.protocol import FakeLaunch, cell_of, folder_of
 from support.protocol import run_fake as run
-from support.records import with_figures
+from support.records import make_rank, with_figures
 
 
 def plan(**changes: Any) -> Plan:
@@ -46,7 +44,8 @@ def test_arms_alternate_forwards_and_backwards_and_more_pairs_only_add_to_the_or
 
 
 def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_path: Path) -> None:
-    found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=slower))
+    launch = FakeLaunch(step_seconds=slower)
+    found = run(plan(data_path="data"), tmp_path / "p", launch)
     cell = cell_of(found, "tokens_per_second")
     assert cell.outcome == "worse"
     assert cell.ratio == pytest.approx(1 / 1.1, abs=0.005)
@@ -60,6 +59,12 @@ def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_pa
     assert ProtocolResult.read(tmp_path / "p") == found
     assert json.loads((tmp_path / "p" / "state.json").read_text())["schema"] == 1
     assert [path.name for path in (tmp_path / "p").glob(".*")] == [".lock"]
+    # A run is a measured child without acceleration.
+    first = launch.calls[0]
+    assert first[1:5] == ("-m", "fast_axolotl", "measure", "--quiet")
+    assert first[first.index("--data-path") + 1] == "data"
+    assert first[first.index("--") + 1 :] == ("cmd", "a")
+    assert folder_of(first) == tmp_path / "p" / "runs" / "01-baseline"
 
 
 def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
@@ -78,7 +83,6 @@ def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) 
     found = run(plan(pairs=5), tmp_path / "quiet", noisy(0.0002))
     assert found.paragraph.startswith("candidate: no change that matters.\n")
     assert "a faster loader would change nothing" in found.paragraph
-    assert not any(note.startswith("One pair") for note in found.notes)
     found = run(plan(pairs=5), tmp_path / "loud", noisy(0.02))
     cell = cell_of(found, "tokens_per_second")
     # By hand: the pairs differ by ±2 % and have a standard error of 0.0096; 3.72 times that.
@@ -99,16 +103,9 @@ def dropped_in(arm: str, number: int) -> tuple[float, float]:
     return first * noise, whole * noise
 
 
-def scattered(arm: str, number: int) -> tuple[float, float]:
-    """The same, where runs differ by a lot."""
-    first, whole = dropped_in(arm, number)
-    noise = 1.5 if (arm, number) == ("baseline", 1) else 1.0
-    return first * noise, whole * noise
-
-
 def plan_drop_in(**changes: Any) -> Plan:
     """A drop-in, whose times decide."""
-    two = plan(warmup=0, same_work=None, **changes)
+    two = plan(warmup=0, **{"same_work": ("baseline", "drop-in"), **changes})
     return replace(two, arms=(two.arms[0], replace(two.arms[1], name="drop-in", times_decide=True)))
 
 
@@ -134,27 +131,24 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "30.66 s); training speed shows no clear change.\n" in found.paragraph
     assert "only changes in training speed above" in found.paragraph
-    found = run(plan_drop_in(pairs=2), tmp_path / "few", FakeLaunch(times=scattered))
+    wild = FakeLaunch(times=lambda arm, n: (40.0, (60.0, 90.0, 40.0)[n + (arm != "baseline")]))
+    found = run(plan_drop_in(pairs=2), tmp_path / "few", wild)
     headline, figures = found.paragraph.split("\n")
     assert headline == "drop-in: no clear change."
     assert figures.startswith("With 2 pairs, only a factor in the whole run of ")
     # Less work is done in less time anyway; the first step comes sooner all the same.
-    less: list[dict[str, Any]] = [{"fetches": {"drop-in": 400}}, {"tokens": {"drop-in": 980}}]
-    for at, fakes in enumerate(less):
-        found = run(wanted, tmp_path / f"less-{at}", launch(0.0002, **fakes))
+    for name, own, fakes in (
+        ("less", wanted, {"fetches": {"drop-in": 400}}),
+        ("other", plan_drop_in(same_work=None), {}),
+    ):
+        found = run(own, tmp_path / name, launch(0.0002, **fakes))
         assert found.paragraph.startswith("drop-in: the time to first step is 36 % shorter")
         assert not cell_of(found, "duration_seconds").is_deciding
-
-
-def test_one_pair_leads_with_the_time_and_says_what_it_cannot_show(tmp_path: Path) -> None:
-    warned: list[str] = []
-    launch = FakeLaunch(times=dropped_in)
-    found = run(plan_drop_in(pairs=1), tmp_path / "p", launch, warn=warned.append)
+    # One pair cannot show any change, and says so.
+    found = run(plan_drop_in(pairs=1), tmp_path / "one", FakeLaunch(times=dropped_in))
     headline = "drop-in: the whole run was 29 % shorter (61.30 s → 43.30 s) in one pair"
     assert found.paragraph.startswith(headline)
-    [few] = warned
-    assert few.startswith("One pair cannot show any change. Two pairs show only changes of 16 ti")
-    assert few in found.notes
+    assert "cannot tell a change from noise: pass --pairs 5" in found.paragraph
 
 
 def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
@@ -182,7 +176,7 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
     assert warned[1].startswith(f"runs/06-candidate: {stolen} the time; its figures may be too low")
     [note] = [note for note in found.notes if "shared the CPU" in note]
     assert note.startswith("2 of 6 runs shared the CPU (runs/04-baseline: other programs")
-    assert note.endswith("add pairs: the same command with --pairs 5")
+    assert note.endswith("add pairs: the same command with more --pairs")
     # Whoever continues it finds the note again, from the records.
     assert note in run(wanted, tmp_path / "p", FakeLaunch()).notes
 
@@ -193,16 +187,6 @@ def test_a_stall_that_goes_away_is_told(tmp_path: Path) -> None:
     assert "Stall: 40.0 % → 1.0 %." in found.paragraph
     assert found.arms[0].verdict.startswith("data")
     assert "Use the candidate." in found.paragraph
-
-
-def test_a_run_is_a_measured_child_without_acceleration(tmp_path: Path) -> None:
-    launch = FakeLaunch()
-    run(plan(data_path="data"), tmp_path / "p", launch)
-    first = launch.calls[0]
-    assert first[1:5] == ("-m", "fast_axolotl", "measure", "--quiet")
-    assert first[first.index("--data-path") + 1] == "data"
-    assert first[first.index("--") + 1 :] == ("cmd", "a")
-    assert folder_of(first) == tmp_path / "p" / "runs" / "01-baseline"
 
 
 @pytest.mark.parametrize(
@@ -224,8 +208,6 @@ def test_a_command_that_is_run_itself_keeps_its_acceleration(command: str) -> No
     [
         ("fast-axolotl run --measure -- python a.py", "already measures .*: remove --measure"),
         ("fast-axolotl measure -- python a.py", "already measures each run: remove measure"),
-        ("python -m fast_axolotl run --output=x -- a", "already measures .*: remove --output=x"),
-        ("fast-axolotl run -q -- python a.py", "already measures each run: remove -q"),
         ("python a.py >log.txt", "contains '>', but no shell runs it"),
         ("python a.py; echo", "contains ';', but no shell runs it"),
         ("A=1 python a.py", "contains 'A=1', but no shell runs it.*env NAME=VALUE"),
@@ -254,25 +236,28 @@ def test_of_several_trainings_the_one_with_the_most_steps_counts(tmp_path: Path)
 
 
 def test_arms_that_have_not_done_the_same_work_are_told(tmp_path: Path) -> None:
-    found = run(plan(), tmp_path / "idle", FakeLaunch(idle=("candidate",)))
-    assert "Recorded steps are 605 in baseline, 0 in candidate" in found.paragraph
-    assert not any(word in found.paragraph for word in ("Use", "Keep"))
-    launch = FakeLaunch(fetches={"baseline": 0, "candidate": 0}, warmups={"candidate": 3})
-    found = run(plan(), tmp_path / "short", launch)
-    assert "they did not do the same work, so nothing is compared" in found.paragraph
+    idle = FakeLaunch(leave=lambda arm, rank: rank if arm == "baseline" else None)
+    found = run(plan(), tmp_path / "idle", idle)
+    assert found.paragraph == "candidate did not do the baseline's work, so nothing is compared."
+    short = lambda arm, rank: make_rank(fetches=0, warmup_steps=3 + (arm == "baseline"))  # noqa: E731
+    found = run(plan(), tmp_path / "short", FakeLaunch(leave=short))
+    assert "did not do the baseline's work, so nothing is compared" in found.paragraph
     assert not any("Holm" in note for note in found.matrix.notes)
     found = run(plan(), tmp_path / "less", FakeLaunch(fetches={"candidate": 400}))
     assert any(note.startswith("Not the same work: recorded steps are ") for note in found.notes)
 
 
 def test_runs_that_seem_to_have_succeeded_or_do_not_end_count_as_failed(tmp_path: Path) -> None:
-    error = End(t=9.0, reason="exception", error="RuntimeError: no")
-    found = run(plan(warmup=0), tmp_path / "error", FakeLaunch(ends={"candidate": error}))
-    assert {one.status for one in found.arms[1].runs} == {"failed", "left out"}
+    def fail(arm: str, rank: RankRecord) -> RankRecord:
+        rank.end = End(t=9.0, reason="exception", error="RuntimeError: no")
+        return rank
+
+    found = run(plan(warmup=0), tmp_path / "error", FakeLaunch(leave=fail))
+    assert {one.status for one in found.arms[1].runs} == {"failed"}
     assert "exit code 0, but its training ended" in found.arms[1].runs[0].log_tail
     assert found.pairs == 0
-    silent = FakeLaunch(is_silent=True)
-    found = run(plan(warmup=0), tmp_path / "silent", silent)
+    silent = lambda command, environment, log, tick: 0  # noqa: E731
+    found = run_protocol(plan(warmup=0), tmp_path / "silent", environment={}, launch=silent)
     assert "it left no record" in found.arms[0].runs[0].log_tail
 
 
@@ -284,35 +269,17 @@ def test_damaged_records_count_for_nothing_and_are_made_again(tmp_path: Path) ->
     found = run(plan(), folder, again)
     assert again.arms == ["candidate", "baseline"]
     assert found.pairs == 3
-    [note] = [note for note in found.notes if note.startswith("Run again")]
-    assert note.endswith("runs/03-candidate, runs/05-baseline.")
     shutil.rmtree(folder / "runs" / "05-baseline")
     assert run(plan(max_minutes=0.001), folder, late).pairs == 2
     assert not late.calls
-
-
-def test_only_one_protocol_runs_in_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "p"
-    monkeypatch.setattr(runner, "_PATIENCE_SECONDS", 0.1)
-
-    def start_another(*at: object) -> None:
-        with pytest.raises(UsageError, match=rf"in use: process {os.getpid()}"):
-            run(plan(), folder, FakeLaunch())
-
-    assert run(plan(), folder, FakeLaunch(), progress=start_another).pairs == 3
-
-
-def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
-    launch = FakeLaunch(losses=lambda arm, n: (2.0, math.nan))
-    found = run(plan(), tmp_path / "p", launch)
-    assert found.are_losses_equal is None
-    for name in ("protocol.json", "state.json"):
-        json.loads((tmp_path / "p" / name).read_text(), parse_constant=pytest.fail)
-    again = ProtocolResult.read(tmp_path / "p").arms[0].runs[0].losses
-    assert again[0] == 2.0
-    assert math.isnan(again[1])
+    # So is what has failed.
+    before = run(plan(), tmp_path / "failed", FakeLaunch(codes={"candidate": [1] * 9}))
+    assert before.pairs == 0
+    mended, progress = FakeLaunch(), list[Any]()
+    found = run(plan(), tmp_path / "failed", mended, progress=lambda *at: progress.append(at))
+    assert mended.arms == ["candidate"] * 4
+    assert found.pairs == 3
+    assert [done for _, done, *_ in progress[::2]] == [4, 5, 6, 7], "those that are not made again"
 
 
 def test_interrupted_in_every_run_it_goes_on_where_it_stopped_to_the_same_result(
@@ -349,34 +316,18 @@ def test_more_pairs_continue_a_finished_protocol_and_fewer_drop_none(tmp_path: P
     assert not fewer.calls
 
 
-def test_what_has_failed_is_made_again_when_the_protocol_is_continued(tmp_path: Path) -> None:
-    before = run(plan(), tmp_path / "p", FakeLaunch(codes={"candidate": [1] * 9}))
-    assert before.pairs == 0
-    mended = FakeLaunch()
-    progress: list[Any] = []
-    found = run(plan(), tmp_path / "p", mended, progress=lambda *at: progress.append(at))
-    assert mended.arms == ["candidate"] * 4
-    assert found.pairs == 3
-    assert [done for _, done, *_ in progress[::2]] == [4, 5, 6, 7], "those that are not made again"
-    [note] = [note for note in found.notes if note.startswith("Run again")]
-    assert note.endswith(": runs/02-candidate, runs/03-candidate."), "the others were left out then"
-
-
 def test_a_folder_that_is_not_for_this_protocol_is_refused_with_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "p"
     run(plan(pairs=1), folder, FakeLaunch())
     other = plan_commands("cmd a", "cmd c", pairs=1)
-    with pytest.raises(UsageError, match=r"arms.candidate.command was 'cmd b' and is now 'cmd c'"):
+    with pytest.raises(UsageError, match=r"another protocol: arms changed; pass another --output"):
         run(other, folder, FakeLaunch())
-    with pytest.raises(UsageError, match=r"warmup was 1 and is now 2.*another --output"):
+    with pytest.raises(UsageError, match="warmup changed"):
         run(plan(pairs=1, warmup=2), folder, FakeLaunch())
-    configured = [replace(arm, config={"a": 1, "b": 2}) for arm in other.arms]
-    with pytest.raises(UsageError, match=r"arms.baseline.config.a was None and is now 1"):
-        run(replace(other, arms=tuple(configured)), folder, FakeLaunch())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"working folder was .* and is now .*"):
+    with pytest.raises(UsageError, match=r"working folder changed.*from the same folder"):
         run(plan(pairs=1), folder, FakeLaunch())
     (folder / "state.json").unlink()
     with pytest.raises(UsageError, match="holds no protocol"):
@@ -390,7 +341,7 @@ def test_a_state_or_a_result_that_is_not_one_is_told(tmp_path: Path) -> None:
     changes += [{"identity": []}, {"dedupe": None}]
     for text in ("{", *(json.dumps({**state, **change}) for change in changes)):
         (tmp_path / "state.json").write_text(text)
-        with pytest.raises((DataError, UsageError), match=r"state\.json.*--output|another com"):
+        with pytest.raises((DataError, UsageError), match=r"state\.json.*--output|another pr"):
             run(plan(), tmp_path, FakeLaunch())
     for text in ("[]", '{"schema": 7}', '{"schema": 1, "arms": "x"}'):
         (tmp_path / "protocol.json").write_text(text)
@@ -399,18 +350,18 @@ def test_a_state_or_a_result_that_is_not_one_is_told(tmp_path: Path) -> None:
 
 
 def test_failing_runs_are_told_with_their_logs_and_the_others_count(tmp_path: Path) -> None:
-    found = run(plan(), tmp_path / "one", FakeLaunch(codes={"candidate": (0, 0, 1)}))
+    warned: list[str] = []
+    codes = {"candidate": (0, 0, 1)}
+    found = run(plan(), tmp_path / "one", FakeLaunch(codes=codes), warn=warned.append)
+    assert warned == ["runs/06-candidate: exit code 1"]
     [failed] = [item for item in found.arms[1].runs if item.status == "failed"]
     assert failed.exit_code == 1
     assert failed.log_tail.startswith("exit code 1")
     assert "ValueError: it went wrong" in failed.log_tail
     cell = cell_of(found, "tokens_per_second")
     assert (len(cell.values), cell.low is not None) == (2, True)
-    # An arm that only fails is given up, and the other goes on.
-    launch = FakeLaunch(codes={"candidate": (1, -9, 1, 1)})
-    found = run(plan(), tmp_path / "all", launch)
-    assert launch.counts == {"baseline": 4, "candidate": 2}
-    assert [item.status for item in found.arms[1].runs] == ["failed", "failed", *["left out"] * 2]
+    found = run(plan(), tmp_path / "all", FakeLaunch(codes={"candidate": (1, -9, 1, 1)}))
+    assert [item.status for item in found.arms[1].runs] == ["failed"] * 4
     assert "ended by signal 9" in found.arms[1].runs[1].log_tail
     assert "No counted run of candidate succeeded" in found.paragraph
     assert cell_of(found, "tokens_per_second", 0).value is not None
@@ -429,24 +380,21 @@ def test_the_time_limit_ends_it_after_a_pair_and_says_so(tmp_path: Path) -> None
     assert found.pairs == 5
 
 
-def test_settings_that_differ_are_told_with_the_cure(tmp_path: Path) -> None:
-    settings = {"baseline": {"num_workers": 0}, "candidate": {"num_workers": 4}}
-    found = run(plan(), tmp_path / "p", FakeLaunch(settings=settings))
-    [told] = found.differing_settings
-    assert told == (
-        "num_workers is 0 in baseline, 4 in candidate, so batches differ: each worker has its own "
-        "seed and shard."
-    )
-    queues = {"baseline": {"prefetch_factor": 256}, "streaming": {"prefetch_factor": 2}}
-    assert differing_settings(queues) == ("prefetch_factor is 256 in baseline, 2 in streaming.",)
-
-
 def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:
     launch = FakeLaunch(losses=lambda arm, n: (2.0, 1.5 if arm == "baseline" else 1.6))
     found = run(plan(), tmp_path / "p", launch)
     assert found.are_losses_equal is False
     assert "Explain the different losses first" in found.paragraph
     assert "Use" not in found.paragraph
+    # What is not a number is null in JSON.
+    launch = FakeLaunch(losses=lambda arm, n: (2.0, math.nan))
+    found = run(plan(), tmp_path / "nan", launch)
+    assert found.are_losses_equal is None
+    for name in ("protocol.json", "state.json"):
+        json.loads((tmp_path / "nan" / name).read_text(), parse_constant=pytest.fail)
+    again = ProtocolResult.read(tmp_path / "nan").arms[0].runs[0].losses
+    assert again[0] == 2.0
+    assert math.isnan(again[1])
 
 
 def test_progress_tells_the_time_left(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
-from fast_axolotl.protocol import Plan, parse_pins, plan_axolotl, run_protocol
+from fast_axolotl.protocol.axolotl_plan import parse_pins, plan_axolotl
+from fast_axolotl.protocol.plan import Plan
+from fast_axolotl.protocol.runner import run_protocol
 from support.axolotl import AGAINST_AXOLOTL
 from support.protocol import FakeLaunch, folder_of, run_fake
 
@@ -39,7 +41,7 @@ def configs(plan: Plan) -> dict[str, Mapping[str, Any]]:
     return {arm.name: arm.config or {} for arm in plan.arms}
 
 
-def test_the_arms_are_stock_and_the_drop_in(tmp_path: Path) -> None:
+def test_the_arms_are_stock_which_has_none_of_our_keys_and_the_drop_in(tmp_path: Path) -> None:
     plan = plan_axolotl(write(tmp_path))
     assert [arm.name for arm in plan.arms] == ["baseline", "drop-in"]
     assert [arm.is_accelerated for arm in plan.arms] == [False, True]
@@ -51,9 +53,6 @@ def test_the_arms_are_stock_and_the_drop_in(tmp_path: Path) -> None:
     assert plan.dedupe is None
     plan = plan_axolotl(write(tmp_path), dedupe=True)
     assert plan.dedupe == {"datasets": found["baseline"]["datasets"]}
-
-
-def test_stock_has_none_of_our_keys(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         plugins=[PLUGIN, "other.Plugin"],
@@ -103,15 +102,15 @@ def test_pins_are_in_every_arm_by_short_or_full_name(tmp_path: Path) -> None:
         assert config["dataloader_prefetch_factor"] == 4
         assert config["accelerator_config"] == {"split_batches": True, "dispatch_batches": False}
     assert "dataloader_num_workers=2" in " ".join(plan.notes)
+    # A prepared dataset that is pinned is shared.
+    plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
+    assert {arm.own_folders for arm in plan.arms} == {("output_dir", "HF_DATASETS_CACHE")}
 
 
-def test_a_list_can_be_pinned() -> None:
+def test_a_list_can_be_pinned_and_pins_that_are_none_are_refused() -> None:
     pins = parse_pins("lora_target_modules=[q_proj, k_proj],max_steps=60, a.b='x, y',")
     assert pins == {"lora_target_modules": ["q_proj", "k_proj"], "max_steps": 60, "a.b": "x, y"}
     assert parse_pins("a=[[1, 2], [3]],b={c: [4, 5]}") == {"a": [[1, 2], [3]], "b": {"c": [4, 5]}}
-
-
-def test_pins_that_are_none_are_refused() -> None:
     for words, texts in {
         "KEY=VALUE": ("num_workers", "=2"),
         "is not a YAML value": ("a={1: 2: 3}", "a=[1", "a='x, y"),
@@ -119,12 +118,6 @@ def test_pins_that_are_none_are_refused() -> None:
         for text in texts:
             with pytest.raises(UsageError, match=words):
                 parse_pins(text)
-
-
-def test_a_pinned_prepared_dataset_is_shared(tmp_path: Path) -> None:
-    plan = plan_axolotl(write(tmp_path), pins={"dataset_prepared_path": "ready"})
-    assert {arm.own_folders for arm in plan.arms} == {("output_dir", "HF_DATASETS_CACHE")}
-    assert plan.notes[0].startswith("Each run has its own output_dir, datasets cache; all runs")
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -181,36 +174,33 @@ def try_dedupe(folder: Path, answer: dict[str, Any] | None, code: int = 0) -> di
     return run_protocol(plan, folder, environment={}, launch=launch, clock=lambda: 0.0).dedupe
 
 
-def test_dedupe_on_its_own_has_an_interval(tmp_path: Path) -> None:
+def test_dedupe_on_its_own_has_an_interval_or_says_why_not(tmp_path: Path) -> None:
     seconds = {"stock_seconds": [1.0, 1.1, 0.9], "our_seconds": [0.1, 0.1, 0.1]}
     found = try_dedupe(tmp_path, {"rows": 2000, "kept": 1600, "is_equal": True, **seconds})
     assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
     assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
     assert "2,000 rows, same 1,600 kept: 10.0× the speed" in found["sentence"]
-
-
-def test_a_dedupe_that_fails_or_differs_says_so_and_is_tried_again(tmp_path: Path) -> None:
-    failed = try_dedupe(tmp_path, None, 1)
+    # One that failed is tried again.
+    failed = try_dedupe(tmp_path / "new", None, 1)
     assert "exit code 1" in failed["sentence"]
     assert "ImportError" in failed["log_tail"]
-    other = try_dedupe(tmp_path, {"reason": "the results differ from stock Axolotl"})
+    other = try_dedupe(tmp_path / "new", {"reason": "the results differ from stock Axolotl"})
     assert "differ from stock Axolotl" in other["sentence"]
 
 
-class TestAgainstAxolotl:
-    pytestmark = AGAINST_AXOLOTL
+@AGAINST_AXOLOTL[0]
+@AGAINST_AXOLOTL[1]
+def test_dedupe_keeps_the_rows_that_axolotl_keeps(
+    tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fast_axolotl.axolotl import data as dedupe_trial
 
-    def test_dedupe_keeps_the_rows_that_axolotl_keeps(
-        self, tmp_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from fast_axolotl.axolotl import data as dedupe_trial
-
-        monkeypatch.setattr(stock("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
-        monkeypatch.setattr(dedupe_trial, "_TRIAL_REPEATS", 2)
-        rows = tmp_path / "rows.jsonl"
-        rows.write_text("".join(f'{{"text": "{number % 7}"}}\n' for number in range(50)))
-        given = {"datasets": [{"path": str(rows), "ds_type": "json", "type": "completion"}]}
-        found = dedupe_trial.try_dedupe(given)
-        assert (found["rows"], found["kept"], found["is_equal"]) == (50, 7, True)
-        assert len(found["stock_seconds"]) == len(found["our_seconds"]) == 2
-        assert "reason" in dedupe_trial.try_dedupe({"datasets": []})
+    monkeypatch.setattr(stock("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(dedupe_trial, "_TRIAL_REPEATS", 2)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "{number % 7}"}}\n' for number in range(50)))
+    given = {"datasets": [{"path": str(rows), "ds_type": "json", "type": "completion"}]}
+    found = dedupe_trial.try_dedupe(given)
+    assert (found["rows"], found["kept"], found["is_equal"]) == (50, 7, True)
+    assert len(found["stock_seconds"]) == len(found["our_seconds"]) == 2
+    assert "reason" in dedupe_trial.try_dedupe({"datasets": []})

@@ -27,7 +27,7 @@ from fast_axolotl.record import (
     StepBlock,
     read_run,
 )
-from fast_axolotl.record.waits import WAIT_ERROR, encode_waits, find_common_steps, fold_waits
+from fast_axolotl.record.waits import encode_waits, find_common_steps, fold_waits
 from support.children import clean_environment
 from support.records import make_ranks, make_run
 
@@ -212,15 +212,8 @@ def test_condensed_waits_give_the_stall_within_the_error_they_state() -> None:
     summary = summarise(make_job(*waits, form="condensed"))
     assert exact is not None
     assert summary.stall_fraction is not None
-    assert abs(summary.stall_fraction - exact) <= WAIT_ERROR * summary.stall_fraction
+    assert abs(summary.stall_fraction - exact) <= 0.04 * summary.stall_fraction
     assert not any("at least" in note for note in summary.notes)
-
-
-def test_a_record_without_single_waits_tells_what_is_lost_at_least() -> None:
-    waits = late_in_turn()
-    exact = summarise(make_job(*waits)).stall_fraction
-    assert exact is not None
-    assert summarise(make_job(*waits, form="sums")).stall_fraction == pytest.approx(exact / 4)
 
 
 def test_damaged_waits_are_no_worse_than_none_and_one_rank_keeps_every_digit() -> None:
@@ -251,7 +244,7 @@ def test_the_steps_are_those_that_all_ranks_have() -> None:
 
 @given(
     some.lists(
-        some.tuples(some.integers(1, 9), some.sampled_from(["exact", "condensed", "sums"])),
+        some.tuples(some.integers(1, 9), some.sampled_from(["exact", "condensed"])),
         min_size=2,
         max_size=5,
     ),
@@ -270,10 +263,7 @@ def test_the_fold_agrees_with_a_plain_one_however_blocks_are_cut(
     assert common == range(7, 7 + steps)
     true = sum(max(step) for step in zip(*waits, strict=True))
     found = fold_waits(ranks, common, "host")
-    slack = 1e-9 + WAIT_ERROR * true
-    assert found.seconds <= true + slack
-    if "sums" not in {form for _, form in cuts}:
-        assert found.seconds == pytest.approx(true, abs=slack)
+    assert found.seconds == pytest.approx(true, abs=1e-9 + 0.04 * true)
     if {form for _, form in cuts} == {"exact"}:
         assert found.seconds == pytest.approx(true, abs=1e-9)
         assert sum(found.caused) == pytest.approx(true, abs=1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fast_axolotl.errors import DataError, MissingFileError
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.protocol.compare import parse_check
 from fast_axolotl.record import (
-    SCHEMA,
     DeviceSample,
     DiskProbe,
     End,
@@ -23,19 +25,22 @@ from fast_axolotl.record import (
     Log,
     Mark,
     ModelShape,
-    Phase,
     ProfileWindow,
+    RunSummary,
     Settings,
-    SlowFetch,
     Start,
     StepBlock,
     SystemSample,
     SystemStart,
     read_run,
 )
+from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY
 from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.folder import _KINDS, dump_line, parse_line
+from fast_axolotl.record.schema import SCHEMA, Phase, SlowFetch
+from fast_axolotl.record.units import format_value
 from support.protocol import write_lines as write
+from support.records import make_run
 
 START = Start(time=1.5, rank=0, world_size=2, pid=7, host="here", version="1", command=("a", "b"))
 BLOCK = StepBlock(
@@ -289,3 +294,60 @@ def test_histograms_fold_the_same_way_however_they_are_cut(
         merged.merge(part.written())
     assert merged.counts == whole.counts
     assert sum(count for _, count in merged.items()) == merged.count == len(first) + len(second)
+
+
+DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
+
+
+def test_a_summary_has_every_figure_of_the_catalogue_and_nothing_twice() -> None:
+    summary = summarise(make_run())
+    assert set(summary.figures) == set(FIGURES) - {"start_to_step_seconds"}
+    assert not {item.name for item in fields(summary)} & set(FIGURES)
+    assert {figure.name for figure in MATRIX} | set(PRIMARY) <= set(FIGURES)
+    assert summary.stall_fraction is summary.figures["stall_fraction"]
+    with pytest.raises(AttributeError, match="no figure 'stall'"):
+        _ = summary.stall
+
+
+def test_the_headline_figure_is_in_the_matrix_and_can_have_a_limit() -> None:
+    limit = parse_check("stall_fraction > +0.02")
+    assert (limit.figure, limit.bound, limit.is_difference) == ("stall_fraction", 0.02, True)
+
+
+def test_units_are_ones_that_a_value_can_be_written_in() -> None:
+    counted = {"fetches", "batches", "samples", "tokens", "rows", "steps", "cores", "processes"}
+    counted |= {f"{noun}/s" for noun in counted} | {"batches/step", "×", "W", "MHz", "TFLOP/s"}
+    scaled = {"share", "s", "bytes", "bytes/s", "FLOP", "FLOP/s", "yes/no"}
+    assert {figure.unit for figure in FIGURES.values()} <= counted | scaled
+    for figure in FIGURES.values():
+        assert figure.format(None) == "–"
+        assert figure.unit in scaled or figure.format(3.0) == f"3 {figure.unit}"
+    written = [format_value(1e9, unit) for unit in ("bytes", "bytes/s", "FLOP", "yes/no")]
+    assert written == ["1 GB", "1 GB/s", "1 GFLOP", "yes"]
+
+
+def test_the_documentation_explains_every_figure_in_short_sentences() -> None:
+    """What it tells, how it is measured, when it is blank or misleading: a paragraph each."""
+    text = DOCS.read_text(encoding="utf-8")
+    sections = {}
+    for title, body in re.findall(r"(?ms)^#### (.+?)\n\n(.+?)(?=\n#|\Z)", text):
+        sections |= dict.fromkeys(re.findall(r"`(\w+)`", title), body.strip())
+    assert set(sections) == set(FIGURES)
+    directions = {"higher": "; higher is better.", "lower": "; lower is better.", "": "."}
+    for name, figure in FIGURES.items():
+        tells, method, caveat = (" ".join(part.split()) for part in sections[name].split("\n\n"))
+        label = figure.label if "Label: " in tells else figure.label.split(", ")[-1]
+        assert re.search(rf"Labels?: .*[*]([^*]*, )?{re.escape(label)}[*]", tells), name
+        unit = "percent" if figure.unit == "share" else figure.unit
+        assert tells.endswith(f" Unit: {unit}{directions[figure.better]}"), name
+        assert method.startswith("**How it is measured.** "), name
+        assert caveat.startswith("**When it is blank or misleading.** "), name
+        assert figure.missing in caveat or figure.missing == "not recorded", name
+        for sentence in re.split(r"[.] ", f"{tells} {method} {caveat}"):
+            assert len(sentence.split()) <= 30, sentence
+
+
+def test_the_documentation_names_every_field() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    names = {item.name for item in fields(RunSummary)} - {"figures"} | set(FIGURES)
+    assert [name for name in names if f"`{name}`" not in text] == []

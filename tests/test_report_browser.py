@@ -60,12 +60,7 @@ def show(browser: Browser, report: Document, folder: Path) -> None:
 def test_pages_open_without_errors_and_requests_and_draw_every_chart(
     browser: Browser, tmp_path: Path
 ) -> None:
-    reports = (
-        protocol_report(),
-        as_report(golden_run("nan")),
-        as_report(one_step()),
-    )
-    for report in reports:
+    for report in (protocol_report(), as_report(golden_run("nan")), as_report(one_step())):
         show(browser, report, tmp_path)
         charts = browser.evaluate(POINTS)
         assert len(charts) >= 3

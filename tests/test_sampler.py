@@ -8,13 +8,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fast_axolotl.measure.gpu import GpuReader
+from fast_axolotl.measure import disk
+from fast_axolotl.measure.disk import choose_files, find_numbers, probe_capacity, read_requests
+from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import DeviceSample, LineWriter, SystemRecord, SystemSample, read_run
@@ -306,12 +309,12 @@ def test_inside_the_run_the_reads_of_the_probe_are_not_the_runs(tmp_path: Path) 
     data = tmp_path / "data.bin"
     data.write_bytes(os.urandom(9 << 20))
     writer = LineWriter(tmp_path / "system.jsonl")
-    sampler = SystemSampler(os.getpid(), writer, gpu=NO_GPU)
-    before = sampler.sample().read_bytes
-    sampler._probe(str(data))
+    seen: list[SystemSample] = []
+    sampler = SystemSampler(os.getpid(), writer, gpu=NO_GPU, data_path=data, on_sample=seen.append)
+    sampler.begin()
     assert sampler.disk is not None
     assert sampler.disk.path == str(data)
-    assert sampler.sample().read_bytes - before < 4 << 20
+    assert sampler.sample().read_bytes - seen[0].read_bytes < 4 << 20
     assert (sampler.sample().device_reads is None) is (sampler._device is None)
     sampler.stop()
     assert [line["kind"] for line in lines_of(tmp_path)].count("disk") == 1
@@ -361,3 +364,243 @@ def test_neither_a_forked_child_nor_a_full_disk_ends_the_sampling(
     assert sampler.sample().processes == 1
     assert "No space left" in writer.failure
     sampler.stop()
+
+
+class NVMLError(Exception):
+    """As pynvml's: what every call may raise."""
+
+
+class Nvml(ModuleType):
+    """Three devices, the last of which tells nothing but its name."""
+
+    NVML_CLOCK_SM = 1
+    NVMLError = NVMLError
+
+    def __init__(self, count: int = 3) -> None:
+        super().__init__("pynvml")
+        self.count = count
+        self.running: dict[int, list[int]] = {}
+        self.calls: list[str] = []
+        self.is_shut = False
+
+    def nvmlInit(self) -> None:
+        self.calls.append("init")
+
+    def nvmlShutdown(self) -> None:
+        self.is_shut = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        return b"NVIDIA H200" if handle == 0 else "NVIDIA H200"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=self._tell(handle, 87))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(used=self._tell(handle, 5_000_000_000), total=9_000_000_000)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return self._tell(handle, 650_500)
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        assert kind == self.NVML_CLOCK_SM
+        return self._tell(handle, 1980)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        self.calls.append("processes")
+        self._tell(handle, 0)
+        return [SimpleNamespace(pid=pid) for pid in self.running.get(handle, [])]
+
+    def _tell(self, handle: int, value: int) -> int:
+        if handle == 2:
+            raise NVMLError("Not Supported")
+        return value
+
+
+FULL = {
+    "utilization": 0.87,
+    "memory_bytes": 5_000_000_000,
+    "total_bytes": 9_000_000_000,
+    "power_watts": 650.5,
+}
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    found = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    return found
+
+
+def test_every_device_is_read_and_a_refused_figure_is_none(nvml: Nvml) -> None:
+    reader = open_gpus()
+    assert reader.names == ("NVIDIA H200",) * 3
+    assert reader.reason == ""
+    assert reader.read() == (
+        DeviceSample(index=0, clock_mhz=1980.0, **FULL),
+        DeviceSample(index=1, clock_mhz=1980.0, **FULL),
+        DeviceSample(index=2),
+    )
+    reader.close()
+    assert nvml.is_shut
+
+
+def test_once_the_tree_is_seen_on_a_device_only_such_devices_count(nvml: Nvml) -> None:
+    reader = GpuReader(nvml)
+    assert len(reader.read({10, 11})) == 3
+    nvml.running = {1: [11], 0: [99]}
+    for _ in range(9):
+        reader.read({10, 11})
+    assert nvml.calls.count("processes") == 3  # not at every read
+    for _ in range(20):
+        assert [device.index for device in reader.read({10, 11})] == [1]
+        nvml.running = {}
+
+
+def test_without_package_driver_or_device_the_reason_says_which(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise NVMLError("NVML Shared Library Not Found")
+
+    nvml.count = 0
+    assert open_gpus().reason == "NVML finds no GPU"
+    monkeypatch.setattr(nvml, "nvmlInit", fail)
+    assert open_gpus().reason == "NVML reports: NVML Shared Library Not Found"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    reader = open_gpus()
+    assert reader.reason == "GPU figures need NVML: pip install nvidia-ml-py"
+    assert (reader.names, reader.read()) == ((), ())
+    reader.close()
+
+
+def test_the_real_thing_reads_devices_or_gives_a_reason() -> None:
+    reader = open_gpus()
+    try:
+        assert bool(reader.names) is not bool(reader.reason)
+        assert len(reader.read()) == len(reader.names)
+    finally:
+        reader.close()
+
+
+MEBIBYTE = 1 << 20
+
+
+def write(path: Path, num_bytes: int) -> Path:
+    path.write_bytes(os.urandom(num_bytes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("data")
+    write(found / "large.bin", 24 * MEBIBYTE + 777)
+    write(found / "small.bin", MEBIBYTE)
+    with (found / "large.bin").open("rb") as file:
+        os.fsync(file.fileno())
+    return found
+
+
+def test_a_file_on_a_device_gives_a_rate_or_says_why_not(folder: Path) -> None:
+    found = probe_capacity(folder / "large.bin")
+    assert found.bytes_per_second is None or found.bytes_per_second > 0
+    assert (found.bytes_per_second is None) is bool(found.reason)
+
+
+def test_the_probe_reads_in_order_no_more_and_no_longer_than_it_may(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+
+    def note(descriptor: int, buffers: list[object], offset: int) -> int:
+        assert len(buffers[0]) == MEBIBYTE  # type: ignore[arg-type]
+        reads.append(offset)
+        return MEBIBYTE
+
+    monkeypatch.setattr(disk.os, "preadv", note)
+    ticks = count()
+    probe_capacity(folder, max_bytes=20 * MEBIBYTE, clock=lambda: next(ticks) * 1e-3)
+    # Several threads read, so one may be noted after the next.
+    assert sorted(reads) == [MEBIBYTE * number for number in range(20)]
+    reads.clear()
+    probe_capacity(folder, max_seconds=0.002, clock=lambda: next(ticks) * 1e-3)
+    assert 0 < len(reads) <= 18  # threads that have started read once more
+
+
+def test_requests_are_those_of_the_device_or_partition_that_holds_the_path(
+    tmp_path: Path, shared_memory: Path
+) -> None:
+    device = tmp_path.stat().st_dev
+    major, minor = os.major(device), os.minor(device)
+    (tmp_path / "diskstats").write_text(
+        f" {major} {minor}1 vda1 9 9 9 9 0 0 0 0 0 0 0\n"
+        f" {major} {minor} vda 5 2 80 7 0 0 0 0 0 0 0\n"
+        "short line\n"
+    )
+    assert find_numbers(tmp_path, proc=tmp_path) == (major, minor)
+    assert read_requests((major, minor), proc=tmp_path) == (5, 80 * 512)
+    assert find_numbers(shared_memory) is None
+    assert find_numbers("/nowhere/at/all", proc=tmp_path) is None
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    path = Path("/dev/shm") / f"fast-axolotl-test-{os.getpid()}"
+    try:
+        yield write(path, 16 * MEBIBYTE)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_memory_is_no_device_whether_it_refuses_the_probe_or_not(shared_memory: Path) -> None:
+    found = probe_capacity(shared_memory)
+    assert found.bytes_per_second is None
+    assert "refused" in found.reason or "do not count as disk reads" in found.reason
+
+
+def test_a_refusal_names_the_path_and_the_cause(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object, flags: int) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(disk.os, "open", refuse)
+    found = probe_capacity(folder / "large.bin", proc=folder / "none")
+    assert found.bytes_per_second is None
+    where = folder / "large.bin"
+    text = f"the system refused to read {where} with O_DIRECT: Invalid argument"
+    assert found.reason == text
+
+
+def test_a_device_that_does_not_answer_is_left_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(disk.os, "preadv", lambda *_: threading.Event().wait(1.0) or 0)
+    found = probe_capacity(folder / "large.bin", max_seconds=0.05)
+    assert found.bytes_per_second is None
+    assert "no read" in found.reason
+
+
+def test_the_largest_files_of_a_folder_are_taken_first(folder: Path) -> None:
+    files, reason = choose_files(folder, 256 * MEBIBYTE)
+    assert ([file.name for file in files], reason) == (["large.bin", "small.bin"], "")
+    assert [file.name for file in choose_files(folder, 16 * MEBIBYTE)[0]] == ["large.bin"]
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 0])
+def test_a_small_dataset_or_a_file_full_of_holes_is_too_little(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    with write(tmp_path / "data", num_bytes).open("r+b") as file:
+        file.truncate(num_bytes or 64 * MEBIBYTE)
+    files, reason = choose_files(tmp_path, 256 * MEBIBYTE)
+    assert files == []
+    assert "too little to measure" in reason
+    for path, words in (("s3://bucket/data", "not on a disk"), ("/nowhere", "there is no /nowher")):
+        assert words in choose_files(path, MEBIBYTE)[1]

@@ -52,9 +52,6 @@ def both(given_as: Any) -> list[list[int]]:
         [ROWS[0], np.array([], np.int32), np.array(ROWS[2], np.uint8), deque(ROWS[3])],
         [array("q", row) for row in ROWS],
         np.array([np.array(row, np.int64) for row in ROWS] + [None], object)[:-1],
-        (np.array([3, 1, 4, 1, 5, 9]), np.array([0, 2, 2, 5, 6])),
-        (np.array([3, 1, 4, 1, 5, 9], np.int16), np.array([0, 2, 2, 5, 6], np.uint64)),
-        (np.array([3, 0, 1, 0, 4, 0, 1, 0, 5, 0, 9, 0])[::2], np.array([0, 2, 2, 5, 6])),
         pa.array(ROWS),
         pa.array(ROWS, pa.large_list(pa.uint16())),
         pa.array(ROWS, pa.list_view(pa.int64())),
@@ -78,7 +75,6 @@ def test_every_kind_of_integer_is_taken_with_its_largest_value(dtype: str) -> No
     assert both(matrix.astype(matrix.dtype.newbyteorder())) == expected
     assert both(np.asfortranarray(matrix)) == expected
     assert both(list(matrix)) == expected
-    assert both((matrix.ravel(), np.array([0, 2, 4]))) == expected
     kind = getattr(pa, dtype)()
     for arrow in (pa.list_(kind), pa.large_list(kind), pa.list_(kind, 2)):
         assert both(pa.array(expected, arrow)) == expected
@@ -153,7 +149,7 @@ def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> 
     rows = [[5], [6, bad]]
     forms: list[Any] = [rows]
     if abs(bad) < 2**40:
-        forms += [(np.array([0, 5, 6, bad]), np.array([1, 2, 4])), [np.array(row) for row in rows]]
+        forms.append([np.array(row) for row in rows])
     message = rf"\[1\]\[1\] is {bad}, which does not fit in int32"
     asked: dict[str, Any] = {"output": "numpy", "dtype": "int32"}
     fine = [[1], [1, 1]]
@@ -179,26 +175,21 @@ def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> 
         ([[1], "text"], r"sequences\[1\] is 'text' \(str\)"),
         ([[1], None], r"sequences\[1\] is None"),
         ([1, 2, 3], r"sequences\[0\] is 1 \(int\)"),
-        (np.array([1, 2]), "array of 1 dimensions"),
-        (np.zeros((1, 1, 1), int), "array of 3 dimensions"),
-        (np.array([[1.0]]), r"sequences has float64 values, such as 1.0"),
+        (np.array([1, 2]), r"sequences\[0\] is .*1"),
+        (np.zeros((1, 1, 1), int), r"sequences\[0\] is array\("),
+        (np.array([[1.0]]), r"sequences\[0\] has float64 values, such as 1.0"),
         ([np.array([1]), np.array([2.0])], r"sequences\[1\] has float64"),
-        ([np.array([1]), np.array([[2]])], r"sequences\[1\] is an array of 2 dimensions"),
+        ([np.array([1]), np.array([[2]])], r"sequences\[1\] is array\("),
         (pa.array([1, 2]), "Arrow array of int64"),
         (pa.array([[1.0]]), "sequences has float64"),
         (pa.array([[[1]]]), "sequences has object"),
         (pa.array([[1], None, [2]]), "sequences has nulls"),
         (pa.chunked_array([[[1]], [[2], [3, None]]]), "sequences has nulls"),
-        ((np.array([1.0]), np.array([0, 1])), "sequences has float64"),
-        ((np.array([1]), np.array([0.0, 1.0])), "offsets of sequences are float64"),
-        ((np.array([1]), np.array([], int)), r"offsets of shape \(0,\)"),
-        ((np.array([[1]]), np.array([0, 1])), r"values of shape \(1, 1\)"),
-        ((np.arange(5), np.array([0, 3, 2, 5])), "must ascend from 0 to at most 5"),
-        ((np.arange(5), np.array([-1, 3])), "must ascend from 0 to at most 5"),
-        ((np.arange(5), np.array([0, 6])), "must ascend from 0 to at most 5"),
-        ((np.arange(5), np.array([0, 2**64 - 1], np.uint64)), "must ascend from 0 to at most 5"),
-        (TOO_LARGE.reshape(1, 2), f"value 1, is {2**63}, which does not fit in int64"),
-        ((TOO_LARGE, np.array([0, 2])), f"value 1, is {2**63}, which does not fit in int64"),
+        ((np.arange(5), np.array([0, 5])), r"tuple of arrays; .*from_arrays\(offsets, values\)"),
+        (
+            TOO_LARGE.reshape(1, 2),
+            rf"sequences\[0\], value 1, is {2**63}, which does not fit in int64",
+        ),
         (np.ma.array([[1, 2]], mask=[[False, True]]), "masked array"),
         (pa.chunked_array([], pa.string()), "pass lists of integers"),
     ],

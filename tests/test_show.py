@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,8 +42,7 @@ def two_ranks() -> RunRecord:
 
 def test_every_figure_is_shown() -> None:
     names = [name for group in GROUPS.values() for name in group]
-    assert len(names) == len(set(names))
-    assert set(names) == set(FIGURES) - {"duration_seconds", "start_to_step_seconds"}
+    assert sorted(names) == sorted(set(FIGURES) - {"duration_seconds", "start_to_step_seconds"})
 
 
 @pytest.mark.parametrize("width", [60, 120])
@@ -78,37 +78,23 @@ def test_json_holds_every_field_and_no_nan() -> None:
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
 
 
-def edit_line(path: Path, kind: str, **values: object) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        if line["kind"] == kind:
-            line.update(values)
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-
-
 def test_a_version_that_is_no_number_is_no_traceback(tmp_path: Path) -> None:
     write_run(tmp_path, make_run(make_rank()))
-    edit_line(tmp_path / "rank-0.jsonl", "start", schema="2")
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(re.sub(r'"schema":\s*\d+', '"schema":"2"', path.read_text(), count=1))
     with pytest.raises(DataError, match="line 1: not a line of a record"):
         show(tmp_path)
 
 
-def test_a_line_with_values_of_wrong_types_is_left_out_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["steps", "host_waits"])
+def test_a_line_with_a_value_of_a_wrong_type_is_left_out_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    for number, values in enumerate(
-        (
-            {"steps": "many"},
-            {"host_waits": 3},
-            {"host_waits": {"1": "x"}},
-            {"slow": [{"fetch": 1, "row": 0, "seconds": "long"}]},
-            {"first_step": None},
-        )
-    ):
-        write_run(tmp_path / str(number), make_run(make_rank()))
-        edit_line(tmp_path / str(number) / "rank-0.jsonl", "steps", **values)
-        show(tmp_path / str(number))
-        assert "not a line of a record" in capsys.readouterr().out, values
+    write_run(tmp_path, make_run(make_rank()))
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(path.read_text().replace(f'"{name}":', f'"{name}":"many","x":'))
+    show(tmp_path)
+    assert "not a line of a record" in capsys.readouterr().out
 
 
 def test_the_command_after_a_run_can_be_pasted() -> None:
@@ -144,3 +130,8 @@ def test_the_gpus_of_a_run_are_named() -> None:
     start = record.systems[next(iter(record.systems))].start
     record.systems["other"] = SystemRecord(start=replace(start, gpu_names=("NVIDIA H200",) * 8))
     assert describe_gpus(record) == "8 × NVIDIA H200"
+
+
+def test_one_step_is_told_as_one() -> None:
+    text = shown(make_run(make_rank()), steps=1, fetches=1, warmup_steps=1)
+    assert re.search("1 step, 1 fetch in .* 1 step of warm-up not counted", text)

@@ -24,16 +24,14 @@ def lay_out(root: Path, files: dict[str, str]) -> None:
 def test_version_two_gives_the_least_limit_on_the_way_up(tmp_path: Path) -> None:
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc, {"7/cgroup": "0::/slice/job\n"})
-    lay_out(
-        root,
-        {
-            "cgroup.controllers": "memory",
-            "slice/memory.max": f"{8 * GIGABYTE}\n",
-            "slice/memory.high": "max\n",
-            "slice/job/memory.max": "max\n",
-            "slice/job/memory.pressure": "full avg10=0.00 total=1500000\n",
-        },
-    )
+    files = {
+        "cgroup.controllers": "memory",
+        "slice/memory.max": f"{8 * GIGABYTE}\n",
+        "slice/memory.high": "max\n",
+        "slice/job/memory.max": "max\n",
+        "slice/job/memory.pressure": "full avg10=0.00 total=1500000\n",
+    }
+    lay_out(root, files)
     found = find_memory_cgroup(7, proc=proc, root=root)
     assert found is not None
     assert found.limit_bytes() == 8 * GIGABYTE
@@ -46,13 +44,9 @@ def test_version_two_gives_the_least_limit_on_the_way_up(tmp_path: Path) -> None
 def test_version_one_knows_no_limit_as_the_largest_number_of_pages(tmp_path: Path) -> None:
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     lay_out(proc, {"self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/\n0::/\n"})
-    lay_out(
-        root,
-        {
-            "memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "memory/job/memory.limit_in_bytes": "9223372036854771712\n",
-        },
-    )
+    no_limit = "9223372036854771712\n"
+    limits = ("memory/memory.limit_in_bytes", "memory/job/memory.limit_in_bytes")
+    lay_out(root, dict.fromkeys(limits, no_limit))
     found = find_memory_cgroup(proc=proc, root=root)
     assert found is not None
     assert found.version == 1
@@ -82,19 +76,13 @@ def test_in_a_container_that_sees_the_hosts_path_the_mount_is_the_cgroup(tmp_pat
         ({"cgroup/cpu.max": "50000 100000"}, 1),
         ({"cgroup/cpu.max": "nonsense"}, None),
         (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "cgroup/a/cpu.max": "100000 100000",
-                "cgroup/a/b/cpu.max": "max 100000",
-            },
+            {"proc/self/cgroup": "0::/a/b\n", "cgroup/a/b/cpu.max": "max 100000"}
+            | {"cgroup/a/cpu.max": "100000 100000"},
             1,
         ),
         (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/job\n3:memory:/\n",
-                "cgroup/cpu/job/cpu.cfs_quota_us": "100000",
-                "cgroup/cpu/job/cpu.cfs_period_us": "100000",
-            },
+            {"proc/self/cgroup": "4:cpu,cpuacct:/job\n3:memory:/\n"}
+            | {f"cgroup/cpu/job/cpu.cfs_{name}_us": "100000" for name in ("quota", "period")},
             1,
         ),
         ({"cgroup/cpu/cpu.cfs_quota_us": "-1", "cgroup/cpu/cpu.cfs_period_us": "100000"}, None),

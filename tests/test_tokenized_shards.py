@@ -185,20 +185,21 @@ def test_folders_go_when_nobody_needs_them(root: Path, monkeypatch: pytest.Monke
     process(settings(made, 2), dataset)
     note_saved()
     process(settings(made, 2), dataset)  # used once more
-    assert not (folder / "saved").exists()
+    tokenized_shards._leave(os.getpid())
+    assert folder.exists(), "what was made since is not saved"
+    process(settings(made, 2), dataset)
     note_saved()
     assert folder.exists(), "its files are in use"
     tokenized_shards._leave(os.getpid())
     assert not folder.exists()
-    left = [root / name for name in ("old", "saved", "young")]
+    left = [root / name for name in ("old", "young")]
     for path in left:
         path.mkdir()
         (path / "a.arrow").touch()
     os.utime(left[0] / "a.arrow", (0, 0))
     os.utime(left[0], (0, 0))
-    (left[1] / "saved").touch()
     process(settings(made, 2), dataset)
-    assert [path.exists() for path in left] == [False, False, True]
+    assert [path.exists() for path in left] == [False, True]
 
 
 def test_a_killed_preprocess_continues(tmp_path: Path) -> None:

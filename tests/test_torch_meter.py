@@ -135,16 +135,15 @@ def test_hooks_are_gone_after_the_last_watch_even_where_its_profiler_fails(
     assert hooked() == before
 
 
-@pytest.mark.parametrize("optimizers", [True, False])
-def test_steps_are_told_by_the_first_optimizer_alone_or_left_to_who_tells_them(
-    meter: FakeMeter, optimizers: bool
-) -> None:
+def test_steps_are_told_by_the_first_optimizer_alone_or_left_to_who_tells_them() -> None:
     model, optimizer = a_model()
     other = torch.optim.Adam(model.parameters())
-    with watch_torch(meter, optimizers=optimizers):
-        train(DataLoader(Numbers(8), batch_size=4), optimizer, other, model=model)
-    step = ["step"] if optimizers else []
-    assert meter.told == ["begin", 4, *step, "begin", 4, *step, "begin", "exhausted"]
+    for optimizers in (True, False):
+        meter = FakeMeter()
+        with watch_torch(meter, optimizers=optimizers):
+            train(DataLoader(Numbers(8), batch_size=4), optimizer, other, model=model)
+        step = ["step"] * optimizers
+        assert meter.told == ["begin", 4, *step, "begin", 4, *step, "begin", "exhausted"]
 
 
 def test_a_file_saved_in_a_plain_loop_is_a_checkpoint(meter: FakeMeter, tmp_path: Path) -> None:
@@ -161,12 +160,6 @@ def test_a_file_saved_in_a_plain_loop_is_a_checkpoint(meter: FakeMeter, tmp_path
     assert torch.save is original
     assert meter.told[-4:] == ["evaluate", "end evaluate", "checkpoint", "end checkpoint"]
     assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
-
-
-def test_an_error_of_the_loader_is_told_and_raised(meter: FakeMeter) -> None:
-    with watch_torch(meter), pytest.raises(OSError, match="row 7 is gone"):
-        train(DataLoader(Numbers(10, fails_at=7), batch_size=4))
-    assert meter.told == ["begin", 4, "begin", "OSError"]
 
 
 def test_a_thread_that_fetches_ahead_is_not_the_training(meter: FakeMeter) -> None:
@@ -188,10 +181,13 @@ def test_a_thread_that_fetches_ahead_is_not_the_training(meter: FakeMeter) -> No
         assert meter.told == []
 
 
-def test_a_broken_meter_leaves_the_training_alone(
+def test_an_error_of_the_loader_is_raised_and_a_broken_meter_leaves_the_training_alone(
     meter: FakeMeter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    meter.fetch_end = break_down  # type: ignore[method-assign]
+    with watch_torch(meter), pytest.raises(OSError, match="row 7 is gone"):
+        train(DataLoader(Numbers(10, fails_at=7), batch_size=4))
+    assert meter.told == ["begin", 4, "begin", "OSError"]
+    meter.fetch_end = break_down
     with watch_torch(meter):
         assert len(list(DataLoader(Numbers(10), batch_size=4))) == 3
     assert "ZeroDivisionError" in meter.reasons["stall_fraction"]

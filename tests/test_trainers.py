@@ -21,9 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def needs(*modules: str) -> pytest.MarkDecorator:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+TUNED = ("full_finetune_single_device", "--config")
 
 
 def measure(folder: Path, *command: str) -> None:
@@ -45,20 +43,17 @@ def measure(folder: Path, *command: str) -> None:
     assert sum(block.steps for block in rank.blocks) >= 15
 
 
-@needs("trl", "datasets")
-def test_trl_is_measured(tmp_path: Path) -> None:
-    measure(tmp_path, sys.executable, str(EXAMPLES / "trl_sft.py"), "work")
-
-
-@needs("llamafactory")
-def test_llama_factory_is_measured(tmp_path: Path) -> None:
-    measure(tmp_path, "llamafactory-cli", "train", str(EXAMPLES / "llamafactory_sft.yaml"))
-
-
-@needs("torchtune")
-def test_torchtune_is_measured(tmp_path: Path) -> None:
-    config = str(EXAMPLES / "torchtune_full.yaml")
-    measure(tmp_path, "tune", "run", "full_finetune_single_device", "--config", config)
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("trl", (sys.executable, str(EXAMPLES / "trl_sft.py"), "work")),
+        ("llamafactory", ("llamafactory-cli", "train", str(EXAMPLES / "llamafactory_sft.yaml"))),
+        ("torchtune", ("tune", "run", *TUNED, str(EXAMPLES / "torchtune_full.yaml"))),
+    ],
+)
+def test_an_example_is_measured(module: str, command: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip(module, reason=f"not installed: {module}")
+    measure(tmp_path, *command)
 
 
 def test_the_page_names_every_example() -> None:

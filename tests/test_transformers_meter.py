@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 from fast_axolotl.integrations.transformers_meter import MeterCallback  # noqa: E402
 from fast_axolotl.measure import measure  # noqa: E402
 from fast_axolotl.measure.summary import summarise  # noqa: E402
-from fast_axolotl.record import RankRecord, read_run  # noqa: E402
+from fast_axolotl.record import read_run  # noqa: E402
 from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
 # transformers, accelerate and torch warn of one another; forked workers beside threads do, too.
@@ -125,31 +125,29 @@ def make(model: Any, tmp_path: Path) -> Make:
     return make_trainer
 
 
-@pytest.fixture
-def train(make: Make, tmp_path: Path) -> Callable[..., RankRecord]:
-    """Trains, and gives the record of it."""
-
-    def train_once(*callbacks: Any, **options: Any) -> RankRecord:
-        make(*callbacks, **options).train()
-        return read_run(tmp_path / "run").ranks[0]
-
-    return train_once
-
-
-Train = Callable[..., RankRecord]
-
-
-def test_fetches_steps_settings_and_the_model_are_recorded(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_fetches_steps_settings_and_the_model_are_recorded_and_figures_join_the_logs(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Another test may have loaded Axolotl, which is then taken for the one that trains.
     monkeypatch.delitem(sys.modules, "axolotl.train", raising=False)
     settings = {"batch_size": 2, "dispatcher": "mine", "corpus": "c4"}
-    rank = train(
-        rows=Rows(400, WAIT / 2),
-        gradient_accumulation_steps=2,
-        meter={"settings": settings},
-    )
+    has_board = importlib.util.find_spec("tensorboard") is not None
+    reporter, rows = Reporter(), Rows(400, WAIT / 2)
+    options = {"gradient_accumulation_steps": 2, "meter": {"settings": settings}}
+    options |= {"logging_strategy": "steps", "logging_steps": 2}
+    trainer = make(reporter, rows=rows, report_to=["tensorboard"] * has_board, **options)
+    trainer.train()
+    # Before reporters that were there first.
+    last = [logs for logs in reporter.logs if "loss" in logs][-1]
+    for name in ("stall_fraction", "host_stall_fraction", "tokens_per_second"):
+        assert isinstance(last[f"fast_axolotl/{name}"], float), last
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert "fast_axolotl/stall_fraction" in history[-1]
+    assert type(trainer.callback_handler.callbacks[0]).__name__ == "MeterCallback"
+    if has_board:
+        written = b"".join(path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
+        assert b"train/fast_axolotl/stall_fraction" in written
+    rank = read_run(tmp_path / "run").ranks[0]
     assert rank.start.source == "transformers"
     assert total(rank, "steps") == 6
     # accelerate is one batch ahead.
@@ -167,42 +165,21 @@ def test_fetches_steps_settings_and_the_model_are_recorded(
     assert rank.values["attn_implementation"] == "sdpa"
 
 
-def test_figures_join_the_logs_before_reporters_that_were_there_first(
+def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_logged(
     make: Make, tmp_path: Path
 ) -> None:
-    has_board = importlib.util.find_spec("tensorboard") is not None
-    reporter = Reporter()
-    trainer = make(
-        reporter,
-        logging_strategy="steps",
-        logging_steps=2,
-        report_to=["tensorboard"] if has_board else [],
-    )
-    trainer.train()
-    last = [logs for logs in reporter.logs if "loss" in logs][-1]
-    for name in ("stall_fraction", "host_stall_fraction", "tokens_per_second"):
-        assert isinstance(last[f"fast_axolotl/{name}"], float), last
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert "fast_axolotl/stall_fraction" in history[-1]
-    order = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
-    assert order[0] == "MeterCallback"
-    if has_board:
-        written = b"".join(path.read_bytes() for path in tmp_path.rglob("events.out.tfevents*"))
-        assert b"train/fast_axolotl/stall_fraction" in written
-
-
-def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_logged(
-    train: Train,
-) -> None:
-    reporter = Reporter()
+    reporter, rows = Reporter(), Rows(40, WAIT)
 
     def save(state: Any, control: Any) -> None:
         control.should_save = state.global_step == 8
+        if state.global_step == 3:
+            trainer.evaluate(rows)  # on the rows of the training
 
-    rank = train(
+    trainer = make(
         reporter,
         AtStepEnd(save),
         meter={"log": False},
+        rows=rows,
         max_steps=10,
         evaluate=Rows(8, 5 * WAIT),
         eval_strategy="steps",
@@ -210,12 +187,13 @@ def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_
         logging_strategy="steps",
         logging_steps=4,
     )
+    trainer.train()
+    rank = read_run(tmp_path / "run").ranks[0]
     spans = spans_of(rank)
     assert set(spans) >= {"log", "evaluate", "checkpoint"}
-    assert spans["evaluate"] >= 8 * 5 * WAIT
-    # Its loader's fetches are not the training's.
-    assert total(rank, "fetches") == 11
-    assert total(rank, "host_wait_seconds") < 8 * 5 * WAIT
+    assert spans["evaluate"] >= 8 * 5 * WAIT + 40 * WAIT
+    # The fetches of these loaders are not the training's.
+    assert (total(rank, "steps"), total(rank, "fetches")) == (10, 11)
     assert not any("fast_axolotl" in name for logs in reporter.logs for name in logs)
 
 
@@ -270,23 +248,6 @@ def test_batches_that_a_resumed_stream_skips_are_no_steps(make: Make, tmp_path: 
     assert total(rank, "real_tokens") == 9 * 2 * 12
     assert spans_of(rank)["resume"] > 0
     assert [mark.fetch for mark in rank.marks if mark.name == "resume"] == [21]
-
-
-def test_an_evaluation_by_a_callback_of_the_user_is_a_span_even_on_the_training_s_rows(
-    make: Make, tmp_path: Path
-) -> None:
-    rows = Rows(20, WAIT)
-
-    def evaluate(state: Any, control: Any) -> None:
-        if state.global_step == 3:
-            trainer.evaluate(rows)
-
-    trainer = make(AtStepEnd(evaluate), rows=rows)
-    trainer.train()
-    rank = read_run(tmp_path / "run").ranks[0]
-    assert spans_of(rank)["evaluate"] >= 20 * WAIT
-    assert "checkpoint" not in spans_of(rank)
-    assert (total(rank, "steps"), total(rank, "fetches")) == (6, 7)
 
 
 def test_bracketed_methods_look_and_work_as_before_without_a_training(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,6 @@ from typing import Any
 import pytest
 
 import fast_axolotl
-from benchmarks.axolotl_inputs import (
-    preprocess_config,
-    train_config,
-    write_config,
-    write_model,
-    write_rows,
-)
 from support.axolotl import (
     STOCK_AXOLOTL,
     Later,
@@ -27,7 +19,6 @@ from support.axolotl import (
     byte_tokenizer,
     log_lines,
     needs,
-    run_child,
 )
 
 pytestmark = [*STOCK_AXOLOTL, needs("trl-sft")]
@@ -297,18 +288,12 @@ def test_ours_finds_what_stock_has_cached(tmp_path: Path) -> None:
     assert len(files) > 2
 
 
-def test_preferences_in_axolotl_train_with_ours(tmp_path: Path) -> None:
+def test_the_trainers_of_axolotl_prepare_by_these_functions() -> None:
     """The rows are those of stock, by the tests above; that losses are, too, is in the matrix."""
-    write_model(tmp_path / "model")
-    write_rows(tmp_path / "pairs.jsonl", 60, kind="dpo")
-    keys = preprocess_config(tmp_path / "model", tmp_path / "pairs.jsonl", tmp_path / "rows", "dpo")
-    keys = {**train_config(keys, tmp_path / "out"), "max_steps": 2, "save_steps": 2}
-    config = str(write_config(keys, tmp_path / "dpo.yml"))
-    ours = ("-m", "fast_axolotl", "run", "--", "axolotl", "train", config, "--launcher", "python")
-    done = run_child(sys.executable, *ours)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert list((tmp_path / "out").glob("checkpoint-2"))
-    assert "trl-dpo ×1" in done.stderr
+    for module, name in (("dpo.trainer", "AxolotlDPOTrainer"), ("trl", "AxolotlKTOTrainer")):
+        kind = getattr(Later(f"axolotl.core.trainers.{module}"), name)
+        [owner] = [base for base in kind.__mro__ if "_prepare_dataset" in vars(base)][:1]
+        assert owner.__module__.startswith("trl.trainer.")
 
 
 def test_the_replacements_are_those_of_four_trainers() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import SeenRows, unique_rows
-from fast_axolotl.dedupe import row_bytes, rows, seen
+from fast_axolotl.dedupe import row_bytes, seen
 from fast_axolotl.errors import DataError, UsageError
 
 pytestmark = pytest.mark.kernels
@@ -256,13 +256,6 @@ def test_nulls_in_one_list_are_not_taken_for_those_of_the_next() -> None:
         arrays = {name: pa.array(values, pa.list_(kind)) for name, values in columns.items()}
         check(pa.table(arrays))
         assert len(unique_rows(pa.table(arrays), seen=SeenRows())) == 2
-
-
-def test_a_dictionary_of_long_values_is_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_DECODED_BYTES", 1000)
-    column = pa.array([f"{index % 7:0200}" for index in range(100)]).dictionary_encode()
-    check(pa.table({"x": column}))
-    check(pa.table({"x": pa.chunked_array([column, column.slice(3)])}))
 
 
 def test_threads_may_share_the_rows_seen() -> None:

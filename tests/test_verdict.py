@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from fast_axolotl.record import (
     End,
     ProfileWindow,
     RunRecord,
-    RunSummary,
     Settings,
     Verdict,
     read_run,
@@ -79,13 +77,8 @@ BUSY: dict[str, Any] = {
 """Eight processors, of which the run gets four."""
 
 RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
-    "nothing at all": ("inconclusive/unseen", make_run),
-    "199 quick fetches": ("inconclusive/short", lambda: run(wait=HALF, fetches=199)),
     "swapping, from outside": ("swap", lambda: make_run(system=make_system(**SWAPPING))),
     "swapping and waiting": ("swap", lambda: run(wait=HALF, system=SWAPPING)),
-    "swapping under pressure": (
-        "swap", lambda: run(system={"swap_in_bytes": 5e6, "psi_memory_full_seconds": 0.02}),
-    ),
     "another program that swaps": ("compute", lambda: run(system={"swap_in_bytes": 5e7})),
     "a full disk": ("io", lambda: run(wait=HALF, system={"read_bytes": 0.95e9})),
     "random reads at 12 % of what the disk gives in order": (
@@ -115,7 +108,6 @@ RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
         "cpu/steal", lambda: run(system={"machine_cpu_seconds": 4.0, "steal_seconds": 1.0}),
     ),
     "a slow loader, reading from the cache": ("data/rate", lambda: run(wait=SLOW, system={})),
-    "one rank of two that waits": ("data/rate", lambda: two_ranks({}, {"wait": steady(0.4)})),
     "some communication": ("mixed", lambda: make_profiled_run((0.15,), (0.15,))),
 }  # fmt: skip
 """Beside the golden runs, of which each kind of verdict has one."""
@@ -298,44 +290,16 @@ def test_a_queue_that_has_run_dry_is_judged_by_what_came_after(steps: int) -> No
         lambda step: max(40.0, 64 - step / 4),
         lambda step: 64.0 if step < 2900 else 0.0,
         lambda step: 0.5,
+        lambda step: 2047 - 0.01 * step,
+        lambda step: 700 + (step * 7919 % 11) - 5,
     ],
-    ids=["fills again", "settles", "dips at the end", "is empty all along"],
+    ids=["fills again", "settles", "dips", "is empty", "lacks one batch in a hundred", "is noisy"],
 )
 def test_a_queue_that_is_not_draining_is_no_obstacle(queue: Callable[[int], float]) -> None:
     settings = {"num_workers": 2, "prefetch_factor": 32}
     rank = make_rank(queue=queue, fetches=3000, settings=settings)
     summary = summarise(make_run(rank))
     assert (summary.verdict.kind, summary.fetches) == ("compute", 3000)
-
-
-AXOLOTL_QUEUE = {"num_workers": 8, "prefetch_factor": 256}
-"""What Axolotl gives each of eight ranks: 2,048 batches."""
-
-
-def run_with_queue(queue: Callable[[int], float] | None, steps: int) -> RunSummary:
-    rank = make_rank(queue=queue, fetches=steps, own_seconds=1.0, settings=AXOLOTL_QUEUE)
-    return summarise(make_run(rank))
-
-
-@pytest.mark.parametrize(("steps", "level"), [(60, 2043.0), (200, 700.0), (1000, 2043.0)])
-def test_a_large_queue_holds_the_verdict_back_only_while_it_falls(level: float, steps: int) -> None:
-    noise = random.Random(steps)
-    summary = run_with_queue(lambda step: level + noise.uniform(-5, 5), steps)
-    assert summary.verdict.kind == "compute"
-    summary = run_with_queue(lambda step: 2047 - 0.1 * step + noise.uniform(-0.5, 0.5), steps)
-    assert told(summary.verdict) == "inconclusive/draining"
-    assert summary.samples_per_second == pytest.approx(8.0)
-    # One batch in a hundred is lacking: the stall would be 1 %.
-    assert run_with_queue(lambda step: 2047 - 0.01 * step, steps).verdict.kind == "compute"
-
-
-def test_the_rank_that_waits_alone_is_named() -> None:
-    verdict = verdict_of(two_ranks({}, {"wait": steady(0.4)}))
-    assert "on at least one of 2 ranks" in verdict.evidence[0]
-    assert verdict.evidence[1] == (
-        "rank 1 waits for data in steps in which the others do not wait: this costs the "
-        "other ranks 40.0 % of the time"
-    )
 
 
 def dispatched(workers: int) -> Verdict:
@@ -395,7 +359,7 @@ def test_mixed_acts_on_the_larger_part(stall: float, exposed: float, expected: s
 def test_a_rank_that_is_too_short_does_not_decide() -> None:
     summary = summarise(two_ranks({"wait": SLOW}, {"wait": steady(0.9), "fetches": 20}))
     assert told(summary.verdict) == "data/rate"
-    assert summary.stall_fraction == pytest.approx(0.3)
+    assert summary.deciding_rank == 0
     assert "rank 1 is too short to judge: its steady phase has 20 fetches" in summary.notes
 
 
@@ -460,26 +424,20 @@ def test_workers_are_counted_for_the_ranks_that_share_a_machine() -> None:
     assert "dataloader_num_workers: 16, " in action("aaaabbbb", 4)
 
 
-def test_low_latency_with_low_throughput_is_a_batch_that_is_too_small() -> None:
+def test_low_mfu_asks_for_a_larger_batch_where_it_fits() -> None:
     held = {"total": 80 * GIGABYTE, "allocated_peak": 30 * GIGABYTE}
     settings = {"batch_size": 2, "gradient_accumulation": 4, "cuda_memory": held}
     summary = summarise(run("axolotl", settings=settings))
 
     def look(**figures: Any) -> Verdict:
-        known = {"mfu": 0.12, "step_p50_seconds": 0.4, **figures}
-        return judge(Evidence(figures=with_figures(summary, **known), source="axolotl"))
+        return judge(Evidence(figures=with_figures(summary, **figures), source="axolotl"))
 
-    verdict = look()
-    assert (verdict.kind, "too small for the GPU" in verdict.headline) == ("compute", True)
-    [line] = [line for line in verdict.evidence if line.startswith("low latency")]
-    for words in ("100.0 ms (threshold 0.5 s)", "12.0 % (threshold 30 %", "50 GB", "30 GB in use"):
-        assert words in line
+    verdict = look(mfu=0.12)
+    assert (verdict.kind, "model is the limit" in verdict.headline) == ("compute", True)
     assert "Raise micro_batch_size from 2 to 4" in verdict.action
     assert "halve gradient_accumulation_steps (now 4)" in verdict.action
-    full = {"settings": {**settings, "cuda_memory": {**held, "allocated_peak": 45 * GIGABYTE}}}
-    for other in ({"mfu": 0.31}, {"mfu": None}, {"step_p50_seconds": 2.1}, {"padding_share": 0.5}):
-        assert "model is the limit" in look(**other).headline
-    assert "model is the limit" in look(**full).headline
+    for other in ({"mfu": 0.31}, {"mfu": None}, {"mfu": 0.12, "padding_share": 0.5}):
+        assert "Raise" not in look(**other).action
 
 
 def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:

@@ -105,14 +105,6 @@ def test_json_alone_goes_to_standard_output(sleeper: subprocess.Popen[str]) -> N
     assert found["verdict"]["subtype"] == "unseen"
 
 
-def test_a_pid_that_is_not_there_is_an_error() -> None:
-    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    gone.wait()
-    done = run(gone.pid)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"fast-axolotl: there is no process {gone.pid}")
-
-
 @linux
 def test_what_is_no_process_that_can_be_watched_is_refused_with_the_reason(
     sleeper: subprocess.Popen[str], tmp_path: Path

@@ -52,7 +52,7 @@ NEEDS_A_GPU = re.compile(r"(torch|xformers|deepspeed|mamba-ssm|flash-attn)\b", r
 NO_CUDA = ('raise AssertionError("Torch not', 'raise RuntimeError("Torch not')
 
 RUN = "tests/test_axolotl_cli.py"
-TESTS = ("tests/test_axolotl_*.py", "tests/test_rows_axolotl.py", "tests/test_trl*.py")
+TESTS = ("tests/test_axolotl_*.py", "tests/test_trl*.py")
 
 
 def make_environment(stack: str, folder: Path, torch: str) -> None:

@@ -184,7 +184,6 @@ VARIANTS: dict[str, Callable[[Any, Any], Any]] = {
     "on disk": lambda memory, disk: disk,
     "shuffled": lambda memory, disk: disk.shuffle(seed=3),
     "repeated rows": lambda memory, disk: memory.select([5, 3, 3, 5, 0, 89]),
-    "few of many rows": lambda memory, disk: disk.select([70, 3, 11]),
     "sliced": lambda memory, disk: disk.select(range(11, 60)),
     "shuffled and sliced": lambda memory, disk: disk.shuffle(seed=1).select(range(11, 60)),
     "concatenated": lambda memory, disk: Later("datasets").concatenate_datasets(

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 COMMAND = shutil.which("chromium") or shutil.which("google-chrome")
 MISSING = "no Chromium here: apt install chromium"
 
+_TROUBLE = ("error", "warning", "assert")
 _START = (
     "import os, sys\n"
     "os.dup2(int(sys.argv[1]), 3)\n"
@@ -122,11 +123,7 @@ class Browser:
             self.messages.append(json.dumps(values["exceptionDetails"]))
         elif what == "Log.entryAdded":
             self.messages.append(f"{values['entry']['level']}: {values['entry']['text']}")
-        elif what == "Runtime.consoleAPICalled" and values["type"] in (
-            "error",
-            "warning",
-            "assert",
-        ):
+        elif what == "Runtime.consoleAPICalled" and values["type"] in _TROUBLE:
             self.messages.append(f"{values['type']}: {json.dumps(values['args'])}")
 
 
@@ -136,23 +133,15 @@ def start_browser(profile: Path) -> Iterator[Browser]:
     assert COMMAND is not None, MISSING
     to_browser, from_us = os.pipe()
     from_browser, to_us = os.pipe()
-    command = [
-        COMMAND,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-background-networking",
-        "--no-first-run",
-        "--remote-debugging-pipe",
-        f"--user-data-dir={profile}",
-    ]
+    options = (
+        "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage "
+        "--disable-background-networking --no-first-run --remote-debugging-pipe"
+    )
+    command = [COMMAND, *options.split(), f"--user-data-dir={profile}"]
     process = subprocess.Popen(
         [sys.executable, "-c", _START, str(to_browser), str(to_us), *command],
         pass_fds=(to_browser, to_us),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
     )
     os.close(to_browser)
     os.close(to_us)
@@ -162,10 +151,9 @@ def start_browser(profile: Path) -> Iterator[Browser]:
         yield browser
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
         os.close(from_us)
         os.close(from_browser)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.protocol import Plan, run_protocol
+from fast_axolotl.protocol.plan import Plan
+from fast_axolotl.protocol.runner import run_protocol
 from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
 from fast_axolotl.record.protocol_result import Cell, ProtocolResult
 from fast_axolotl.record.run_folders import next_folder
@@ -46,14 +47,8 @@ class FakeLaunch:
     """Exit codes of an arm's runs, 0 beyond them."""
     fetches: Mapping[str, int] = field(default_factory=dict)
     """Of an arm's runs, else 600."""
-    warmups: Mapping[str, int] = field(default_factory=dict)
-    """Steps of warm-up before them, else 5."""
-    ends: Mapping[str, End] = field(default_factory=dict)
-    """How an arm's training ends, else well."""
-    idle: Sequence[str] = ()
-    """Arms that do not train."""
-    is_silent: bool = False
-    """Whether runs leave no record."""
+    leave: Callable[[str, RankRecord], RankRecord | None] = lambda arm, rank: rank
+    """What becomes of the record of an arm's training; ``None``: it did not train."""
     trials: Mapping[str, int] = field(default_factory=dict)
     """Fetches of a training that comes before the one that counts, by arm."""
     settings: Mapping[str, dict[str, object]] = field(default_factory=dict)
@@ -66,7 +61,6 @@ class FakeLaunch:
     """The run, of all, in which Ctrl-C is pressed; from 0."""
     now: float = 0.0
     calls: list[tuple[str, ...]] = field(default_factory=list)
-    environments: list[Mapping[str, str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def clock(self) -> float:
@@ -90,7 +84,6 @@ class FakeLaunch:
             write_record(folder, make_rank(fetches=300, end=None))
             raise KeyboardInterrupt
         self.calls.append(tuple(command))
-        self.environments.append(environment)
         run = self.counts.get(arm, 0)
         self.counts[arm] = run + 1
         self.now += self.seconds
@@ -99,21 +92,14 @@ class FakeLaunch:
         log.write_text("a line\nValueError: it went wrong\n" if code else "trained\n")
         if code:
             return code
-        if self.is_silent:
-            return 0
-        if arm in self.idle:
-            write_record(folder, None, make_system(samples=8))
-            return 0
         own = self.step_seconds(arm, run)
         rank = make_rank(
             own_seconds=own,
             wait=steady(self.stall.get(arm, 0.0), own),
             fetches=self.fetches.get(arm, 600),
-            warmup_steps=self.warmups.get(arm, 5),
             tokens=self.tokens.get(arm, 1000),
             settings=dict(self.settings.get(arm, {})),
         )
-        rank.end = self.ends.get(arm, rank.end)
         system = make_system(samples=8)
         first, whole = (0.5, None) if self.times is None else self.times(arm, run)
         rank.add(Mark(t=first, name="first_step", step=0))
@@ -127,7 +113,7 @@ class FakeLaunch:
             write_record(folder, trial, make_system(samples=8))
             write_record(next_folder(folder, 2), rank)
         else:
-            write_record(folder, rank, system)
+            write_record(folder, self.leave(arm, rank), system)
         return 0
 
 

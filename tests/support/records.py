@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from fast_axolotl.record import (
     RunRecord,
     RunSummary,
     Settings,
-    SlowFetch,
     Start,
     StepBlock,
     SystemRecord,
@@ -32,12 +30,18 @@ START_TIME = 1_700_000_000.0
 
 GIGABYTE = 1_000_000_000
 
-_MORE_COUNTERS = (
-    *("cpu_seconds", "cpu_wait_seconds", "machine_cpu_seconds", "steal_seconds"),
-    *("throttled_seconds", "device_reads", "device_read_bytes"),
-    *("oom_kills", "machine_oom_kills"),
+_COUNTED = (
+    "cpu_",
+    "machine_",
+    "steal_",
+    "throttled_",
+    "device_",
+    "oom_",
+    "read_",
+    "swap_in_",
+    "psi_",
 )
-"""Of a watcher's samples, there only where a test gives them."""
+"""How the names of a watcher's counters begin."""
 
 Wait = Callable[[int], float]
 """Seconds that the fetch of this number waits."""
@@ -130,7 +134,6 @@ def make_rank(
                 host_waits=_histogram(hosts),
                 device_waits=_histogram(devices) if devices else None,
                 step_times=_histogram([(t - begin) / steps] * steps),
-                slow=_slow(first, devices or hosts, own_seconds, samples),
                 **block_values,
             )
             record.add(block)
@@ -155,18 +158,6 @@ def make_rank(
 def make_ranks(count: int, **values: Any) -> list[RankRecord]:
     """So many equal ranks of one run."""
     return [make_rank(rank=number, world_size=count, **values) for number in range(count)]
-
-
-def _slow(
-    first: int, waits: Sequence[float], own_seconds: float, samples: int
-) -> tuple[SlowFetch, ...]:
-    """The eight longest that are far from the median, in order."""
-    limit = max(5 * statistics.median(waits), own_seconds / 20)
-    slow = sorted((-wait, first + at) for at, wait in enumerate(waits) if wait > limit)[:8]
-    return tuple(
-        SlowFetch(fetch=fetch, row=fetch * samples, seconds=-wait)
-        for wait, fetch in sorted(slow, key=lambda one: one[1])
-    )
 
 
 def _histogram(durations: Iterable[float]) -> dict[str, int]:
@@ -203,7 +194,7 @@ def make_system(
         "hwm_bytes": 6 * GIGABYTE,
     }
     for name, value in rates.items():
-        (counters if name in counters or name in _MORE_COUNTERS else levels)[name] = value
+        (counters if name.startswith(_COUNTED) else levels)[name] = value
     values: dict[str, Any] = {"time": START_TIME, "host": "machine", "root_pid": 100}
     values |= {"memory_bytes": 64 * GIGABYTE, "disk_bytes_per_second": 1e9, **(start or {})}
     record = SystemRecord(start=SystemStart(**values))

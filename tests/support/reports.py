@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fast_axolotl.measure.summary import summarise
@@ -15,18 +14,13 @@ from fast_axolotl.report.document import Document
 from fast_axolotl.report.page import report_document
 from fast_axolotl.report.runs import ReportRun, run_document
 from fast_axolotl.report.terminal import print_document
+from support.golden import GOLDEN
 from support.records import START_TIME, make_rank, make_run, make_system
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def golden_run(name: str) -> RunRecord:
     """``lively`` has jitter, a spike, losses and a GPU; the others are named by their verdicts."""
     return read_run(GOLDEN / "runs" / name)
-
-
-def golden_protocol(name: str) -> ProtocolResult:
-    return ProtocolResult.read(GOLDEN / "protocols" / name)
 
 
 def as_report(
@@ -63,7 +57,7 @@ def make_protocol(
     fails: bool = True,
 ) -> ProtocolResult:
     """Three arms of five pairs, one of which failed; under other names, or the first two."""
-    protocol = golden_protocol("three-arms")
+    protocol = ProtocolResult.read(GOLDEN / "protocols" / "three-arms")
     new_names = dict(zip(protocol.matrix.arms, names, strict=False))
     well: dict[str, Any] = {} if fails else {"status": "done", "exit_code": 0, "log_tail": ""}
     arms = []
@@ -71,16 +65,14 @@ def make_protocol(
         name = new_names[arm.name]
         runs = (replace(run, folder=run.folder.replace(arm.name, name), **well) for run in arm.runs)
         arms.append(replace(arm, name=name, runs=tuple(runs)))
-    changes: dict[str, Any] = {}
-    if not are_losses_equal:
-        changes["losses"] = "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
+    unequal = "DIFFERENT: at step 12 the baseline lost 1.832 and drop-in 1.911."
     return replace(
         protocol,
         arms=tuple(arms),
         order=tuple(new_names[name] for name in protocol.order if name in new_names),
         matrix=replace(protocol.matrix, arms=names),
         are_losses_equal=are_losses_equal,
-        **changes,
+        losses=protocol.losses if are_losses_equal else unequal,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import pytest
 
 OUTPUTS = [
@@ -20,10 +20,10 @@ OUTPUTS = [
 ]
 
 
-def flat(sequences: list[list[int]], dtype: str = "int64") -> tuple[Any, Any]:
-    """``(values, offsets)`` with values before and after those that the offsets span."""
-    values = [99, *(token for sequence in sequences for token in sequence), 98, 97]
-    return np.array(values, dtype), np.cumsum([1, *map(len, sequences)])
+def flat(sequences: list[list[int]], dtype: str = "int64") -> Any:
+    """An Arrow column, with values before and after those of its rows."""
+    kind = pa.list_(getattr(pa, dtype)())
+    return pa.array([[99], *sequences, [98, 97]], kind).slice(1, len(sequences))
 
 
 def as_lists(result: Any) -> Any:

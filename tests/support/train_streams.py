@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 import fast_axolotl  # noqa: F401 - the replacements
+from support.axolotl import log_lines
 
 
 def train(config: str) -> dict[str, Any]:
@@ -27,18 +27,10 @@ def train(config: str) -> dict[str, Any]:
     axolotl.train.cleanup_distributed = lambda: None
     # Axolotl collects garbage at every checkpoint, and would go through all that was imported.
     gc.freeze()
-    said: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "fast-axolotl: " in record.getMessage():
-                said.append(record.getMessage().partition("fast-axolotl: ")[2])
-
-    handler, logger = Keep(), logging.getLogger("axolotl.utils.data.sft")
-    logger.addHandler(handler)
     cfg = load_cfg(config)
-    _, _, trainer = axolotl.train.train(cfg=cfg, dataset_meta=load_datasets(cfg=cfg))
-    logger.removeHandler(handler)
+    with log_lines("axolotl.utils.data.sft") as lines:
+        _, _, trainer = axolotl.train.train(cfg=cfg, dataset_meta=load_datasets(cfg=cfg))
+    said = [line.partition("fast-axolotl: ")[2] for _, line in lines if "fast-axolotl: " in line]
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     losses = [[entry["step"], entry["epoch"], entry["loss"], entry["grad_norm"]] for entry in logs]
     return {"losses": losses, "said": said, "is_first": trainer.args.process_index == 0}

@@ -9,7 +9,7 @@ into Python objects; here the answers are read from Arrow's buffers:
 - Stock saves with ``save_to_disk(num_proc=…)``, whose spawned children import Axolotl again. Here
   the same shards go through the same ``ArrowWriter`` on threads of this process, byte for byte.
   They are written beside the folder, which appears only when all of them are complete: Axolotl
-  takes any folder that is not empty for a prepared dataset. See ``save_folder``.
+  takes any folder that is not empty for a prepared dataset.
 - A length is the difference of two offsets.
 
 Where rows cannot be proven to come out alike (formats, decoded features, other kinds of datasets,
@@ -27,9 +27,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -37,8 +40,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import Unfamiliar
-from fast_axolotl.axolotl.save_folder import folder_beside
+from fast_axolotl.axolotl.patching import LOG, Unfamiliar
 from fast_axolotl.axolotl.tokenized_shards import note_saved
 from fast_axolotl.dedupe import SeenRows
 from fast_axolotl.dedupe.row_bytes import plain_type
@@ -57,6 +59,8 @@ _LEAST_RUN = 4
 
 _MIN_ROWS_PER_PROCESS = 256
 """As in ``save_preprocessed_dataset`` of Axolotl."""
+
+_DEAD_SECONDS = 86_400.0
 
 _TRIAL_ROWS = 100_000
 """Stock takes some 15 s for so many rows of chat, and its time grows with their number alone."""
@@ -141,7 +145,7 @@ def save_preprocessed_dataset(cfg: Any, dataset: Any, dataset_hash: str, split: 
     names = [f"data-{index:05d}-of-{num_shards:05d}.arrow" for index in range(num_shards)]
     notes = saved_notes(dataset, names)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(target) as beside:
+    with _folder_beside(target) as beside:
         _write_shards(dataset, [beside / name for name in names])
         for name, text in notes.items():
             (beside / name).write_text(text, encoding="utf-8")
@@ -177,20 +181,16 @@ def try_dedupe(
     merged = concatenate_datasets(alike)
     dataset = merged.select(range(min(len(merged), _TRIAL_ROWS)))
     functions = {"stock": stock, "ours": deduplicate_and_log_datasets}
-    kept = {}
     try:
-        for name, function in functions.items():
-            chosen = function(dataset)[0]
-            # Without indices, they are the first ones.
-            whole = chosen._indices is None
-            kept[name] = list(range(len(chosen))) if whole else row_numbers(chosen).tolist()
+        kept, ours = (function(dataset)[0] for function in functions.values())
     except Unfamiliar as error:
         return {"rows": len(dataset), "reason": f"the stock function is used here: {error}"}
     outcome: dict[str, Any] = {
         "rows": len(dataset),
         "is_cut": len(alike) < len(loaded) or len(merged) > _TRIAL_ROWS,
-        "kept": len(kept["stock"]),
-        "is_equal": kept["ours"] == kept["stock"],
+        "kept": len(kept),
+        # It names the rows that were selected.
+        "is_equal": ours._fingerprint == kept._fingerprint,
     }
     if not outcome["is_equal"]:
         return {**outcome, "reason": "the results differ from stock Axolotl; nothing was timed"}
@@ -322,15 +322,8 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
     types = [(field.name, plain_type(field.type)) for field in schema]
     if not types or seen.types not in (None, types):
         raise Unfamiliar("earlier rows have other columns or types")
-    has_text = _has_text(schema)
-
-    def look(batch: pa.RecordBatch) -> Any:
-        if has_text:
-            batch.validate(full=True)  # stock fails on text that is not UTF-8
-        return digest_batch(batch, seen.secret)
-
     batches = dataset._data.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-    digests = _joined([look(batch) for batch in batches]).reshape(-1, 2)
+    digests = _joined([digest_batch(batch, seen.secret) for batch in batches]).reshape(-1, 2)
     digests = digests if dataset._indices is None else digests[row_numbers(dataset)]
     seen.types = types
     return digests.reshape(-1).astype(np.uint64, copy=False)
@@ -350,21 +343,11 @@ def is_comparable(kind: pa.DataType) -> bool:
         or types.is_integer(kind)
         or types.is_float32(kind)
         or types.is_float64(kind)
-        or _is_text(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
         or types.is_binary(kind)
         or types.is_large_binary(kind)
     )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _has_text(types: Any) -> bool:
-    """Whether a schema, a struct or a list has text in it, however deep."""
-    if isinstance(types, pa.Schema | pa.StructType):
-        return any(_has_text(field.type) for field in types)
-    return _is_text(types) or (hasattr(types, "value_type") and _has_text(types.value_type))
 
 
 def count_shards(num_rows: int, num_bytes: float, num_workers: int) -> int:
@@ -391,6 +374,27 @@ def saved_notes(dataset: Any, names: Sequence[str]) -> dict[str, str]:
         config.DATASET_INFO_FILENAME: json.dumps(in_order, indent=2),
         config.DATASET_STATE_JSON_FILENAME: json.dumps(state, indent=2, sort_keys=True),
     }
+
+
+@contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """An empty folder beside the target, for one save; removed at the end unless renamed.
+
+    A save that is killed leaves it behind, hidden and as large as the dataset. A later save of the
+    same dataset removes what nothing has changed in for a day, which no running save does.
+    """
+    for left in target.parent.glob(f".{target.name}.{'[0-9a-f]' * 32}"):
+        with suppress(OSError):  # another process removes it, or it may not be read
+            changed = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - changed > _DEAD_SECONDS:
+                LOG.warning("fast-axolotl: removing %s, left by a save that was killed", left)
+                shutil.rmtree(left, ignore_errors=True)
+    folder = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_shards(dataset: Any, paths: list[Path]) -> None:

@@ -11,9 +11,9 @@ made with and without this module serve both, and a prepared dataset names the s
 Cost: one pass over offsets and labels, and one copy of the rows where stock makes one. No process
 is started and no Python object is made per row, other than the number of a row that is kept.
 
-Not done here: truncation, PoSE (it draws random numbers), streamed datasets, and everything on
-which stock fails. ``Unfamiliar`` is raised then, before anything is logged or changed; a cache file
-may have been written by that time, which is the one that stock would write.
+Not done here: truncation, errors for long rows, PoSE (it draws random numbers), streamed datasets,
+and everything on which stock fails. ``Unfamiliar`` is raised then, before anything is logged or
+changed; a cache file may have been written by that time, which is the one that stock would write.
 """
 
 from __future__ import annotations
@@ -67,13 +67,10 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
     shortest, strategy = cfg.min_sample_len, (cfg.excess_length_strategy or "drop").lower()
     if type(sequence_len) is not int or sequence_len < 1 or type(shortest) not in (int, type(None)):
         raise Unfamiliar(f"lengths from {shortest!r} to {sequence_len!r}")
-    if strategy == "truncate":
-        raise Unfamiliar("sequences are truncated")
-    is_strict = strategy == "raise"
+    if strategy != "drop":
+        raise Unfamiliar(f"excess_length_strategy is {strategy}")
     lengths = _lengths_at_least(dataset, 0)
     logged = get_dataset_lengths(dataset, from_arrow=True)
-    if is_strict and lengths.max() > sequence_len:
-        raise Unfamiliar("a sequence is too long, which the stock function reports")
     keeps = (lengths >= (shortest or 2)) & (lengths <= sequence_len)
     if not keeps.any():
         raise Unfamiliar("no row is left")
@@ -81,15 +78,14 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
         filter_sequences_by_length,
         sequence_len=sequence_len,
         min_sequence_len=shortest,
-        raise_on_drop=is_strict,
+        raise_on_drop=False,
     )
-    action = "Checking Sequence Lengths" if is_strict else "Dropping Invalid Sequences"
-    title = f"{action} (<{shortest} or >{sequence_len})"
+    title = f"Dropping Invalid Sequences (<{shortest} or >{sequence_len})"
     result = _Run.of(cfg).filter(dataset, function, lambda: keeps, title)
     words = [f"min_input_len: {np.min(logged)}", f"max_input_len: {np.max(logged)}"]
     if dropped := len(keeps) - int(np.count_nonzero(keeps)):
         span = f"([{shortest}, {sequence_len}])"
-        words += [f"Dropped {dropped} sequences outside valid range {span}"] * (not is_strict)
+        words.append(f"Dropped {dropped} sequences outside valid range {span}")
     for line in words:
         stock.LOG.info(line)
     return result
@@ -331,7 +327,7 @@ def _with_positions(
         positions[0], positions[edges[1:-1]] = 0, 1 - lengths[:-1]
         np.cumsum(positions, out=positions)
         lists = pa.ListArray.from_arrays(pa.array(edges, pa.int32()), pa.array(positions))
-        return _set_column(_set_column(table, "position_ids", lists), "length", pa.array(lengths))
+        return set_column(set_column(table, "position_ids", lists), "length", pa.array(lengths))
 
     return run.map(dataset, function, add_positions, new, title, batched)
 
@@ -343,7 +339,7 @@ def _token_lengths(table: pa.Table) -> Any:
     return of_column(column, list_lengths)
 
 
-def _set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     if name not in table.column_names:
         return table.append_column(name, values)
     return table.set_column(table.column_names.index(name), name, values)

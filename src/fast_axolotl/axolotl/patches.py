@@ -25,7 +25,6 @@ _STREAMING = "axolotl.utils.data.streaming"
 _STRATEGIES = "axolotl.prompt_strategies"
 _CHAT = f"{_STRATEGIES}.chat_template"
 _TOKENIZERS = "axolotl.prompt_tokenizers"
-_RL = "axolotl.utils.data.rl"
 
 
 def _of(owner: str, names: str) -> tuple[str, ...]:
@@ -101,9 +100,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         check="rows:dataset",
     ),
     _replace(
-        "pack", f"{_MULTIPACK}:pack_parallel", "sampler:pack_parallel", _MULTIPACK, check="call"
-    ),
-    _replace(
         "sampler",
         f"{_MULTIPACK}:MultipackBatchSampler.generate_batches",
         "sampler:generate_batches",
@@ -141,13 +137,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         check="rows:prompt",
     ),
     _replace(
-        "completion",
-        f"{_STRATEGIES}.completion:CompletionPromptTokenizingStrategy.tokenize_prompt",
-        "prompts:tokenize_completions",
-        *(f"{_STRATEGIES}.completion", _TOKENIZERS, *_TOKENIZER),
-        check="rows:prompt",
-    ),
-    _replace(
         "tokenize",
         "axolotl.datasets:TokenizedPromptDataset.process",
         "prompts:process",
@@ -157,18 +146,11 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     _replace(
         "rl",
-        f"{_RL}:_map_dataset",
-        "preferences:map_dataset",
+        "axolotl.utils.data.rl:_map_dataset",
+        "prompts:map_dataset",
         *(*_TEMPLATES, f"{_STRATEGIES}.dpo.chat_template", f"{_STRATEGIES}.orpo.chat_template"),
         *("axolotl.utils.chat_templates.base", "datasets.formatting.formatting", *_MAP),
         check="in order:dataset",
-    ),
-    _replace(
-        "rl",
-        f"{_RL}:_drop_long_sequences",
-        "tokenizers:drop_long_sequences",
-        *(*_TOKENIZER, "axolotl.utils.schemas.enums"),
-        check="call",
     ),
     _replace(
         "stream",
@@ -200,7 +182,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "resume:init_training_state",
         *_of("transformers.trainer:Trainer", "_run_epoch _inner_training_loop"),
         "accelerate.data_loader:DataLoaderShard.__iter__",
-        *_of("accelerate.data_loader:DataLoaderDispatcher", "__iter__ _fetch_batches"),
     ),
     _replace(
         "keys",

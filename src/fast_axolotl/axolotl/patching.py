@@ -113,14 +113,9 @@ class Patch(NamedTuple):
     replacements of this name."""
 
 
-class _Applied(NamedTuple):
-    """A replacement in place."""
-
-    owner: Any
-    attribute: str
-    original: Any
-    """What the owner held: a function, or a classmethod object."""
-    wrapper: Any
+_Applied = tuple[Any, str, Any, Any]
+"""A replacement in place: owner, attribute, what the owner held (a function, or a classmethod
+object), and the wrapper."""
 
 
 @dataclass(slots=True)
@@ -172,7 +167,7 @@ class Patchwork:
             if applied is None:
                 is_whole = False
             else:
-                pairs[id(applied.original)] = applied.wrapper
+                pairs[id(applied[2])] = applied[3]
         if pairs:
             _sweep(pairs, prefix="" if is_late else module.__name__.partition(".")[0])
         return is_whole
@@ -239,7 +234,7 @@ class Patchwork:
         if isinstance(original, classmethod):
             wrapper = classmethod(wrapper)
         setattr(owner, item.path[-1], wrapper)
-        return _Applied(owner, item.path[-1], original, wrapper)
+        return owner, item.path[-1], original, wrapper
 
     def _remove(self, item: Replacement) -> None:
         record = self._records[item.target]
@@ -247,9 +242,10 @@ class Patchwork:
         record.state, record.reason = "waiting", ""
         applied, record.applied = record.applied, None
         if applied is not None:
-            if vars(applied.owner).get(applied.attribute) is applied.wrapper:
-                setattr(applied.owner, applied.attribute, applied.original)
-            _sweep({id(applied.wrapper): applied.original})
+            owner, attribute, original, wrapper = applied
+            if vars(owner).get(attribute) is wrapper:
+                setattr(owner, attribute, original)
+            _sweep({id(wrapper): original})
 
 
 def tally(name: str, reason: str, count: int) -> None:
@@ -269,10 +265,15 @@ def is_first_rank() -> bool:
 
 def warn(text: str, *values: str) -> None:
     """Log on the first rank alone, and in the first of a loader's workers."""
-    loader = sys.modules.get("torch.utils.data")
-    worker = loader.get_worker_info() if loader is not None else None
-    if is_first_rank() and not (worker is not None and worker.id):
+    if is_first_rank() and not worker_id():
         LOG.warning(text, *values)
+
+
+def worker_id() -> int | None:
+    """Of the worker of torch's loader that this process is."""
+    torch_data = sys.modules.get("torch.utils.data")
+    worker = torch_data.get_worker_info() if torch_data is not None else None
+    return None if worker is None else int(worker.id)
 
 
 _ROWS: defaultdict[str, Counter[str]] = defaultdict(Counter)

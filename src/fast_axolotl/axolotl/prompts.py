@@ -1,4 +1,4 @@
-"""Rows of prompts tokenised a batch at a time, and written as Arrow columns.
+"""Rows of prompts and preferences a batch at a time, written as Arrow columns.
 
 Axolotl maps an instruction dataset row by row, with two tokenizer calls each, and a completion
 dataset in batches but with a call per text. All end in lists of Python integers, which HF datasets
@@ -16,15 +16,24 @@ Rust tokenizer in the same state. A row that cannot be read or built goes throug
 ``tokenize_prompt`` itself, at its place in the order, and is counted; so one odd row costs no more
 than itself, and its error is stock's.
 
+``map_dataset`` stands in for ``_map_dataset``, which brings the rows of a DPO, KTO or ORPO dataset
+into shape one by one; most of the time goes into fetching a row from its Arrow table, column by
+column. It is the same ``map`` over batches, in which Axolotl's own transform is called with row
+after row. Rows (``_lazy_row``) are those that HF datasets would have made, but take their values
+from columns that were fetched once.
+
 Unfamiliar are: strategies of other kinds, or with a ``tokenize_prompt`` or ``_tokenize`` of their
-own, rows filtered by the strategy, formatted or indexed datasets, and those with columns named like
-the results.
+own, transforms that are not Axolotl's, rows filtered by the strategy, formatted or indexed
+datasets, and those with columns named like the results.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -32,8 +41,8 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
+from fast_axolotl.axolotl.filters import stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
-from fast_axolotl.axolotl.preferences import lazy_row
 from fast_axolotl.axolotl.tokenized_shards import tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
@@ -46,6 +55,11 @@ _IGNORED = -100
 Lists = list[list[int]]
 
 _COLUMNS = {"input_ids", "attention_mask", "labels"}
+
+_BATCH_ROWS = 1000
+"""As many as ``map`` writes to disk at once in any case."""
+
+_TRANSFORMS = tuple(f"axolotl.prompt_strategies.{name}." for name in ("dpo", "kto", "orpo"))
 
 
 def process(self: Any, dataset: Any) -> Any:
@@ -62,6 +76,45 @@ def process(self: Any, dataset: Any) -> Any:
         partial(to_table, strategy=strategy),
         num_proc=self.process_count,
         keep_in_memory=self.keep_in_memory,
+    )
+
+
+def map_dataset(
+    cfg: Any,
+    dataset: Any,
+    ds_transform_fn: Callable[..., Any],
+    tokenizer: Any | None = None,
+    **map_kwargs: Any,
+) -> Any:
+    """Stands in for ``axolotl.utils.data.rl._map_dataset``."""
+    from datasets import DatasetDict
+
+    function = ds_transform_fn
+    if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
+        raise Unfamiliar("the transform is not one of Axolotl's")
+    if "tokenizer" in inspect.signature(function).parameters:
+        ds_transform_fn = partial(function, tokenizer=tokenizer)
+    else:
+        tokenizer = None
+    if isinstance(dataset, DatasetDict):
+        dataset = dataset["train"]
+    require_plain(dataset)
+    if not len(dataset):
+        raise Unfamiliar("the dataset is empty")
+    if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
+        raise Unfamiliar("the dataset is mapped with other options")
+    # The fingerprint is that of the map which is not made, so a cache serves both.
+    transform = "datasets.arrow_dataset.Dataset._map_single"
+    given = {"fn_kwargs": {}, **map_kwargs}
+    return dataset.map(
+        partial(transform_rows, function=function, tokenizer=tokenizer),
+        num_proc=cfg.dataset_num_proc,
+        load_from_cache_file=not cfg.is_preprocess,
+        desc="Mapping RL Dataset",
+        batched=True,
+        batch_size=_BATCH_ROWS,
+        new_fingerprint=stock_fingerprint(dataset, transform, ds_transform_fn, False, given),
+        **map_kwargs,
     )
 
 
@@ -135,7 +188,7 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         ids, labels = tokenize_rows(
             "tokenize",
             count,
-            partial(lazy_row, batch),
+            partial(_lazy_row, batch),
             read,
             partial(_encode, strategy),
             build,
@@ -153,16 +206,6 @@ def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
         return strategy.tokenize_prompt(batch)
     return _table(ids, ids)
-
-
-def tokenize_completions(self: Any, prompt: Any) -> dict[str, Lists]:
-    """Stands in for ``CompletionPromptTokenizingStrategy.tokenize_prompt``."""
-    ids = _completions(self, prompt)
-    return {
-        "input_ids": ids,
-        "attention_mask": [[1] * len(row) for row in ids],
-        "labels": [row.copy() for row in ids],
-    }
 
 
 def _completions(strategy: Any, prompt: Any) -> Lists:
@@ -191,6 +234,49 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
     if num_odd:
         tally("tokenize", "a text is empty or not a str", num_odd)
     return pieces
+
+
+def transform_rows(
+    batch: Mapping[str, Any], function: Callable[..., Any], tokenizer: Any
+) -> dict[str, list[Any]]:
+    """A batch of rows transformed one after the other, for ``map``."""
+    from datasets.formatting.formatting import LazyDict
+
+    given = {} if tokenizer is None else {"tokenizer": tokenizer}
+    results = []
+    for index in range(len(next(iter(batch.values())))):
+        result = function(_lazy_row(batch, index), **given)
+        if isinstance(result, LazyDict):
+            untouched = result.keys_to_format
+            result = {name: value for name, value in result.data.items() if name not in untouched}
+        results.append(result)
+    names = list(results[0])
+    if any(list(result) != names for result in results):
+        raise Unfamiliar("rows produce different columns")
+    return {name: [result[name] for result in results] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One row's table and formatter, as a ``LazyRow`` asks them: a value is in its column."""
+
+    batch: Mapping[str, Any]
+    column_names: list[str]
+    index: int
+
+    def select(self, names: list[str]) -> list[str]:
+        return names
+
+    def format_column(self, names: list[str]) -> list[Any]:
+        return [self.batch[names[0]][self.index]]
+
+
+def _lazy_row(batch: Mapping[str, Any], index: int) -> Any:
+    """A row of a batch, as ``map`` would hand it over."""
+    from datasets.formatting.formatting import LazyRow
+
+    cell = _Cell(batch, list(batch), index)
+    return LazyRow(cell, cell)
 
 
 def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:

@@ -14,7 +14,8 @@ batch that was fetched ahead at the checkpoint; the rest comes from the trainer'
 
 Cost: a state a batch, some milliseconds with a full shuffle buffer; at a resume one buffer of rows.
 Does not hold the order in which workers take turns once one of them has run out of files: torch
-itself does not fix it. What a checkpoint has no state for, stock replays, and the log says why.
+itself does not fix it. What a checkpoint has no state for, stock replays, and the log says why:
+so where one rank reads for all others (accelerate's dispatcher).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
-from fast_axolotl.axolotl.streaming import BoundedDataset, drawn_from, random_state, worker_id
+from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar, worker_id
+from fast_axolotl.axolotl.streaming import BoundedDataset, drawn_from, random_state
 from fast_axolotl.errors import MissingExtraError
 
 try:
@@ -119,23 +120,13 @@ class Watch:
     def settle(self) -> dict[str, Any]:
         """The position, when all that was handed out is trained on."""
         is_finished = bool(self.loader.end_of_dataloader)
-        # The last group may be smaller.
-        fetched = self.position["batches"] + len(self.ahead)
-        self._hand_out(0 if is_finished else fetched % self._group or self._group)
+        self._hand_out(0 if is_finished else 1)
         settled = self.position
         if self.ahead:
             (_, epoch, _), needs = self.ahead[0]
             settled = settled if epoch == settled["epoch"] else _start(epoch, None)
             settled = {**settled, **needs}
-        trained = settled["batches"] // self._group
-        return {**settled, "is_finished": is_finished, "trained": trained}
-
-    @property
-    def _group(self) -> int:
-        """Batches that the loader fetches at a time; it is one such group ahead."""
-        state: Any = getattr(self.loader, "state", None)
-        is_dispatcher = state is not None and not self.loader.split_batches
-        return int(state.num_processes) if is_dispatcher else 1
+        return {**settled, "is_finished": is_finished, "trained": settled["batches"]}
 
     def _iterate(self) -> Iterator[Any]:
         resumed, self.resumed = self.resumed, None
@@ -180,7 +171,7 @@ class Watch:
                 replayed, is_empty = None, False
                 if isinstance(batch, MutableMapping):
                     self.ahead.append((batch.pop(_KEY), {"started": started, "fetched": before}))
-                    self._hand_out(self._group)
+                    self._hand_out(1)
                 else:
                     self.owner.watch = None  # not a batch that can carry anything
                 yield batch
@@ -221,12 +212,13 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
         loader: Any = known.get("train_dataloader")
         dataset = bounded_dataset(getattr(loader, "dataset", None))
         self.watch = None
-        if dataset is not None and hasattr(loader, "base_dataloader"):
+        is_shared, is_dispatcher = self.identity["ranks"] > 1, hasattr(loader, "split_batches")
+        is_watched = hasattr(loader, "base_dataloader") and not (is_shared and is_dispatcher)
+        if dataset is not None and is_watched:
             # Ranks with files of their own end at different steps; a rank that syncs gradients of
             # an incomplete group would wait for the others for ever.
-            is_shared = self.identity["ranks"] > 1 and not hasattr(loader, "split_batches")
-            is_shared = is_shared and loader.dataset is dataset
-            is_endless = is_shared and args.gradient_accumulation_steps > 1
+            is_endless = is_shared and loader.dataset is dataset
+            is_endless = is_endless and args.gradient_accumulation_steps > 1
             is_new_epoch = self.resumed is None or self.resumed["is_finished"]
             Watch(loader, dataset, self, None if is_new_epoch else self.resumed, is_endless)
 

@@ -1,6 +1,6 @@
 """Axolotl's multipack sampler, with the same packs and the same draws in less time.
 
-``pack_parallel`` is first-fit in the order given; ``plan_packs`` finds the same packs in
+Axolotl's ``pack_parallel`` is first-fit in the order given; ``plan_packs`` finds the same packs in
 O(n log packs) where Axolotl searches O(n · packs), and in this process where Axolotl forks a pool
 whose children compile the search anew at every call.
 
@@ -38,9 +38,6 @@ _MOST_INT32 = np.iinfo(np.int32).max
 
 _MOST_INT64 = np.iinfo(np.int64).max
 
-_MOST_PROCESSES = 4
-"""The sampler asks ``pack_parallel`` for no more processes than this."""
-
 
 class _Packed(NamedTuple):
     """One pass over the sampler."""
@@ -52,29 +49,6 @@ class _Packed(NamedTuple):
     """The places in these batches."""
     make: Callable[[], _Batches]
     """Makes the batches."""
-
-
-def pack_parallel(
-    sequence_lengths: Any,
-    bin_capacity: int,
-    group_size: int,
-    bin_size: int,
-    num_processes: int | None = None,
-    safe_mode: bool = True,
-    mp_start_method: str | None = "fork",
-) -> list[list[int]]:
-    """The indices of the lengths in each pack, group by group."""
-    from axolotl.utils.samplers import multipack
-
-    _check_lengths(sequence_lengths, (np.int32, np.int64))
-    _check_counts(bin_capacity=bin_capacity, group_size=group_size, bin_size=bin_size)
-    _check_processes(num_processes, safe_mode, mp_start_method)
-    plan = plan_packs(sequence_lengths, bin_capacity, max_rows=bin_size, group_size=group_size)
-    if num_processes is None:
-        most = min(len(sequence_lengths) // group_size, multiprocessing.cpu_count(), 16)
-        num_processes = max(1, most)
-    _log_single(multipack, num_processes)
-    return plan.tolist()
 
 
 def generate_batches(self: Any, set_stats: bool = False) -> _Batches:
@@ -181,7 +155,8 @@ def _pack(self: Any, multipack: Any) -> _Packed:
             used -= np.int32(dropped)
         elif not kept:
             raise Unfamiliar("no batch is left")
-    _log_single(multipack, min(_MOST_PROCESSES, self.num_processes or 1))
+    if (self.num_processes or 1) == 1:
+        multipack.LOG.debug("Using single process for pack_parallel, running sequentially.")
     batch_size = self.batch_size
 
     def make() -> _Batches:
@@ -219,13 +194,22 @@ def _check_sampler(self: Any, multipack: Any) -> None:
     parts = multipack.pack_parallel, type(self).generate_batches
     if not all(_is_known(part, multipack) for part in parts):
         raise Unfamiliar("other code has replaced the packing of Axolotl")
-    _check_lengths(self.lengths, (np.int32,))
+    lengths = self.lengths
+    if type(lengths) is not np.ndarray or lengths.dtype != np.int32 or lengths.ndim != 1:
+        raise Unfamiliar("the lengths are not an array of int32")
+    if (lengths < 0).any():
+        raise Unfamiliar("a length is negative")
     _check_counts(batch_max_len=self.batch_max_len, batch_size=self.batch_size)
     if not isinstance(self.drop_last, bool):
         raise Unfamiliar(f"drop_last is {self.drop_last!r}, not True or False")
     rows = self.bin_size or self.batch_max_len
     _check_counts(bin_size=rows, group_size=self.group_size)
-    _check_processes(self.num_processes or 1, self.safe_mode, self.mp_start_method)
+    # What Axolotl's pool of processes would refuse or warn about.
+    _check_counts(num_processes=self.num_processes or 1)
+    if not isinstance(self.safe_mode, bool):
+        raise Unfamiliar(f"safe_mode is {self.safe_mode!r}, not True or False")
+    if self.mp_start_method not in (None, "", *multiprocessing.get_all_start_methods()):
+        raise Unfamiliar(f"mp_start_method is {self.mp_start_method!r}")
     # What could still go wrong, a kernel that cannot be compiled, does so before the draw.
     _plan(self, self.lengths[:1])
 
@@ -235,31 +219,7 @@ def _is_known(function: Any, multipack: Any) -> bool:
     return hasattr(function, MARK) or getattr(plain, "__globals__", None) is vars(multipack)
 
 
-def _check_lengths(lengths: Any, dtypes: tuple[type, ...]) -> None:
-    if type(lengths) is not np.ndarray or lengths.ndim != 1:
-        raise Unfamiliar(f"the lengths are a {type(lengths).__name__}, not an array of integers")
-    if lengths.dtype not in dtypes:
-        raise Unfamiliar(f"the lengths are of type {lengths.dtype}")
-    if len(lengths) and lengths.min() < 0:
-        raise Unfamiliar("a length is negative")
-
-
 def _check_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if type(value) is not int or not 1 <= value <= _MOST_INT64:
             raise Unfamiliar(f"{name} is {value!r}, not a positive integer")
-
-
-def _check_processes(num_processes: Any, safe_mode: Any, mp_start_method: Any) -> None:
-    """Refuses what Axolotl's pool of processes would refuse or warn about."""
-    if num_processes is not None:
-        _check_counts(num_processes=num_processes)
-    if not isinstance(safe_mode, bool):
-        raise Unfamiliar(f"safe_mode is {safe_mode!r}, not True or False")
-    if mp_start_method and mp_start_method not in multiprocessing.get_all_start_methods():
-        raise Unfamiliar(f"mp_start_method is {mp_start_method!r}")
-
-
-def _log_single(multipack: Any, num_processes: int) -> None:
-    if num_processes == 1:
-        multipack.LOG.debug("Using single process for pack_parallel, running sequentially.")

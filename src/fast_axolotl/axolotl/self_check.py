@@ -158,8 +158,6 @@ def _describe(value: Any, path: str) -> Iterator[str]:
         yield f"{name} of {len(value)}"
         for place, item in enumerate(value):
             yield from _describe(item, f"{path}[{place}]")
-    elif hasattr(value, "to_pylist"):
-        yield f"{name} {getattr(value, 'schema', '')} {value.to_pylist()!r}"
     else:
         yield name
 

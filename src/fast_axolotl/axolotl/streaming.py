@@ -31,7 +31,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
+from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar, worker_id
 from fast_axolotl.errors import MissingExtraError
 
 try:
@@ -67,14 +67,11 @@ _DECIDING = (
 
 
 def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) -> Any:
-    """Axolotl's ``_load_streaming_dataset``: load, wrap, format.
-
-    Of several entries of ``pretraining_dataset`` Axolotl is given the first, and forgets the
-    others: here a warning says so.
-    """
+    """Axolotl's ``_load_streaming_dataset``: load, wrap, format."""
     from axolotl.utils.data import sft
 
-    _require_switch(cfg)
+    if not cfg.get("dataset_use_rust_streaming"):
+        raise NotAsked
     if cfg.accelerator_config and cfg.accelerator_config.dispatch_batches:
         raise Unfamiliar("dispatch_batches is set")
     if pretraining_config["skip"]:
@@ -101,11 +98,6 @@ def load_streaming_dataset(pretraining_config: Any, cfg: Any, tokenizer: Any) ->
         # Wrapping sets it to 1; Axolotl's own function is about to start from the beginning.
         cfg.micro_batch_size = batch_size
         raise
-    if isinstance(cfg.pretraining_dataset, list) and len(cfg.pretraining_dataset) > 1:
-        sft.LOG.warning(
-            "fast-axolotl: as in stock Axolotl, only the first of "
-            f"{len(cfg.pretraining_dataset)} entries of pretraining_dataset is read"
-        )
     return wrapped.with_format("torch")
 
 
@@ -144,9 +136,8 @@ def load_and_process_single_dataset(
     streaming: bool = False,
 ) -> tuple[Any, Any]:
     """Axolotl's ``_load_and_process_single_dataset``, for streamed datasets alone."""
-    if not streaming:
+    if not (streaming and cfg.get("dataset_use_rust_streaming")):
         raise NotAsked
-    _require_switch(cfg)
     if dataset_config.type == "_synthetic" or dataset_config.shards:
         raise Unfamiliar("the dataset is synthetic, or one of several shards")
 
@@ -200,11 +191,6 @@ def bounded_files(loaded: Any, cfg: Any) -> BoundedDataset:
     return bounded(loaded, FileRows.like(examples), buffer_bytes, identity)
 
 
-def _require_switch(cfg: Any) -> None:
-    if not cfg.get("dataset_use_rust_streaming"):
-        raise NotAsked
-
-
 def _keeps_bound(name: str) -> Callable[..., Any]:
     """The method of Hugging Face's dataset, for one that stays bounded."""
     method = getattr(IterableDataset, name)
@@ -238,14 +224,13 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
             examples = BoundedMap.like(examples, self.buffer_bytes)
         return bounded(mapped, examples, self.buffer_bytes, self.identity)
 
-    filter = _keeps_bound("filter")
-    skip = _keeps_bound("skip")
-    take = _keeps_bound("take")
-    shard = _keeps_bound("shard")  # accelerate divides the files of ranks by it
-    with_format = _keeps_bound("with_format")
-    select_columns = _keeps_bound("select_columns")
-    remove_columns = _keeps_bound("remove_columns")
-    rename_column = _keeps_bound("rename_column")
+
+# accelerate divides the files of ranks by ``shard``.
+for _name in (
+    *("filter", "skip", "take", "shard", "with_format"),
+    *("select_columns", "remove_columns", "rename_column"),
+):
+    setattr(BoundedDataset, _name, _keeps_bound(_name))
 
 
 def bounded(
@@ -536,13 +521,6 @@ def drawn_from(state: str | None, *, is_left: bool = False) -> Iterator[None]:
     finally:
         if not is_left:
             torch.set_rng_state(now)
-
-
-def worker_id() -> int | None:
-    """Of the worker of torch's loader that this process is."""
-    torch_data = sys.modules.get("torch.utils.data")
-    worker = torch_data.get_worker_info() if torch_data is not None else None
-    return None if worker is None else int(worker.id)
 
 
 def _weigh(value: Any) -> int:

@@ -14,8 +14,8 @@ corrected, with another number of processes.
 
 The folders lie in the cache of HF datasets, each locked by the process that uses it. A folder goes
 when that process ends after the prepared dataset was saved; one that a killed process left goes
-with the next preprocess if it was saved, or after a week. As with ``map``, the tokens are on disk
-once. Cost: a pass over the rows at 1 GB/s or more, and some milliseconds a shard.
+with the first preprocess after a week. As with ``map``, the tokens are on disk once. Cost: a pass
+over the rows at 1 GB/s or more, and some milliseconds a shard.
 
 Workers are forked and inherit everything: nothing is pickled, and there is no manager process. A
 worker that dies ends the whole with an error; what is finished stays.
@@ -45,7 +45,6 @@ from typing import IO, Any
 import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import LOG, MARK, Unfamiliar
-from fast_axolotl.axolotl.save_folder import take_lock
 
 _BATCH_ROWS = 1000
 """As ``map`` writes them in any case."""
@@ -55,7 +54,7 @@ _SHARDS = 64
 """Of most datasets: an interruption costs this part of the work, for each worker."""
 _MOST_SHARD_ROWS = 50_000
 _MOST_AGE_SECONDS = 7 * 24 * 3600.0
-_SAVED, _LOCK = "saved", "lock"
+_LOCK = "lock"
 _DESC = "Tokenizing Prompts"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "jinja2", "fast-axolotl")
@@ -67,6 +66,9 @@ _Job = tuple[Path, tuple[int, int]]
 
 _held: dict[Path, IO[bytes]] = {}
 """Folders that this process uses, with the lock of each."""
+
+_saved: set[Path] = set()
+"""Those whose rows are in a prepared dataset."""
 
 
 def tokenize_in_shards(
@@ -98,9 +100,7 @@ def note_saved() -> None:
 
     They stay until the process ends, since its datasets are views of these files.
     """
-    for folder in _held:
-        with suppress(OSError):
-            (folder / _SAVED).touch()
+    _saved.update(_held)
 
 
 # Shards.
@@ -247,9 +247,9 @@ def _work_folder(key: str) -> Path:
         _held[folder] = lock
         for path in folder.iterdir():
             # What a killed process had begun.
-            if path.suffix != ".arrow" and path.name not in (_LOCK, _SAVED):
+            if path.suffix != ".arrow" and path.name != _LOCK:
                 path.unlink(missing_ok=True)
-    (folder / _SAVED).unlink(missing_ok=True)
+    _saved.discard(folder)
     return folder
 
 
@@ -262,12 +262,23 @@ def _take(folder: Path) -> IO[bytes] | None:
     return None
 
 
+def take_lock(lock: int, mark: Path) -> bool | None:
+    """Lock an open file; ``False``: another has it, or removed it; ``None``: there are no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return mark.exists() and os.path.samestat(os.fstat(lock), mark.stat())
+
+
 def _remove_if_left(folder: Path) -> None:
     with suppress(OSError):
         age = time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-        if age < _MOST_AGE_SECONDS and not (folder / _SAVED).exists():
-            return
-        lock = _take(folder)
+        lock = _take(folder) if age > _MOST_AGE_SECONDS else None
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             lock.close()
@@ -278,7 +289,7 @@ def _leave(owner: int) -> None:
     if os.getpid() != owner:
         return
     for folder, lock in _held.items():
-        if (folder / _SAVED).exists():
+        if folder in _saved:
             shutil.rmtree(folder, ignore_errors=True)
         lock.close()
     _held.clear()

@@ -10,12 +10,6 @@ draws no random numbers.
 The Rust tokenizer is left in the state that the host's own call leaves it in. Encodings hold about
 150 bytes a token, so a call takes at most ``_CALL_CHARACTERS`` of text. Does not decode, pad, or
 add special tokens other than those the tokenizer itself adds.
-
-``drop_long_sequences`` is the length filter of preference datasets. Axolotl tokenises prompt,
-chosen and rejected text of every row only to count tokens, with three calls; here it is one call
-of the Rust tokenizer. Unfamiliar are: samples whose texts are no ``str`` (lists of messages),
-tokenizers with methods of their own, and a Rust tokenizer in another state than Axolotl's call
-leaves it in: that call resets it, so this happens once.
 """
 
 from __future__ import annotations
@@ -151,33 +145,3 @@ def tokenize_rows(
         ids.append(result["input_ids"])
         labels.append(result["labels"])
     return ids, labels
-
-
-def drop_long_sequences(sample: dict[str, Any], rl: Any, tokenizer: Any, sequence_len: int) -> bool:
-    """Stands in for ``axolotl.utils.data.rl._drop_long_sequences``: whether the sample stays."""
-    from axolotl.utils.schemas.enums import RLType
-
-    if rl in (RLType.GRPO, RLType.GDPO, RLType.EBFT):
-        return True
-    if rl in (RLType.DPO, RLType.IPO, RLType.ORPO, RLType.SIMPO):
-        fields = ["prompt", "chosen", "rejected"]
-    elif rl is RLType.KTO:
-        fields = ["prompt", "completion"]
-    else:
-        raise Unfamiliar(f"{rl} is an unknown kind of training")
-    texts: list[str] = []
-    for name in fields:
-        text = sample.get(name)
-        if type(text) is not str or not text:
-            raise Unfamiliar(f"the {name} of a sample is missing or not a str")
-        texts.append(text)
-    backend = check_tokenizer(tokenizer)
-    if type(sequence_len) is not int:
-        raise Unfamiliar("the sequence length is not an int")
-    if backend.truncation is not None or backend.padding is not None:
-        raise Unfamiliar("the Rust tokenizer truncates or pads")
-    if backend.encode_special_tokens != tokenizer.split_special_tokens:
-        raise Unfamiliar("the Rust tokenizer splits special tokens differently")
-    encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-    prompt, *answers = map(len, encodings)
-    return prompt + max(answers) <= sequence_len

@@ -36,7 +36,7 @@ from fast_axolotl.axolotl.data import (
     require_integers,
     require_plain,
 )
-from fast_axolotl.axolotl.filters import require_unchanging, stock_fingerprint
+from fast_axolotl.axolotl.filters import require_unchanging, set_column, stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
 from fast_axolotl.errors import MissingExtraError
@@ -173,11 +173,7 @@ def _run(
             return columns["keeps"]
         table = table.drop_columns([name for name in removed or () if name not in columns])
         for column, array in columns.items():
-            if column in table.column_names:
-                place = table.column_names.index(column)
-                table = table.set_column(place, table.field(place), array)
-            else:
-                table = table.append_column(column, array)
+            table = set_column(table, column, array)
         return table
 
     source = copy.copy(dataset)

@@ -73,10 +73,9 @@ def demo(
     """
     from fast_axolotl.cli.prove import print_protocol, run_plan
     from fast_axolotl.cli.report import check_targets, make_documents
-    from fast_axolotl.protocol.runner import write_json
-    from fast_axolotl.record.codec import to_plain
+    from fast_axolotl.record.codec import to_json, write_text
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE
-    from fast_axolotl.report.page import render_page, write_text
+    from fast_axolotl.report.page import render_page
 
     check_targets(output=output)
     folder = Path(tempfile.mkdtemp(prefix="fast-axolotl-demo-"))
@@ -93,7 +92,7 @@ def demo(
         if missing := [name for name in ("plotly", "jinja2") if find_spec(name) is None]:
             say(f"there is no HTML report, which needs pip install {' '.join(missing)}")
         else:
-            write_json(folder / "protocol" / PROTOCOL_FILE, to_plain(result))
+            write_text(folder / "protocol" / PROTOCOL_FILE, to_json(result))
             write_text(output, render_page(make_documents([folder / "protocol"])[0]))
             say(f"the report is {output}")
     finally:
@@ -120,7 +119,7 @@ def plan_demo(data: Path, pairs: int = _PAIRS) -> Plan:
     The model alone is timed first: each run gets as many steps as a verdict needs on this machine,
     whoever feeds it.
     """
-    from fast_axolotl.protocol import plan_commands
+    from fast_axolotl.protocol.plan import plan_commands
 
     model, seconds = Model(), []
     for batch in itertools.islice(plain_batches(data), _TRIAL_STEPS):

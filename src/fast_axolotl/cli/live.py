@@ -73,12 +73,9 @@ def _watch_folder(
 
     read_run(folder)  # What is no record is refused before the terminal is taken.
     display = Display(sys.stderr if as_json else sys.stdout)
-    why = follow(
+    return follow(
         lambda: read_run(folder), summarise, display, title=title, ending=ending, seconds=seconds
     )
-    if display.is_screen and not as_json:
-        display.print_last()
-    return why
 
 
 def _how_run_ended(record: RunRecord) -> str:

@@ -290,8 +290,8 @@ def batch(
     from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
     from fast_axolotl.protocol.axolotl_plan import plan_batches
     from fast_axolotl.protocol.plan import Plan, plan_arm
-    from fast_axolotl.protocol.runner import open_running, write_json
-    from fast_axolotl.protocol.sweep import run_trial
+    from fast_axolotl.protocol.runner import open_running, run_trial
+    from fast_axolotl.record.codec import to_json, write_text
     from fast_axolotl.report.terminal import protocol_progress
 
     wanted = [int(name) if name.isdecimal() else 0 for name in parse_names(micro_batches or "")]
@@ -360,7 +360,7 @@ def batch(
                 trial = run_trial(running, size, passes, target, max_steps=2, **keys)
                 found |= {"longest": trial, "longest_tokens": tokens}
                 found["longest_sentence"] = describe_longest(trial, tokens, sizes)
-    write_json(folder / "batch.json", found)
+    write_text(folder / "batch.json", to_json(found))
     print_result(found, batch_document(found), as_json=as_json)
     if chosen is None:
         raise Exit(1)

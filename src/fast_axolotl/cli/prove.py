@@ -27,7 +27,7 @@ from fast_axolotl.cli.options import (
 from fast_axolotl.errors import UsageError
 
 if TYPE_CHECKING:
-    from fast_axolotl.protocol import Plan
+    from fast_axolotl.protocol.plan import Plan
     from fast_axolotl.record.protocol_result import ProtocolResult
 
 
@@ -75,9 +75,8 @@ def protocol(
     The same command with the same --output continues an interrupted protocol. With more --pairs, it
     adds to a finished one.
     """
-    from fast_axolotl.protocol import parse_pins, plan_axolotl, plan_commands
-    from fast_axolotl.protocol.axolotl_plan import COMMAND
-    from fast_axolotl.protocol.plan import Plan, plan_arm, plan_world_sizes
+    from fast_axolotl.protocol.axolotl_plan import COMMAND, parse_pins, plan_axolotl
+    from fast_axolotl.protocol.plan import Plan, plan_arm, plan_commands, plan_world_sizes
 
     if config is not None:
         if baseline or candidate:
@@ -128,7 +127,7 @@ def protocol(
 
 def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
     """Run a protocol with a display of how far it is."""
-    from fast_axolotl.protocol import run_protocol
+    from fast_axolotl.protocol.runner import run_protocol
     from fast_axolotl.report.terminal import protocol_progress
 
     say(f"measuring into {folder}")
@@ -170,7 +169,7 @@ def compare(
     limit of --require. Exit code 4: a limit could not be checked, because a single run has no
     interval; --single compares the values themselves.
     """
-    from fast_axolotl.protocol import compare_folders, parse_check
+    from fast_axolotl.protocol.compare import compare_folders, parse_check
     from fast_axolotl.report.comparison import comparison_document
     from fast_axolotl.report.markdown import document_markdown
 

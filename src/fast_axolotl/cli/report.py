@@ -41,9 +41,9 @@ def report(
     The file contains everything it shows and works offline. You can write it while a run is still
     going on.
     """
-    from fast_axolotl.record.codec import to_json
+    from fast_axolotl.record.codec import to_json, write_text
     from fast_axolotl.report.markdown import document_markdown
-    from fast_axolotl.report.page import render_page, write_text
+    from fast_axolotl.report.page import render_page
 
     if output is None and markdown is None:
         output = _DEFAULT

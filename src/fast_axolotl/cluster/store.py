@@ -20,7 +20,7 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from fast_axolotl.axolotl.save_folder import take_lock
+from fast_axolotl.axolotl.tokenized_shards import take_lock
 from fast_axolotl.errors import DataError, UsageError
 
 

@@ -16,8 +16,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from fast_axolotl.dedupe.output import (
     GROUP_BYTES,
-    Output,
     check_target,
     decoded,
     decoded_schema,
     disk_errors,
+    whole_file,
 )
 from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
@@ -56,6 +56,7 @@ _OTHERS = 1 << 62
 """Rows of the other data are numbered so much lower: before any row of the input."""
 
 Paths = str | Path | Sequence[str | Path]
+Write = Callable[[pa.RecordBatch], None]
 Progress = Callable[[str, int, int, int], None]
 """Hears of a phase, its bytes done, its bytes in all, and its rows done."""
 
@@ -146,8 +147,8 @@ def dedupe_files(
         "infer": "scan",
         **read_options,
     }
-    if progress is not None:
-        progress("opening files", 0, 0, 0)
+    tell: Progress = progress or (lambda *_: None)
+    tell("opening files", 0, 0, 0)
     reader = open_dataset(_as_paths(inputs), **settings)
     others = None if against is None else open_dataset(_as_paths(against), **settings)
     files = [*reader.files, *(others.files if others is not None else ())]
@@ -158,18 +159,16 @@ def dedupe_files(
     key = _key_schema(reader, others, columns)
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
     limit = memory_budget - working_bytes
-    with closing(_Run(key, folder, limit, num_threads, progress)) as run, ExitStack() as stack:
-        run.writer = stack.enter_context(Output(target, reader.schema, group_bytes))
-        outputs = [run.writer]
+    with ExitStack() as stack:
+        write = stack.enter_context(whole_file(target, reader.schema, group_bytes))
+        write_dropped = None
         if listing is not None:
             listed = _report_schema(decoded_schema(reader.schema))
-            run.dropped = stack.enter_context(Output(listing, listed, group_bytes))
-            outputs.insert(0, run.dropped)
+            write_dropped = stack.enter_context(whole_file(listing, listed, group_bytes))
+        place = tempfile.TemporaryDirectory(prefix=".fast-axolotl-", dir=folder)
+        spill = Spill(Path(stack.enter_context(place)), limit=limit)
+        run = _Run(key, limit, num_threads, spill, write, write_dropped, tell)
         run.work(reader, others)
-        for item in outputs:
-            item.finish()
-        for item in outputs:
-            item.publish()
     seconds = time.perf_counter() - started
     return DedupeSummary(
         rows_in=run.rows_in,
@@ -185,36 +184,36 @@ def dedupe_files(
         seconds=seconds,
         rows_per_second=run.rows_in / seconds if seconds else None,
         state_bytes=run.state_bytes,
-        spilled_bytes=0 if run.spill is None else run.spill.num_bytes,
+        spilled_bytes=spill.num_bytes,
         output=str(target),
         report=None if listing is None else str(listing),
     )
 
 
+@dataclass
 class _Run:
     """One run over the data: decides rows in memory while they fit, then only writes them down."""
 
-    def __init__(
-        self,
-        key: pa.Schema,
-        folder: Path,
-        limit: int,
-        num_threads: int,
-        progress: Progress | None,
-    ) -> None:
-        self._key = key
-        self._key_types = [plain_type(field.type) for field in key]
-        self._folder, self._limit, self._num_threads = folder, limit, num_threads
-        self._progress = progress
-        self._seen = SeenRows(num_threads)
-        self._secret = self._seen.secret
-        self.writer: Output
-        self.dropped: Output | None = None
-        self.spill: Spill | None = None
-        self.state_bytes = 0
-        """The most that the set has held."""
-        self.rows_in = self.rows_out = self.of_others = self.rejected = 0
-        self.rejections: list[Rejection] = []
+    key: pa.Schema
+    limit: int
+    """What the set of rows seen may take."""
+    num_threads: int
+    spill: Spill
+    write: Write
+    write_dropped: Write | None
+    tell: Progress
+    rows_in: int = 0
+    rows_out: int = 0
+    of_others: int = 0
+    rejected: int = 0
+    rejections: list[Rejection] = field(default_factory=list)
+    state_bytes: int = 0
+    """The most that the set has held."""
+
+    def __post_init__(self) -> None:
+        self.seen: SeenRows | None = SeenRows(self.num_threads)
+        """``None`` once it no longer fits."""
+        self.secret = self.seen.secret
 
     def work(self, reader: Reader, others: Reader | None) -> None:
         """Writes the rows that come for the first time."""
@@ -222,26 +221,23 @@ class _Run:
             for batch, start in self._batches(others, "reading the rows to remove"):
                 self._firsts(batch, np.arange(start, start + batch.num_rows) - _OTHERS)
             self._note_rejections(others)
-        decided, state = 0, None
+        row, state = 0, reader.state_dict()
         for batch, start in self._batches(reader, "reading"):
             self.rows_in = start + batch.num_rows
             firsts = self._firsts(batch, np.arange(start, self.rows_in))
             if firsts is not None:
                 self._write(batch, start, firsts)
-                decided = self.rows_in
-                if self.spill is not None:
+                row = self.rows_in
+                if self.seen is None:
                     state = reader.state_dict()  # where memory ran out
         self._note_rejections(reader)
-        if self.spill is None or decided == self.rows_in:
+        if row == self.rows_in:
             return
-        if self._progress is not None:
-            self._progress("finding duplicates on disk", 0, 0, self.rows_in)
+        self.tell("finding duplicates on disk", 0, 0, self.rows_in)
         with disk_errors(self.spill.folder):
             self.spill.resolve()
-        if state is not None:
-            reader.load_state_dict(state)
-        row = decided
-        for batch, start in self._batches(reader, "writing", decided):
+        reader.load_state_dict(state)
+        for batch, start in self._batches(reader, "writing", row):
             row = start + batch.num_rows
             if row > self.rows_in:
                 break
@@ -252,33 +248,26 @@ class _Run:
                 "the second read; run again when nothing writes to it"
             )
 
-    def close(self) -> None:
-        """Removes what is on disk."""
-        if self.spill is not None:
-            self.spill.close()
-
     def _firsts(self, batch: pa.RecordBatch, numbers: Any) -> Any:
         """The number of the first row like each, or ``None`` where that is found out later."""
-        keys = batch.select(self._key.names)
-        if [plain_type(field.type) for field in keys.schema] != self._key_types:
+        keys = batch.select(self.key.names)
+        if [*map(plain_type, keys.schema.types)] != [*map(plain_type, self.key.types)]:
             try:
-                table = conform(pa.Table.from_batches([keys]), self._key)
+                table = conform(pa.Table.from_batches([keys]), self.key)
             except TypeClash as clash:
                 raise _conflict(clash) from None
             keys = table.combine_chunks().to_batches()[0]
-        digests = digest_batch(keys, self._secret, self._num_threads)
-        with disk_errors(self._folder):
-            if self.spill is not None:
+        digests = digest_batch(keys, self.secret, self.num_threads)
+        with disk_errors(self.spill.folder):
+            if self.seen is None:
                 self.spill.add(digests, numbers)
                 return None
-            firsts = self._seen.enter(digests, numbers)
-            self.state_bytes = max(self.state_bytes, self._seen.num_bytes)
-            if self._seen.num_bytes > self._limit:
-                folder = tempfile.mkdtemp(prefix=".fast-axolotl-", dir=self._folder)
-                self.spill = Spill(Path(folder), limit=self._limit)
-                for entered, rows in self._seen.entries():
+            firsts = self.seen.enter(digests, numbers)
+            self.state_bytes = max(self.state_bytes, self.seen.num_bytes)
+            if self.seen.num_bytes > self.limit:
+                for entered, rows in self.seen.entries():
                     self.spill.add(entered, rows)
-                self._seen = SeenRows(num_threads=1)  # lets go of the full one
+                self.seen = None
         return firsts
 
     def _note_rejections(self, reader: Reader) -> None:
@@ -293,17 +282,16 @@ class _Run:
             yield batch, start
             start += batch.num_rows
             pa.default_memory_pool().release_unused()
-            if self._progress is not None:
-                self._progress(phase, reader.stats.num_bytes, reader.num_bytes, start)
+            self.tell(phase, reader.stats.num_bytes, reader.num_bytes, start)
 
     def _write(self, batch: pa.RecordBatch, start: int, firsts: Any) -> None:
         numbers = np.arange(start, start + batch.num_rows)
         new = firsts == numbers
-        self.writer.write(take_rows(batch, np.flatnonzero(new)))
+        self.write(take_rows(batch, np.flatnonzero(new)))
         self.rows_out += int(np.count_nonzero(new))
         self.of_others += int(np.count_nonzero(firsts < 0))
         repeated = np.flatnonzero(~new)
-        if self.dropped is not None and len(repeated):
+        if self.write_dropped is not None and len(repeated):
             rows, originals = decoded(take_rows(batch, repeated)), firsts[repeated]
             of_others = originals < 0
             columns = [
@@ -313,7 +301,7 @@ class _Run:
                 pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)),
             ]
             listed = pa.RecordBatch.from_arrays(columns, schema=_report_schema(rows.schema))
-            self.dropped.write(listed)
+            self.write_dropped(listed)
 
 
 def _report_schema(schema: pa.Schema) -> pa.Schema:
@@ -339,19 +327,16 @@ def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | 
     names = column_names(others.schema, names, "the dataset to compare with")
     theirs = pa.schema([others.schema.field(name) for name in names])
     for name in names:
-        if _is_json(key.field(name)) != _is_json(theirs.field(name)):
-            raise _conflict(TypeClash(name, key.field(name).type, theirs.field(name).type))
-    if [plain_type(field.type) for field in key] == [plain_type(field.type) for field in theirs]:
+        # Values of several kinds are held as JSON text, which no plain value equals.
+        ours, other = key.field(name).type, theirs.field(name).type
+        if (ours == MIXED) != (other == MIXED):
+            raise _conflict(TypeClash(name, ours, other))
+    if [*map(plain_type, key.types)] == [*map(plain_type, theirs.types)]:
         return key
     try:
         return join_schemas(key, theirs)
     except TypeClash as clash:
         raise _conflict(clash) from None
-
-
-def _is_json(field: pa.Field) -> bool:
-    """Whether values of several kinds are held as JSON text, which no plain value equals."""
-    return bool(field.type == MIXED)
 
 
 def _conflict(clash: TypeClash) -> ConflictError:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import re
 from binascii import unhexlify
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any, TypeAlias, overload
 
@@ -44,7 +43,6 @@ _TASK_BYTES = 1 << 20
 """What one thread takes at a time: half a millisecond, ten times the price of a thread."""
 _ROW_BYTES = 64
 """What a row costs beside its length, in bytes hashed: half a block of padding, and its lane."""
-_TASKS_PER_THREAD = 8
 _DIGEST = pa.binary(_DIGEST_BYTES)
 _HEX_DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -211,24 +209,15 @@ def _hash_column(column: pa.Array, num_threads: int) -> pa.Array:
             digest = sha256(data[offsets[row] : offsets[row + 1]].data).digest()
             digests[row] = np.frombuffer(digest, np.uint8)
 
+    def hash_short(start: int, stop: int) -> None:
+        hash_rows(data, offsets, start, stop, longest, digests.reshape(-1).view(np.uint32))
+
+    threads = num_threads or usable_cores()
     count = 1 + int(lengths[long_rows].sum()) // _TASK_BYTES
-    tasks: list[Callable[[], Any]] = [
-        partial(hash_long, *edges) for edges in slices(len(long_rows), count)
-    ]
+    spread(hash_long, slices(len(long_rows), count), threads)
     if len(long_rows) < len(lengths):
-        words = digests.reshape(-1).view(np.uint32)
         count = 1 + (int(offsets[-1] - offsets[0]) + _ROW_BYTES * len(lengths)) // _TASK_BYTES
-        tasks += [
-            partial(hash_rows, data, offsets, start, stop, longest, words)
-            for start, stop in slices(len(lengths), count)
-        ]
-
-    def run_some(start: int, stop: int) -> None:
-        for task in tasks[start:stop]:
-            task()
-
-    threads = num_threads or (usable_cores() if len(tasks) > 1 else 1)
-    spread(run_some, slices(len(tasks), threads * _TASKS_PER_THREAD), threads)
+        spread(hash_short, slices(len(lengths), count), threads)
     buffers = [None, pa.py_buffer(digests)]
     hashed = pa.FixedSizeBinaryArray.from_buffers(_DIGEST, len(column), buffers)
     return pc.if_else(column.is_valid(), hashed, None) if column.null_count else hashed

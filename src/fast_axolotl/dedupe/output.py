@@ -1,8 +1,7 @@
 """Write batches to a file that appears whole or not at all.
 
-Rows go to a hidden file beside the target, which ``publish`` renames over it; what was not
-published is removed. Parquet, Arrow (the file form) and JSON lines, the last also with gzip or zstd
-around it.
+Rows go to a hidden file beside the target, which is renamed over it at the end. Parquet, Arrow (the
+file form) and JSON lines, the last also with gzip or zstd around it.
 
 JSON lines are made by Python and are the slow one. Dates, times and decimals become text there;
 bytes have no form in JSON and are refused. Dictionary columns are written as plain ones, since an
@@ -64,45 +63,31 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-class Output:
-    """A target file in the making; ``with`` removes what was not published."""
+@contextlib.contextmanager
+def whole_file(
+    path: Path, schema: pa.Schema, group_bytes: int
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """A function that writes batches to a file, which is there at the end of the block."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with disk_errors(path):
+            writer = _writer_for(path, "output", group_bytes)(beside, decoded_schema(schema))
 
-    def __init__(self, path: Path, schema: pa.Schema, group_bytes: int = GROUP_BYTES) -> None:
-        self._path = path
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        self._is_open = False
-        try:
+        def write(batch: pa.RecordBatch) -> None:
             with disk_errors(path):
-                make = _writer_for(path, "output", group_bytes)
-                self._writer = make(self._beside, decoded_schema(schema))
+                writer.write(decoded(batch))
+
+        try:
+            yield write
         except BaseException:
-            self._beside.unlink(missing_ok=True)
-            raise
-        self._is_open = True
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_open:
             with contextlib.suppress(OSError, pa.ArrowException):
-                self._writer.close()
-        self._beside.unlink(missing_ok=True)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        with disk_errors(self._path):
-            self._writer.write(decoded(batch))
-
-    def finish(self) -> None:
-        """Everything is on disk after this, under the hidden name."""
-        with disk_errors(self._path):
-            self._is_open = False
-            self._writer.close()
-
-    def publish(self) -> None:
-        """The target is there after this."""
-        with disk_errors(self._path):
-            self._beside.replace(self._path)
+                writer.close()
+            raise
+        with disk_errors(path):
+            writer.close()
+            beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _writer_for(

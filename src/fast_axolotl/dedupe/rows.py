@@ -26,8 +26,8 @@ from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import usable_cores
 
-_DECODED_BYTES = 32 * 1024 * 1024
-"""What of a dictionary column is decoded at a time."""
+_ROWS_AT_ONCE = 131_072
+"""A dictionary column of long values is decoded for so many rows at a time."""
 
 
 def unique_rows(
@@ -62,7 +62,7 @@ def unique_rows(
             f"earlier tables have the columns {known}, and this one has {here}; cast it, or use "
             "another SeenRows"
         )
-    digests = [digest_batch(batch, seen.secret) for batch in table.to_batches()]
+    digests = [digest_batch(batch, seen.secret) for batch in table.to_batches(_ROWS_AT_ONCE)]
     joined = digests[0] if len(digests) == 1 else np.concatenate([*digests, np.zeros(0, np.uint64)])
     numbers = seen.number(table.num_rows)
     return np.flatnonzero(seen.enter(joined, numbers) == numbers)
@@ -71,12 +71,8 @@ def unique_rows(
 def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> Any:
     """The digests of whole rows, two words each."""
     threads = num_threads or usable_cores()
-    step = _rows_at_once(batch)
-    if step >= batch.num_rows:
-        parts = [part for column in batch.columns for part in parts_of(column, secret, threads)]
-        return digests_of(parts, batch.num_rows, secret, threads)
-    pieces = (batch.slice(start, step) for start in range(0, batch.num_rows, step))
-    return np.concatenate([digest_batch(piece, secret, threads) for piece in pieces])
+    parts = [part for column in batch.columns for part in parts_of(column, secret, threads)]
+    return digests_of(parts, batch.num_rows, secret, threads)
 
 
 def take_rows(batch: pa.RecordBatch, rows: Any) -> pa.RecordBatch:
@@ -95,20 +91,6 @@ def take_rows(batch: pa.RecordBatch, rows: Any) -> pa.RecordBatch:
             ]
             columns.append(pa.concat_arrays(runs) if runs else column.slice(0, 0))
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def _rows_at_once(batch: pa.RecordBatch) -> int:
-    """How many rows may be decoded at a time.
-
-    A dictionary holds each value once, and the decoded column as often as it comes.
-    """
-    dictionaries = [
-        column.dictionary
-        for column in batch.columns
-        if isinstance(column, pa.DictionaryArray) and len(column.dictionary)
-    ]
-    row_bytes = sum(values.nbytes / len(values) for values in dictionaries)
-    return max(1, int(_DECODED_BYTES / row_bytes)) if row_bytes else max(1, batch.num_rows)
 
 
 def column_names(schema: pa.Schema, columns: Sequence[str] | None, side: str) -> list[str]:

@@ -11,7 +11,6 @@ second pass over the rows reads each in order. Disk: 24 bytes a row, plus 16 for
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ class _Run(NamedTuple):
 
 
 class Spill:
-    """Records on disk, in a folder that ``close`` removes."""
+    """Records on disk, in a folder that the caller makes and removes."""
 
     def __init__(self, folder: Path, *, limit: int) -> None:
         self.folder = folder
@@ -56,8 +55,8 @@ class Spill:
         """Written to disk so far."""
 
     def add(self, digests: Any, numbers: Any) -> None:
-        """Takes rows by their digests, two words each; of equal rows, the first that is added has
-        the smallest number."""
+        """Takes rows by their digests, two words each; of equal ones, that of the smallest number
+        first."""
         pairs = digests.reshape(-1, 2)
         for start in range(0, len(numbers), self._run_rows):
             stop = min(len(numbers), start + self._run_rows)
@@ -109,10 +108,6 @@ class Spill:
         numbers, firsts = np.concatenate([none, *self._pairs], axis=1)
         order = np.argsort(numbers)
         return numbers[order], firsts[order]
-
-    def close(self) -> None:
-        """Removes everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _flush(self) -> None:
         if not self._held:

@@ -74,16 +74,13 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         if self._is_logging and self._step % max(1, trainer.log_every_n_steps) == 0:
             pl_module.log_dict(log_figures(self.meter), on_step=True, on_epoch=False)
 
-    @never_raises
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a span: validation is not training."""
-        if self._watch is not None and not self._span_name:
-            self._begin_span("evaluate")
+        self._enter("evaluate")
 
-    @never_raises
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End the span of the validation."""
-        self._end_span()
+        self._leave()
 
     @never_raises
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -105,7 +102,7 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         """Whether it is the training loader's, where there is one, outside of a validation."""
         # The loader may be made anew for an epoch, so it is looked up every time.
         known = getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
-        return not self._span_name and (known is None or dataset is known)
+        return not self._depth and (known is None or dataset is known)
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; the trainer's own ``save_checkpoint`` is back."""

@@ -110,14 +110,13 @@ def window_of(
     is_seen = world_size < 2 or bool(collectives)
     if not is_seen:
         reason = f"the profiler saw no known communication between the {world_size} ranks"
-        reasons |= dict.fromkeys(("communication_seconds", "exposed_communication_seconds"), reason)
+        reasons["exposed_communication_seconds"] = reason
     exposed = busy([*collectives, *work]) - busy(work)
     return ProfileWindow(
         **known,
         steps=steps,
         wall_seconds=(window[1] - window[0]) * _NANO,
         device_idle_seconds=idle_seconds,
-        communication_seconds=busy(collectives) * _NANO if is_seen else None,
         exposed_communication_seconds=exposed * _NANO if is_seen else None,
         collectives=tuple(round((event.end - event.start) * _NANO, 7) for event in begun),
         num_collectives=len(begun),

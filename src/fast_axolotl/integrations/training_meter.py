@@ -98,15 +98,18 @@ class TrainingMeter:
         """Of the trainings so far."""
         self._watch: TorchWatch | None = None
         """The hooks of the training at work; ``None`` where there is none."""
-        self._span_name = ""
-        """Of the span that is open."""
-        self._is_logging = log
-        self._peak_tflops = peak_tflops
-        self._profile_steps = profile_steps
-        self._data_paths = tuple(data_paths)
-        self._sample_system = sample_system
-        self._settings = dict(settings or {})
+        self._depth = 0
+        """Spans that have begun, one inside another."""
         self._span: AbstractContextManager[Any] | None = None
+        """The outermost of them."""
+        self._is_logging = log
+        self._profile_steps = profile_steps
+        self._options: dict[str, Any] = {
+            "peak_tflops": peak_tflops,
+            "data_paths": tuple(data_paths),
+            "sample_system": sample_system,
+        }
+        self._settings = dict(settings or {})
         self._prepare()
 
     def _prepare(self) -> None:
@@ -141,10 +144,8 @@ class TrainingMeter:
             rank=rank,
             accumulation=accumulation,
             told_steps=True,
-            peak_tflops=self._peak_tflops,
-            data_paths=self._data_paths,
-            sample_system=self._sample_system,
             error_at_exit=GIVEN_UP,
+            **self._options,
         )
         attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
         known = {**(settings or {}), **({"attn_implementation": attention} if attention else {})}
@@ -161,16 +162,20 @@ class TrainingMeter:
         )
         self._watch.start()
 
-    def _begin_span(self, name: str) -> None:
-        """Time that is no training begins."""
-        assert self.meter is not None
-        self._span_name, self._span = name, self.meter.span(name)
-        self._span.__enter__()
+    @never_raises
+    def _enter(self, name: str) -> None:
+        """Time that is no training begins, without training fetches."""
+        self._depth += 1
+        if self._depth == 1 and self._watch is not None and self.meter is not None:
+            self._span = self.meter.span(name)
+            self._span.__enter__()
 
-    def _end_span(self) -> None:
-        """Training goes on; nothing happens where no span is open."""
-        span, self._span, self._span_name = self._span, None, ""
-        if span is not None:
+    @never_raises
+    def _leave(self) -> None:
+        """It is over: training goes on, where it was not inside another."""
+        self._depth = max(0, self._depth - 1)
+        if not self._depth and self._span is not None:
+            span, self._span = self._span, None
             span.__exit__(None, None, None)
 
     def _finish(self) -> None:
@@ -191,7 +196,8 @@ class TrainingMeter:
 
     def _close(self, reason: Any, error: str = "") -> None:
         """Let go of torch and end the record; nothing happens where both have been done."""
-        self._end_span()
+        self._depth = 0
+        self._leave()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()

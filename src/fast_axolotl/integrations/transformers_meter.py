@@ -42,7 +42,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     def _prepare(self) -> None:
         self._thread = 0
         self._dataset: Any = None
-        self._depth = 0
         _hook_transformers()
 
     @never_raises
@@ -123,31 +122,14 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         """Whether a training is at work in this very thread."""
         return self._watch is not None and self._thread == threading.get_ident()
 
-    @never_raises
-    def _enter(self, name: str) -> None:
-        """Time that is no training begins, without training fetches."""
-        self._depth += 1
-        if self._depth == 1 and self._watch is not None:
-            self._begin_span(name)
-
-    @never_raises
-    def _leave(self) -> None:
-        """It is over."""
-        self._depth = max(0, self._depth - 1)
-        if not self._depth:
-            self._end_span()
-
     def _is_training(self, dataset: Any) -> bool:
         """Whether it is the training loader's, outside of an evaluation."""
-        if self._depth:
-            return False
-        return self._dataset is None or dataset is self._dataset
+        return not self._depth and (self._dataset is None or dataset is self._dataset)
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; spans are no longer of interest."""
         if self in _ACTIVE:
             _ACTIVE.remove(self)
-        self._depth = 0
         super()._close(reason, error)
 
 

@@ -19,11 +19,7 @@ from typing import NamedTuple
 
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.record import thresholds
-from fast_axolotl.record.units import (
-    count_words,
-    format_bytes,
-    format_share,
-)
+from fast_axolotl.record.units import count_words, format_bytes, format_share
 
 MOST_READ_AHEAD = 16
 """Batches a worker reads ahead before that is the first thing to lower where memory is short."""
@@ -123,14 +119,6 @@ def see_fetches(evidence: Evidence) -> str:
     )
 
 
-def profile(evidence: Evidence) -> str:
-    """Make communication visible; where a window did not, by comparing with one rank."""
-    reason = evidence.figures.reasons.get("exposed_communication_fraction", "")
-    if reason and not reason.startswith("no profiler window"):
-        return f"Also measure one rank, and compare both with fast-axolotl scale: {reason}."
-    return "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
-
-
 def lower_working_set(evidence: Evidence) -> str:
     """Take less memory."""
     source, share = evidence.source, evidence.figures.limit_share
@@ -171,7 +159,9 @@ def read_less(evidence: Evidence) -> str:
 
 
 def talk_less(evidence: Evidence) -> Action:
-    """Communicate less often, or less."""
+    """Communicate less often, or less; where most of it is waiting, even the ranks out."""
+    if evidence.is_skewed:
+        return even_out(evidence)
     source, exposed = evidence.source, evidence.exposed
     stage, is_fsdp = evidence.number("deepspeed_stage") or 0, bool(evidence.setting("fsdp"))
     if not is_fsdp and stage < 2:
@@ -272,16 +262,26 @@ def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
 # What to do about time beside the steps.
 
 
-def save_less(evidence: Evidence) -> str:
-    """Fewer, smaller or concurrent checkpoints."""
-    less_often = _less_often(evidence, "checkpoint", "save")
-    return f"Save less often: {less_often}. Or {_of(_SAVE_LESS, evidence.source)}."
-
-
-def evaluate_less(evidence: Evidence) -> str:
-    """Fewer or shorter evaluations."""
-    less_often = _less_often(evidence, "evaluation", "eval")
-    return f"Evaluate less often: {less_often}. Or evaluate on fewer rows."
+def lose_less(evidence: Evidence, part: str) -> str:
+    """Fewer, smaller or concurrent checkpoints and evaluations; do once what is done before every
+    run; go on without reading what was read before."""
+    source, prepare = evidence.source, _of(_PREPARE, evidence.source)
+    if part == "checkpoint":
+        less_often = _less_often(evidence, part, "save")
+        return f"Save less often: {less_often}. Or {_of(_SAVE_LESS, source)}."
+    if part == "evaluation":
+        less_often = _less_often(evidence, part, "eval")
+        return f"Evaluate less often: {less_often}. Or evaluate on fewer rows."
+    if part == "resume" and source == "axolotl":
+        return f"Train on a prepared dataset, whose rows are skipped without being read: {prepare}."
+    if part == "resume":
+        return (
+            "Use a reader that resumes where it stopped: fast_axolotl.open_dataset, with "
+            "state_dict and load_state_dict."
+        )
+    if evidence.setting("dataset_is_prepared"):
+        return "Keep the model files on a local disk (HF_HOME): the dataset is already prepared."
+    return f"Prepare the data once: {prepare}."
 
 
 def _less_often(evidence: Evidence, part: str, verb: str) -> str:
@@ -297,40 +297,43 @@ def _less_often(evidence: Evidence, part: str, verb: str) -> str:
     return f"leave {times} times as many steps in between"
 
 
-def start_faster(evidence: Evidence) -> str:
-    """Do once what is done before every run."""
-    if evidence.setting("dataset_is_prepared"):
-        return "Keep the model files on a local disk (HF_HOME): the dataset is already prepared."
-    return f"Prepare the data once: {_of(_PREPARE, evidence.source)}."
-
-
-def resume_faster(evidence: Evidence) -> str:
-    """Go on without reading what was read before."""
-    if evidence.source == "axolotl":
-        prepare = _PREPARE["axolotl"]
-        return f"Train on a prepared dataset, whose rows are skipped without being read: {prepare}."
-    return (
-        "Use a reader that resumes where it stopped: fast_axolotl.open_dataset, with state_dict "
-        "and load_state_dict."
-    )
-
-
 # What to do about late data.
 
 
 def feed(evidence: Evidence) -> Action:
     """What to change for waits by rate, in bursts, or once in a while."""
-    figures = evidence.figures
-    is_packing = evidence.setting("sample_packing") and _is_stock_stream(evidence)
-    follows_files = figures.stall_period_of in ("epoch", "shard")
-    if is_packing and evidence.pattern in ("burst", "periodic") and not follows_files:
-        # Axolotl packs so many rows of a stream, then so many more.
-        return Action(
-            f"Make the next packs in less time: {_ACCELERATE}.",
-            possible_gain(evidence.stall),
+    figures, follows = evidence.figures, evidence.figures.stall_period_of
+    everything = possible_gain(evidence.stall)
+    if evidence.pattern == "rate":
+        return _speed_up(evidence)
+    if follows not in ("epoch", "shard"):
+        if evidence.setting("sample_packing") and _is_stock_stream(evidence):
+            # Axolotl packs so many rows of a stream, then so many more.
+            return Action(f"Make the next packs in less time: {_ACCELERATE}.", everything)
+        if evidence.pattern == "burst":
+            return _deepen(evidence)
+    # Make the unit of work behind a rare, long wait smaller.
+    gain = possible_gain(evidence.stall * figures.waits_by_cause.get(follows, 1.0))
+    rows = figures.stall_period_rows
+    if follows == "shard":
+        return Action("Write the data in smaller shards: each wait comes with a new shard.", gain)
+    if follows == "epoch":
+        text = (
+            "Find out what happens when an epoch begins (shuffling, opening files, planning "
+            "packs); do it in advance, or less often with more rows per epoch."
         )
-    actions = {"burst": _deepen, "periodic": _spread}
-    return actions.get(evidence.pattern, _speed_up)(evidence)
+        if evidence.number("num_workers") and not evidence.setting("persistent_workers"):
+            text = "Each epoch starts new workers: train on more rows per epoch."
+            if evidence.source != "axolotl":  # it has no setting that keeps them
+                keep = _name(evidence.source, persistent_workers=True)
+                text = f"Keep the workers between epochs: {keep}."
+        return Action(text, gain)
+    unit = f"about every {rows:,.0f} samples" if rows is not None else "at these distances"
+    return Action(
+        f"Find out what happens {unit} (map(batched=True) in datasets takes 1,000 rows at a time, "
+        "batch_size=100 takes fewer; or a shuffle buffer, a row group) and make that unit smaller.",
+        gain,
+    )
 
 
 def _is_stock_stream(evidence: Evidence) -> bool:
@@ -347,8 +350,8 @@ def _speed_up(evidence: Evidence) -> Action:
     causes = evidence.figures.waits_by_cause
     stall = min(evidence.stall * max(0.0, 1.0 - causes.get("epoch", 0.0)), 0.95)
     all_of_it = possible_gain(stall)
-    throttled = evidence.figures.cpu_throttled_share
-    if throttled is not None and throttled >= thresholds.CPU_LOST:
+    throttled = evidence.figures.cpu_throttled_share or 0.0
+    if throttled >= thresholds.CPU_LOST:
         return Action(
             "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu): it withholds "
             f"{format_share(throttled)} of the CPU time, so more workers do not help.",
@@ -409,8 +412,7 @@ def _speed_up(evidence: Evidence) -> Action:
 def _deepen(evidence: Evidence) -> Action:
     """A queue that holds as many batches as come between two waits."""
     figures, workers = evidence.figures, evidence.number("num_workers")
-    period, stall = figures.stall_period_fetches or 0.0, min(evidence.stall, 0.95)
-    wanted = round(period)
+    wanted, stall = round(figures.stall_period_fetches or 0.0), min(evidence.stall, 0.95)
     is_deep = figures.queue_capacity is not None and figures.queue_capacity >= wanted
     # Axolotl does not give its streams a prefetch factor: only workers make their queue deeper.
     if is_deep or (evidence.source == "axolotl" and evidence.is_stream):
@@ -428,31 +430,6 @@ def _deepen(evidence: Evidence) -> Action:
     return Action(
         f"Set {_name(evidence.source, **values)}; {ready} batches are then ready and hide waits "
         f"that come about every {wanted:,} fetches.",
-        gain,
-    )
-
-
-def _spread(evidence: Evidence) -> Action:
-    """Make the unit of work behind a rare, long wait smaller."""
-    source, figures = evidence.source, evidence.figures
-    follows, rows = figures.stall_period_of, figures.stall_period_rows
-    gain = possible_gain(evidence.stall * figures.waits_by_cause.get(follows, 1.0))
-    if follows == "shard":
-        return Action("Write the data in smaller shards: each wait comes with a new shard.", gain)
-    if follows == "epoch":
-        text = (
-            "Find out what happens when an epoch begins (shuffling, opening files, planning "
-            "packs); do it in advance, or less often with more rows per epoch."
-        )
-        if evidence.number("num_workers") and not evidence.setting("persistent_workers"):
-            text = "Each epoch starts new workers: train on more rows per epoch."
-            if source != "axolotl":  # it has no setting that keeps them
-                text = f"Keep the workers between epochs: {_name(source, persistent_workers=True)}."
-        return Action(text, gain)
-    unit = f"about every {rows:,.0f} samples" if rows is not None else "at these distances"
-    return Action(
-        f"Find out what happens {unit} (map(batched=True) in datasets takes 1,000 rows at a time, "
-        "batch_size=100 takes fewer; or a shuffle buffer, a row group) and make that unit smaller.",
         gain,
     )
 

@@ -23,7 +23,7 @@ import itertools
 import math
 import sys
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,14 +92,14 @@ class BatchCount:
 class BatchCounter:
     """Counts batches, and remembers why something could not be counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_reason: Callable[[str, str], None] | None = None) -> None:
         self.pad_token_id: int | None = None
         """What rows are filled up with, where batches come without a mask (Axolotl's packs)."""
         self.reasons: dict[str, str] = {}
-        """New reasons, by the name of the figure; the caller takes them out."""
+        """Why something is missing, by the name of the figure."""
+        self._on_reason = on_reason
         self._waiting: list[tuple[dict[str, Any], Any, BatchCount, bool]] = []
         """What counting needs of a batch, its shape, where counts go, whether to look closer."""
-        self._told: set[str] = set()
         self._num_batches = 0
 
     def count(self, batch: Any, *, is_patient: bool = False) -> BatchCount:
@@ -145,11 +145,6 @@ class BatchCounter:
                 self._note_failure(error)
                 found.real_tokens = found.trainable_tokens = found.padded_tokens = None
 
-    def take_reasons(self) -> dict[str, str]:
-        """The reasons that are new since the last time."""
-        found, self.reasons = self.reasons, {}
-        return found
-
     def _note_failure(self, error: Exception) -> None:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         short = text if len(text) <= _MOST_ERROR_TEXT else f"{text[:_MOST_ERROR_TEXT]}…"
@@ -158,9 +153,10 @@ class BatchCounter:
     def _note(self, sentence: str, *figures: str) -> None:
         """Remember why figures are missing: the first sentence for each counts."""
         for figure in figures:
-            if figure not in self._told:
-                self._told.add(figure)
+            if figure not in self.reasons:
                 self.reasons[figure] = sentence
+                if self._on_reason is not None:
+                    self._on_reason(figure, sentence)
 
     def _count_arrays(
         self, batch: Mapping[str, Any], shape: Any, found: BatchCount, *, is_looked_at: bool
@@ -180,7 +176,7 @@ class BatchCounter:
             found.real_tokens = found.padded_tokens
         elif mask is None:
             self._note(_PACKED_WITHOUT_MASK, "tokens_per_second")
-            if "rows_per_second" not in self._told and _count_starts(positions, None) > shape[0]:
+            if "rows_per_second" not in self.reasons and _count_starts(positions, None) > shape[0]:
                 self._note(_PACKED_ROWS, "rows_per_second")
         if mask is not None:
             found.real_tokens = _count_nonzero(mask)

@@ -26,9 +26,9 @@ from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
 from fast_axolotl.measure.events import DeviceEvents, EventPair
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import Step
-from fast_axolotl.record import Histogram, SlowFetch, StepBlock
+from fast_axolotl.record import Histogram, StepBlock
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.schema import COUNTED, PhaseName
+from fast_axolotl.record.schema import COUNTED, PhaseName, SlowFetch
 from fast_axolotl.record.waits import WaitTotals, encode_waits
 
 _FOLD_EVERY_STEPS = 64

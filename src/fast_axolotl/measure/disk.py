@@ -21,9 +21,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fast_axolotl.measure.processes import read_io
@@ -62,48 +62,21 @@ def probe_capacity(
     if not files:
         return replace(found, reason=reason)
     blocks = ((file, at) for file in files for at in range(0, file.stat().st_size, _MEBIBYTE))
-    before = read_io("self", proc=proc)
-    reads = _read_blocks(itertools.islice(blocks, max_bytes // _MEBIBYTE), max_seconds, clock)
-    after = read_io("self", proc=proc)
-    if reads.refusal:
-        reason = f"the system refused to read {path} with O_DIRECT: {reads.refusal}"
-    elif not reads.num_bytes or reads.seconds <= 0:
-        reason = f"no read of {path} returned within {max_seconds:g} s"
-    elif before and after and after[0] - before[0] < _COUNTED_SHARE * reads.num_bytes:
-        reason = (
-            f"reads of {path} do not count as disk reads of the process, so there is nothing to "
-            "compare with"
-        )
-    if reason:
-        return replace(found, reason=reason)
-    return replace(found, bytes_per_second=reads.num_bytes / reads.seconds)
-
-
-@dataclass(slots=True)
-class _Reads:
-    """What several threads read together."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
-    """From the start to the end of the last read."""
-    refusal: str = ""
-
-
-def _read_blocks(
-    blocks: Iterator[tuple[Path, int]], max_seconds: float, clock: Callable[[], float]
-) -> _Reads:
-    """Read blocks of files until there are no more of them, or the time is up."""
-    found, lock, start = _Reads(), threading.Lock(), clock()
+    # By several threads, until there are no more blocks, or the time is up.
+    part, lock = itertools.islice(blocks, max_bytes // _MEBIBYTE), threading.Lock()
+    read_bytes, last = 0, 0.0
+    before, start = read_io("self", proc=proc), clock()
 
     def read() -> None:
+        nonlocal reason, read_bytes, last
         # Anonymous memory maps begin on a page, as O_DIRECT asks for.
         buffer = mmap.mmap(-1, _MEBIBYTE)
         opened: dict[Path, int] = {}
         num_bytes, end = 0, start
         try:
-            while not found.refusal and end - start < max_seconds:
+            while not reason and end - start < max_seconds:
                 with lock:
-                    block = next(blocks, None)
+                    block = next(part, None)
                 if block is None:
                     break
                 file, offset = block
@@ -112,13 +85,14 @@ def _read_blocks(
                 num_bytes += os.preadv(opened[file], [buffer], offset)
                 end = clock()
         except OSError as error:
-            found.refusal = error.strerror or str(error)
+            text = error.strerror or str(error)
+            reason = f"the system refused to read {path} with O_DIRECT: {text}"
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
             with lock:
-                found.num_bytes += num_bytes
-                found.seconds = max(found.seconds, end - start)
+                read_bytes += num_bytes
+                last = max(last, end - start)
 
     threads = [threading.Thread(target=read, daemon=True) for _ in range(_NUM_THREADS)]
     for thread in threads:
@@ -126,7 +100,17 @@ def _read_blocks(
     deadline = time.monotonic() + max_seconds + _GRACE_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return found
+    after = read_io("self", proc=proc)
+    if not reason and (not read_bytes or last <= 0):
+        reason = f"no read of {path} returned within {max_seconds:g} s"
+    elif not reason and before and after and after[0] - before[0] < _COUNTED_SHARE * read_bytes:
+        reason = (
+            f"reads of {path} do not count as disk reads of the process, so there is nothing to "
+            "compare with"
+        )
+    if reason:
+        return replace(found, reason=reason)
+    return replace(found, bytes_per_second=read_bytes / last)
 
 
 def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:

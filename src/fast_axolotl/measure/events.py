@@ -67,7 +67,15 @@ class CudaEvents:
         if self.failure:
             return None
         try:
-            stream = self._current_stream()
+            # ``torch.cuda.current_stream`` reads the environment at every call; what it asks the
+            # driver for in the end tells whether the stream is still the one that was found last.
+            try:
+                self._device = self._native._cuda_getDevice()
+                key = self._native._cuda_getCurrentStream(self._device)
+            except AttributeError:
+                key = None
+            if key is None or key != self._stream_key:
+                self._stream, self._stream_key = self._cuda.current_stream(), key
             free = _FREE.setdefault(self._device, set())
             if free:
                 event = free.pop()
@@ -75,7 +83,7 @@ class CudaEvents:
                 event = self._cuda.Event(enable_timing=True)
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
             self._used[event] = self._device
-            event.record(stream)
+            event.record(self._stream)
         except RuntimeError as error:
             self._fail(error)
             return None
@@ -119,21 +127,6 @@ class CudaEvents:
             event, device = self._used.popitem()
             if not self.failure:
                 _FREE[device].add(event)
-
-    def _current_stream(self) -> Any:
-        """The stream that work is queued on now.
-
-        ``torch.cuda.current_stream`` reads the environment at every call; what it asks the driver
-        for in the end tells whether the stream is still the one that was found last.
-        """
-        try:
-            self._device = self._native._cuda_getDevice()
-            key = self._native._cuda_getCurrentStream(self._device)
-        except AttributeError:
-            return self._cuda.current_stream()
-        if key != self._stream_key:
-            self._stream, self._stream_key = self._cuda.current_stream(), key
-        return self._stream
 
     def _fail(self, error: RuntimeError) -> None:
         text = str(error).strip()

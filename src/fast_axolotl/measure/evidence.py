@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fast_axolotl.measure.ready_queue import Drain, number_of
+from fast_axolotl.measure.ranks import Drain, number_of
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
-from fast_axolotl.record.units import format_duration, format_rate, format_share
+from fast_axolotl.record.units import format_bytes, format_duration, format_share
 
 _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisation", "DISK_NEAR": ""}
 """Where a threshold comes from that is not our own choice, or says so itself."""
@@ -82,20 +81,6 @@ class Evidence:
         # What the allocator holds and the run does not use can be used; what others hold cannot.
         spare = int(cuda.get("reserved_peak") or used) - used
         return used, int(cuda["total"]) - used if free is None else free + spare
-
-    @property
-    def pass_seconds(self) -> float:
-        """Time of one forward and backward pass."""
-        passes = self.number("gradient_accumulation") or 1
-        return (self.figures.step_p50_seconds or math.inf) / passes
-
-    @property
-    def is_small_batch(self) -> bool:
-        """Low latency with low throughput: short passes that leave most of a GPU unused."""
-        mfu, (used, free) = self.figures.mfu, self.gpu_memory
-        is_low = mfu is not None and mfu < thresholds.LOW_MFU and not self.is_padded
-        is_free = (free or 0) >= (used or math.inf)
-        return is_low and is_free and self.pass_seconds < thresholds.SHORT_PASS_SECONDS
 
     @property
     def is_stream(self) -> bool:
@@ -168,12 +153,6 @@ class Evidence:
             f"{format_share(self.lost_share(part))} of the wall clock"
         )
 
-    def lost_lines(self, *, but: str) -> list[str]:
-        """Parts of the wall clock that are large, and not what the verdict is about."""
-        parts = ("checkpoint", "evaluation", "startup", "resume")
-        large = [part for part in parts if self.lost_share(part) >= thresholds.LOST_TIME]
-        return [self.lost_line(part) for part in large if part != but]
-
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"
@@ -243,9 +222,10 @@ class Evidence:
         is_pressed = (figures.psi_memory_full or 0.0) > thresholds.PRESSURE_MEMORY
         is_own = (figures.process_swap_bytes or 0) >= thresholds.PROCESS_SWAP_BYTES
         if figures.is_swap_sustained and (is_pressed or is_own):
+            rate = format_bytes(thresholds.SWAP_RATE)
             lines.append(
                 "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
-                f"samples and in three in a row (threshold {format_rate(thresholds.SWAP_RATE)}); "
+                f"samples and in three in a row (threshold {rate}/s); "
                 "up to {process_swap_bytes} of this run are in swap"
             )
         if is_pressed:

@@ -24,9 +24,8 @@ _PARTS_OF_SPANS = {
     "checkpoint": "checkpoint",
     "log": "logging",
     "resume": "resume",
-    "epoch": "data",
 }
-"""Spans of other names belong to the rest. Older records have the starts of epochs as a span."""
+"""Spans of other names belong to the rest."""
 
 
 def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, float]:

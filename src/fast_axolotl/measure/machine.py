@@ -11,15 +11,14 @@ missing) counts as nothing. Swap is the machine's, not the run's: another progra
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import (
-    NodeSummary,
     RunRecord,
     SystemRecord,
     SystemSample,
@@ -36,7 +35,11 @@ LEAST_SWAP_SHARE = 0.5
 LEAST_SWAP_RUN = 3
 """Intervals in a row with swap-in for it to be sustained. Ours: one burst is no state."""
 
-_NODE_FIGURES = [item.name for item in fields(NodeSummary) if item.name not in ("node", "ranks")]
+_NODE_FIGURES = (
+    *("working_set_bytes", "working_set_peak_bytes", "limit_bytes", "limit_share", "cpu_cores"),
+    *("other_cpu_share", "read_bytes_per_second", "swap_in_bytes_per_second", "psi_io_full"),
+    *("psi_memory_full", "gpu_utilization", "gpu_clock_mhz"),
+)
 _UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"
 
 _LEVELS = ("working_set_bytes", "rss_bytes")
@@ -77,11 +80,8 @@ def fold_machines(
     worst = max(watched, key=pressure, default="")
     values, reasons = folded[worst] if worst else _fold_node(None, ranks, ranks)
     nodes = tuple(
-        NodeSummary(
-            node=node,
-            ranks=tuple(rank.rank for rank in by_node.get(node, ())),
-            **{name: found.get(name) for name in _NODE_FIGURES},
-        )
+        {"node": node, "ranks": tuple(rank.rank for rank in by_node.get(node, ()))}
+        | {name: found.get(name) for name in _NODE_FIGURES}
         for node, (found, _) in folded.items()
     )
     notes = [
@@ -178,13 +178,41 @@ def _fold_samples(
         # A tick more or less can make it more than all.
         others = min(1.0, ratio(max(0.0, everybody - own), start.processors) or 0.0)
     stolen, throttled = _rate(several, "steal_seconds"), _rate(several, "throttled_seconds")
+    # Swap-in at a rate that matters in at least half of the intervals, and in three in a row.
+    swapped = [(one.t, one.swap_in_bytes) for one in several if one.swap_in_bytes is not None]
+    much = [
+        after - before >= thresholds.SWAP_RATE * (end - begin) and after > before
+        for (begin, before), (end, after) in pairwise(swapped)
+    ]
+    longest = max((sum(run) for is_much, run in itertools.groupby(much) if is_much), default=0)
+    is_sustained = None
+    if len(much) >= LEAST_SWAP_RUN:
+        is_sustained = sum(much) >= LEAST_SWAP_SHARE * len(much) and longest >= LEAST_SWAP_RUN
     free = [
         gpu.total_bytes - gpu.memory_bytes
         for gpu in devices
         if gpu.total_bytes is not None and gpu.memory_bytes is not None
     ]
+
+    def level(name: str) -> int | None:
+        return _whole(middle(getattr(sample, name) for sample in samples))
+
+    hwm = _highest(sample.hwm_bytes for sample in system.samples)
+    limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
+    peak = used = _peak(system, "working_set_bytes", trained_from)
+    if used is None and not any(sample.pss_bytes is not None for sample in system.samples):
+        # Where PSS cannot be read, at most the resident sizes.
+        used = total(_peak(system, f"{name}_bytes", trained_from) for name in ("anon", "shared"))
+    if used is not None:
+        # ΣPSS is read seldom; what one process alone held in between is proven, too.
+        used = max(used, *(sample.largest_anon_bytes or 0 for sample in system.samples))
     found: dict[str, _Found] = {
-        **_memory(system, samples, trained_from),
+        "working_set_bytes": (level("working_set_bytes"), "pss_bytes"),
+        "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
+        "rss_bytes": (level("rss_bytes"), "rss_bytes"),
+        "hwm_bytes": (_whole(hwm), "hwm_bytes"),
+        "limit_bytes": (limit, "limit_bytes"),
+        "limit_share": (ratio(used, limit), "pss_bytes"),
         "psi_memory_full": rate("psi_memory_full_seconds"),
         "psi_io_full": rate("psi_io_full_seconds"),
         "cpu_cores": (own, "cpu_seconds"),
@@ -200,7 +228,7 @@ def _fold_samples(
         "disk_request_bytes": (request_bytes, "device_reads"),
         "swap_in_bytes_per_second": rate("swap_in_bytes"),
         "swap_out_bytes_per_second": rate("swap_out_bytes"),
-        "is_swap_sustained": (_is_sustained(several), "swap_in_bytes"),
+        "is_swap_sustained": (is_sustained, "swap_in_bytes"),
         "process_swap_bytes": (_whole(_highest(one.swap_bytes for one in several)), "swap_bytes"),
         # Means over devices and samples; of memory, the highest of one device.
         "gpu_utilization": (_mean(gpu.utilization for gpu in devices), "gpus"),
@@ -210,7 +238,7 @@ def _fold_samples(
         "gpu_clock_mhz": (_mean(gpu.clock_mhz for gpu in devices), "gpus"),
     }
     reasons = {
-        name: _explain(name, source, system, several, is_steady=begin is not None)
+        name: _explain(name, source, system, several, begin is not None)
         for name, (value, source) in found.items()
         if value is None
     }
@@ -223,32 +251,6 @@ def _peak(system: SystemRecord, name: str, trained_from: float | None) -> float 
     if known and trained_from is not None:
         known = known if system.start.time + known[-1].t >= trained_from else []
     return _highest(getattr(sample, name) for sample in known)
-
-
-def _memory(
-    system: SystemRecord, samples: Sequence[SystemSample], trained_from: float | None
-) -> dict[str, _Found]:
-    def level(name: str, source: str = "") -> _Found:
-        return _whole(middle(getattr(sample, name) for sample in samples)), source or name
-
-    start = system.start
-    hwm = _highest(sample.hwm_bytes for sample in system.samples)
-    limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
-    peak = used = _peak(system, "working_set_bytes", trained_from)
-    if used is None and not any(sample.pss_bytes is not None for sample in system.samples):
-        # Where PSS cannot be read, at most the resident sizes.
-        used = total(_peak(system, f"{name}_bytes", trained_from) for name in ("anon", "shared"))
-    if used is not None:
-        # ΣPSS is read seldom; what one process alone held in between is proven, too.
-        used = max(used, *(sample.largest_anon_bytes or 0 for sample in system.samples))
-    return {
-        "working_set_bytes": level("working_set_bytes", "pss_bytes"),
-        "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
-        "rss_bytes": level("rss_bytes"),
-        "hwm_bytes": (_whole(hwm), "hwm_bytes"),
-        "limit_bytes": (limit, "limit_bytes"),
-        "limit_share": (ratio(used, limit), "pss_bytes"),
-    }
 
 
 def describe_growth(system: SystemRecord, begin: float | None = None) -> str:
@@ -282,21 +284,6 @@ def describe_growth(system: SystemRecord, begin: float | None = None) -> str:
     return "; ".join(parts)
 
 
-def _is_sustained(samples: Sequence[SystemSample]) -> bool | None:
-    """Swap-in at a rate that matters in at least half of the intervals, and in three in a row."""
-    known = [(one.t, one.swap_in_bytes) for one in samples if one.swap_in_bytes is not None]
-    intervals = list(pairwise(known))
-    if len(intervals) < LEAST_SWAP_RUN:
-        return None
-    longest = run = count = 0
-    for (begin, before), (end, after) in intervals:
-        is_much = after - before >= thresholds.SWAP_RATE * (end - begin) and after > before
-        run = run + 1 if is_much else 0
-        count += is_much
-        longest = max(longest, run)
-    return count >= LEAST_SWAP_SHARE * len(intervals) and longest >= LEAST_SWAP_RUN
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if finite(value) is not None]
     return ratio(total(known), len(known))
@@ -315,12 +302,7 @@ def growth(samples: Sequence[SystemSample], name: str) -> Any:
 
 
 def _explain(
-    name: str,
-    source: str,
-    system: SystemRecord,
-    samples: Sequence[SystemSample],
-    *,
-    is_steady: bool,
+    name: str, source: str, system: SystemRecord, samples: Sequence[SystemSample], is_steady: bool
 ) -> str:
     if source == "disk_bytes_per_second" and system.disk is not None and system.disk.reason:
         return system.disk.reason
@@ -329,17 +311,17 @@ def _explain(
             return system.start.reasons[key]
     if not samples:
         return system.start.reasons.get("processes", "the process tree was never sampled")
-    if source == "gpus" and any(sample.gpus for sample in samples):
-        return "the driver does not report it"
-    known = (getattr(one, source, None) for one in system.samples)
-    is_sampled = source != "gpus" and any(value is not None for value in known)
-    if is_sampled and (name in _LEVELS or name == "working_set_peak_bytes"):
-        when = "in the steady phase" if name in _LEVELS else "after the first step"
+    if source == "gpus":
+        has_gpus = any(sample.gpus for sample in samples)
+        return "the driver does not report it" if has_gpus else FIGURES[name].missing
+    if any(getattr(one, source, None) is not None for one in system.samples):
         if name in _LEVELS and not is_steady:
             return "no step of the steady phase was recorded"
-        return f"it was not sampled {when}, which was too short: run longer"
-    if is_sampled and len(samples) < 2 and FIGURES[name].unit in ("share", "bytes/s", "cores"):
-        return "a rate needs more than one sample of the process tree"
+        if name in _LEVELS or name == "working_set_peak_bytes":
+            when = "in the steady phase" if name in _LEVELS else "after the first step"
+            return f"it was not sampled {when}, which was too short: run longer"
+        if len(samples) < 2 and FIGURES[name].unit in ("share", "bytes/s", "cores"):
+            return "a rate needs more than one sample of the process tree"
     return FIGURES[name].missing
 
 

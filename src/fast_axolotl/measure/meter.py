@@ -40,17 +40,10 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import (
-    ModelShape,
-    Phase,
-    ProfileWindow,
-    RunSummary,
-    Start,
-    SystemSample,
-)
+from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Start, SystemSample
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
-from fast_axolotl.record.schema import Reason
+from fast_axolotl.record.schema import Phase, Reason
 from fast_axolotl.system import MEASURE, describe, node_name, pid_namespace
 
 _RUN = "FAST_AXOLOTL_RUN"
@@ -108,7 +101,6 @@ def measure(
         time=wall_clock(),
         rank=rank,
         world_size=world_size or 1,
-        local_rank=local_rank or 0,
         pid=os.getpid(),
         pid_namespace=pid_namespace(Path(proc)),
         host=node_name(),
@@ -215,7 +207,7 @@ class Meter:
         self._clock = journal.clock
         self._tracker = tracker
         self._blocks = BlockBuilder(journal)
-        self._counter = BatchCounter()
+        self._counter = BatchCounter(journal.reason)
         self._queue = StepQueue(self._blocks, self._counter, find_events)
         self._peak_tflops = peak_tflops
         self._sampler: SystemSampler | None = None
@@ -325,8 +317,6 @@ class Meter:
         if self._tracker.num_fetches == 0:
             self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
         counted = self._counter.count(batch, is_patient=pair is not None)
-        if self._counter.reasons:
-            self._note_reasons()
         self._tracker.end_fetch(host_wait_seconds, pair, counted)
         if pair is None or pair[0] is not pair[1]:  # else the device was busy all the while
             self._overhead_seconds += self._begin_seconds + self._clock() - now
@@ -529,20 +519,10 @@ class Meter:
         self._fetch_event = self._queue.record()
         self._fetch_start = now
 
-    def _note_reasons(self) -> None:
-        for figure, sentence in self._counter.take_reasons().items():
-            self._journal.reason(figure, sentence)
-
     def _mark(self, name: str, at: float, text: str = "") -> None:
-        tracker = self._tracker
-        self._journal.mark(
-            name,
-            at=at,
-            text=text,
-            step=tracker.num_steps,
-            fetch=tracker.num_fetches,
-            row=tracker.num_samples,
-        )
+        done = self._tracker
+        place = {"step": done.num_steps, "fetch": done.num_fetches, "row": done.num_samples}
+        self._journal.mark(name, at=at, text=text, **place)
 
     def _take(self, step: Step | None) -> None:
         if step is None:
@@ -593,7 +573,6 @@ class Meter:
         self.note_replacements()
         self._take(self._tracker.finish())
         self._queue.finish()
-        self._note_reasons()
         self._note_device()
 
 

@@ -1,9 +1,14 @@
 """Ranks: the lines of each folded into totals, and all of them held against each other.
 
 *One rank.* The steady phase is what counts: warm-up is left out. Everything is a sum first and a
-ratio last, so a block may hold one step or a thousand. The cost is one pass over the lines. Where
-the ready queue ran dry in the steady phase (see ``ready_queue``), the steps before that are
-warm-up: a queue that was full hid what the loader lacks.
+ratio last, so a block may hold one step or a thousand. The cost is one pass over the lines.
+
+*The ready queue.* A loader that is too slow is hidden for as long as its queue lasts: until then
+the stall says nothing about the steady state. So a queue that is emptying holds the verdict back,
+and what came before it ran dry counts as warm-up once the rest can be judged by itself. The batches
+it loses per fetch are the share of the demand that the loader lacks: less than 5 % from the first
+half of the steady phase to the second holds nothing back. A queue that fills again has not run dry,
+nor has one after which nobody waits.
 
 *Stall.* Ranks wait for each other in every collective, so each step is as late as the rank that
 waits longest in it; see ``record.waits``. The rank that causes most of that decides about the data.
@@ -25,18 +30,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from fast_axolotl.measure.ready_queue import Drain, find_drain, number_of
 from fast_axolotl.record import (
     Histogram,
     ProfileWindow,
     RankRecord,
-    RankSummary,
     StepBlock,
     thresholds,
 )
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.figures import RankSummary
 from fast_axolotl.record.waits import (
     LEAST_PRESENCE,
     StallSource,
@@ -63,6 +67,21 @@ _SIZES = {
     "pipeline_parallel": ("pipeline_parallel_size",),
 }
 """Setting → names of the same in a framework's configuration."""
+
+
+Point = tuple[int, float, int]
+"""Number of a block that tells of the queue, ready batches, fetches."""
+
+
+class Drain(NamedTuple):
+    """A ready queue that is emptying, or has become empty."""
+
+    dry_step: int | None = None
+    """The first step after it ran dry; ``None``: it has not."""
+    first_block: int = 0
+    """Which of the steady blocks that step begins."""
+    is_over: bool = False
+    """Whether what followed can be judged by itself."""
 
 
 @dataclass(slots=True)
@@ -173,6 +192,75 @@ def fold_rank(record: RankRecord) -> RankFigures:
         folded.steady_from = finite(record.start.time + steady[0].t - took)
         folded.steady_to = finite(record.start.time + steady[-1].t)
     return folded
+
+
+def find_capacity(settings: Mapping[str, Any]) -> int | None:
+    """Batches that the loader's workers may have ready."""
+    workers, prefetch = number_of(settings, "num_workers"), number_of(settings, "prefetch_factor")
+    if workers is None or (prefetch is None and workers):
+        return None
+    return round(workers * (prefetch or 0))
+
+
+def read_queue(blocks: Sequence[StepBlock]) -> list[Point]:
+    """What the blocks tell of the queue."""
+    return [
+        (number, depth, block.fetches)
+        for number, block in enumerate(blocks)
+        if (depth := finite(block.queue_depth)) is not None
+    ]
+
+
+def mean_depth(points: Sequence[Point]) -> float | None:
+    """Ready batches, mean over fetches; ``None`` where nothing was looked at."""
+    weight = sum(fetches for _, _, fetches in points)
+    return ratio(sum(depth * fetches for _, depth, fetches in points), weight)
+
+
+def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drain | None:
+    """How the queue drains over the blocks of the steady phase; ``None``: it does not, or what the
+    loader lacks is too little to matter."""
+    points = read_queue(blocks)
+    if first := _find_dry(points, settings):
+        since, before = blocks[first:], blocks[first - 1]
+        wall = total(block.wall_seconds for block in since) or 0.0
+        waited = total(
+            block.host_wait_seconds
+            if block.device_wait_seconds is None
+            else block.device_wait_seconds
+            for block in since
+        )
+        if (ratio(waited, wall) or 0.0) >= thresholds.FREE_STALL:
+            is_over = thresholds.is_long_enough(sum(block.fetches for block in since), wall)
+            return Drain(before.first_step + before.steps, first, is_over)
+    half = len(points) // 2
+    earlier, later = mean_depth(points[:half]), mean_depth(points[half:])
+    if earlier is None or later is None:
+        return None
+    apart = sum(fetches for _, _, fetches in points) / 2
+    least = max(thresholds.LEAST_FALL_BATCHES, thresholds.FREE_STALL * apart)
+    return Drain() if earlier - later >= least else None
+
+
+def _find_dry(points: Sequence[Point], settings: Mapping[str, Any]) -> int:
+    """The first block after the queue was found empty, and stayed so but for little; 0 where it did
+    not, or was empty all along."""
+    capacity, workers = find_capacity(settings) or 0, number_of(settings, "num_workers")
+    lying_about = min(thresholds.DRAINED_SHARE * capacity, workers or thresholds.DRAINED_BATCHES)
+    level = max(thresholds.DRAINED_BATCHES, lying_about)
+    most = min(4 * level, max(2.0, capacity / 2))
+    for number, (block, depth, _) in enumerate(points):
+        if depth < level:
+            has_stayed = number > 0 and (mean_depth(points[number:]) or 0.0) < most
+            return block + 1 if has_stayed else 0
+    return 0
+
+
+def number_of(settings: Mapping[str, Any], name: str) -> float | None:
+    """A setting that is a number."""
+    value = settings.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return finite(value) if is_number else None
 
 
 @dataclass(slots=True)

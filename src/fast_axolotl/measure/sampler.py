@@ -165,8 +165,14 @@ class SystemSampler:
             reasons=reasons,
         )
         self._write(self.begun)
-        if self._data_path is not None:
-            self._probe(self._data_path)
+        if (path := self._data_path) is not None:
+            t, before = self._clock() - self._start, processes.read_io("self", proc=self._proc)
+            self.disk = replace(probe_capacity(path, proc=self._proc), t=round(t, 3))
+            after = processes.read_io("self", proc=self._proc)
+            if before is not None and after is not None:
+                self._probed_bytes += after[0] - before[0]
+            self._device = find_numbers(path, proc=self._proc)
+            self._write(self.disk)
         self._hand_on(sample)
         return self.begun
 
@@ -264,15 +270,6 @@ class SystemSampler:
         """Of the processes' own cgroup, where there is one, else of the machine."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
         return processes.read_pressure_seconds(own or self._proc / "pressure" / name)
-
-    def _probe(self, path: str) -> None:
-        t, before = self._clock() - self._start, processes.read_io("self", proc=self._proc)
-        self.disk = replace(probe_capacity(path, proc=self._proc), t=round(t, 3))
-        after = processes.read_io("self", proc=self._proc)
-        if before is not None and after is not None:
-            self._probed_bytes += after[0] - before[0]
-        self._device = find_numbers(path, proc=self._proc)
-        self._write(self.disk)
 
     def _hand_on(self, sample: SystemSample) -> None:
         if not self._tree.pids:

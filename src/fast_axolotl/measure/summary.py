@@ -22,8 +22,17 @@ from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
 from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
-from fast_axolotl.measure.ranks import Job, RankFigures, fold_job, fold_rank, others_span_seconds
-from fast_axolotl.measure.ready_queue import find_capacity, mean_depth, number_of, read_queue
+from fast_axolotl.measure.ranks import (
+    Job,
+    RankFigures,
+    find_capacity,
+    fold_job,
+    fold_rank,
+    mean_depth,
+    number_of,
+    others_span_seconds,
+    read_queue,
+)
 from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, find_pattern
 from fast_axolotl.measure.verdict import judge, judge_change
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
@@ -69,15 +78,14 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     system, chosen = record.systems.get(draft.node), job.chosen
     source = "" if record.system is None else record.system.start.source
     # Any queue that is emptying, else the one of the rank that decides.
-    drains = [rank.drain for rank in job.ranks if rank.drain is not None and not rank.drain.is_over]
-    drains += [None if chosen is None else chosen.drain]
+    held = (rank.drain for rank in job.ranks if rank.drain is not None and not rank.drain.is_over)
     verdict = judge(
         Evidence(
             figures=draft,
             source=source if chosen is None else chosen.record.start.source,
             skew_share=job.skew_share,
             slow_rank=job.slow_rank,
-            drain=drains[0],
+            drain=next(held, None if chosen is None else chosen.drain),
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
             memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
@@ -222,7 +230,6 @@ class _Fold:
             warmup_steps=rank.warmup.steps if rank else 0,
             measured_seconds=steady.wall_seconds if steady else 0.0,
             stall_source=job.source,
-            span_seconds=rank.spans if rank else {},
         )
         first_step = blocks[0].first_step if blocks else None
         self.put_steady("first_steady_step", first_step, "the steady phase has no duration")
@@ -241,10 +248,10 @@ class _Fold:
         self.put_steady("steps_per_second", pace)
         # Shares of the host's waiting, by what happened meanwhile; the rest is the loader's.
         causes: dict[str, float] = {}
-        for block in blocks if steady and steady.host_wait_seconds > 0 else ():
+        waited = steady.host_wait_seconds if steady else 0.0
+        for block in blocks if waited > 0 else ():
             for name, seconds in block.waits_by_cause.items():
-                causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0)
-        causes = {name: (ratio(causes[name], steady.host_wait_seconds) or 0.0) for name in causes}
+                causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0) / waited
         if causes:
             causes["loader"] = max(0.0, 1.0 - sum(causes.values()))
         pattern = find_pattern(waits, causes) if waits and steady and steady.fetches else None

@@ -32,22 +32,16 @@ from fast_axolotl.measure.stall_pattern import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
-from fast_axolotl.record.units import (
-    count_words,
-    format_bytes,
-    format_duration,
-    format_seconds,
-    format_share,
-)
+from fast_axolotl.record.units import count_words, format_duration, format_share
 
 _MOST_LETTERS = 200
 _LEAST_GAIN = 0.01
 """Below it nobody would see it."""
-_LOST: dict[str, tuple[VerdictKind, str, Callable[[Evidence], str]]] = {
-    "checkpoint": ("checkpoint", "Checkpoints take", advice.save_less),
-    "evaluation": ("evaluation", "Evaluation takes", advice.evaluate_less),
-    "startup": ("startup", "Start-up takes", advice.start_faster),
-    "resume": ("startup", "Skipping rows that were already trained on takes", advice.resume_faster),
+_LOST: dict[str, tuple[VerdictKind, str]] = {
+    "checkpoint": ("checkpoint", "Checkpoints take"),
+    "evaluation": ("evaluation", "Evaluation takes"),
+    "startup": ("startup", "Start-up takes"),
+    "resume": ("startup", "Skipping rows that were already trained on takes"),
 }
 _OF_THE_LOOP = ("io", "data", "communication", "compute", "mixed")
 """Verdicts that a change of the stall sets aside, and that may take their place."""
@@ -57,11 +51,15 @@ def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
         *(_memory, _unseen, _warming, _short, _draining),
-        *(_swap, _cpu, _interruption, _io, _data, _communication, _startup, _compute),
+        *(_swap, _cpu, lambda evidence: _lost(evidence, "checkpoint", "evaluation"), _io, _data),
+        *(_communication, lambda evidence: _lost(evidence, "startup", "resume"), _compute),
     )
     verdict = next(filter(None, (rule(evidence) for rule in rules)), None) or _mixed(evidence)
-    lines, figures = evidence.lost_lines(but=verdict.subtype or verdict.kind), evidence.figures
-    action = verdict.action
+    figures, action = evidence.figures, verdict.action
+    # Other parts of the wall clock that are large.
+    lost = (part for part in _LOST if part != (verdict.subtype or verdict.kind))
+    large = (part for part in lost if evidence.lost_share(part) >= thresholds.LOST_TIME)
+    lines = list(map(evidence.lost_line, large))
     if verdict.gain is not None and verdict.gain >= _LEAST_GAIN:
         # Checkpoints, evaluation and start-up lie outside of the steps that tokens/s are of.
         is_outside = verdict.kind in ("checkpoint", "evaluation", "startup")
@@ -126,7 +124,7 @@ def _unseen(evidence: Evidence) -> Verdict | None:
             "every task waited for the disk {psi_io_full} of the time (Linux PSI, used instead of "
             "the stall; {PRESSURE_IO})"
         )
-        return _slow_disk(evidence, evidence.say(line))
+        return _io(evidence, evidence.say(line))
     what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
     seen = "" if figures.ranks else ", because the process was only watched from outside"
     headline = f"No {what} was recorded{seen}."
@@ -289,15 +287,11 @@ def _cpu(evidence: Evidence) -> Verdict | None:
     return _verdict(evidence, "cpu", headlines[subtype], lines, action, subtype=subtype)
 
 
-def _io(evidence: Evidence) -> Verdict | None:
+def _io(evidence: Evidence, waiting: str = "") -> Verdict | None:
     """The loop waits for data, and the disk is full, or every task waits for it."""
-    if evidence.stall < thresholds.DATA_STALL:
+    if not waiting and evidence.stall < thresholds.DATA_STALL:
         return None
-    return _slow_disk(evidence, evidence.stall_line("{DATA_STALL}"))
-
-
-def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
-    figures = evidence.figures
+    figures, waiting = evidence.figures, waiting or evidence.stall_line("{DATA_STALL}")
     share, subtype = figures.disk_share or 0.0, "random" if evidence.is_random else ""
     line = "{read_bytes_per_second} read from the disk"
     if figures.disk_request_bytes is not None:
@@ -324,30 +318,20 @@ def _slow_disk(evidence: Evidence, waiting: str) -> Verdict | None:
 # What costs the wall clock beside the steps.
 
 
-def _interruption(evidence: Evidence) -> Verdict | None:
-    """Training stands still for checkpoints or evaluation, longer than it waits for data."""
+def _lost(evidence: Evidence, *parts: str) -> Verdict | None:
+    """Training stands still for checkpoints or evaluation, longer than it waits for data. Or much
+    of the time goes before the first step, and nothing inside the loop is the limit."""
     seconds = evidence.figures.ledger
-    part = max(("checkpoint", "evaluation"), key=lambda name: seconds.get(name, 0.0))
-    losses = (seconds.get(name, 0.0) for name in ("data", "communication"))
-    return _lost(evidence, part) if seconds.get(part, 0.0) > max(losses) else None
-
-
-def _startup(evidence: Evidence) -> Verdict | None:
-    """Much of the time goes before the first step, and nothing inside the loop is the limit."""
-    seconds = evidence.figures.ledger
-    part = max(("startup", "resume"), key=lambda name: seconds.get(name, 0.0))
-    is_long = seconds.get(part, 0.0) >= thresholds.LEAST_STARTUP_SECONDS
-    return _lost(evidence, part) if is_long else None
-
-
-def _lost(evidence: Evidence, part: str) -> Verdict | None:
-    share = evidence.lost_share(part)
-    if share < thresholds.LOST_TIME:
+    part = max(parts, key=lambda name: seconds.get(name, 0.0))
+    share, (kind, what) = evidence.lost_share(part), _LOST[part]
+    least = thresholds.LEAST_STARTUP_SECONDS
+    if kind != "startup":
+        least = max(seconds.get(name, 0.0) for name in ("data", "communication"))
+    if share < thresholds.LOST_TIME or seconds[part] < least:
         return None
-    kind, what, advise = _LOST[part]
     headline = f"{what} {format_share(share)} of the wall clock."
     line = evidence.say(f"{evidence.lost_line(part)} ({{LOST_TIME}})")
-    action = advice.Action(advise(evidence), advice.possible_gain(share))
+    action = advice.Action(advice.lose_less(evidence, part), advice.possible_gain(share))
     lines, subtype = (line, evidence.stall_line()), "" if kind == part else part
     return _verdict(evidence, kind, headline, lines, action, subtype=subtype)
 
@@ -401,12 +385,8 @@ def _communication(evidence: Evidence) -> Verdict | None:
         )
     skew = format_share(evidence.skew_share)
     told = [*(evidence.say(line, skew=skew) for line in lines), evidence.stall_line()]
-    action, subtype = _communicate_better(evidence), "skew" if evidence.is_skewed else "network"
+    action, subtype = advice.talk_less(evidence), "skew" if evidence.is_skewed else "network"
     return _verdict(evidence, "communication", headline, told, action, subtype=subtype)
-
-
-def _communicate_better(evidence: Evidence) -> advice.Action:
-    return advice.even_out(evidence) if evidence.is_skewed else advice.talk_less(evidence)
 
 
 def _compute(evidence: Evidence) -> Verdict | None:
@@ -430,15 +410,6 @@ def _compute(evidence: Evidence) -> Verdict | None:
     if figures.device_idle_fraction is not None:
         lines.append("the profiler saw the GPU idle {device_idle_fraction} of the time")
     headline = "The model is the limit: it hardly ever waits for data."
-    if evidence.is_small_batch:
-        headline = "The batch is too small for the GPU: steps are short, and throughput is low."
-        used, free = map(format_bytes, evidence.gpu_memory)
-        lines.append(
-            "low latency, but low throughput: a forward and backward pass takes "
-            f"{format_seconds(evidence.pass_seconds)} (threshold "
-            f"{thresholds.SHORT_PASS_SECONDS:g} s), MFU is {{mfu}} ({{LOW_MFU}}), and {free} of "
-            f"GPU memory are free with {used} in use"
-        )
     better = advice.even_out if evidence.holds_up else advice.compute_better
     told = [evidence.stall_line("{FREE_STALL}"), *map(evidence.say, lines)]
     told += [*evidence.hidden_lines(), *evidence.rank_lines(), *evidence.cpu_lines()]
@@ -457,7 +428,6 @@ _EXPOSED = "exposed communication {exposed_communication_fraction} ({FREE_COMMUN
 def _mixed(evidence: Evidence) -> Verdict:
     """Something of everything: the larger part is named and acted on."""
     figures = evidence.figures
-    free, bound = (100 * share for share in (thresholds.FREE_STALL, thresholds.DATA_STALL))
     lines = []
     if figures.exposed_communication_fraction is not None:
         lines.append(evidence.say(_EXPOSED))
@@ -472,7 +442,7 @@ def _mixed(evidence: Evidence) -> Verdict:
     elif is_talking and not (is_waiting and evidence.stall >= evidence.exposed):
         headline = "No single limit: {exposed_communication_fraction} of the time is spent only "
         headline += "on communication."
-        action = _communicate_better(evidence)
+        action = advice.talk_less(evidence)
     elif is_waiting:
         headline = "No single limit: {stall_fraction} of the time is spent waiting for data."
         action = advice.feed(evidence)
@@ -480,8 +450,15 @@ def _mixed(evidence: Evidence) -> Verdict:
         headline = "Data is not the limit: the model or the communication is (not measured which)."
         why = figures.reasons.get("exposed_communication_fraction", "no profiler window")
         lines.append(f"communication of the {figures.world_size} ranks was not measured: {why}")
-        action = advice.Action(advice.profile(evidence))
-    limits = f"under {free:.0f} % is fine; {bound:.0f} % or more is data-bound"
+        action = advice.Action(
+            "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
+        )
+        if not why.startswith("no profiler window"):
+            # A window that saw no communication is not asked for again.
+            text = "Also measure one rank, and compare both with fast-axolotl scale"
+            action = advice.Action(f"{text}: {why}.")
+    limits = f"under {100 * thresholds.FREE_STALL:.0f} % is fine; "
+    limits += f"{100 * thresholds.DATA_STALL:.0f} % or more is data-bound"
     told = [evidence.stall_line(limits), *lines, *evidence.rank_lines()]
     told += [*evidence.pattern_lines(), *evidence.hidden_lines()]
     return _verdict(evidence, "mixed", headline, told, action)

@@ -1,8 +1,8 @@
 """Bring sequences of different lengths into rows of one length: pack several into one, or pad each.
 
 Reading order: ``sequences`` reads every form of sequences, says what a token is, and gives lists,
-numpy or torch. ``plan`` decides which sequences share a row; ``rows`` fills rows in order,
-and ``lists`` does it for what stays in Python's lists; ``pad`` gives each sequence its own row.
+numpy or torch. ``plan`` decides which sequences share a row; ``rows`` fills rows in order; ``pad``
+gives each sequence its own row.
 """
 
 from fast_axolotl.packing.pad import create_padding_mask, pad_sequences

@@ -16,7 +16,6 @@ import numpy as np
 from fast_axolotl.errors import UsageError
 from fast_axolotl.packing.sequences import (
     OUTPUTS,
-    Array,
     Rows,
     check_options,
     deliver,
@@ -77,7 +76,10 @@ def pad_sequences(
     is_left = padding_side == "left"
     if isinstance(rows, list) and output == "lists":
         padded = _pad_lists(rows, width, padding, is_left)
-        return (padded, _mask_lists(lengths, width, is_left)) if attention_mask else padded
+        if not attention_mask:
+            return padded
+        ones: Rows = [[1] * length for length in np.minimum(lengths, width).tolist()]
+        return padded, _pad_lists(ones, width, 0, is_left)
     if isinstance(rows, list) and longest > width:
         rows = [row[:width] for row in rows]
 
@@ -119,12 +121,3 @@ def _pad_lists(rows: Rows, width: int, padding: int, is_left: bool) -> list[list
     if is_left:
         return untracked(fillers[len(row)] + row for row in cut)
     return untracked(row + fillers[len(row)] for row in cut)
-
-
-def _mask_lists(lengths: Array, width: int, is_left: bool) -> list[list[int]]:
-    ones, zeros = [1] * width, [0] * width
-    masks = {
-        length: zeros[length:] + ones[:length] if is_left else ones[:length] + zeros[length:]
-        for length in set(lengths.tolist())
-    }
-    return untracked(masks[length][:] for length in lengths.tolist())

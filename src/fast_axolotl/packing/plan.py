@@ -79,7 +79,7 @@ class PackPlan:
         long = f", {len(self.over_long):,} over-long" if len(self.over_long) else ""
         return (
             f"<PackPlan: {len(self.indices):,} lengths in {len(self):,} packs of {self.capacity:,}"
-            f" by {self.method}{filled}, lower bound {self.lower_bound:,}{long}>"
+            f" by {self.method}{filled}{long}>"
         )
 
 

@@ -2,13 +2,13 @@
 
 Sequences are taken in order. A sequence that no longer fits into the open row closes it, the rest
 of the closed row is padding, and the next row opens: nothing is reordered. Lists that become lists
-are packed by list operations (``lists``), everything else, and the optional columns, by kernels, on
-every processor; both give the same rows. The kernels first plan: one pass over the lengths gives
-the place where each sequence starts. Then every column is filled from it, a block of sequences at a
-time. The columns are the only large allocation; the plan takes eight bytes a sequence.
+are packed by list operations, a few for each sequence and none for each token; everything else, and
+the optional columns, by kernels, on every processor; both give the same rows. The kernels first
+plan: one pass over the lengths gives the place where each sequence starts. Then every column is
+filled from it, a block of sequences at a time. The columns are the only large allocation; the plan
+takes eight bytes a sequence.
 
-Sequences come as lists or tuples, numpy arrays, torch tensors, an Arrow list column, a 2-D array,
-or flat: a tuple of two arrays is always ``(values, offsets)``, a list of two is two sequences. See
+Sequences come as lists or tuples, numpy arrays, torch tensors, or an Arrow list column. See
 ``sequences`` for what counts as a token.
 
 It does not search for a tighter layout: that is ``plan_packs``. It masks no attention between the
@@ -17,18 +17,17 @@ sequences of a row; ``position_ids`` and ``cu_seqlens`` are there for kernels th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.packing import lists
 from fast_axolotl.packing.sequences import (
     Array,
     Flat,
+    Rows,
     check_options,
     deliver,
     flatten,
@@ -37,9 +36,13 @@ from fast_axolotl.packing.sequences import (
     plain_rows,
     read,
     require_fit,
+    untrack,
 )
 
 _NAMES = ("input_ids", "labels", "attention_mask")
+_Columns: TypeAlias = tuple[list[list[int]], list[list[int]], list[list[int]]]
+_SEPARATORS = 2
+"""Places that ``pack_sequences`` adds to each sequence: one EOS, one PAD."""
 
 
 def pack_sequences(
@@ -73,9 +76,11 @@ def pack_sequences(
     - ``cu_seqlens``, flat and of 32 bits, as flash-attention takes it: where those counts start
       in the concatenated rows, then the end. Padding is a separate segment.
     """
-    rules = _Rules(
-        width=integer("max_length", max_length, least=1),
-        separators=lists.SEPARATORS,
+    return _pack(
+        {"sequences": sequences},
+        max_length,
+        (pad_token_id, label_pad_id, eos_token_id),
+        _SEPARATORS,
         output=output,
         too_long=too_long,
         dtype=dtype,
@@ -83,20 +88,6 @@ def pack_sequences(
         cu_seqlens=cu_seqlens,
         num_threads=num_threads,
     )
-    pad = integer("pad_token_id", pad_token_id, dtype=rules.held)
-    eos = integer("eos_token_id", eos_token_id, dtype=rules.held)
-    label_pad = integer("label_pad_id", label_pad_id, dtype=rules.held)
-    rows = read(sequences)
-    rules.check_lengths(lengths_of(rows))
-    if isinstance(rows, list) and too_long == "truncate":
-        rows = [row if len(row) <= rules.limit else row[: rules.limit] for row in rows]
-    if isinstance(rows, list) and rules.stays_lists:
-        packed = lists.pack(plain_rows(rows), rules.width, pad, eos, label_pad)
-        return dict(zip(_NAMES, packed, strict=True))
-    flat = flatten(rows, rules.held)
-    tokens = rules.cut(flat)
-    columns = {"input_ids": (tokens, pad, eos), "labels": (tokens, label_pad, eos)}
-    return rules.fill(columns, {"sequences": flat})
 
 
 def concatenate_and_pack(
@@ -124,9 +115,11 @@ def concatenate_and_pack(
     The result is that of ``pack_sequences``, ``position_ids`` and ``cu_seqlens`` included. An empty
     sequence has no place, and so no boundary.
     """
-    rules = _Rules(
-        width=integer("max_length", max_length, least=1),
-        separators=0,
+    return _pack(
+        {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks},
+        max_length,
+        (pad_token_id, label_pad_id, 0),
+        0,
         output=output,
         too_long=too_long,
         dtype=dtype,
@@ -134,155 +127,209 @@ def concatenate_and_pack(
         cu_seqlens=cu_seqlens,
         num_threads=num_threads,
     )
-    pad = integer("pad_token_id", pad_token_id, dtype=rules.held)
-    label_pad = integer("label_pad_id", label_pad_id, dtype=rules.held)
-    passed = {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks}
+
+
+def _pack(
+    passed: Mapping[str, Iterable[Any]],
+    max_length: int,
+    ids: tuple[int, int, int],
+    separators: int,
+    *,
+    output: str,
+    too_long: str,
+    dtype: str,
+    position_ids: bool,
+    cu_seqlens: bool,
+    num_threads: int,
+) -> dict[str, Any]:
+    """Both functions: ``ids`` are padding, padding of labels and EOS, and ``separators`` the places
+    that each sequence needs beside its tokens."""
+    width = integer("max_length", max_length, least=1)
+    check_options(output, too_long, ("error", "truncate", "split"), dtype, num_threads)
+    # The type of lists is not chosen.
+    dtype = "int64" if output == "lists" else dtype
+    names = ("pad_token_id", "label_pad_id", "eos_token_id")
+    pad, label_pad, eos = (
+        integer(name, value, dtype=dtype) for name, value in zip(names, ids, strict=True)
+    )
     rows = {name: read(column, name) for name, column in passed.items()}
-    count = len(rows["input_ids"])
-    for name, column in rows.items():
-        if len(column) != count:
-            raise UsageError(
-                f"input_ids has {count} sequences and {name} has {len(column)}; pass columns of "
-                "equal length"
-            )
-    lengths = lengths_of(rows["input_ids"])
-    for name, column in rows.items():
+    lengths = _common_lengths(rows)
+    room = width - separators
+    if len(lengths) and lengths.max() > room and (too_long == "error" or room < 0):
+        index = int(np.argmax(lengths > room))
+        needed = int(lengths[index]) + separators
+        with_separators = f", {needed} with EOS and PAD" if separators else ""
+        raise UsageError(
+            f"sequence {index} has {lengths[index]} tokens{with_separators}, but max_length is "
+            f"{width}; raise max_length to at least {needed}, or pass "
+            'too_long="truncate" or too_long="split", which need a max_length of at least '
+            f"{separators or 1}"
+        )
+    # The most tokens of one piece.
+    limit = width if too_long == "split" else max(0, room)
+    plain = {name: column for name, column in rows.items() if isinstance(column, list)}
+    has_more = too_long == "split" or position_ids or cu_seqlens
+    if output == "lists" and len(plain) == len(rows) and not has_more:
+        checked = [plain_rows(column, name) for name, column in plain.items()]
+        if separators:
+            short = (row if len(row) <= limit else row[:limit] for row in checked[0])
+            packed = _pack_lists(short, width, pad, eos, label_pad)
+        else:
+            packed = _concatenate_lists(zip(*checked, strict=True), width, pad, label_pad)
+        return dict(zip(_NAMES, packed, strict=True))
+    from fast_axolotl.kernels import fill
+
+    flat = {name: flatten(column, dtype, name) for name, column in rows.items()}
+    pieces = [*flat.values()]
+    if too_long == "split":
+        pieces = [_split(column, width, separators) for column in pieces]
+    offsets, targets = pieces[0].offsets, np.empty(len(pieces[0].offsets), np.int64)
+    num_places = fill.place(offsets, limit, width, separators > 0, targets)
+    if cu_seqlens and num_places > np.iinfo(np.int32).max:
+        raise UsageError(
+            f"cu_seqlens would reach {num_places}, beyond 32 bits; pack less at a time"
+        )
+    layout = fill.Layout(offsets, targets, limit, width, separators > 0)
+    filled: dict[str, Array] = {}
+    fillers: list[Callable[[int, int], Any]] = []
+
+    def add(name: str, kernel: Callable[..., Any], *arguments: Any) -> None:
+        out = np.empty(num_places, dtype)
+        filled[name] = out.reshape(-1, width)
+        fillers.append(partial(kernel, *arguments, out))
+
+    # Without labels and masks of their own, these follow from the tokens.
+    columns = pieces if len(pieces) > 1 else pieces * 2
+    for name, tokens, padding in zip(_NAMES, columns, (pad, label_pad, 0), strict=False):
+        own = layout._replace(offsets=tokens.offsets)
+        add(name, fill.lay, tokens.values, *own, eos, padding)
+    if len(pieces) == 1:
+        add("attention_mask", fill.mark, *layout)
+    if position_ids or cu_seqlens:
+        add("position_ids", fill.positions, *layout)
+    try:
+        fill.fill(fillers, layout, num_threads)
+    except OverflowError:
+        for name, tokens in flat.items():
+            require_fit(tokens, dtype, name, len(tokens.values) if too_long == "split" else limit)
+        raise
+    if cu_seqlens:
+        starts = np.flatnonzero(filled["position_ids"] == 0)
+        filled["cu_seqlens"] = np.append(starts, num_places).astype(np.int32)
+    if not position_ids:
+        filled.pop("position_ids", None)
+    return {name: deliver(column, output) for name, column in filled.items()}
+
+
+def _common_lengths(rows: Mapping[str, Rows | Flat]) -> Array:
+    """The lengths of the sequences, which all columns must share."""
+    name, column = next(iter(rows.items()))
+    lengths = lengths_of(column)
+    for other, column in rows.items():
         others = lengths_of(column)
-        differ = lengths != others
-        if differ.any():
-            index = int(np.argmax(differ))
+        if len(others) != len(lengths):
             raise UsageError(
-                f"sequence {index} has {lengths[index]} input_ids and {others[index]} {name}; "
+                f"{name} has {len(lengths)} sequences and {other} has {len(others)}; pass columns "
+                "of equal length"
+            )
+        if (lengths != others).any():
+            index = int(np.argmax(lengths != others))
+            raise UsageError(
+                f"sequence {index} has {lengths[index]} {name} and {others[index]} {other}; "
                 "pass one label and one mask value per token"
             )
-    rules.check_lengths(lengths)
-    plain = {name: column for name, column in rows.items() if isinstance(column, list)}
-    if rules.stays_lists and len(plain) == len(rows):
-        pieces = [plain_rows(column, name) for name, column in plain.items()]
-        packed = lists.concatenate(zip(*pieces, strict=True), rules.width, pad, label_pad)
-        return dict(zip(_NAMES, packed, strict=True))
-    flat = {name: flatten(column, rules.held, name) for name, column in rows.items()}
-    paddings = zip(_NAMES, flat.values(), (pad, label_pad, 0), strict=True)
-    columns = {name: (rules.cut(column), value, 0) for name, column, value in paddings}
-    return rules.fill(columns, flat)
+    return lengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rules:
-    """What both functions ask for, checked."""
+def _split(tokens: Flat, width: int, separators: int) -> Flat:
+    """The sequences, those that are too long in pieces of a row, which only adds offsets.
 
-    width: int
-    separators: int
-    """Places that each sequence needs beside its tokens."""
-    output: str
-    too_long: str
-    dtype: str
-    position_ids: bool
-    cu_seqlens: bool
-    num_threads: int
+    The last piece is what is left. Where that has no room for its separators, an empty piece comes
+    after it, which has.
+    """
+    lengths = lengths_of(tokens)
+    is_long = lengths + separators > width
+    pieces = np.where(is_long, -(-lengths // width), 1)
+    rest = lengths - (pieces - 1) * width
+    pieces += is_long & (rest + separators > width)
+    first = np.cumsum(pieces) - pieces
+    nth = np.arange(pieces.sum()) - np.repeat(first, pieces)
+    cuts = np.repeat(tokens.offsets[:-1], pieces) + nth * width
+    cuts = np.minimum(cuts, np.repeat(tokens.offsets[1:], pieces))
+    return Flat(tokens.values, np.append(cuts, tokens.offsets[-1]))
 
-    def __post_init__(self) -> None:
-        ways = ("error", "truncate", "split")
-        check_options(self.output, self.too_long, ways, self.dtype, self.num_threads)
 
-    @property
-    def held(self) -> str:
-        """The type in which tokens are held; that of lists is not chosen."""
-        return "int64" if self.output == "lists" else self.dtype
+def _pack_lists(
+    sequences: Iterable[Sequence[int]], width: int, pad: int, eos: int, label_pad: int
+) -> _Columns:
+    """Rows of sequences, each followed by EOS and PAD, for which each has room in a row.
 
-    @property
-    def stays_lists(self) -> bool:
-        """Whether lists are packed by list operations."""
-        is_plain = self.too_long != "split" and not (self.position_ids or self.cu_seqlens)
-        return self.output == "lists" and is_plain
+    A row is extended by every sequence as a whole; labels and mask are copies of it and of a row of
+    ones, with the separators changed.
+    """
+    columns: _Columns = [], [], []
+    *blanks, ones = ([value] * width for value in (pad, label_pad, 0, 1))
+    ends: list[int] = []
+    ids: list[int] = []
 
-    @property
-    def limit(self) -> int:
-        """The most tokens of one piece."""
-        return self.width if self.too_long == "split" else max(0, self.width - self.separators)
+    def close() -> None:
+        used = len(ids)
+        labels, mask = ids[:], ones[:used]
+        for end in ends:
+            labels[end - 1] = label_pad
+            mask[end - 1] = 0
+        _close((ids, labels, mask), blanks, columns)
 
-    def check_lengths(self, lengths: Array) -> None:
-        """Raises where a sequence has no room, and is not to be cut, or cannot be."""
-        room = self.width - self.separators
-        can_cut = self.too_long != "error" and room >= 0
-        if can_cut or not len(lengths) or lengths.max() <= room:
-            return
-        index = int(np.argmax(lengths > room))
-        length = int(lengths[index])
-        needed = length + self.separators
-        with_separators = f", {needed} with EOS and PAD"
-        raise UsageError(
-            f"sequence {index} has {length} tokens{with_separators if self.separators else ''}, "
-            f"but max_length is {self.width}; raise max_length to at least {needed}, or pass "
-            'too_long="truncate" or too_long="split", which need a max_length of at least '
-            f"{self.separators or 1}"
-        )
+    for sequence in sequences:
+        if len(ids) + len(sequence) + _SEPARATORS > width:
+            close()
+            ids, ends = [], []
+        ids += sequence
+        ids += (eos, pad)
+        ends.append(len(ids))
+    if ids:
+        close()
+    return columns
 
-    def cut(self, tokens: Flat) -> Flat:
-        """The sequences, those to split in pieces of a row, which only adds offsets.
 
-        The last piece is what is left. Where that has no room for its separators, an empty piece
-        comes after it, which has. The kernels truncate.
-        """
-        if self.too_long != "split":
-            return tokens
-        lengths = lengths_of(tokens)
-        is_long = lengths + self.separators > self.width
-        if not is_long.any():
-            return tokens
-        pieces = np.where(is_long, -(-lengths // self.width), 1)
-        rest = lengths - (pieces - 1) * self.width
-        pieces += is_long & (rest + self.separators > self.width)
-        first = np.cumsum(pieces) - pieces
-        nth = np.arange(pieces.sum()) - np.repeat(first, pieces)
-        cuts = np.repeat(tokens.offsets[:-1], pieces) + nth * self.width
-        cuts = np.minimum(cuts, np.repeat(tokens.offsets[1:], pieces))
-        return Flat(tokens.values, np.append(cuts, tokens.offsets[-1]))
+def _concatenate_lists(
+    pieces: Iterable[Sequence[Sequence[int]]], width: int, pad: int, label_pad: int
+) -> _Columns:
+    """Rows of (tokens, labels, mask) with nothing between them; what is longer than a row is cut.
 
-    def fill(
-        self, columns: Mapping[str, tuple[Flat, int, int]], flat: Mapping[str, Flat]
-    ) -> dict[str, Any]:
-        """The rows, by kernels, from the tokens, padding and EOS of each column.
+    A piece too long for any row closes the open one even where that is still empty, and leaves a
+    row that is more than full, so that it is closed by whatever comes next, not at once as a full
+    one is. The rows of padding alone that follow from this are kept because the earlier package
+    gives them, and row counts must agree.
+    """
+    columns: _Columns = [], [], []
+    blanks = [pad] * width, [label_pad] * width, [0] * width
+    rows: tuple[list[int], list[int], list[int]] = [], [], []
+    used = 0
 
-        ``flat`` is what the caller passed, for messages.
-        """
-        from fast_axolotl.kernels import fill
+    for piece in pieces:
+        length = len(piece[0])
+        if used + length > width:
+            _close(rows, blanks, columns)
+            rows, used = ([], [], []), 0
+            if length > width:
+                piece = [part[:width] for part in piece]
+        for row, part in zip(rows, piece, strict=True):
+            row += part
+        used += length
+        if used == width:
+            _close(rows, blanks, columns)
+            rows, used = ([], [], []), 0
+    if used:
+        _close(rows, blanks, columns)
+    return columns
 
-        offsets, is_closing = columns["input_ids"][0].offsets, self.separators > 0
-        targets = np.empty(len(offsets), np.int64)
-        num_places = fill.place(offsets, self.limit, self.width, is_closing, targets)
-        layout = fill.Layout(offsets, targets, self.limit, self.width, is_closing)
-        filled: dict[str, Array] = {}
-        fillers: list[Callable[[int, int], Any]] = []
 
-        def add(name: str, kernel: Callable[..., Any], *arguments: Any) -> None:
-            out = np.empty(num_places, self.held)
-            filled[name] = out.reshape(-1, self.width)
-            fillers.append(partial(kernel, *arguments, out))
-
-        most = np.iinfo(np.int32).max
-        if self.cu_seqlens and num_places > most:
-            raise UsageError(
-                f"cu_seqlens would reach {num_places}, which does not fit in 32 bits (at most "
-                f"{most}); pack fewer sequences at a time"
-            )
-        for name, (tokens, padding, eos) in columns.items():
-            own = layout._replace(offsets=tokens.offsets)
-            add(name, fill.lay, tokens.values, *own, eos, padding)
-        if "attention_mask" not in columns:
-            add("attention_mask", fill.mark, *layout)
-        if self.position_ids or self.cu_seqlens:
-            add("position_ids", fill.positions, *layout)
-        try:
-            fill.fill(fillers, layout, self.num_threads)
-        except OverflowError:
-            for name, tokens in flat.items():
-                longest = len(tokens.values) if self.too_long == "split" else self.limit
-                require_fit(tokens, self.held, name, longest)
-            raise
-        if self.cu_seqlens:
-            starts = np.flatnonzero(filled["position_ids"] == 0)
-            filled["cu_seqlens"] = np.append(starts, num_places).astype(np.int32)
-        if not self.position_ids:
-            filled.pop("position_ids", None)
-        return {name: deliver(column, self.output) for name, column in filled.items()}
+def _close(
+    rows: Sequence[list[int]], blanks: Sequence[list[int]], columns: Sequence[list[list[int]]]
+) -> None:
+    """Fills a row of each column with padding."""
+    for row, blank, column in zip(rows, blanks, columns, strict=True):
+        row += blank[len(row) :]
+        untrack(row)
+        column.append(row)

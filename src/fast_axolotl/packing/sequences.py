@@ -6,8 +6,7 @@ in lists and arrays alike; floats, 1.0 included, are refused, and so is an integ
 cannot hold: nothing is rounded or cut. A slow pass looks for the culprit after something has
 failed, never before.
 
-Torch and pyarrow are looked for among the loaded modules, never imported: an argument of their
-types cannot come from anywhere else.
+Pyarrow is looked for among the loaded modules, never imported for what cannot be its own.
 
 Cost: an array of 32 or 64 bits is used where it lies, others are copied once. A list costs some
 15 ns a token to become an array, and 6 to be checked where it stays a list. Numpy and torch results
@@ -40,9 +39,7 @@ Rows: TypeAlias = list[Sequence[int]]
 _NOTHING: Array = np.empty(0, np.int32)
 _ARROW_LISTS = ("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<")
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
-_INT64_MOST = np.iinfo(np.int64).max
 _BLOCK_ROWS = 256
-_TYPECODES = {"int32": "i", "int64": "q"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,36 +58,28 @@ class Flat:
 def read(sequences: Any, name: str = "sequences") -> Rows | Flat:
     """The sequences as they are held: by Python, or in arrays. ``name`` is for messages."""
     arrow = sys.modules.get("pyarrow")
-    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
-    if isinstance(sequences, tensor):
-        sequences = _from_tensor(sequences, name)
-    if isinstance(sequences, np.ndarray) and sequences.dtype != object:
-        if sequences.ndim != 2:
-            raise UsageError(
-                f"{name} is an array of {sequences.ndim} dimensions; pass two dimensions, one row "
-                "per sequence, or the tuple (values, offsets)"
-            )
-        count, length = sequences.shape
-        edges = np.arange(count + 1, dtype=np.int64) * length
-        return Flat(_integers(sequences.reshape(-1), name), edges)
-    is_pair = isinstance(sequences, tuple) and len(sequences) == 2
-    if is_pair and all(isinstance(part, np.ndarray) for part in sequences):
-        return _from_values(sequences[0], sequences[1], name)
     if arrow is not None and isinstance(sequences, arrow.Array | arrow.ChunkedArray):
         return _from_arrow(sequences, name)
-    if isinstance(sequences, str | bytes | Mapping) or not isinstance(sequences, Iterable):
+    if isinstance(sequences, tuple) and set(map(type, sequences)) == {np.ndarray}:
+        raise UsageError(
+            f"{name} is a tuple of arrays; pass a list of them, or for values and their offsets "
+            "pyarrow.LargeListArray.from_arrays(offsets, values)"
+        )
+    try:
+        rows = None if isinstance(sequences, str | bytes | Mapping) else [*sequences]
+    except TypeError:
+        rows = None
+    if rows is None:
         raise UsageError(f"{name} is {_shown(sequences)}; pass a list of token sequences")
-    rows = sequences if isinstance(sequences, list) else list(sequences)
     kinds = set(map(type, rows))
     if kinds <= {list, tuple}:
         return rows
     # Plain arrays are joined without looking at each.
     plain = {(1, _INT32), (1, _INT64)}
     if kinds != {np.ndarray} or not {(row.ndim, row.dtype) for row in rows} <= plain:
-        rows = [_row(row, f"{name}[{index}]", tensor) for index, row in enumerate(rows)]
-    if set(map(type, rows)) == {np.ndarray}:
-        return Flat(_concatenated(rows), _offsets(lengths_of(rows)))
-    return [row.tolist() if isinstance(row, np.ndarray) else row for row in rows]
+        rows = [_array(row, f"{name}[{index}]") for index, row in enumerate(rows)]
+    dtype = _INT64 if _INT64 in {row.dtype for row in rows} else _INT32
+    return Flat(np.concatenate([*rows, _NOTHING], dtype=dtype), _offsets(lengths_of(rows)))
 
 
 def flatten(rows: Rows | Flat, dtype: str, name: str = "sequences") -> Flat:
@@ -106,7 +95,7 @@ def flatten(rows: Rows | Flat, dtype: str, name: str = "sequences") -> Flat:
     values = np.empty(int(offsets[-1]), dtype)
     for start in range(0, len(rows), _BLOCK_ROWS):
         part = rows[start : start + _BLOCK_ROWS]
-        block = array(_TYPECODES[dtype])
+        block = array(np.dtype(dtype).char)
         try:
             # A deque of length 0 is the cheapest loop over a map.
             deque(map(block.fromlist, map(list, part) if has_tuples else part), 0)  # type: ignore[arg-type]
@@ -199,10 +188,9 @@ def deliver(result: Array, output: str) -> Any:
 def untracked(rows: Iterable[list[int]]) -> list[list[int]]:
     """The rows in a list, each out of the garbage collector's sight from the moment it is made.
 
-    The collector looks for cycles. It walks every token of every new list several times over, which
-    takes longer than making them, and lists of integers have none to find. CPython itself leaves
-    tuples and dicts of such values untracked. Rows are freed as ever when nothing refers to them;
-    only one that is made part of a cycle later would stay.
+    The collector walks every token of every new list several times over, in search of cycles that
+    integers cannot form; this takes longer than making the lists. CPython itself leaves tuples and
+    dicts of such values untracked. Rows are freed as ever when nothing refers to them.
     """
     kept = []
     for row in rows:
@@ -215,61 +203,28 @@ untrack: Any = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack",
 """Takes one list out of the collector's sight. As all kernels, this needs CPython."""
 
 
-def _from_values(values: Array, offsets: Array, name: str) -> Flat:
-    if values.ndim != 1 or offsets.ndim != 1 or not len(offsets):
-        raise UsageError(
-            f"{name} has values of shape {values.shape} and offsets of shape {offsets.shape}; pass "
-            "two one-dimensional arrays, with one offset more than there are sequences"
-        )
-    if offsets.dtype.kind not in "iu":
-        raise UsageError(f"the offsets of {name} are {offsets.dtype}; pass integers")
-    edges = np.ascontiguousarray(offsets, np.int64)
-    if edges[0] < 0 or edges[-1] > len(values) or (edges[1:] < edges[:-1]).any():
-        raise UsageError(
-            f"the offsets of {name} must ascend from 0 to at most {len(values)}, the number of "
-            f"values; they go from {edges[0]} to {edges[-1]}"
-        )
-    return Flat(_integers(values, name), edges)
-
-
 def _from_arrow(column: Any, name: str) -> Flat:
+    import pyarrow.compute as pc
+
     if not str(column.type).startswith(_ARROW_LISTS):
         raise UsageError(f"{name} is an Arrow array of {column.type}; pass lists of integers")
-    parts: list[Flat] = []
-    for chunk in column.chunks if hasattr(column, "chunks") else [column]:
-        values = chunk.flatten()
-        if chunk.null_count or values.null_count:
-            raise UsageError(f"{name} has nulls; fill or drop them")
-        edges = _offsets(chunk.value_lengths().to_numpy(zero_copy_only=False))
-        tokens = values.to_numpy(zero_copy_only=False) if len(values) else _NOTHING
-        parts.append(_from_values(tokens, edges, name))
-    if len(parts) == 1:
-        return parts[0]
-    joined = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
-    lengths = [lengths_of(part) for part in parts]
-    return Flat(_concatenated(joined), _offsets(np.concatenate([*lengths, _NOTHING])))
+    values = pc.list_flatten(column)
+    if column.null_count or values.null_count:
+        raise UsageError(f"{name} has nulls; fill or drop them")
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    return Flat(_integers(values.to_numpy(zero_copy_only=False), name), _offsets(lengths))
 
 
-def _from_tensor(tensor: Any, name: str) -> Array:
+def _array(row: Any, name: str) -> Array:
+    """One sequence of a list that holds others than lists alone."""
     try:
-        values: Array = tensor.numpy(force=True)
-    except TypeError:
-        raise UsageError(f"{name} is a tensor of {tensor.dtype}; pass integers") from None
-    return values
-
-
-def _row(row: Any, name: str, tensor: Any) -> Any:
-    """One sequence of a list that holds others than lists: an array of integers, or a list."""
-    if isinstance(row, tensor):
-        row = _from_tensor(row, name)
-    if isinstance(row, np.ndarray):
-        if row.ndim != 1:
-            raise UsageError(f"{name} is an array of {row.ndim} dimensions; pass one dimension")
-        return _integers(row, name)
-    is_sequence = hasattr(row, "__len__") and hasattr(row, "__getitem__")
-    if not is_sequence or isinstance(row, str | bytes | Mapping):
+        values = row.numpy(force=True) if hasattr(row, "numpy") else np.asanyarray(row)
+        is_row = values.ndim == 1
+    except (TypeError, ValueError):
+        is_row = False
+    if not is_row:
         raise UsageError(f"{name} is {_shown(row)}; pass a list or an array of token ids")
-    return list(row)
+    return _integers(values, name)
 
 
 def _integers(values: Array, name: str) -> Array:
@@ -282,8 +237,8 @@ def _integers(values: Array, name: str) -> Array:
     if kind not in "iub":
         first = values[:1].tolist()[0]
         raise UsageError(f"{name} has {values.dtype} values, such as {first!r}; pass integers")
-    if kind == "u" and size == 8 and values.max() > _INT64_MOST:
-        place = int(np.argmax(values > _INT64_MOST))
+    if kind == "u" and size == 8 and values.max() > np.iinfo(np.int64).max:
+        place = int(np.argmax(values > np.iinfo(np.int64).max))
         raise _too_large(f"{name}, value {place},", int(values[place]), "int64")
     is_narrow = size < 4 or (size == 4 and kind == "i")
     return np.ascontiguousarray(values, np.int32 if is_narrow else np.int64)
@@ -293,11 +248,6 @@ def _offsets(lengths: Array) -> Array:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def _concatenated(parts: list[Array]) -> Array:
-    kinds = {part.dtype for part in parts}
-    return np.concatenate([*parts, _NOTHING], dtype=_INT64 if _INT64 in kinds else _INT32)
 
 
 def _culprit(rows: Iterable[Iterable[Any]], dtype: str | None, name: str) -> UsageError | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fast_axolotl.protocol.matrix import find_cell, primary_name
+from fast_axolotl.protocol.matrix import primary_name
 from fast_axolotl.record.protocol_result import Arm, Matrix, MatrixRow
 from fast_axolotl.record.units import count_words, format_share, format_value
 
@@ -56,25 +56,15 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     if missing:
         return [missing]
     name = primary_name(matrix, arm.name)
-    cell = find_cell(matrix, name, arm.name)
-    if cell is None or not cell.values:
+    if not name:
         return [f"{arm.name}: no complete pair of runs yet."]
     if name == "duration_seconds" and (baseline.steps or 0) != (arm.steps or 0):
-        first, second = (f"{one.steps or 0:,.0f} in {one.name}" for one in (baseline, arm))
-        return [
-            f"Recorded steps are {first}, {second}: they did not do the same work, so nothing is "
-            "compared."
-        ]
+        return [f"{arm.name} did not do the baseline's work, so nothing is compared."]
     at = matrix.arms.index(arm.name)
     # From the last row to the first: the time saved comes before the speed.
     deciding = [row for row in reversed(matrix.rows) if row.cells[at].is_deciding]
     outcomes = {row.name: row.cells[at].outcome for row in deciding}
     sentences = _describe_speed(arm.name, deciding, at)
-    if name == "duration_seconds":
-        # Both arms train, and neither says how fast.
-        unsure = next((one for one in (baseline, arm) if one.verdict.startswith("inc")), arm)
-        if unsure.headline:
-            sentences.append(f"Steps could not be compared: {unsure.headline}")
     rows = {row.name: row for row in matrix.rows}
     for stall in filter(rows.get, _STALLS):
         before, after = (cell.value for cell in (rows[stall].cells[0], rows[stall].cells[at]))
@@ -178,6 +168,4 @@ def _percent(share: float) -> str:
 
 def _advise(when: str, arm: Arm) -> str:
     """What the verdict of an arm advises; empty where it advises nothing."""
-    is_open = arm.verdict.startswith("inconclusive")
-    when = f"To find out what limits {arm.name}" if is_open else when
     return f"{when}: {arm.action}" if arm.action else ""

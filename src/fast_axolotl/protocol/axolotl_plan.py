@@ -68,13 +68,8 @@ def plan_axolotl(
         pins, config = pins | alike, config | alike
     words = _split(command)
     folders = tuple(key for key in _OWN_FOLDERS if key not in pins)
-    notes = [
-        f"Each run has its own {', '.join([*folders, 'datasets cache'])}; all runs share "
-        "everything else, such as the page cache and compiled kernels."
-    ]
-    if pins:
-        pinned = ", ".join(f"{key}={value}" for key, value in pins.items())
-        notes.append(f"Pinned in all variants: {pinned}.")
+    pinned = ", ".join(f"{key}={value}" for key, value in pins.items())
+    notes = [f"Pinned in all variants: {pinned}."] if pins else []
     stock = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS)}
     plugins = [name for name in stock.pop("plugins", None) or [] if name != _PLUGIN]
     stock |= {"plugins": plugins} if plugins else {}

@@ -12,7 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from fast_axolotl.errors import mask_words
@@ -25,7 +25,7 @@ from fast_axolotl.protocol.matrix import (
 )
 from fast_axolotl.protocol.plan import ArmPlan, Plan, State, Turn
 from fast_axolotl.record import RunSummary
-from fast_axolotl.record.arithmetic import finite, middle, ratio
+from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
 from fast_axolotl.record.thresholds import BUSY_CPU, TAKEN_CPU
 from fast_axolotl.record.units import count_words, format_share
@@ -58,21 +58,12 @@ def build_protocol(
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     if len(arms) > 1:
-        # Real tokens of a step; 1 where they were not counted.
-        tokens = {
-            name: middle(ratio(run.tokens_per_second, run.steps_per_second) for run in runs if run)
-            or 1.0
-            for name, runs in compared.items()
-        }
         times = {}
-        base = arms[0]
         for planned, made in zip(plan.arms, arms, strict=True):
             if planned.times_decide:
                 # How long the whole took says nothing where the work is not the same.
-                change = abs(tokens[made.name] - tokens[base.name])
-                is_same = change <= plan.matters * tokens[base.name]
-                is_same = is_same or made.name in (plan.same_work or ())
-                whole = ["duration_seconds"] if is_same and made.steps == base.steps else []
+                is_same = made.name in (plan.same_work or ()) and made.steps == arms[0].steps
+                whole = ["duration_seconds"] if is_same else []
                 times[made.name] = ["start_to_step_seconds", *whole]
         matrix = judge_matrix(matrix, matters=plan.matters, times=times)
         # How the figures were made, and how they were judged.
@@ -86,12 +77,8 @@ def build_protocol(
         }
         first, second = plan.same_work
         are_equal, losses = compare_losses(logged[first], logged[second], second)
-    counted = [
-        turn
-        for turn in turns
-        if turn.pair >= 0
-        if turn.number in state.runs and state.runs[turn.number].status == "done"
-    ]
+    done = {number for number, run in state.runs.items() if run.status == "done"}
+    counted = [turn for turn in turns if turn.pair >= 0 and turn.number in done]
     by_round = Counter(turn.pair for turn in counted)
     return ProtocolResult(
         title=plan.title,
@@ -111,7 +98,6 @@ def build_protocol(
         environment=next((dict(summary.environment) for summary in figures.values()), {}),
         notes=(
             *notes,
-            *filter(None, (plan.warn_of_few_pairs(),)),
             *_describe_disturbances(plan, figures),
             *plan.notes,
             *_describe_work(arms),
@@ -127,14 +113,13 @@ def compare_losses(
     if not first or not second:
         who = "one variant logged none" if first or second else "neither variant logged any"
         return None, f"Losses: {who}."
-    broken = {}
-    for who, runs in {"the baseline": first, name: second}.items():
-        logged = [at for run in runs for at, loss in enumerate(run, 1) if not math.isfinite(loss)]
-        if logged:
-            broken[who] = min(logged)
+    broken = [
+        who
+        for who, runs in {"the baseline": first, name: second}.items()
+        if not all(map(math.isfinite, chain(*runs)))
+    ]
     if broken:
-        places = " and ".join(f"{who} (at logged loss {at})" for who, at in broken.items())
-        words = f"NaN or infinite losses in {places}"
+        words = f"NaN or infinite losses in {' and '.join(broken)}"
         if len(broken) > 1:
             return None, f"Losses: {words}: fix that first."
         return False, f"DIFFERENT losses: {words} only."
@@ -174,8 +159,6 @@ def differing_settings(settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, 
         values = {arm: known[name] for arm, known in settings.items() if name in known}
         if len(set(map(repr, values.values()))) > 1:
             pairs = ", ".join(f"{value} in {arm}" for arm, value in values.items())
-            if name == "num_workers":
-                pairs += ", so batches differ: each worker has its own seed and shard"
             sentences.append(f"{name} is {pairs}.")
     return tuple(sentences)
 
@@ -195,16 +178,14 @@ def find_disturbance(summary: RunSummary) -> str:
 
 def _describe_disturbances(plan: Plan, figures: Mapping[int, RunSummary]) -> list[str]:
     counted = [turn for turn in plan.turns() if turn.pair >= 0 and turn.number in figures]
-    causes = [(turn, find_disturbance(figures[turn.number])) for turn in counted]
-    disturbed = [(turn, words) for turn, words in causes if words]
+    causes = {turn.folder: find_disturbance(figures[turn.number]) for turn in counted}
+    disturbed = [f"{folder}: {words}" for folder, words in causes.items() if words]
     if not disturbed:
         return []
-    runs = "; ".join(f"{turn.folder}: {words}" for turn, words in disturbed)
-    pairs = plan.pairs + max(2, len({turn.pair for turn, _ in disturbed}))
     return [
-        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU ({runs}). "
-        "Differences may be caused by that: repeat on an idle machine, or add pairs: the same "
-        f"command with --pairs {pairs}"
+        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU "
+        f"({'; '.join(disturbed)}). Differences may be caused by that: repeat on an idle machine, "
+        "or add pairs: the same command with more --pairs"
     ]
 
 
@@ -225,19 +206,15 @@ def _sum_up_arm(
         runs=runs,
         steps=statistics.median(counts) if counts else None,
     )
-    # The run that stands for the arm has the median stall, so that its verdict agrees with the
-    # table; of several such runs the median of the deciding figure. Of an even number of runs it is
-    # one of the two in the middle; before one counts, the last warm-up.
+    # The run in the middle by the figure that decides stands for the arm; before one counts, it is
+    # the last warm-up.
     measured = [turn.number for turn in own if turn.number in figures]
     counted = [turn.number for turn in own if turn.number in figures and turn.pair >= 0]
     if not measured:
         return arm
 
-    def place(number: int) -> tuple[float, float]:
-        values = figures[number].figures
-        return values["stall_fraction"] or 0.0, finite(values.get(primary)) or 0.0
-
-    shown = sorted(counted, key=place)[(len(counted) - 1) // 2] if counted else measured[-1]
+    counted.sort(key=lambda number: finite(figures[number].figures.get(primary)) or 0.0)
+    shown = counted[(len(counted) - 1) // 2] if counted else measured[-1]
     summary = figures[shown]
     verdict = summary.verdict
     return replace(

@@ -22,10 +22,11 @@ from fast_axolotl.protocol.matrix import (
     describe_judgement,
     judge_matrix,
     make_row,
-    read_figures,
+    sum_up,
 )
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, Cell, Matrix, ProtocolResult
+from fast_axolotl.record.run_folders import read_training
 
 _LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
 _APART = (
@@ -81,7 +82,7 @@ class Comparison:
 def parse_check(text: str, *, is_required: bool = False) -> Check:
     """A limit as it is written on the command line."""
     found = _LIMIT.fullmatch(text)
-    names = {figure.name: figure.near_zero is not None for figure in MATRIX}
+    names = [figure.name for figure in MATRIX]
     if found is None:
         raise UsageError(
             f"cannot read the limit {text!r}; write 'tokens_per_second < 0.97' for a ratio, or "
@@ -90,12 +91,6 @@ def parse_check(text: str, *, is_required: bool = False) -> Check:
     name, sign, prefix, number = found.groups()
     if name not in names:
         raise UsageError(f"there is no figure {name!r}; choose one of {', '.join(names)}")
-    if prefix and not names[name]:
-        zeros = [name for name, can_be_zero in names.items() if can_be_zero]
-        raise UsageError(
-            f"{name} is never near 0, so its limit is a ratio, without a sign; limits on a "
-            f"difference are for {', '.join(zeros)}"
-        )
     return Check(
         limit=" ".join(text.split()),
         figure=name,
@@ -121,98 +116,93 @@ def compare_folders(
     ``is_single`` a limit may be broken by two single runs. ``matters`` is the smallest change that
     does: 1 %, or what the protocol was told.
     """
-    if second is None:
-        found = _compare_arms(Path(first), arm)
-    else:
-        found = _compare_sides((Path(first), Path(second)), arm, is_checked=bool(limits))
-    matrix = judge_matrix(
-        found.matrix,
-        matters=found.matrix.matters if matters is None else matters,
-        times={found.second: [row.name for row in found.matrix.rows if row.cells[1].is_deciding]},
-    )
-    notes = (*matrix.notes, *filter(None, [describe_judgement(matrix)]))
-    checks = tuple(_check(limit, matrix, is_single) for limit in limits)
-    return replace(found, matrix=replace(matrix, notes=notes), checks=checks)
-
-
-def _compare_arms(folder: Path, arm: str | None) -> Comparison:
-    """An arm of a protocol beside its baseline."""
-    if not (folder / PROTOCOL_FILE).exists():
-        raise UsageError(f"{folder} holds no protocol; pass a second folder to compare it with")
-    protocol = ProtocolResult.read(folder)
-    matrix = protocol.matrix
-    if len(matrix.arms) < 2:
-        raise DataError("it has fewer than two variants to compare", path=str(folder))
-    chosen = arm or matrix.arms[-1]
-    if chosen not in matrix.arms[1:]:
-        raise UsageError(f"there is no variant {chosen!r}, only {', '.join(matrix.arms[1:])}")
-    at = matrix.arms.index(chosen)
-    if missing := find_missing(protocol.arms[0], protocol.arms[at]):
-        raise DataError(missing, path=str(folder))
-    rows = tuple(replace(row, cells=(row.cells[0], row.cells[at])) for row in matrix.rows)
-    # How the runs were judged is told anew.
-    notes = tuple(note for note in matrix.notes if note != describe_judgement(matrix))
-    return Comparison(
-        first=matrix.arms[0],
-        second=chosen,
-        matrix=replace(matrix, arms=(matrix.arms[0], chosen), rows=rows, notes=notes),
-        alarms=(protocol.losses,) if protocol.are_losses_equal is False else (),
-        notes=protocol.differing_settings,
-    )
-
-
-def _compare_sides(folders: tuple[Path, Path], arm: str | None, *, is_checked: bool) -> Comparison:
-    """Two folders, each a record or one arm of a protocol."""
-    sides = [_read_side(folder, is_checked=is_checked) for folder in folders]
-    arms, others = (side.matrix.arms for side in sides)
-    if arm is None and arms and others and (_RECORD,) not in (arms, others):
-        arm = next((name for name in arms[::-1] if name in others), None)
-        if arm is None:
-            raise UsageError(
-                f"{folders[0]} has the variants {', '.join(arms)} and {folders[1]} has "
-                f"{', '.join(others)}: they have none in common"
-            )
+    folders = (Path(first), Path(first if second is None else second))
+    sides = [_read_side(folder, is_checked=bool(limits)) for folder in folders]
+    is_apart = second is not None
+    chosen = _choose_same(folders, sides, arm) if is_apart else _choose_two(first, sides[0], arm)
     names: list[str] = []
     cells: list[dict[str, Cell]] = []
-    notes: list[str] = []
-    alarms: list[str] = []
     settings: dict[str, Mapping[str, Any]] = {}
-    for folder, side in zip(folders, sides, strict=True):
-        arms = side.matrix.arms
-        if not arms:
-            raise DataError("it has no variants to compare, only dedupe", path=str(folder))
-        chosen = _RECORD if arms == (_RECORD,) else arm or arms[-1]
-        if chosen not in arms:
-            raise UsageError(f"{folder} has no variant {chosen!r}; it has {', '.join(arms)}")
-        at = arms.index(chosen)
-        name = f"{folder} {chosen}".strip()
+    notes: list[str] = []
+    for folder, side, own in zip(folders, sides, chosen, strict=True):
+        at = side.matrix.arms.index(own)
+        name = f"{folder} {own}".strip() if is_apart else own
         names.append(f"{name} (B)" if name in names else name)
         cells.append({row.name: row.cells[at] for row in side.matrix.rows})
         settings[names[-1]] = side.arms[at].settings
-        notes += [f"{folder}: the runs of {chosen}."] if chosen else side.notes
-        alarms += [f"{folder}: {side.losses}"] if side.are_losses_equal is False else []
-    unknown = Cell(value=None, reason="not recorded")
-    columns = {figure: [side.get(figure.name, unknown) for side in cells] for figure in MATRIX}
-    rows = [
-        make_row(figure, [(cell.values, cell.reason) for cell in both], is_paired=False)
-        for figure, both in columns.items()
+        if is_apart:
+            notes += [f"{folder}: the runs of {own}."] if own else side.notes
+    notes += differing_settings(settings)
+    if second is None:
+        # Pairs of runs, as the protocol has compared them; how they were judged is told anew.
+        kept = sides[0].matrix
+        how = [note for note in kept.notes if note != describe_judgement(kept)]
+        rows = [replace(row, cells=tuple(side[row.name] for side in cells)) for row in kept.rows]
+    else:
+        unknown, how = Cell(value=None, reason="not recorded"), []
+        both = {figure: [side.get(figure.name, unknown) for side in cells] for figure in MATRIX}
+        rows = [
+            make_row(figure, [(cell.values, cell.reason) for cell in two], is_paired=False)
+            for figure, two in both.items()
+        ]
+        counts = (max((len(one.values) for one in side.values()), default=0) for side in cells)
+        notes.append(_SINGLE if min(counts) <= 1 else _APART)
+    matrix = judge_matrix(
+        Matrix(arms=tuple(names), rows=tuple(rows)),
+        matters=sides[0].matrix.matters if matters is None else matters,
+        times={names[1]: [row.name for row in rows if row.cells[1].is_deciding]},
+    )
+    how += filter(None, [describe_judgement(matrix)])
+    unequal = [
+        f"{folder}: {side.losses}"
+        for folder, side in zip(folders, sides, strict=True)
+        if side.are_losses_equal is False
     ]
-    most = (max((len(cell.values) for cell in side.values()), default=0) for side in cells)
-    is_single = min(most) <= 1
     return Comparison(
         first=names[0],
         second=names[1],
-        matrix=Matrix(arms=tuple(names), rows=tuple(rows)),
-        alarms=tuple(alarms),
-        notes=(*notes, *differing_settings(settings), _SINGLE if is_single else _APART),
+        matrix=replace(matrix, notes=tuple(how)),
+        alarms=tuple(dict.fromkeys(unequal)),
+        notes=tuple(notes),
+        checks=tuple(_check(limit, matrix, is_single) for limit in limits),
     )
+
+
+def _choose_two(folder: str | Path, side: ProtocolResult, arm: str | None) -> list[str]:
+    """The baseline of a protocol and one of its other arms, by default the last."""
+    arms = side.matrix.arms
+    if len(arms) < 2:
+        raise UsageError(f"{folder} has fewer than two variants; pass a second folder")
+    chosen = arm or arms[-1]
+    if chosen not in arms[1:]:
+        raise UsageError(f"there is no variant {chosen!r}, only {', '.join(arms[1:])}")
+    if missing := find_missing(side.arms[0], side.arms[arms.index(chosen)]):
+        raise DataError(missing, path=str(folder))
+    return [arms[0], chosen]
+
+
+def _choose_same(
+    folders: Sequence[Path], sides: Sequence[ProtocolResult], arm: str | None
+) -> list[str]:
+    """An arm of either side: by default the last one that both have, else the last of each."""
+    arms, others = (side.matrix.arms for side in sides)
+    if arm is None and arms and others and (_RECORD,) not in (arms, others):
+        arm = next((name for name in arms[::-1] if name in others), None)
+    chosen = []
+    for folder, known in zip(folders, (arms, others), strict=True):
+        if not known:
+            raise DataError("it has no variants to compare, only dedupe", path=str(folder))
+        chosen.append(_RECORD if known == (_RECORD,) else arm or known[-1])
+        if chosen[-1] not in known:
+            raise UsageError(f"{folder} has no variant {arm!r}; it has {', '.join(known)}")
+    return chosen
 
 
 def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
     """A protocol; or a record, as one with a single run of an arm without a name."""
     if (folder / PROTOCOL_FILE).exists():
         return ProtocolResult.read(folder)
-    run = read_figures(folder)
+    run = sum_up(read_training(folder))
     end = f"{run.end_reason}{f': {run.error}' if run.error else ''}"
     if is_checked and run.end_reason in ("exception", "cut off"):
         reason = f"the run did not finish, so no limit is checked: {end}"
@@ -222,12 +212,8 @@ def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
         started=run.started,
         seconds=run.duration_seconds,
         pairs=1,
-        order=(_RECORD,),
         arms=(Arm(name=_RECORD, text="", command=(), settings=run.settings),),
         matrix=build_matrix({_RECORD: [run]}),
-        losses="",
-        are_losses_equal=None,
-        paragraph="",
         notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
     )
 
@@ -245,10 +231,11 @@ def _check(limit: Check, matrix: Matrix, is_single: bool) -> Check:
         value, low, high = cell.difference, cell.difference_low, cell.difference_high
         kind = "difference"
     if value is None:
-        can_differ = not limit.is_difference and cell.difference is not None
-        example = "+0.02" if FIGURES[limit.figure].unit == "share" else "+1000000"
-        cure = f"; set a limit on the difference: {limit.sign} {example}" if can_differ else ""
-        raise DataError(f"{refused}: {cell.reason or 'it has no ratio'}{cure}")
+        cure = "; write the bound without a sign" if limit.is_difference else ""
+        if cell.difference is not None:
+            example = "+0.02" if FIGURES[limit.figure].unit == "share" else "+1000000"
+            cure = f"; set a limit on the difference: {limit.sign} {example}"
+        raise DataError(f"{refused}: {cell.reason or f'it has no {kind}'}{cure}")
     is_checked = is_single
     found = f"{kind} {value:.4g}, from a single run on at least one side"
     if low is not None and high is not None:

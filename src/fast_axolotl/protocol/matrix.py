@@ -14,7 +14,6 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.statistics import (
@@ -28,7 +27,6 @@ from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, Figure
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, Outcome
-from fast_axolotl.record.run_folders import read_training
 
 _NO_RUN = "no run of this variant counts"
 _LATE = ("meter", "watch")
@@ -36,11 +34,6 @@ _LATE = ("meter", "watch")
 
 _RESOLVED_SHARE = 0.1
 """Of what counts as near 0: less than that is not resolved."""
-
-
-def read_figures(folder: str | Path) -> RunSummary:
-    """Reads a record and sums it up."""
-    return sum_up(read_training(folder))
 
 
 def sum_up(record: RunRecord) -> RunSummary:
@@ -225,14 +218,6 @@ def describe_judgement(matrix: Matrix) -> str:
         f"after Holm's correction for the number of rows. A change below {100 * matrix.matters:g} "
         "% does not matter (--matters)."
     )
-
-
-def find_cell(matrix: Matrix, name: str, arm: str) -> Cell | None:
-    """The cell of a figure and an arm."""
-    for row in matrix.rows:
-        if row.name == name and arm in matrix.arms:
-            return row.cells[matrix.arms.index(arm)]
-    return None
 
 
 def primary_name(matrix: Matrix, arm: str) -> str:

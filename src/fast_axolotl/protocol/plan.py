@@ -6,7 +6,6 @@ the machine falls on all arms alike. A round gives one pair for every arm but th
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Mapping
@@ -20,15 +19,11 @@ from fast_axolotl.record.units import count_words
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OF_A_SHELL = re.compile(r"[;<>|&]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
-_MEASURES = ("measure", "--measure", "--live", "--output", "--quiet", "-q")
-"""What of ``fast-axolotl run`` and ``measure`` would take the record away from the protocol."""
 
 STATE_SCHEMA = 1
 
 PAIRS = 5
 """Enough to find changes of three times the noise between runs; see ``statistics``."""
-FEW_PAIRS = 3
-"""Two show changes of 16 times the noise between runs, three of 5 times; see ``statistics``."""
 MATTERS = 0.01
 """Share below which a change does not matter. Ours: less than quiet machines differ by."""
 WARMUP = 1
@@ -103,15 +98,6 @@ class Plan:
             found += [(arm, max(-1, number - self.warmup)) for arm in arms]
         return [Turn(number=at, arm=arm, pair=pair) for at, (arm, pair) in enumerate(found, 1)]
 
-    def warn_of_few_pairs(self) -> str:
-        """What so few pairs cannot show; empty where there are enough."""
-        if not self.arms or self.pairs >= FEW_PAIRS:
-            return ""
-        return (
-            "One pair cannot show any change. Two pairs show only changes of 16 times the noise "
-            "between runs, and five pairs 2.4 times: pass --pairs 5."
-        )
-
     def identity(self) -> dict[str, Any]:
         """What has to stay the same for an interrupted protocol to be continued."""
         return {
@@ -176,13 +162,10 @@ def plan_arm(name: str, text: str) -> ArmPlan:
     programs = [word.rpartition("/")[2].replace("_", "-") == "fast-axolotl" for word in own]
     words = list(own[programs.index(True) + 1 :]) if any(programs) else []
     is_ours = words[:1] == ["run"]
-    if is_ours and "--" not in command:
-        # What follows the first word that is no option belongs to the command that is run.
-        words[1:] = itertools.takewhile(lambda word: word.startswith("-"), words[1:])
-    if is_ours or words[:1] == ["measure"]:
-        taken = [word for word in words if word.partition("=")[0] in _MEASURES]
-        if taken:
-            raise UsageError(f"--{name}: the protocol already measures each run: remove {taken[0]}")
+    for word in ("measure", "--measure"):
+        # It would take the record away from the protocol.
+        if word in words[: 1 + is_ours]:
+            raise UsageError(f"--{name}: the protocol already measures each run: remove {word}")
     return ArmPlan(name=name, text=mask_secrets(text), command=command, is_accelerated=is_ours)
 
 
@@ -206,8 +189,4 @@ def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
         )
         for count in counts
     ]
-    more = (
-        "The variants have different numbers of GPUs: fast-axolotl scale with this folder shows "
-        "the efficiency."
-    )
-    return replace(plan, arms=tuple(arms), same_work=None, notes=(*plan.notes, more))
+    return replace(plan, arms=tuple(arms), same_work=None)

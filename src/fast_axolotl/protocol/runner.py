@@ -1,9 +1,10 @@
 """Runs a plan, one child process after the other, and keeps the result up to date in its folder.
 
+A sweep over batch sizes (``run_trial``) is a plan whose next arm is chosen when the last has run.
+
 After every run the state and ``protocol.json`` are written, so the folder can be looked at while
 the protocol goes on, and the same command continues it after an interruption. A run that was cut
-off does not count and is made again, and so are failed ones when the protocol is continued. An arm
-that has failed twice and never succeeded is not run again before that.
+off does not count and is made again, and so are failed ones when the protocol is continued.
 
 Dedupe by itself comes last: a child that imports Axolotl runs it on the user's own rows.
 
@@ -19,8 +20,11 @@ import contextlib
 import functools
 import importlib
 import json
+import math
 import os
+import re
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,27 +35,27 @@ from typing import Any
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import child
 from fast_axolotl.protocol.build import build_protocol, find_disturbance
-from fast_axolotl.protocol.child import Launch, read_tail, with_own_programs
+from fast_axolotl.protocol.child import Launch, read_last_lines, read_tail, with_own_programs
 from fast_axolotl.protocol.matrix import count_steps, sum_up
 from fast_axolotl.protocol.plan import STATE_SCHEMA, Plan, State, Turn
-from fast_axolotl.protocol.statistics import compare_runs
+from fast_axolotl.protocol.statistics import compare_runs, t_quantile
 from fast_axolotl.record import RunSummary
-from fast_axolotl.record.codec import from_plain, to_plain
-from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult
+from fast_axolotl.record.codec import from_plain, to_json, write_text
+from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult, Trial
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 
-_MOST_FAILURES = 2
-"""An arm that failed so often and never succeeded is left out."""
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
 _STATE_FILE, _LOCK_FILE = "state.json", ".lock"
 _PATIENCE_SECONDS = 15.0
 """How long the next start waits: a run that was asked to end is given ten."""
-_BETWEEN_SECONDS = 0.05
-
-
-Progress = Callable[[str, int, int, float, float | None], None]
-"""Told what is running, runs done, runs in all, and seconds: of this run so far, and those left by
-the runs so far, ``None`` before the first has ended."""
+_LOG_BYTES = 4_000_000
+"""Of the end of a log, in which memory that ran out is looked for: 64 ranks print a lot."""
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|\b(CUDA|HIP|XPU|NPU)( error:)? out of memory|hipErrorOutOfMemory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (can't|not enough)|\bMemoryError\b"
+    r"|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)"
+)
+_KILLED = (-9, 137)
 
 
 def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResult:
@@ -69,7 +73,7 @@ def open_running(plan: Plan, folder: str | Path, **options: Any) -> Iterator[Run
     root = Path(folder).resolve()
     # A folder that is not for this protocol is refused before anything is written there.
     running = Running(plan=plan, root=root, state=open_state(root, plan), **options)
-    with hold(root, running.warn) as opened:
+    with hold(root) as opened:
         running.state = open_state(root, plan)
         if running.launch is child.launch:
             running.launch = functools.partial(child.launch, inherit=opened)
@@ -84,7 +88,9 @@ class Running:
     root: Path
     state: State
     environment: Mapping[str, str]
-    progress: Progress = lambda *_: None
+    progress: Callable[[str, int, int, float, float | None], None] = lambda *_: None
+    """Told what is running, runs done, runs in all, and seconds: of this run so far, and those left
+    by the runs so far, ``None`` before the first has ended."""
     warn: Callable[[str], None] = lambda line: None
     """Told at once what makes a run, or all of them, worth less."""
     launch: Launch = child.launch
@@ -97,17 +103,10 @@ class Running:
     def run(self) -> ProtocolResult:
         """The turns that are missing, then dedupe, then the result."""
         turns = self.plan.turns()
-        again = []
         for turn in turns:
             if turn.number in self.state.runs and not self._has_figures(turn):
-                again += [turn.folder] if self.state.runs[turn.number].status != "left out" else []
                 del self.state.runs[turn.number]
-        if again:
-            what = "it had failed, or its record was corrupt or missing"
-            self.notes.append(f"Run again, because {what}: {', '.join(again)}.")
         self.save()
-        if few := self.plan.warn_of_few_pairs():
-            self.warn(few)
         for turn in turns:
             if turn.number in self.state.runs:
                 continue
@@ -139,15 +138,6 @@ class Running:
 
     def run_turn(self, turn: Turn) -> ArmRun:
         """One run, to its end; its figures are in ``figures`` if it succeeded."""
-        same_arm = [one.number for one in self.plan.turns() if one.arm.name == turn.arm.name]
-        earlier = [self.state.runs[at].status for at in same_arm if at in self.state.runs]
-        if earlier.count("failed") >= _MOST_FAILURES and "done" not in earlier:
-            return ArmRun(
-                folder=turn.folder,
-                pair=turn.pair,
-                status="left out",
-                log_tail=f"{turn.arm.name} failed {_MOST_FAILURES} times and never succeeded",
-            )
         folder = self.root / turn.folder
         # What a run that was cut off has left.
         for left in find_folders(folder):
@@ -184,6 +174,7 @@ class Running:
             seconds=seconds,
         )
         if summary is None or failure:
+            self.warn(f"{turn.folder}: {failure}")
             return replace(run, log_tail=f"{failure}\n{read_tail(folder / 'log.txt')}".strip())
         self.figures[turn.number] = summary
         if disturbance := find_disturbance(summary):
@@ -227,7 +218,7 @@ class Running:
         folder.mkdir(parents=True, exist_ok=True)
         trial, result, log = (folder / name for name in ("trial.json", "result.json", "log.txt"))
         result.unlink(missing_ok=True)
-        write_json(trial, config)
+        write_text(trial, to_json(config))
         # Axolotl's function has to be its own here; ours is called by name.
         variables = {**self.environment, "FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1"}
         variables["HF_DATASETS_CACHE"] = str((folder / "cache").absolute())
@@ -246,24 +237,61 @@ class Running:
         if found.get("reason"):
             return {**found, "sentence": f"Dedupe alone was not measured: {found['reason']}."}
         gain = compare_runs(found["our_seconds"], found["stock_seconds"])
-        cut = " (the first ones)" if found.get("is_cut") else ""
-        speed = f"{gain.value:,.1f}× the speed" if gain.value else "not compared"
-        if gain.low and gain.high:
-            speed += f" ({gain.low:,.1f} to {gain.high:,.1f})"
-        rows = f"{found['rows']:,} rows{cut}, same {found['kept']:,} kept"
         gains = {"speed_up": gain.value, "speed_up_low": gain.low, "speed_up_high": gain.high}
+        speed = f"{gain.value:,.1f}× the speed ({gain.low:,.1f} to {gain.high:,.1f})"
+        rows = f"{found['rows']:,} rows, same {found['kept']:,} kept"
         return {**found, **gains, "sentence": f"Dedupe alone, {rows}: {speed}."}
 
     def save(self) -> None:
         """Keep how far it has come."""
-        write_json(self.root / _STATE_FILE, to_plain(self.state))
+        write_text(self.root / _STATE_FILE, to_json(self.state))
 
     def _write(self) -> ProtocolResult:
         """Keep what is known by now."""
         self.save()
         protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
-        write_json(self.root / PROTOCOL_FILE, to_plain(protocol))
+        write_text(self.root / PROTOCOL_FILE, to_json(protocol))
         return protocol
+
+
+def run_trial(
+    running: Running, micro_batch: int, accumulation: int, kind: str = "micro", **keys: Any
+) -> Trial:
+    """A trial of the only arm of a plan: as it was recorded, or made now.
+
+    What has run is found again by its name, ``runs/03-micro-4x16``; a trial that was cut off, or
+    failed for another reason than memory, is made again. Memory that runs out is an answer.
+    ``{micro_batch}`` and ``{accumulation}`` in the command, and two keys of the configuration,
+    become the sizes; ``keys`` are more of the configuration.
+    """
+    root, state, [arm] = running.root, running.state, running.plan.arms
+    trial = Trial(micro_batch=micro_batch, accumulation=accumulation, outcome="failed")
+    name = f"{kind}-{micro_batch}x{accumulation}"
+    kept = [at for at, run in state.runs.items() if f"-{name}-" in f"{run.folder}-"]
+    number = kept[0] if kept else max(state.runs, default=0) + 1
+    if kept:
+        with contextlib.suppress(DataError):
+            found = _read_trial(trial, state.runs[number], root)
+            if found.outcome != "failed":
+                return found
+    words = (word.replace("{micro_batch}", str(micro_batch)) for word in arm.command)
+    command = tuple(word.replace("{accumulation}", str(accumulation)) for word in words)
+    config = None
+    if arm.config is not None:
+        sizes = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+        config = {**arm.config, **sizes, **keys}
+    turn = Turn(number=number, arm=replace(arm, name=name, command=command, config=config), pair=0)
+    running.save()  # a folder with a run and no state is not continued
+    state.runs[number] = running.run_turn(turn)
+    running.save()
+    return _read_trial(trial, state.runs[number], root)
+
+
+def find_out_of_memory(code: int | None, log: Path) -> str:
+    """The line that says that memory ran out, or that the run was killed; empty where none does."""
+    lines = read_last_lines(log, _LOG_BYTES, num_bytes=_LOG_BYTES)
+    killed = "signal 9 ended it, as when memory runs out" if code in _KILLED else ""
+    return next((line.strip() for line in lines if _OUT_OF_MEMORY.search(line)), killed)
 
 
 def open_state(folder: Path, plan: Plan) -> State:
@@ -287,36 +315,17 @@ def open_state(folder: Path, plan: Plan) -> State:
             f"this is not the state of a protocol of this version ({error}); pass another --output",
             path=str(path),
         ) from None
-    before, now = dict(_flatten(found.identity)), dict(_flatten(identity))
-    for name in [*now, *before]:
-        if before.get(name) != now.get(name):
-            raise UsageError(
-                f"{folder} holds a protocol with another command: {name} was {before.get(name)!r} "
-                f"and is now {now.get(name)!r}; pass another --output, or the same command again"
-            )
+    changed = [name for name in identity if found.identity.get(name) != identity[name]]
+    if changed:
+        raise UsageError(
+            f"{folder} holds another protocol: {', '.join(changed)} changed; pass another "
+            "--output, or the same command from the same folder again"
+        )
     return found
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a file beside and rename it."""
-    beside = path.with_name(f".{path.name}.new")
-    text = json.dumps(to_plain(data), indent=1, ensure_ascii=False, default=str)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise DataError(
-            f"cannot be written: {error.strerror or error}; free space or choose another --output",
-            path=str(path),
-        ) from error
-
-
 @contextlib.contextmanager
-def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[tuple[int]]:
+def hold(folder: Path) -> Iterator[tuple[int]]:
     """Locks a folder, which is made if need be; what a run has to inherit to keep it locked."""
     try:
         import fcntl
@@ -331,7 +340,7 @@ def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Itera
             path=str(folder),
         ) from error
     try:
-        begun, is_warned = time.monotonic(), False
+        begun = time.monotonic()
         # A file system that cannot lock, as some over a network, locks nothing.
         with contextlib.suppress(OSError):
             while True:
@@ -339,16 +348,13 @@ def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Itera
                     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    waited = time.monotonic() - begun
-                holder = os.pread(opened, 32, 0).decode(errors="replace").strip() or "unknown"
-                state = f"{folder} is in use: process {holder} or a run that it started is running"
-                if waited > _PATIENCE_SECONDS:
-                    raise UsageError(f"{state}; wait for it, or stop it")
-                # Whoever asks whether a folder is locked has it for a moment.
-                if waited > 1.0 and not is_warned:
-                    warn(f"{state}; waiting up to {_PATIENCE_SECONDS:.0f} s for it to end")
-                    is_warned = True
-                time.sleep(_BETWEEN_SECONDS)
+                    time.sleep(0.05)
+                if time.monotonic() - begun > _PATIENCE_SECONDS:
+                    holder = os.pread(opened, 32, 0).decode(errors="replace").strip() or "unknown"
+                    raise UsageError(
+                        f"{folder} is in use: process {holder} or a run that it started is "
+                        "running; wait for it, or stop it"
+                    )
         os.ftruncate(opened, 0)
         os.pwrite(opened, str(os.getpid()).encode(), 0)
         yield (opened,)
@@ -356,11 +362,43 @@ def hold(folder: Path, warn: Callable[[str], None] = lambda line: None) -> Itera
         os.close(opened)
 
 
-def _flatten(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting with its path: ``arms.drop-in.config.seed``."""
-    for name, inner in value.items():
-        path = f"{above}.{name}" if above else name
-        if isinstance(inner, Mapping):
-            yield from _flatten(inner, path)
-        else:
-            yield path, " ".join(map(str, inner)) if path.endswith(".command") else inner
+def _read_trial(trial: Trial, run: ArmRun, root: Path) -> Trial:
+    """What a run has left."""
+    trial = replace(trial, folder=run.folder, reason=run.log_tail)
+    if run.status != "done":
+        full = find_out_of_memory(run.exit_code, root / run.folder / "log.txt")
+        return replace(trial, outcome="out of memory", reason=full) if full else trial
+    record = choose_training(read_trainings(root / run.folder))
+    summary = sum_up(record)
+    unit, rate = "tokens/s", summary.tokens_per_second
+    if rate is None and summary.samples_per_second is not None:
+        unit, rate = "samples/s", summary.samples_per_second
+    # The 95 % interval of the mean step time, as a share of it.
+    first, error = summary.first_steady_step, None
+    walls = [
+        wall
+        for rank, lines in record.ranks.items()
+        for block in lines.blocks
+        for step, wall in enumerate(block.walls or (), block.first_step)
+        if rank == summary.deciding_rank and block.phase == "steady" and step >= (first or 0)
+    ]
+    if len(walls) > 1:
+        spread = statistics.stdev(walls) / statistics.fmean(walls)
+        error = t_quantile(len(walls) - 1.0) * spread / math.sqrt(len(walls))
+    held = summary.settings.get("cuda_memory")
+    held = held if isinstance(held, dict) else {}
+    return replace(
+        trial,
+        outcome="ran",
+        reason="" if rate else summary.reasons.get("tokens_per_second", ""),
+        ranks=summary.data_parallel_size or max(1, summary.world_size),
+        rate=rate,
+        low=None if rate is None or error is None else rate / (1 + error),
+        high=None if rate is None or error is None or error >= 1 else rate / (1 - error),
+        unit=unit,
+        step_seconds=summary.step_p50_seconds,
+        stall=summary.stall_fraction,
+        peak_bytes=summary.gpu_peak_allocated_bytes,
+        held_bytes=max(summary.gpu_memory_bytes or 0, held.get("reserved_peak") or 0) or None,
+        total_bytes=held.get("total"),
+    )

@@ -7,51 +7,23 @@ is killed is readable up to its last line. A summary comes from the lines alone,
 
 from __future__ import annotations
 
-from fast_axolotl.record.figures import NodeSummary, RankSummary, RunSummary, Verdict
-from fast_axolotl.record.folder import LineWriter, RankRecord, RunRecord, SystemRecord, read_run
-from fast_axolotl.record.histogram import Histogram
-from fast_axolotl.record.schema import (
-    SCHEMA,
-    DeviceSample,
-    DiskProbe,
-    End,
-    Log,
-    Mark,
-    ModelShape,
-    Phase,
-    ProfileWindow,
-    Settings,
-    SlowFetch,
-    Start,
-    StepBlock,
-    SystemSample,
-    SystemStart,
-)
-
-__all__ = [
-    "SCHEMA",
-    "DeviceSample",
-    "DiskProbe",
-    "End",
-    "Histogram",
-    "LineWriter",
-    "Log",
-    "Mark",
-    "ModelShape",
-    "NodeSummary",
-    "Phase",
-    "ProfileWindow",
-    "RankRecord",
-    "RankSummary",
-    "RunRecord",
-    "RunSummary",
-    "Settings",
-    "SlowFetch",
-    "Start",
-    "StepBlock",
-    "SystemRecord",
-    "SystemSample",
-    "SystemStart",
-    "Verdict",
-    "read_run",
-]
+from fast_axolotl.record.figures import RunSummary as RunSummary
+from fast_axolotl.record.figures import Verdict as Verdict
+from fast_axolotl.record.folder import LineWriter as LineWriter
+from fast_axolotl.record.folder import RankRecord as RankRecord
+from fast_axolotl.record.folder import RunRecord as RunRecord
+from fast_axolotl.record.folder import SystemRecord as SystemRecord
+from fast_axolotl.record.folder import read_run as read_run
+from fast_axolotl.record.histogram import Histogram as Histogram
+from fast_axolotl.record.schema import DeviceSample as DeviceSample
+from fast_axolotl.record.schema import DiskProbe as DiskProbe
+from fast_axolotl.record.schema import End as End
+from fast_axolotl.record.schema import Log as Log
+from fast_axolotl.record.schema import Mark as Mark
+from fast_axolotl.record.schema import ModelShape as ModelShape
+from fast_axolotl.record.schema import ProfileWindow as ProfileWindow
+from fast_axolotl.record.schema import Settings as Settings
+from fast_axolotl.record.schema import Start as Start
+from fast_axolotl.record.schema import StepBlock as StepBlock
+from fast_axolotl.record.schema import SystemSample as SystemSample
+from fast_axolotl.record.schema import SystemStart as SystemStart

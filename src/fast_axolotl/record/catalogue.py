@@ -24,12 +24,11 @@ _NO_TIME = "the steady phase has no duration"
 _NO_IDS = "the batches hold no token ids; report the number with meter.tokens(n)"
 _NO_LABELS = "the batches hold no labels; report the number with meter.tokens(n, trainable=…)"
 _NO_PERIOD = "the waits are all about as long"
+_NO_SWAP = "/proc/vmstat has no swap counters"
 _NO_QUEUE = "the loader has no queue that can be inspected"
 
 _SHARE_NEAR_ZERO = 0.01
 """One point: ten times what the meter resolves."""
-_RATE_NEAR_ZERO = 1e6
-"""1 MB/s: less than any disk or swap device would notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,8 @@ class Figure:
     missing: str = "not recorded"
     """Why there is no value, where nobody gave a more exact reason."""
     near_zero: float | None = None
-    """Of figures that can be 0: below this a value has no meaningful ratio."""
+    """Of figures that can be 0: below this a value has no meaningful ratio. Of swap 1 MB/s: less
+    than any device would notice."""
     resolution: float = 0.0
     """Share by which a ratio can be off for how the figure is recorded, however many pairs: the
     width of a histogram's bins, where quantiles come from."""
@@ -144,11 +144,8 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
         Figure("disk_request_bytes", "mean read request", "bytes", "",
             "the data's disk is not known, or does not count requests"),
         Figure("psi_io_full", "disk pressure", "share", "lower", _NO_PRESSURE),
-        *(
-            Figure(f"swap_{name}_bytes_per_second", f"swap {name}", "bytes/s", "lower",
-                "/proc/vmstat has no swap counters", _RATE_NEAR_ZERO)
-            for name in ("in", "out")
-        ),
+        Figure("swap_in_bytes_per_second", "swap in", "bytes/s", "lower", _NO_SWAP, 1e6),
+        Figure("swap_out_bytes_per_second", "swap out", "bytes/s", "lower", _NO_SWAP, 1e6),
         Figure("is_swap_sustained", "sustained swapping", "yes/no", "lower",
             "at least 3 sampled intervals are needed"),
         Figure("process_swap_bytes", "run's memory in swap", "bytes", "lower", _UNREADABLE),

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from fast_axolotl.errors import DataError
 
 T = TypeVar("T")
 
@@ -41,6 +46,27 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
     separators = (",", ":") if indent is None else None
     plain = to_plain(value)
     return json.dumps(plain, indent=indent, separators=separators, ensure_ascii=False, default=str)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file beside and rename it: no power cut and no full disk leaves half of one."""
+    target = path.resolve()  # a link stays one
+    beside = target.with_name(f".{target.name}.new")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A path in a record may hold bytes that are no text.
+        with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text.rstrip("\n") + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        cure = "free space or choose another --output"
+        raise DataError(
+            f"cannot be written: {error.strerror or error}; {cure}", path=str(path)
+        ) from error
 
 
 def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:

@@ -60,27 +60,6 @@ class RankSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSummary:
-    """One machine of a run."""
-
-    node: str
-    ranks: tuple[int, ...]
-    working_set_bytes: int | None = None
-    working_set_peak_bytes: int | None = None
-    limit_bytes: int | None = None
-    limit_share: float | None = None
-    cpu_cores: float | None = None
-    """Processors that the run used, mean."""
-    other_cpu_share: float | None = None
-    read_bytes_per_second: float | None = None
-    swap_in_bytes_per_second: float | None = None
-    psi_io_full: float | None = None
-    psi_memory_full: float | None = None
-    gpu_utilization: float | None = None
-    gpu_clock_mhz: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """What a record comes to: the figures by their names, and what is no figure.
 
@@ -112,8 +91,8 @@ class RunSummary:
 
     ledger: dict[str, float] = field(default_factory=dict)
     """Seconds of the whole wall clock by part; they add up to it."""
-    nodes: tuple[NodeSummary, ...] = ()
-    """Every machine, in the order of its ranks."""
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    """Every machine, in the order of its ranks: its name, its ranks, its figures."""
     node: str = ""
     """The machine whose memory, CPU, disk, swap and GPU figures these are: with several, the one
     under most pressure."""
@@ -133,7 +112,6 @@ class RunSummary:
     """What the period follows: rows, shard or epoch."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
     """Share of all waiting by what happened meanwhile: epoch, shard."""
-    span_seconds: dict[str, float]
     flops_convention: str
     peak_source: str
 

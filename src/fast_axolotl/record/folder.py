@@ -256,50 +256,44 @@ def read_run(path: str | Path) -> RunRecord:
     # Of two files of one node, that which began last.
     systems.sort(key=lambda system: system.start.time)
     record.systems = dict(sorted((system.start.host, system) for system in systems))
-    _leave_out_earlier(record)
+    if 0 in record.ranks:
+        # Ranks and nodes of another run that used the same folder before are left out.
+        start = record.ranks[0].start
+        for rank in [rank for rank in record.ranks if rank >= start.world_size]:
+            del record.ranks[rank]
+            text = f"rank-{rank}.jsonl is from another run: this one had {start.world_size} ranks"
+            record.notes.append(text)
+        hosts = {rank.start.host for rank in record.ranks.values()}
+        others = [node for node in record.systems if node not in hosts and len(record.systems) > 1]
+        for system in map(record.systems.__getitem__, others):
+            last = max((line.t for line in (*system.samples[-1:], system.end) if line), default=0.0)
+            if system.start.time + last + _CLOCK_SECONDS < start.time:
+                node = system.start.host
+                del record.systems[node]
+                text = f"the samples of {node} belong to an earlier run and were skipped"
+                record.notes.append(text)
     if not record.ranks and not record.systems:
-        raise _no_record(folder, "; ".join(record.notes[:3]))
+        # A folder that holds a protocol has several records below.
+        reason = "; ".join(record.notes[:3])
+        reason = reason or "it contains neither rank-0.jsonl nor system-NODE.jsonl"
+        text = f"this folder holds no record: {reason}; "
+        text += "make one with fast-axolotl measure -- COMMAND"
+        runs = sorted({file.parent for file in folder.glob("runs/[0-9]*-*/*.jsonl")})
+        verbs = ("report", "compare") if (folder / PROTOCOL_FILE).is_file() else ()
+        words = [f"{verb} {shlex.quote(str(folder))}" for verb in verbs]
+        words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
+        if (folder / JOB_FILE).is_file():
+            text = f"this is the record of a data job, which has no steps; read {JOB_FILE} itself"
+        elif words:
+            commands = ", ".join(f"fast-axolotl {word}" for word in words)
+            text = f"this is the folder of a protocol, with one record per run: {commands}"
+        raise DataError(text, path=str(folder))
     return record
 
 
 def system_file(folder: str | Path, node: str) -> Path:
     """The file for what is watched on one node."""
     return Path(folder) / f"system-{re.sub(r'[^A-Za-z0-9._-]+', '_', node)[:200]}.jsonl"
-
-
-def _no_record(folder: Path, reason: str = "") -> DataError:
-    """What to say of a folder without a record: one that holds a protocol has several below."""
-    reason = reason or "it contains neither rank-0.jsonl nor system-NODE.jsonl"
-    text = f"this folder holds no record: {reason}; make one with fast-axolotl measure -- COMMAND"
-    runs = sorted({path.parent for path in folder.glob("runs/[0-9]*-*/*.jsonl")})
-    has_result = (folder / PROTOCOL_FILE).is_file()
-    words = [f"{verb} {shlex.quote(str(folder))}" for verb in ("report", "compare") if has_result]
-    words += [f"show {shlex.quote(str(runs[-1]))}"] if runs else []
-    if (folder / JOB_FILE).is_file():
-        text = f"this is the record of a data job, which has no steps; read {JOB_FILE} itself"
-    elif words:
-        commands = ", ".join(f"fast-axolotl {word}" for word in words)
-        text = f"this is the folder of a protocol, with one record per run: {commands}"
-    return DataError(text, path=str(folder))
-
-
-def _leave_out_earlier(record: RunRecord) -> None:
-    """Ranks and nodes of another run that used the same folder before."""
-    first = record.ranks.get(0)
-    if first is None:
-        return
-    for rank in [rank for rank in record.ranks if rank >= first.start.world_size]:
-        del record.ranks[rank]
-        record.notes.append(
-            f"rank-{rank}.jsonl is from another run: this one had {first.start.world_size} ranks"
-        )
-    hosts = {rank.start.host for rank in record.ranks.values()}
-    for node in [node for node in record.systems if node not in hosts and len(record.systems) > 1]:
-        system = record.systems[node]
-        last = max((line.t for line in (*system.samples[-1:], system.end) if line), default=0.0)
-        if system.start.time + last + _CLOCK_SECONDS < first.start.time:
-            del record.systems[node]
-            record.notes.append(f"the samples of {node} belong to an earlier run and were skipped")
 
 
 def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | None:

@@ -184,18 +184,18 @@ class ProtocolResult:
     planned_pairs: int = 0
     planned_runs: int = 0
     """Warm-up runs included; 0 where an earlier version has not told."""
-    order: tuple[str, ...]
+    order: tuple[str, ...] = ()
     """Arms in the order in which they were run: A B B A …"""
     arms: tuple[Arm, ...]
     matrix: Matrix
-    losses: str
+    losses: str = ""
     """Whether the losses are equal, in one sentence; ``DIFFERENT`` comes first if they are not."""
-    are_losses_equal: bool | None
+    are_losses_equal: bool | None = None
     differing_settings: tuple[str, ...] = ()
     """Loader settings that differ between the arms, one sentence each."""
     dedupe: dict[str, Any] = field(default_factory=dict)
     """Dedupe on its own, on the user's rows: figures and reasons."""
-    paragraph: str
+    paragraph: str = ""
     """The answer in plain words: for each arm a line to repeat, then its figures and what to do."""
     environment: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

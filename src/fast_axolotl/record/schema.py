@@ -49,7 +49,6 @@ class Start:
     """Seconds since 1970 at ``t = 0``."""
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0
     pid: int
     pid_namespace: str = ""
     """Where that number is valid; empty where the system does not say."""
@@ -216,15 +215,12 @@ class ProfileWindow:
 
     t: float
     first_step: int | None = None
-    """Steps before it: windows of ranks that begin at the same one hold the same collectives.
-    ``None``: the record is older, and its one window began at the same step on all."""
+    """Steps before it: windows of ranks that begin at the same one hold the same collectives."""
     steps: int
     wall_seconds: float
     device_idle_seconds: float | None = None
-    communication_seconds: float | None = None
-    """Time with at least one collective under way."""
     exposed_communication_seconds: float | None = None
-    """The part of it in which nothing else ran."""
+    """Time with a collective under way in which nothing else ran."""
     collectives: tuple[float, ...] = ()
     """Seconds of each collective in the order they were started; ranks are compared one by one."""
     num_collectives: int | None = None

@@ -73,9 +73,6 @@ MUCH_IDLE = 0.20
 """Share of the profiled time in which the device idles though data is there. Ours."""
 LOW_MFU = 0.30
 """Ours: published dense runs reach 0.35 to 0.55."""
-SHORT_PASS_SECONDS = 0.5
-"""Of one forward and backward pass. Ours: as long as 8 B parameters and 4,096 tokens take on an
-H100 at 40 % MFU. Longer passes with a low MFU have slow kernels, not small ones."""
 
 
 def is_long_enough(fetches: int, seconds: float) -> bool:

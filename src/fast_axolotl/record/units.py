@@ -23,7 +23,7 @@ def format_value(value: float | None, unit: str, *, decimals: int = 1) -> str:
     if unit.startswith("bytes"):
         return format_bytes(value) + unit.removeprefix("bytes")
     if unit.startswith("FLOP"):
-        return format_flops(value) + unit.removeprefix("FLOP")
+        return _format_scaled(value, _FLOPS, "FLOP") + unit.removeprefix("FLOP")
     if unit == "yes/no":
         return "yes" if value else "no"
     return f"{format_count(value)} {unit}".rstrip()
@@ -61,16 +61,6 @@ def format_duration(seconds: float) -> str:
 def format_bytes(value: float | None) -> str:
     """``512 B``, ``1.5 MB``, ``12.3 GB``: three digits, powers of 1000."""
     return _format_scaled(value, _BYTES, "B")
-
-
-def format_rate(value: float | None) -> str:
-    """``12.3 MB/s``."""
-    return "–" if value is None else f"{format_bytes(value)}/s"
-
-
-def format_flops(value: float | None) -> str:
-    """``45.2 TFLOP``."""
-    return _format_scaled(value, _FLOPS, "FLOP")
 
 
 def _format_scaled(value: float | None, scale: tuple[tuple[float, str], ...], smallest: str) -> str:

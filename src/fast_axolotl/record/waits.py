@@ -8,8 +8,7 @@ so that they cannot disagree.
 Ranks meet in a collective at every step, so a step is as late as the rank that waits longest. The
 job's stall is Σ over steps of the largest wait of any rank ÷ wall time, over the steps that are
 steady on all ranks. Steps are aligned by their number. The waits of single steps are exact in the
-first hours of a record, and a byte each after that. Where a record of an earlier version has only
-the sums of blocks, the largest sum of one rank is what the job loses at least.
+first hours of a record, and a byte each after that.
 """
 
 from __future__ import annotations
@@ -31,17 +30,14 @@ StallSource = Literal["device", "host", ""]
 LEAST_DEVICE_SHARE = 0.9
 """Share of the wall time over which device waits must be known to stand for all of it."""
 
-WAIT_ERROR = 0.04
-"""How far a condensed wait can be off, as a share of it."""
 _LEAST_WAIT, _WAIT_GROWTH = 1e-5, 1.08
 WAIT_SECONDS = (0.0, *(_LEAST_WAIT * _WAIT_GROWTH**number for number in range(255)))
-"""The wait that each byte of condensed waits stands for: none, then 10 µs to 50 minutes."""
+"""The wait that each byte of condensed waits stands for, within 4 %: none, 10 µs to 50 minutes."""
 
 LEAST_PRESENCE = 0.9
 """Of the longest rank's steps, that a rank must have recorded to end the common steps."""
 _LEAST_STEPS = 20
 """Steps that a rank must have recorded to begin them later, where it has far fewer than others."""
-_EXACT, _CONDENSED, _SUMMED = 0, 1, 2
 
 
 def encode_waits(waits: Iterable[float]) -> str:
@@ -53,11 +49,6 @@ def encode_waits(waits: Iterable[float]) -> str:
             for wait in waits
         )
     ).decode()
-
-
-def decode_waits(text: str) -> bytes:
-    """The bytes of condensed waits, of which ``WAIT_SECONDS`` gives the seconds."""
-    return base64.b64decode(text)
 
 
 @dataclass(slots=True)
@@ -158,7 +149,6 @@ class JobWaits(NamedTuple):
     """The largest wait of any rank in each step, summed over steps."""
 
     seconds: float
-    """Where only the sums of blocks are known, the largest sum of one rank: the truth is higher."""
     caused: list[float]
     """Of each rank: the waits of the steps in which it waited longest."""
     alone: list[float]
@@ -194,31 +184,22 @@ def fold_waits(
     import numpy as np
 
     largest, second = np.zeros(len(steps)), np.zeros(len(steps))
-    holder, form = np.zeros(len(steps), dtype=np.int32), np.zeros(len(steps), dtype=np.uint8)
+    holder = np.zeros(len(steps), dtype=np.int32)
     for number, blocks in enumerate(ranks):
-        spread, own_form = _spread(blocks, steps, source)
-        np.maximum(form, own_form, out=form)
+        spread = _spread(blocks, steps, source)
         np.maximum(second, np.minimum(largest, spread), out=second)
         np.copyto(holder, number, where=spread > largest)
         np.maximum(largest, spread, out=largest)
-    is_known = form < _SUMMED
-    held, waits = holder[is_known], largest[is_known]
-    caused = np.bincount(held, waits, len(ranks)).astype(float)
-    alone = np.bincount(held, waits - second[is_known], len(ranks)).astype(float)
-    if not is_known.all():
-        sums = np.array([_spread(own, steps, source)[0][~is_known].sum() for own in ranks])
-        caused[sums.argmax()] += sums.max()
-        # All that the others waited may have been in the same steps.
-        others = float(sums.sum() - sums.max())
-        alone[sums.argmax()] += max(0.0, float(sums.max()) - others)
+    caused = np.bincount(holder, largest, len(ranks))
+    alone = np.bincount(holder, largest - second, len(ranks))
     return JobWaits(float(caused.sum()), caused.tolist(), alone.tolist())
 
 
-def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> tuple[Any, Any]:
-    """Waits of a rank by step, and how well they are known."""
+def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> Any:
+    """Waits of a rank by step; where only the sum of a block is known, each step has its share."""
     import numpy as np
 
-    waits, form = np.zeros(len(steps)), np.zeros(len(steps), dtype=np.uint8)
+    waits = np.zeros(len(steps))
     by_step, seconds_of = attrgetter("first_step"), np.array(WAIT_SECONDS)
     first = max(0, bisect_right(blocks, steps.start, key=by_step) - 1)
     for block in blocks[first : bisect_left(blocks, steps.stop, key=by_step)]:
@@ -229,16 +210,14 @@ def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> tuple[Any
         # What is condensed are the device's waits where there are any.
         if (block.device_wait_seconds is not None) == (source == "device"):
             with suppress(ValueError):  # a damaged line
-                codes = decode_waits(block.step_waits)
+                codes = base64.b64decode(block.step_waits)
         if singles is not None and len(singles) == block.steps:
             values = np.nan_to_num(np.array(singles), nan=0.0, posinf=0.0, neginf=0.0)
         elif len(codes) == block.steps > 0:
             values = seconds_of[np.frombuffer(codes, dtype=np.uint8)]
-            form[inside] = _CONDENSED
         else:
             known = block.host_wait_seconds if source == "host" else block.device_wait_seconds
             seconds = finite(known) or 0.0
             values = np.full(block.steps, seconds / max(1, block.steps))
-            form[inside] = _SUMMED if seconds else _EXACT
         waits[inside] = values[max(0, -at) : len(steps) - at]
-    return waits, form
+    return waits

@@ -18,14 +18,11 @@ from typing import Any, Literal
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
-from fast_axolotl.record.units import count_words, format_seconds
 from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
 from fast_axolotl.report.runs import read_figure
 
 Figure = dict[str, Any]
 
-_MOST_SPREAD = 6.0
-"""Runs whose lengths differ by more than this have time axes of their own."""
 _MOST_DWARFING = 5
 """Steps that may lie beyond the scale: such as the first ones, which compile."""
 _NEAR = 3.0
@@ -71,7 +68,7 @@ class Curve:
     path: str
     label: str
     role: str
-    style: Literal["line", "area", "dashed", "mark"] = "line"
+    style: Literal["line", "area", "dashed"] = "line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +111,6 @@ TIME_CHARTS = (
                 (
                     Curve("steps/mean", "time per step", "step"),
                     Curve("steps/wait", "time waiting for data", "wait", "area"),
-                    Curve(
-                        "slow/seconds", "a fetch that waited far longer than most", "wait", "mark"
-                    ),
                 ),
             ),
             Lane(
@@ -275,12 +269,11 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
     for run in runs:
         figure = None
         if lengths[run.place]:
-            end = longest if longest <= _MOST_SPREAD * lengths[run.place] else lengths[run.place]
             layout: Figure = {
                 "xaxis": axis(
                     "time",
                     time_unit,
-                    range=[-0.02 * end * by, 1.03 * end * by],
+                    range=[-0.02 * longest * by, 1.03 * longest * by],
                     anchor="y2" if lanes[1:] else "y",
                     hoverformat=",.1f",
                     unifiedhovertitle={"text": f"%{{x:,.1f}} {time_unit}"},
@@ -318,7 +311,7 @@ def _top_of(lane: Lane, runs: Sequence[RunCurves]) -> float:
         for curve in lane.curves:
             column = run.column(f"{curve.path}_high") or run.column(curve.path)
             values = sorted((one for one in column if one is not None), reverse=True)
-            if not values or curve.style == "mark":
+            if not values:
                 continue
             # A share near 0 is not blown up.
             top = max(top, _LEAST_SHARE if lane.unit == "share" else 0.0)
@@ -352,10 +345,6 @@ def _curve_traces(
     group = curve.path.partition("/")[0]
     x = run.ref(f"{group}/t", by)
     y = run.ref(curve.path, scale[0])
-    if curve.style == "mark":
-        marker = {"symbol": "diamond", "size": 7, "color": colour(curve.role)}
-        text: Figure = {"text": run.ref(f"{group}/text"), "hovertemplate": "%{text}"}
-        return [points(x, y, curve.role, curve.label, "markers", marker=marker, **text)]
     form = ".1%" if unit == "share" else ",.4~g"
     more: Figure = {"yaxis": yaxis, "connectgaps": True}
     more["hovertemplate"] = f"%{{y:{form}}} {scale[1]}".strip()
@@ -396,7 +385,7 @@ def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) ->
 
 
 def _sentences(spec: TimeChart, run: RunCurves) -> list[str]:
-    """Those whose figures are known, and what stands out."""
+    """Those whose figures are known."""
     lines = []
     for template in spec.sentences:
         names = re.findall(r"{(\w+)}", template)
@@ -404,41 +393,29 @@ def _sentences(spec: TimeChart, run: RunCurves) -> list[str]:
         if all(value is not None for value in values.values()):
             texts = {name: FIGURES[name].format(value) for name, value in values.items()}
             lines.append(template.format_map(texts))
-    if spec.name == "stall" and (slow := run.series.get("slow")):
-        few = f", of which the {len(slow['t'])} longest are marked" * (slow["all"] > len(slow["t"]))
-        waited, most = count_words(slow["all"], "fetch"), format_seconds(max(slow["seconds"]))
-        lines.append(f"{waited} waited far longer than most, up to {most}{few}.")
     return lines
 
 
 def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
     """The trainer's own losses, all runs in one figure: curves on top of each other are equal."""
-    shown = [run for run in runs if run.series.get("losses") or run.series.get("not_finite")]
+    shown = [run for run in runs if run.column("losses/loss")]
     if not shown:
         return None
-    traces, texts, legend, annotations = [], [], [], []
+    traces, texts, legend = [], [], []
     for number, run in enumerate(shown):
         role = _RUN_ROLES[number % len(_RUN_ROLES)]
         known = [value for value in run.column("losses/loss") if value is not None]
         style: Figure = {"width": 1.8 if number else 3, "dash": "dash" if number else ""}
-        if known:
-            mode = "lines+markers" if len(known) == 1 else "lines"
-            name, x, y = plain_name(run.name), run.ref("losses/t"), run.ref("losses/loss")
-            more = {"hovertemplate": "%{y:,.5~g}", **style}
-            traces.append(points(x, y, role, html.escape(name), mode, **more))
+        mode = "lines+markers" if len(known) == 1 else "lines"
+        name, x, y = plain_name(run.name), run.ref("losses/t"), run.ref("losses/loss")
+        more = {"hovertemplate": "%{y:,.5~g}", **style}
+        traces.append(points(x, y, role, html.escape(name), mode, **more))
         legend.append(Legend(role=role, label=run.name, shape="dashed" if number else "line"))
-        text = f"{plain_name(run.name)}: " if shown[1:] else ""
-        text += f"from {known[0]:,.4g} to {known[-1]:,.4g}." if known else "no loss is a number."
-        if wrong := run.series.get("not_finite", []):
-            text += f" {len(wrong):,} are NaN or infinite, first at step {wrong[0]:,}."
-            place = {"xref": "x", "x": wrong[0], "yref": "paper", "y": 1}
-            words = f"NaN or infinite: step {wrong[0]:,}"
-            annotations.append(_words(words, "bad", yanchor="bottom", **place))
-        texts.append(text)
+        whose = f"{name}: " if shown[1:] else ""
+        texts.append(f"{whose}from {known[0]:,.4g} to {known[-1]:,.4g}.")
     layout = {
         "xaxis": axis("step", unifiedhovertitle={"text": "step %{x:,}"}),
         "yaxis": axis("loss"),
-        "annotations": annotations,
     }
     same = " If the runs learned the same, the curves lie on top of each other." * bool(shown[1:])
     figure = {"traces": traces, "layout": layout, "height": _HEIGHT}

@@ -33,7 +33,6 @@ from fast_axolotl.report.document import (
     Card,
     Cell,
     Document,
-    Log,
     Paragraph,
     Row,
     Section,
@@ -48,6 +47,7 @@ from fast_axolotl.report.runs import (
     verdict_blocks,
 )
 
+_NO_RUN = "No measured run."
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
@@ -62,7 +62,7 @@ def protocol_document(protocol: ProtocolResult) -> Document:
     if measured_rows(protocol.matrix):
         blocks.append(Section(title="Comparison", blocks=[_matrix_table(protocol.matrix)]))
     elif not any(map(_counted_runs, protocol.arms)):
-        blocks.append(Paragraph(_no_counted_run(protocol)))
+        blocks.append(Paragraph(_NO_RUN))
     cards = [_arm_card(protocol, arm) for arm in protocol.arms]
     if cards:
         blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
@@ -74,7 +74,7 @@ def protocol_document(protocol: ProtocolResult) -> Document:
                 by_tail.setdefault(run.log_tail, []).append(run.folder)
         for tail, names in by_tail.items():
             title = f"{arm.name}, {' and '.join(names)} failed; the end of its log:"
-            blocks.append(Section(title=title, blocks=[Log(tail)]))
+            blocks.append(Section(title=title, blocks=[Paragraph(tail, "log")]))
     return Document(title=protocol.title, blocks=blocks)
 
 
@@ -129,8 +129,9 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
             if name not in ("sentence", "log_tail") and value not in (None, "", [], {})
         ]
         own: list[Block] = [Paragraph(protocol.dedupe.get("sentence", "")), Table(rows=rows)]
-        tail = protocol.dedupe.get("log_tail")
-        blocks.append(Section(title="Dedupe alone", blocks=[*own, *([Log(tail)] if tail else [])]))
+        if tail := protocol.dedupe.get("log_tail"):
+            own.append(Paragraph(tail, "log"))
+        blocks.append(Section(title="Dedupe alone", blocks=own))
     runs: list[tuple[str, ...]] = []
     for arm in protocol.arms:
         for run in arm.runs:
@@ -167,8 +168,6 @@ def describe_progress(protocol: ProtocolResult) -> str:
     words += f", {failed} of them failed" if failed else ""
     if not protocol.pairs:
         return f"{words}, no pair yet."
-    if not protocol.planned_pairs:
-        return f"{words}, {count_words(protocol.pairs, 'pair')}."
     return f"{words}, {protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}."
 
 
@@ -234,7 +233,7 @@ def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     if arm.verdict and shown is not None:
         name = shown.folder.rstrip("/").rpartition("/")[2]
         notes.append(f"Verdict of run {name}{', a warm-up run' if shown.pair < 0 else ''}.")
-    headline = arm.headline or _no_counted_run(protocol)
+    headline = arm.headline or _NO_RUN
     return Card(name=arm.name, badges=badges, headline=headline, action=arm.action, notes=notes)
 
 
@@ -262,36 +261,24 @@ def _facts(protocol: ProtocolResult) -> list[str]:
 def _describe_missing(matrix: Matrix) -> list[str]:
     """Why figures have no row, and why arms lack them in a row: one sentence for each reason."""
     shown = measured_rows(matrix)
-    missing: dict[str, list[str]] = {}
+    missing: dict[str, dict[str, list[str]]] = {arm: {} for arm in ("", *matrix.arms)}
     for row in matrix.rows if shown else ():
+        absent = [at for at in range(len(matrix.arms)) if row.cells[at].value is None]
+        reasons = {matrix.arms[at]: row.cells[at].reason or "not recorded" for at in absent}
         if row not in shown:
             # An arm that ran knows more about it than one that did not.
-            reasons = sorted(
-                (cell.reason for cell in row.cells if cell.reason),
-                key=lambda reason: reason.startswith("no run "),
-            )
-            missing.setdefault(reasons[0] if reasons else "no measured run", []).append(row.label)
-    lines = [f"Not measured: {'; '.join(labels)} ({reason})." for reason, labels in missing.items()]
-    for at, arm in enumerate(matrix.arms):
-        missing = {}
-        for row in shown:
-            if row.cells[at].value is None:
-                reason = row.cells[at].reason or "not recorded"
-                missing.setdefault(reason, []).append(row.label)
-        lines += [
-            f"Nothing measured in {arm}: {reason}."
-            if len(labels) == len(shown)
-            else f"Not measured in {arm}: {'; '.join(labels)} ({reason})."
-            for reason, labels in missing.items()
-        ]
-    return lines
+            reasons = {"": min(reasons.values(), key=lambda reason: reason.startswith("no run "))}
+        for arm, reason in reasons.items():
+            missing[arm].setdefault(reason, []).append(row.label)
+    return [
+        f"Nothing measured in {arm}: {reason}."
+        if arm and len(labels) == len(shown)
+        else f"Not measured{f' in {arm}' if arm else ''}: {'; '.join(labels)} ({reason})."
+        for arm, by_reason in missing.items()
+        for reason, labels in by_reason.items()
+    ]
 
 
 def _counted_runs(arm: Arm) -> list[ArmRun]:
     """Its runs that the matrix is of."""
     return [run for run in arm.runs if run.status == "done" and run.pair >= 0]
-
-
-def _no_counted_run(protocol: ProtocolResult) -> str:
-    """Why an arm has no figures."""
-    return "No measured run yet." if describe_progress(protocol) else "No measured run."

@@ -35,8 +35,9 @@ class Paragraph:
     """A sentence or more."""
 
     text: str
-    style: Literal["", "lead", "alarm", "warning", "muted"] = ""
-    """``lead`` is the answer. An alarm has to be read before anything else."""
+    style: Literal["", "lead", "alarm", "warning", "muted", "log"] = ""
+    """``lead`` is the answer. An alarm has to be read before anything else. A log is lines that a
+    program has printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +82,13 @@ class Bar:
     """Label, share, and the role of its colour."""
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """Lines that a program has printed."""
-
-    text: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legend:
     """What a colour of a chart stands for."""
 
     role: str
     label: str
-    shape: Literal["line", "dashed", "area", "mark", "bar"] = "line"
+    shape: Literal["line", "dashed", "area", "bar"] = "line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +128,7 @@ class Section:
     """How the page arranges the blocks: below each other, or side by side."""
 
 
-Block = Paragraph | Bullets | Card | Table | Bar | Log | Chart | Section
+Block = Paragraph | Bullets | Card | Table | Bar | Chart | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,22 +4,19 @@ The record is read anew each time. *Now* is the summary of its last five seconds
 function as the summary of all of it, so the two cannot contradict each other. A long record takes
 longer to read: it is drawn less often then, so that watching takes at most a tenth of one core.
 
-It is drawn on a whole terminal, or as one line at a time without one. The terminal's other screen
-is used, so that what was printed before comes back afterwards, however the view ends; only SIGKILL
-prevents it. No key is read: Ctrl-C and Ctrl-Z mean what they always do.
+A terminal is drawn over each time; without one it is one line at a time. Nothing of the terminal is
+changed and no key is read: however the view ends there is nothing to put back, the last moment
+stays to be read, and Ctrl-C and Ctrl-Z mean what they always do.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -340,16 +337,8 @@ def follow(
                 begin = clock()
                 record = read()
                 over = ending(record) or ("the time was up" if begin >= end else "")
-                display.show(
-                    take_moment(
-                        title,
-                        record,
-                        summarise,
-                        clock=time.time(),
-                        log=read_log(),
-                        ending=over,
-                    )
-                )
+                now, log = time.time(), read_log()
+                display.show(take_moment(title, record, summarise, clock=now, log=log, ending=over))
                 if over:
                     return over
                 due = begin + max(_INTERVAL_SECONDS, (clock() - begin) / _MOST_SHARE)
@@ -359,7 +348,7 @@ def follow(
 
 
 class Display:
-    """The other screen of a terminal that is ours to use; anywhere else a line for each moment."""
+    """A place of a terminal that is drawn over; anywhere else a line for each moment."""
 
     def __init__(self, file: IO[str]) -> None:
         self._console = Console(file=file, highlight=False, markup=False)
@@ -368,61 +357,31 @@ class Display:
             and not self._console.is_dumb_terminal
             and _is_in_the_foreground(file)
         )
-        self._live: Live | None = None
-        self._moment: Moment | None = None
-        self._before: Any = None
+        self._live = Live(
+            console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
 
     def __enter__(self) -> Display:
         if self.is_screen:
-            if threading.current_thread() is threading.main_thread():
-                self._before = signal.signal(signal.SIGTSTP, self._suspend)
-            self._open()
+            self._live.start()
+            self._console.show_cursor()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-        if self._before is not None:
-            signal.signal(signal.SIGTSTP, self._before)
+        self._live.stop()
 
     def show(self, moment: Moment) -> None:
         """Draw it."""
-        self._moment = moment
-        if self._live is None:
+        if not self.is_screen:
             print(format_line(moment), file=self._console.file, flush=True)
             return
-        # The last column is left free: some terminals wrap when it is written.
-        size = self._console.size
-        lines = lay_out(moment, width=max(1, size.width - 1), height=size.height)
-        self._live.update(Group(*lines), refresh=True)
-
-    def print_last(self) -> None:
-        """Print what was last shown below what was on the terminal before, to stay there."""
-        if self._moment is not None:
-            self._console.print(Group(*lay_out(self._moment, width=self._console.size.width)))
-
-    def _open(self) -> None:
-        self._live = Live(
-            console=self._console,
-            screen=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start()
-
-    def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Give the terminal back, stop as Ctrl-Z asks, and take it again afterwards."""
-        if self._live is not None:
-            self._live.stop()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._open()
-        if self._moment is not None:
-            self.show(self._moment)
+        # The last column and line are left free: some terminals wrap or scroll when they are full.
+        width, height = self._console.size
+        self._live.update(Group(*lay_out(moment, width=width - 1, height=height - 1)), refresh=True)
 
 
 def _is_in_the_foreground(file: IO[str]) -> bool:
-    """A background job must not touch the terminal: the system would stop it."""
+    """A background job must not draw over what the shell writes meanwhile."""
     try:
         return os.tcgetpgrp(file.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):

@@ -13,7 +13,6 @@ from fast_axolotl.report.document import (
     Cell,
     Chart,
     Document,
-    Log,
     Paragraph,
     Table,
 )
@@ -39,7 +38,9 @@ def escape_markdown(text: str) -> str:
 def _parts(blocks: Iterable[Block]) -> Iterator[str]:
     """Paragraphs, between which an empty line stands."""
     for block in blocks:
-        if isinstance(block, Paragraph):
+        if isinstance(block, Paragraph) and block.style == "log":
+            yield "```text\n" + block.text.replace("```", "'''") + "\n```"
+        elif isinstance(block, Paragraph):
             text = escape_markdown(block.text)
             is_warning = block.style in ("alarm", "warning")
             yield f"> **{text}**" if is_warning else text
@@ -50,8 +51,6 @@ def _parts(blocks: Iterable[Block]) -> Iterator[str]:
             yield from _card(block)
         elif isinstance(block, Table):
             yield "\n".join(_table(block))
-        elif isinstance(block, Log):
-            yield "```text\n" + block.text.replace("```", "'''") + "\n```"
         elif not isinstance(block, Bar | Chart) and any(parts := [*_parts(block.blocks)]):
             yield f"### {escape_markdown(block.title)}"
             yield from parts

@@ -13,13 +13,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from fast_axolotl.errors import DataError, MissingExtraError
+from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.record.units import format_date, format_duration, format_share
@@ -146,22 +144,6 @@ def render_page(document: Document) -> str:
     )
     # White space between inline elements would show.
     return re.sub(r">\s+<", "><", page.strip()) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file beside and rename it: a full disk leaves no half of one."""
-    target = path.resolve()  # a link stays one
-    beside = target.with_name(f".{target.name}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A path in a record may hold bytes that are no text.
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        beside.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
-        reason = error.strerror or str(error)
-        raise DataError(f"cannot be written: {reason}", path=str(path)) from error
 
 
 def _figures(blocks: Iterable[Block]) -> Iterator[tuple[str, Any]]:

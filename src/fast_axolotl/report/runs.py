@@ -64,7 +64,6 @@ _ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_by
 """Of those: why one of these is missing is not worth a line."""
 _MOST_NOTES = 2
 """Of a record, on one screen."""
-_PATTERNS = {"steady": "all the time", "burst": "in bursts", "periodic": "rarely, but long"}
 _PART_ROLES = dict(
     zip(
         LEDGER,
@@ -223,11 +222,6 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
         ranks = ""
         if one.world_size > 1 and one.deciding_rank is not None:
             ranks = f" on rank {one.deciding_rank}, the slowest of {one.world_size} to get data"
-        waits = ""
-        if one.stall_pattern:
-            of = {"": "", "rows": ", every so many rows"}
-            follows = of.get(one.stall_period_of, f", at each {one.stall_period_of}")
-            waits = f"{_PATTERNS[one.stall_pattern]}{follows}"
         courses.append(
             {
                 "folder": one.run_dir,
@@ -239,7 +233,6 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
                 f"{count_words(one.warmup_steps, 'step')} of warm-up not counted",
                 "replaced": describe_replacements(one),
-                "waits occur": waits,
                 "FLOPs": one.flops_convention,
                 "notes": " ".join(f"{note}." for note in one.notes),
             }
@@ -304,11 +297,12 @@ def _member_tables(run: ReportRun, *, is_named: bool) -> Iterator[Section]:
     if len(summary.nodes) > 1:
         rows = []
         for node in summary.nodes:
-            ranks = ", ".join(map(str, node.ranks)) or "–"
-            if len(node.ranks) > 2 and node.ranks[-1] - node.ranks[0] == len(node.ranks) - 1:
-                ranks = f"{node.ranks[0]}–{node.ranks[-1]}"
-            texts = [FIGURES[name].format(getattr(node, name)) for name in _NODE_FIGURES.values()]
-            rows.append((node.node, ranks, *texts))
+            own = node["ranks"]
+            ranks = ", ".join(map(str, own)) or "–"
+            if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
+                ranks = f"{own[0]}–{own[-1]}"
+            texts = [FIGURES[name].format(node[name]) for name in _NODE_FIGURES.values()]
+            rows.append((node["node"], ranks, *texts))
         table = Table(header=("node", "ranks", *_NODE_FIGURES), rows=rows)
         yield Section(title=f"Nodes{whose}", blocks=[table])
     if len(summary.ranks) > 1:
@@ -387,15 +381,10 @@ def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
     logs = record.find_losses()
     wrong = [line for line in logs if not math.isfinite(line.values["loss"])]
     if wrong:
-        is_nan = {math.isnan(line.values["loss"]) for line in wrong}
-        kind = "NaN or infinite" if len(is_nan) > 1 else "NaN" if True in is_nan else "infinite"
-        first = wrong[0].step
-        if len(wrong) == len(logs) - logs.index(wrong[0]):
-            alarms.append(f"The loss is {kind} from step {first:,} on.")
-        else:
-            alarms.append(
-                f"{len(wrong):,} of {len(logs):,} losses are {kind}, the first at step {first:,}."
-            )
+        alarms.append(
+            f"{len(wrong):,} of {len(logs):,} losses are NaN or infinite, the first at step "
+            f"{wrong[0].step:,}."
+        )
     after = format_duration(summary.duration_seconds)
     error = f" ({' '.join(summary.error.split())})" if summary.error else ""
     ends = {

@@ -18,13 +18,11 @@ from typing import Any
 
 from fast_axolotl.record import RunRecord, RunSummary, StepBlock, SystemRecord
 from fast_axolotl.record.arithmetic import finite, ratio
-from fast_axolotl.record.units import format_seconds
 
 MOST_POINTS = 1200
 """Points of a curve: about one for every pixel of a wide screen."""
 _MOST_WINDOWS = 240
 """Of a share or a rate, which is more readable when it is calm."""
-_MOST_MARKS = 100
 _FIGURES = 5
 """Significant figures of the numbers in a page: a pixel is a thousandth of a chart."""
 _MEMORY = ("working_set_bytes", "anon_bytes", "hwm_bytes")
@@ -109,12 +107,11 @@ def read_series(record: RunRecord, summary: RunSummary) -> Columns:
     series: Columns = {}
     if summary.deciding_rank is not None:
         series |= _rank_series(record, summary, zero)
-        losses, before, logs = Track(), 0, record.find_losses()
-        for line in logs:
+        losses, before = Track(), 0
+        for line in record.find_losses():
             losses.add(before, line.step, loss=line.values["loss"])
             before = line.step
         series["losses"] = losses.thin(spread=("loss",))
-        series["not_finite"] = [line.step for line in logs if finite(line.values["loss"]) is None]
         series["throughput"] = _throughput(record, zero)
     if system is not None:
         series |= _system_series(system, system.start.time - zero)
@@ -137,38 +134,20 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
     is_device = summary.stall_source == "device"
     steps = Track()
     phases: list[dict[str, Any]] = []
-    outliers = []
     phase = "steady"
     for block in blocks:
         begin, end = offset + _begin(block), offset + block.t
-        if block.phase == "steady":
-            for slow in block.slow:
-                if finite(slow.seconds) is not None:
-                    share = (slow.fetch - block.first_fetch + 1) / max(1, block.fetches)
-                    at = begin + min(1.0, max(0.0, share)) * (end - begin)
-                    outliers.append((at, slow.seconds, slow.fetch, slow.row))
-        elif block.phase == phase:
+        if block.phase != "steady" and block.phase == phase:
             phases[-1]["end"] = round(end, 3)
-        else:
+        elif block.phase != "steady":
             phases.append({"name": block.phase, "begin": round(begin, 3), "end": round(end, 3)})
         phase = block.phase
         _add_steps(steps, block, end, is_device)
-    longest = sorted(sorted(outliers, key=lambda one: -one[1])[:_MOST_MARKS])
     return {
         "rank": summary.deciding_rank,
         "steps": steps.thin(spread=("mean",)),
         "stall": stall_track(blocks, offset, is_device).thin(_MOST_WINDOWS),
         "phases": phases,
-        "slow": {
-            "all": len(outliers),
-            "t": round_figures((one[0] for one in longest), 7),
-            "seconds": round_figures(one[1] for one in longest),
-            "text": [
-                f"{format_seconds(one[1])}, fetch {one[2]:,}, row {one[3]:,}" for one in longest
-            ],
-        }
-        if outliers
-        else {},
     }
 
 

@@ -35,7 +35,6 @@ from fast_axolotl.report.document import (
     Cell,
     Chart,
     Document,
-    Log,
     Paragraph,
     Row,
     Table,
@@ -50,7 +49,7 @@ BADGES = {
 }
 """Style of a verdict's title by its tone."""
 _TONES = {"good": "green", "warn": "yellow", "bad": "bold red"}
-_STYLES = {"alarm": "bold white on red", "warning": "bold yellow", "muted": "dim"}
+_STYLES = {"alarm": "bold white on red", "warning": "bold yellow", "muted": "dim", "log": "dim"}
 
 Update = Callable[[str, int, int, float, "float | None"], None]
 """What runs, runs done, runs in all, seconds of this run, seconds left."""
@@ -92,8 +91,6 @@ def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[Rend
             if not is_first:
                 yield Text()
             yield _table(block)
-        elif isinstance(block, Log):
-            yield Text(block.text, "dim")
         else:
             # The first block stands directly below its heading.
             yield Text.assemble("" if is_first else "\n", (block.title, "bold"))
