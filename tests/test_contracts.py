@@ -83,7 +83,7 @@ def test_every_format_and_compression_yields_the_same_rows(
     rows = flat_rows(2300) if kind == "csv" else make_rows(2300)
     path = write_as(tmp_path, kind, rows, compression)
 
-    batches = list(open_dataset(path, batch_size=500, num_threads=2, **WRITERS[kind][2]))
+    batches = list(open_dataset(path, batch_size=500, num_threads=2))
 
     assert [row for batch in batches for row in batch.to_pylist()] == rows
     assert [batch.num_rows for batch in batches] == [500, 500, 500, 500, 300]

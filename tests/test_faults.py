@@ -538,37 +538,28 @@ def test_a_damaged_state_file_of_a_saved_dataset_is_an_error(tmp_path: Path) -> 
             read(folder)
 
 
-def test_a_saved_dataset_may_name_only_arrow_files_of_its_own(tmp_path: Path) -> None:
+def test_a_saved_dataset_may_name_only_files_and_folders_of_its_own(tmp_path: Path) -> None:
     """Whoever made the folder chooses which files are read: never those of the reader."""
     folder = saved_dataset(tmp_path / "saved")
+    saved_dataset(tmp_path / "other")
     (folder / "sub").mkdir()
     for target in (tmp_path / "secret.arrow", folder / "secret.txt"):
         target.write_bytes(as_stream(rows_of(3)))
     (folder / "link.arrow").symlink_to(tmp_path / "secret.arrow")
-    for name in ("../secret.arrow", "secret.txt", "link.arrow", "sub/../../secret.arrow"):
-        (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-        with refusal(DataError, folder / "state.json", match=re.escape(repr(name))):
-            read(folder)
-
-
-def test_a_saved_dict_may_name_only_its_own_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    saved_dataset(tmp_path / "other")
-    folder.mkdir()
     (folder / "link").symlink_to(tmp_path / "other")
-    for name in ("..", "../other", "/etc", "link", "a/b"):
-        (folder / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
-        with refusal(DataError, folder / "dataset_dict.json", match=re.escape(repr(name))):
+
+    def check(index: str, content: Any, match: str) -> None:
+        (folder / index).write_text(json.dumps(content))
+        with refusal(DataError, folder, match=match):
             read(folder)
 
-
-def test_a_saved_dataset_with_an_indices_mapping_is_refused(tmp_path: Path) -> None:
-    folder = saved_dataset(tmp_path / "saved")
-    state = json.loads((folder / "state.json").read_text())
-    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
-    (folder / "state.json").write_text(json.dumps(state))
-    with refusal(DataError, folder, match="flatten_indices"):
-        read(folder)
+    for name in ("../secret.arrow", "secret.txt", "link.arrow", "sub/../../secret.arrow"):
+        check("state.json", {"_data_files": [{"filename": name}]}, re.escape(repr(name)))
+    mapping = {"_indices_data_files": [{"filename": "indices.arrow"}]}
+    files = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+    check("state.json", {**files, **mapping}, "flatten_indices")
+    for name in ("..", "../other", "/etc", "link", "a/b"):
+        check("dataset_dict.json", {"splits": [name]}, re.escape(repr(name)))
 
 
 # Values

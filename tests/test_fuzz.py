@@ -30,7 +30,16 @@ import pytest
 
 from fast_axolotl.errors import FastAxolotlError
 from fast_axolotl.reading import FormatWarning, convert, open_dataset
-from support.files import arrow_bytes, feather_bytes, jsonl_bytes, parquet_bytes, squeeze
+from support.files import (
+    arrow_bytes,
+    csv_bytes,
+    feather_bytes,
+    flat_rows,
+    jsonl_bytes,
+    make_rows,
+    parquet_bytes,
+    squeeze,
+)
 
 CASES = int(os.environ.get("FAST_AXOLOTL_FUZZ_CASES", "60"))
 """Cases of each sample."""
@@ -42,23 +51,9 @@ SECONDS_PER_CASE = 0.5
 ADDRESS_SPACE_BYTES = 8 * 1024**3
 """What a damaged length may make a child ask for before it is out of memory."""
 
-ROWS: list[dict[str, Any]] = [
-    {
-        "text": f'row {index} ünïcode \U0001f98e, "quoted"',
-        "label": index,
-        "score": index / 4,
-        "maybe": None if index % 3 else f"kept {index}",
-        "ids": list(range(index % 5)),
-        "messages": [{"role": "user", "content": "hello " * (index % 4)}] * (index % 3),
-        "flag": index % 2 == 0,
-        "kind": ("a", "b", "c")[index % 3],
-    }
-    for index in range(40)
-]
-
 
 def plain_table() -> pa.Table:
-    return pa.Table.from_pylist(ROWS)
+    return pa.Table.from_pylist(make_rows(40))
 
 
 def typed_table() -> pa.Table:
@@ -108,19 +103,11 @@ def arrow(
 
 
 def json_lines() -> bytes:
-    return jsonl_bytes(ROWS)
+    return jsonl_bytes(make_rows(40))
 
 
 def json_document() -> bytes:
-    return json.dumps(ROWS, indent=1).encode()
-
-
-def csv() -> bytes:
-    lines = ["text,label,score,kind"]
-    for row in ROWS:
-        quoted = row["text"].replace('"', '""')
-        lines.append(f'"{quoted}",{row["label"]},{row["score"]},{row["kind"]}')
-    return "\n".join([*lines, '"two\nlines",40,1.5,b', ""]).encode()
+    return json.dumps(make_rows(40), indent=1).encode()
 
 
 def text() -> bytes:
@@ -147,9 +134,8 @@ SAMPLES = {
             use_dictionary=False,
             column_encoding={
                 "text": "DELTA_BYTE_ARRAY",
-                "label": "DELTA_BINARY_PACKED",
+                "id": "DELTA_BINARY_PACKED",
                 "score": "BYTE_STREAM_SPLIT",
-                "kind": "DELTA_LENGTH_BYTE_ARRAY",
             },
         ),
     ),
@@ -163,7 +149,7 @@ SAMPLES = {
     "feather-lz4": Sample("feather", lambda: feather_bytes(plain_table(), chunksize=15)),
     "json": Sample("json", json_document),
     "jsonl": Sample("jsonl", json_lines),
-    "csv": Sample("csv", csv),
+    "csv": Sample("csv", lambda: csv_bytes(flat_rows(40))),
     "text": Sample("txt", text),
     "jsonl-gzip": Sample("jsonl.gz", lambda: squeeze(json_lines(), "gzip"), True),
     "json-zstd": Sample("json.zst", lambda: squeeze(json_document(), "zstd")),

@@ -97,8 +97,7 @@ def test_units_have_the_rows_that_reading_them_gives(
     tmp_path: Path, kind: str, compression: str, on_error: str
 ) -> None:
     path, rows = write_kind(tmp_path, kind, compression)
-    options = {} if kind == "text" else WRITERS[kind][2]
-    dataset = with_csv_edges(open_as([path, path], on_error=on_error, **options))
+    dataset = with_csv_edges(open_as([path, path], on_error=on_error))
     units = dataset.units()
 
     counts = list(unit_rows(dataset).values())
@@ -189,7 +188,7 @@ def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_take_is_indexing_a_list(tmp_path: Path, kind: str, compression: str) -> None:
     path, rows = write_kind(tmp_path, kind, compression)
-    reader = open_dataset([path, path], **({} if kind == "text" else WRITERS[kind][2]))
+    reader = open_dataset([path, path])
     dataset = with_csv_edges(reader._dataset.with_options(unit_bytes=4096, block_bytes=8192))
     rows, schema = rows + rows, reader.schema
     random = np.random.default_rng(0)

@@ -81,30 +81,23 @@ def test_results_come_in_the_order_of_the_tasks(num_threads: int) -> None:
     assert [(task.number, result) for task, result in ahead] == [(n, 2 * n) for n in range(500)]
 
 
-def test_an_error_of_decoding_comes_in_its_place() -> None:
+@pytest.mark.parametrize("where", ["decoding", "splitting"])
+def test_an_error_comes_after_the_tasks_before_it(where: str) -> None:
+    def split() -> Iterator[Piece]:
+        yield from pieces(None if where == "decoding" else 7)
+        raise LookupError("seven")
+
     def decode(piece: Piece) -> tuple[int, int]:
         if piece.number == 7:
             raise LookupError("seven")
         return double(piece)
 
-    ahead = Prefetcher(pieces(), decode, num_threads=3, budget=1000)
+    ahead = Prefetcher(split(), decode, num_threads=3, budget=1000)
 
     assert [result for _, result in islice(ahead, 7)] == [0, 2, 4, 6, 8, 10, 12]
     with pytest.raises(LookupError, match="seven"):
         next(ahead)
     ahead.close()
-
-
-def test_an_error_of_splitting_comes_after_the_tasks_before_it() -> None:
-    def broken() -> Iterator[Piece]:
-        yield from pieces(3)
-        raise OSError("gone")
-
-    ahead = Prefetcher(broken(), double, num_threads=2, budget=1000)
-
-    assert [result for _, result in islice(ahead, 3)] == [0, 2, 4]
-    with pytest.raises(OSError, match="gone"):
-        next(ahead)
 
 
 def test_an_item_larger_than_the_budget_passes() -> None:

@@ -46,6 +46,10 @@ def ids_of(batches: Any) -> list[int]:
     return [int(value) for batch in batches for value in batch["id"]]
 
 
+def collate(rows: list[Any]) -> dict[str, Any]:
+    return {"id": [row["id"] for row in rows]}
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_partition_the_rows(path: Path, num_workers: int) -> None:
     data = dataset(path, num_threads=2)
@@ -152,7 +156,8 @@ def test_a_short_batch_in_mid_stream_is_refused_where_a_dispatcher_would_lose_ro
 
 
 def stateful_loader(data: TorchDataset, num_workers: int, state: Any = None, **options: Any) -> Any:
-    loader = stateful.StatefulDataLoader(data, batch_size=None, num_workers=num_workers, **options)
+    options = {"batch_size": None, "num_workers": num_workers, **options}
+    loader = stateful.StatefulDataLoader(data, **options)
     if state is not None:
         loader.load_state_dict(state)
     return loader
@@ -185,25 +190,17 @@ def test_a_stateful_loader_resumes_with_the_identical_tail(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_single_rows_resume_inside_of_a_batch(path: Path, num_workers: int) -> None:
-    def make(state: Any = None, **options: Any) -> Any:
+    def make(state: Any = None) -> Any:
         data = dataset(path, rows=True, shuffle=4)
-        options = {"batch_size": 7, "num_workers": num_workers, "collate_fn": list, **options}
-        loader = stateful.StatefulDataLoader(data, **options)
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
+        return stateful_loader(data, num_workers, state, batch_size=7, collate_fn=collate)
 
-    def ids(batches: Any) -> list[int]:
-        return [int(row["id"]) for batch in batches for row in batch]
-
-    whole = ids(make())
+    whole = ids_of(make())
     assert sorted(whole) == ALL
     for stop in (0, 9):
-        loader = make()
-        first = ids(islice(iter(loader), stop))
-        resumed = make(pickle.loads(pickle.dumps(loader.state_dict())))
+        first, state = stop_after(make(), stop)
+        resumed = make(state)
         again = make(resumed.state_dict())
-        assert first + ids(resumed) == first + ids(again) == whole
+        assert first + ids_of(resumed) == first + ids_of(again) == whole
 
 
 def test_a_loaded_state_belongs_to_its_epoch(path: Path) -> None:

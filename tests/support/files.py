@@ -11,6 +11,7 @@ import lzma
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,16 @@ def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
+def csv_bytes(rows: Rows, **dialect: Any) -> bytes:
+    sink = io.StringIO(newline="")
+    writer = csv.writer(sink, **dialect)
+    writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
+    return sink.getvalue().encode()
+
+
 def write_csv(path: Path, rows: Rows, **dialect: Any) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, **dialect)
-        writer.writerow(rows[0])
-        writer.writerows(row.values() for row in rows)
+    path.write_bytes(csv_bytes(rows, **dialect))
     return path
 
 
@@ -148,37 +154,29 @@ def write_arrow(path: Path, rows: Rows, form: Callable[..., Any], batch_rows: in
     return path
 
 
-def _writer(make: Callable[[Rows], bytes | str]) -> Callable[[Path, Rows], Path]:
-    def write(path: Path, rows: Rows) -> Path:
-        data = make(rows)
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
-        return path
-
-    return write
-
-
-WRITERS: dict[str, tuple[str, Callable[[Path, Rows], Path], dict[str, Any]]] = {
-    "parquet, small row groups": (".parquet", lambda p, r: write_parquet(p, r, 300), {}),
-    "parquet, one row group": (".parquet", write_parquet, {}),
-    "arrow file": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_file), {}),
-    "arrow stream": (".arrow", lambda p, r: write_arrow(p, r, pa.ipc.new_stream), {}),
-    "feather lz4": (".feather", _writer(feather_bytes), {}),
-    "json array": (".json", _writer(lambda rows: json.dumps(rows, indent=1)), {}),
+WRITERS: dict[str, tuple[str, Callable[[Rows], bytes]]] = {
+    "parquet, small row groups": (".parquet", partial(parquet_bytes, row_group_size=300)),
+    "parquet, one row group": (".parquet", parquet_bytes),
+    "arrow file": (".arrow", arrow_bytes),
+    "arrow stream": (".arrow", partial(arrow_bytes, form=pa.ipc.new_stream)),
+    "feather lz4": (".feather", feather_bytes),
+    "json array": (".json", lambda rows: json.dumps(rows, indent=1).encode()),
     "json objects": (
         ".json",
-        _writer(lambda rows: "\n".join(json.dumps(row, indent=1) for row in rows)),
-        {},
+        lambda rows: "\n".join(json.dumps(row, indent=1) for row in rows).encode(),
     ),
-    "jsonl": (".jsonl", write_jsonl, {}),
-    "csv": (".csv", write_csv, {}),
+    "jsonl": (".jsonl", partial(jsonl_bytes, ensure_ascii=True)),
+    "csv": (".csv", csv_bytes),
 }
-"""Format to its suffix, its writer, and the options to read it with."""
+"""Format to its suffix and its writer."""
 
 
 def write_as(folder: Path, kind: str, rows: Rows, compression: str = "none") -> Path:
     """Rows in one of the ``WRITERS``' formats, compressed as a whole."""
-    suffix, write, _ = WRITERS[kind]
-    return compress(write(folder / f"rows{suffix}", rows), compression)
+    suffix, make = WRITERS[kind]
+    path = folder / f"rows{suffix}"
+    path.write_bytes(make(rows))
+    return compress(path, compression)
 
 
 def compress(path: Path, compression: str) -> Path:

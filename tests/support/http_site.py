@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -33,7 +33,6 @@ class Site:
     requests: list[tuple[str, int, int]] = field(default_factory=list)
     """The path, first byte and length of every GET."""
     slow_seconds: float = 0.0
-    on_get: Callable[[], None] = lambda: None
     url: str = ""
 
     @property
@@ -65,7 +64,6 @@ class _Handler(BaseHTTPRequestHandler):
         site, name = self.site, self.path.partition("?")[0]
         fault = ""
         if with_body:
-            site.on_get()
             fault = site.faults.pop(0) if site.faults else site.always
         if self.path in site.refused or fault == "403":
             return self._refuse(403)

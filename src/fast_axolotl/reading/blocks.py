@@ -234,11 +234,11 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
     return Decoded(table, decoded.rejections, decoded.more)
 
 
-def check_names(names: Sequence[str], path: str, cure: str = "") -> None:
+def check_names(names: Sequence[str], path: str, place: str = "", cure: str = "") -> None:
     """Refuses a file with two columns of one name."""
     if repeated := {name for name in names if names.count(name) > 1}:
         message = f"two columns have the name {min(repeated)!r}; rename one {cure}".rstrip()
-        raise DataError(message, path=path)
+        raise DataError(message, path=path, place=place)
 
 
 def value_bytes(data: pa.Table | pa.RecordBatch) -> int:

@@ -99,7 +99,8 @@ class CsvFile:
             header, end = next(records, ([], len(head)))
             texts = [name.encode("utf-8", "surrogateescape") for name in header]
             names, start = tuple(text.decode("utf-8", "replace") for text in texts), start + end
-        check_names(names, source.path, "in the header, or pass csv=CsvDialect(column_names=...)")
+        cure = "in the header, or pass csv=CsvDialect(column_names=...)"
+        check_names(names, source.path, "line 1", cure)
         return cls(
             source=source,
             compression=compression,

@@ -252,7 +252,7 @@ def _parse_exactly(
     for start, stop in _row_spans(rows):
         try:
             row = _loads(rows.data[start:stop], options.columns)
-            shape = _shape(row)
+            shape = _shape(row, _MAX_NESTING + 1)  # the row itself is a level
         except (ValueError, RecursionError) as error:
             bad.add(rows.place(start), _cause(error))
             continue
@@ -335,7 +335,7 @@ def _type_of(value: Any) -> pa.DataType:
     return pa.struct([pa.field(name, _type_of(item)) for name, item in value.items()])
 
 
-def _shape(value: Any, room: int = _MAX_NESTING) -> Hashable:
+def _shape(value: Any, room: int) -> Hashable:
     """Equal for values that have the same type; cheaper than the type itself."""
     if room < 0:
         raise RecursionError
