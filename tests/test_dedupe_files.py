@@ -153,6 +153,8 @@ def test_a_bucket_too_large_for_memory_is_read_in_passes(tmp_path: Path) -> None
     rows, first_of_each = work.repeated()
     assert (rows == np.arange(20_000, 40_000)).all()
     assert (first_of_each == np.arange(20_000)).all()
+    work.close()
+    assert left_behind(tmp_path) == []
 
 
 def test_an_input_that_changes_between_the_passes_is_noticed(

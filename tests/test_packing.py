@@ -161,22 +161,6 @@ def test_concatenated_rows_are_those_of_the_oracle(
         assert plain == {name: packed[name] for name in EMPTY}
 
 
-@given(token_lists(2**40), st.integers(2, 12))
-def test_splitting_loses_duplicates_and_reorders_no_token(
-    sequences: list[list[int]], width: int
-) -> None:
-    tokens = [token for sequence in sequences for token in sequence]
-    packed = pack_sequences(sequences, width, PAD, EOS, too_long="split", output="numpy")
-    attended = packed["input_ids"][packed["attention_mask"] == 1]
-    assert [token for token in attended.tolist() if token != EOS] == tokens
-    assert (attended == EOS).sum() == len(sequences)
-    masks = [[1] * len(sequence) for sequence in sequences]
-    packed = concatenate_and_pack(
-        sequences, sequences, masks, width, PAD, too_long="split", output="numpy"
-    )
-    assert packed["input_ids"][packed["attention_mask"] == 1].tolist() == tokens
-
-
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_many_sequences_on_several_threads_give_the_same_rows(
     num_threads: int, monkeypatch: pytest.MonkeyPatch
@@ -199,17 +183,6 @@ def test_segments_end_where_positions_restart_and_the_padding_is_one() -> None:
     assert packed["position_ids"] == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
     assert packed["cu_seqlens"] == [0, 4, 7, 10]
     assert pack_sequences([], 8, PAD, EOS, cu_seqlens=True)["cu_seqlens"] == [0]
-
-
-def test_a_split_sequence_fills_rows_and_has_one_eos() -> None:
-    for length, rows in (
-        (7, [[7, 7, 7, 7, 7], [7, 7, 1, 0, 0], [8, 1, 0, 0, 0]]),
-        (6, [[7, 7, 7, 7, 7], [7, 1, 0, 0, 0], [8, 1, 0, 0, 0]]),
-        (5, [[7, 7, 7, 7, 7], [1, 0, 8, 1, 0]]),
-        (4, [[7, 7, 7, 7, 0], [1, 0, 8, 1, 0]]),
-    ):
-        packed = pack_sequences([[9], [7] * length, [8]], 5, PAD, EOS, too_long="split")
-        assert packed["input_ids"] == [[9, 1, 0, 0, 0], *rows]
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

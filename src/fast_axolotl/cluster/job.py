@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -175,11 +175,7 @@ def find_repeated(store: Store, names: Iterable[str], memory: int) -> tuple[Any,
     bounded; on disk it takes 24 bytes a row, and 16 for each repeated one.
     """
     folder = Path(store.path("")) if store.is_local else Path(tempfile.gettempdir())
-    with (
-        disk_errors(folder),
-        tempfile.TemporaryDirectory(prefix=".fast-axolotl-", dir=folder) as place,
-    ):
-        spill = Spill(Path(place), limit=memory // 2)
+    with disk_errors(folder), closing(Spill(folder, limit=memory // 2)) as spill:
         row = 0
         for name in names:
             digests = store.read_array(f"digests/{name}", "<u8")

@@ -13,7 +13,6 @@ Rows are known by a 128-bit digest, and are not compared with one another: most 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -165,8 +164,8 @@ def dedupe_files(
         if listing is not None:
             listed = _report_schema(decoded_schema(reader.schema))
             write_dropped = stack.enter_context(whole_file(listing, listed, group_bytes))
-        place = tempfile.TemporaryDirectory(prefix=".fast-axolotl-", dir=folder)
-        spill = Spill(Path(stack.enter_context(place)), limit=limit)
+        spill = Spill(folder, limit=limit)
+        stack.callback(spill.close)
         run = _Run(key, limit, num_threads, spill, write, write_dropped, tell)
         run.work(reader, others)
     seconds = time.perf_counter() - started

@@ -11,6 +11,8 @@ second pass over the rows reads each in order. Disk: 24 bytes a row, plus 16 for
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +42,10 @@ class _Run(NamedTuple):
 
 
 class Spill:
-    """Records on disk, in a folder that the caller makes and removes."""
+    """Records on disk, in a folder of their own below another, which ``close`` removes."""
 
-    def __init__(self, folder: Path, *, limit: int) -> None:
-        self.folder = folder
+    def __init__(self, below: Path, *, limit: int) -> None:
+        self.folder = below / f".fast-axolotl-{uuid.uuid4().hex}"
         self._most_rows = max(_LEAST_ROWS, limit // _ROW_BYTES)
         self._run_rows = max(_LEAST_ROWS, self._most_rows // _RUN_SHARE)
         self._held: list[Any] = []
@@ -109,9 +111,14 @@ class Spill:
         order = np.argsort(numbers)
         return numbers[order], firsts[order]
 
+    def close(self) -> None:
+        """Removes everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _flush(self) -> None:
         if not self._held:
             return
+        self.folder.mkdir(exist_ok=True)
         records = np.concatenate(self._held)
         self._held, self._num_held = [], 0
         keys = (records["low"] & np.uint64(_NUM_BUCKETS - 1)).astype(np.int64)

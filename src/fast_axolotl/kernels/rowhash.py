@@ -19,15 +19,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fast_axolotl.kernels.jit import (
-    BYTES,
-    FLAGS,
-    INT64,
-    MUTABLE_UINT64,
-    UINT64,
-    inlined,
-    kernel,
-)
+from fast_axolotl.kernels.jit import BYTES, FLAGS, INT64, MUTABLE_UINT64, UINT64, inlined, kernel
 
 _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 """Mixed in where a length would be; no part is that long."""

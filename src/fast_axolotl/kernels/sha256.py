@@ -27,13 +27,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fast_axolotl.kernels.jit import (
-    BYTES,
-    INT64,
-    MUTABLE_BYTES,
-    MUTABLE_UINT32,
-    kernel,
-)
+from fast_axolotl.kernels.jit import BYTES, INT64, MUTABLE_BYTES, MUTABLE_UINT32, kernel
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
