@@ -161,11 +161,12 @@ def without_later_fields(found: Any, known: Any) -> Any:
     return found
 
 
-def protocol_text(folder: str, width: int = 0, **form: bool) -> str:
-    from fast_axolotl.cli.prove import print_protocol
+def protocol_text(folder: str, width: int = 0, *, as_json: bool = False) -> str:
+    from fast_axolotl.cli.options import print_result
 
+    result = ProtocolResult.read(Path(folder))
     with terminal(width) as (out, _):
-        print_protocol(ProtocolResult.read(Path(folder)), **form)
+        print_result(result, protocol_document(result), as_json=as_json)
     return plain(out.getvalue())
 
 
