@@ -35,7 +35,7 @@ from fast_axolotl.system import peak_memory_bytes
 
 NOTES = (
     "answers are compared before anything is timed, by a digest",
-    "alternating repeats, each the median of as many passes as take 0.2 s; ratios are of medians",
+    "alternating repeats, each the mean of as many passes as take 0.2 s; ratios are of medians",
     "not included: imports, compiling or loading kernels, and a first pass",
 )
 OURS_LISTS = "fast-axolotl, lists"

@@ -42,7 +42,7 @@ from fast_axolotl.system import peak_memory_bytes
 
 NOTES = (
     "rows are compared with ours before anything is timed: a digest over canonical JSON",
-    "one warm-up pass each, then alternating repeats, each the median of as many passes as take "
+    "one warm-up pass each, then alternating repeats, each the mean of as many passes as take "
     "0.2 s; ratios are of medians, in rows per second",
     "the page cache is warm: files have just been written and read",
     "batches of 1000 rows; opening the file is timed",

@@ -278,7 +278,7 @@ def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path
 
     done = run("--report", "r.parquet")
     assert done.returncode == 0, done.stderr
-    for line in ("rows in", "duplicates  9 (75.0%)", "rows out", "peak memory", "out.parquet"):
+    for line in ("rows in", "share     75.0 %", "rows out", "peak memory", "out.parquet"):
         assert line in done.stdout
     again = run()
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -41,9 +40,11 @@ def test_it_shows_versions_and_gaps_and_imports_nothing_heavy() -> None:
     )
     done = run_child(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
-    assert f"{__version__}, Python {sys.version.split()[0]}" in " ".join(done.stdout.split())
+    assert f"{__version__} machine python: {sys.version.split()[0]}" in " ".join(
+        done.stdout.split()
+    )
     assert done.stdout.splitlines()[-1] == "[]"
-    assert "Nothing is broken." in done.stdout
+    assert "nothing is broken" in done.stdout
 
 
 def test_a_machine_without_a_gpu_or_procfs_says_so_with_the_cure(
@@ -78,17 +79,15 @@ def test_another_package_of_the_same_name_and_a_missing_dependency_are_problems(
     assert missing == "numba is missing: pip install numba."
 
 
-def test_no_folder_for_compiled_kernels_is_a_problem_and_ends_with_1(
-    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_problem_ends_with_1(
+    installed: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK and access(path, mode))
+    installed["fast-axolotl"] = "0.2.0"
     with pytest.raises(typer.Exit) as ended:
         doctor.doctor()
     assert ended.value.exit_code == 1
-    assert "set NUMBA_CACHE_DIR to a folder that you can write" in capsys.readouterr().out
+    assert "pip uninstall fast-axolotl" in capsys.readouterr().out
     assert app(["doctor", "--json"], standalone_mode=False) == 1
     found = json.loads(capsys.readouterr().out)
     assert len(found["problems"]) == 1
     assert found["fast-axolotl"] == __version__
-    assert all(gap.keys() == {"what", "why", "cure"} for gap in found["unavailable"])

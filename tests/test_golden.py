@@ -21,7 +21,6 @@ from typing import Any, get_args
 import pytest
 
 import fast_axolotl
-from fast_axolotl.cli.prove import print_protocol
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import read_run
 from fast_axolotl.record.catalogue import FIGURES
@@ -157,9 +156,12 @@ def without_later_fields(found: Any, known: Any) -> Any:
     return found
 
 
-def protocol_text(folder: str, width: int = 0, **form: bool) -> str:
+def protocol_text(folder: str, width: int = 0, *, as_json: bool = False) -> str:
+    from fast_axolotl.cli.options import print_result
+
+    result = ProtocolResult.read(Path(folder))
     with terminal(width) as (out, _):
-        print_protocol(ProtocolResult.read(Path(folder)), **form)
+        print_result(result, protocol_document(result), as_json=as_json)
     return plain(out.getvalue())
 
 

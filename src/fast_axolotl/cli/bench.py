@@ -22,11 +22,11 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from fast_axolotl.cli.options import Inputs, ResultAsJson, print_result, say
+from fast_axolotl.cli.options import AsJson, Inputs, print_result, say, summary_document
 from fast_axolotl.cli.race import Contender, columns, digest, run_race
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.record.units import count_words, format_bytes, format_seconds
-from fast_axolotl.report.document import Block, Bullets, Document, Row, Table
+from fast_axolotl.record.units import format_seconds
+from fast_axolotl.report.document import Document, Row, Table
 
 BATCH_ROWS = 1000
 _PAD_ROWS = 64
@@ -59,12 +59,15 @@ def bench(
     ] = None,
     sequence_len: Annotated[int, Option(help="Tokens per pack.", min=1)] = 2048,
     rows: Annotated[int, Option(help="Use at most this many rows.", min=1)] = 20_000,
-    as_json: ResultAsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare this package with other installed libraries on your own files.
 
     Results are compared first: a library that returns another result is not timed. Then repeats
-    alternate. The result names no paths, columns or values, so you can share it.
+    alternate. A ratio is our throughput over theirs, where both return the same kind of result;
+    imports, compiling and a first pass are not included.
+
+    The result names no paths, columns or values, so you can share it.
     """
     from fast_axolotl.system import describe
 
@@ -79,9 +82,17 @@ def bench(
     for name, reason in left_out.items():
         # Apart from the result, because it may quote paths and values.
         say(f"{name}: not measured: {reason}")
-    found = {name: request[name] for name in ("rows", "num_bytes", "format")}
-    found |= {"operation": operation, "files": len(request["files"]), "machine": describe()}
-    found |= {"libraries": libraries, "not_measured": list(left_out)}
+    machine = describe()
+    versions = machine["versions"]
+    found: dict[str, Any] = {name: request[name] for name in ("rows", "format", "num_bytes")}
+    found |= {
+        "operation": operation,
+        "files": len(request["files"]),
+        "libraries": libraries,
+        "machine": {name: machine.get(name) for name in ("cpu", "cores", "python")},
+        "versions": {name: versions[name] for name in _VERSIONS if name in versions},
+        "not_measured": list(left_out),
+    }
     print_result(found, bench_document(found), as_json=as_json)
 
 
@@ -117,7 +128,7 @@ def _look(
 
 
 def bench_document(found: Mapping[str, Any]) -> Document:
-    """The answer against each library, every time, and how it was measured."""
+    """The answer against each library, the times, and what was measured where."""
     answer: list[str] = []
     table: list[Row] = []
     for one in found["libraries"]:
@@ -130,20 +141,9 @@ def bench_document(found: Mapping[str, Any]) -> Document:
         rate = f"{found['rows'] / seconds:,.0f}"
         table.append([one["name"], one["returns"], format_seconds(seconds), rate, ratio])
     nothing = "No other library gave the same result here, so there is nothing to compare with."
-    machine, files = found["machine"], count_words(found["files"], "file")
-    versions = ", ".join(f"{name} {machine['versions'].get(name)}" for name in _VERSIONS)
-    notes = [
-        f"{found['rows']:,} rows (--rows) from {files}, {found['format']}, "
-        f"{format_bytes(found['num_bytes'])} read.",
-        f"Machine: {machine.get('cpu', 'unknown processor')}, {machine['cores']} cores, "
-        f"Python {machine['python']}, {versions}.",
-        *(f"{name}: not measured, for the reason above." for name in found["not_measured"]),
-        "ours ÷ theirs: ratio of throughputs between libraries that return the same kind of "
-        "result. Not included: imports, compiling or loading kernels, and a first pass.",
-    ]
     header = ["", "returns", "median", "rows/s", "ours ÷ theirs"]
-    blocks: list[Block] = [Table(header=header, rows=table), Bullets(notes, True)]
-    return Document(title="\n".join(answer or [nothing]), blocks=blocks)
+    facts, title = {**found, "libraries": None}, "\n".join(answer or [nothing])
+    return summary_document(facts, Table(header=header, rows=table), title=title)
 
 
 def _format_ratio(ratio: float) -> str:
@@ -191,11 +191,10 @@ def read(request: Request) -> list[Contender]:
         return lambda items: digest(columns(items, kind))
 
     arrow, dicts = answer("arrow"), answer("rows")
-    hf = "HF datasets, streaming"
     return [
         Contender(OURS, "Arrow batches", ours, answer=arrow),
         Contender(OURS_PYTHON, "dicts of lists", in_python, answer=answer("python")),
-        Contender(hf, "rows", datasets, OURS_PYTHON, "datasets", dicts),
+        Contender("HF datasets", "rows", datasets, OURS_PYTHON, "datasets", dicts),
         Contender("pyarrow", "Arrow batches", pyarrow, OURS, answer=arrow),
         Contender("plain Python", "rows", lambda: islice(plain(), rows), OURS_PYTHON, None, dicts),
     ]

@@ -7,11 +7,10 @@ stage begins, every 30 s, and when it ends.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -22,28 +21,24 @@ from typer import Argument, Exit, Option
 
 from fast_axolotl.cli.options import (
     AsJson,
+    Columns,
     Inputs,
-    name_options,
-    pairs_document,
     parse_names,
     parse_size,
     print_result,
     say,
+    summary_document,
 )
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import (
-    count_words,
     format_bytes,
-    format_count,
     format_duration,
     format_seconds,
-    format_share,
 )
 from fast_axolotl.report.document import Document, Table
 
 if TYPE_CHECKING:
     from fast_axolotl.cluster.job import JobSummary, Stage
-    from fast_axolotl.reading import Rejection
 
 Format = Annotated[str, Option(help="auto, or parquet, arrow, feather, csv, json, jsonl or text.")]
 Split = Annotated[str | None, Option(help="Which split to read; all reads every split.")]
@@ -61,13 +56,12 @@ Work = Annotated[
 Restart = Annotated[bool, Option("--restart", help="Delete what an interrupted run left.")]
 
 _LINE_SECONDS = 30.0
-_MOST_REJECTIONS = 20
 
 
 def read(
     paths: Inputs,
-    columns: Annotated[str | None, Option(help="Read only these (comma-separated).")] = None,
-    head: Annotated[int | None, Option(help="Print the first N rows as JSON.", min=1)] = None,
+    columns: Columns = None,
+    head: Annotated[int | None, Option(help="Print only N rows, as JSON lines.", min=1)] = None,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
@@ -113,47 +107,26 @@ def read(
     for line in shown:
         print(line)
     stats = reader.stats
-    types = {field.name: str(field.type) for field in reader.schema}
-    rates = [value / seconds if seconds else 0.0 for value in (stats.rows, stats.num_bytes)]
-    found = asdict(stats) | {
+    found = {
+        "rows": stats.rows,
+        "batches": stats.batches,
         "files": len(reader.files),
+        "num_bytes": stats.num_bytes,
         "seconds": seconds,
         "first_batch_seconds": first,
-        "rows_per_second": rates[0],
-        "bytes_per_second": rates[1],
+        "rows_per_second": stats.rows / seconds if seconds else 0.0,
+        "bytes_per_second": stats.num_bytes / seconds if seconds else 0.0,
         "peak_memory_bytes": peak_memory_bytes(),
-        "rejected_files": sorted(stats.rejected_files),
-        "columns": types,
+        "rejected_rows": stats.rejected_rows,
+        "rejections": [asdict(item) for item in stats.rejections],
+        "ignored_files": list(stats.ignored_files),
+        "columns": {field.name: str(field.type) for field in reader.schema},
     }
-    batches, files = count_words(stats.batches, "batch"), count_words(len(reader.files), "file")
-    pairs = [
-        ("rows", f"{stats.rows:,} in {batches} from {files}"),
-        ("time", f"{format_seconds(seconds)}, first batch after {format_seconds(first)}"),
-        ("rows/s", f"{rates[0]:,.0f}"),
-        ("bytes/s", f"{format_bytes(rates[1])}/s (size of the files)"),
-        ("peak memory", f"{format_bytes(peak_memory_bytes())} of this process"),
-        ("rejected rows", describe_rejected(stats.rejected_rows, stats.rejections)),
-        ("columns", "\n".join(f"{name}: {kind}" for name, kind in types.items())),
-    ]
     if as_json or head is None:
-        print_result(found, pairs_document(pairs), as_json=as_json)
+        print_result(found, summary_document(found), as_json=as_json)
     if stats.rejections and not stats.rows:
         say("no row could be read")
         raise Exit(1)
-
-
-def describe_rejected(num_rows: int, rejections: Sequence[Rejection]) -> str:
-    """How many rows could not be read, then where and why, line by line."""
-    unknown = sum(item.num_rows is None for item in rejections)
-    more = f", and an unknown number in {count_words(unknown, 'place')}" if unknown else ""
-    lines = [f"{num_rows:,}{more}"]
-    for item in rejections[:_MOST_REJECTIONS]:
-        # How to skip a row is left out, since that was done.
-        reason = name_options(re.sub(r"; [^;]*on_error=.*", "", item.reason))
-        lines.append(f"{item.path}, {item.place}: {reason}")
-    if len(rejections) > _MOST_REJECTIONS:
-        lines.append(f"… {len(rejections) - _MOST_REJECTIONS} more; --json lists them")
-    return "\n".join(lines)
 
 
 def warmup() -> None:
@@ -186,7 +159,7 @@ def dedupe(
             "--engine: a folder or URL for Parquet files.",
         ),
     ],
-    columns: Annotated[str | None, Option(help="Compare these (comma-separated).")] = None,
+    columns: Columns = None,
     against: Annotated[
         list[str] | None,
         Option(
@@ -194,14 +167,14 @@ def dedupe(
         ),
     ] = None,
     report: Annotated[
-        Path | None, Option(help="List the removed rows here, each with the row it repeats.")
+        Path | None, Option(help="File that lists the removed rows, each with the row it repeats.")
     ] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace output and report.")] = False,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
     on_error: OnError = "raise",
-    memory_budget: Annotated[str, Option(help="Memory; spills to disk beyond it.")] = "1GiB",
+    memory_budget: Annotated[str, Option(help="Memory; what exceeds it goes to disk.")] = "1GiB",
     engine: Annotated[
         Literal["local", "ray"] | None, Option(help="Work in processes here, or on a Ray cluster.")
     ] = None,
@@ -249,31 +222,9 @@ def dedupe(
             progress=progress,
             **settings,
         )
-    share = summary.duplicates / summary.rows_in if summary.rows_in else 0.0
-    dropped = f"{summary.duplicates:,} ({share:.1%})"
-    if summary.duplicates_of_others:
-        dropped += f", {summary.duplicates_of_others:,} of them also in --against"
-    if summary.files_against:
-        dropped += f" ({count_words(summary.files_against, 'file')} in --against)"
-    files, rejections = count_words(summary.files_in, "file"), summary.rejections
-    rejected = describe_rejected(summary.rejected_rows, rejections) if rejections else None
-    spilled = f", {format_bytes(summary.spilled_bytes)} on disk" if summary.spilled_bytes else ""
-    pairs = [
-        ("rows in", f"{summary.rows_in:,} ({format_bytes(summary.bytes_in)}) from {files}"),
-        ("rejected rows", rejected),
-        ("duplicates", dropped),
-        ("rows out", f"{summary.rows_out:,} ({format_bytes(summary.bytes_out)})"),
-        ("time", f"{format_seconds(summary.seconds)}, {summary.rows_per_second or 0:,.0f} rows/s"),
-        (
-            "peak memory",
-            f"{format_bytes(peak_memory_bytes())}, "
-            f"{format_bytes(summary.state_bytes)} of it to remember rows{spilled}",
-        ),
-        ("output", summary.output),
-        ("report", summary.report),
-    ]
-    found = summary.to_json() | {"peak_memory_bytes": peak_memory_bytes()}
-    print_result(found, pairs_document(pairs), as_json=as_json)
+    share, peak = summary.duplicates / max(1, summary.rows_in), peak_memory_bytes()
+    found = summary.to_json() | {"duplicates_share": share, "peak_memory_bytes": peak}
+    print_result(found, summary_document(found), as_json=as_json)
 
 
 def prepare(
@@ -377,24 +328,11 @@ def job_document(job: JobSummary, next_command: str = "") -> Document:
     ]
     header = ("stage", "tasks", "done before", "retried", "time", "task time", "written")
     # Rows that an earlier run has prepared took no time now.
-    earlier = sum(stage.done_before for stage in job.stages)
-    rate = f" ({format_count(job.tokens / job.seconds)} tokens/s)" if not earlier else ""
-    before = f"; {count_words(earlier, 'task')} done by an earlier run" if earlier else ""
-    reasons = "".join(f", {count:,} {reason}" for reason, count in job.dropped.items())
-
-    def part(rows: int) -> str:
-        return f"{rows:,} ({format_share(rows / max(1, job.rows_in))})"
-
-    pairs = [
-        ("rows in", f"{job.rows_in:,} ({format_bytes(job.bytes_in)})"),
-        ("dropped", part(sum(job.dropped.values())) + reasons),
-        ("duplicates", part(job.duplicates)),
-        ("rows out", f"{job.rows_out:,} ({format_bytes(job.bytes_out)})"),
-        ("tokens", f"{job.tokens:,}{rate}" if job.tokens else "– (rows are not tokenised)"),
-        ("time", f"{format_duration(job.seconds)}{before}"),
-        ("peak memory", f"{format_bytes(job.peak_bytes)} of a process on {job.peak_node}"),
-        ("rejected", "\n".join(job.rejections[:_MOST_REJECTIONS])),
-        ("output", ", ".join(job.outputs)),
-        ("next", next_command),
-    ]
-    return pairs_document(pairs, Table(header=header, rows=stages))
+    is_whole = job.seconds and not any(stage.done_before for stage in job.stages)
+    # The stages have a table; the rest is shown without what is None.
+    found = job.to_json() | {
+        "stages": None,
+        "tokens_per_second": job.tokens / job.seconds if job.tokens and is_whole else None,
+        "next_command": next_command,
+    }
+    return summary_document(found, Table(header=header, rows=stages))

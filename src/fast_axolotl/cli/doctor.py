@@ -3,8 +3,8 @@
 Versions come from the metadata of installed packages and patches are checked against source files,
 so neither torch nor Axolotl is imported. What is missing is listed with its cure and is no fault;
 why a single figure is missing stands in each record. What is broken is a problem, and the exit code
-is then 1: another package of this name, a dependency that is missing, or no folder for compiled
-kernels. ``pip check`` compares versions.
+is then 1: another package of this name, or a dependency that is missing. ``pip check`` compares
+versions; ``warmup`` fails where compiled kernels cannot be kept.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from typer import Exit
 
 from fast_axolotl import __version__
-from fast_axolotl.cli.options import ResultAsJson, print_result
-from fast_axolotl.report.document import Block, Bullets, Document, Section, Table
+from fast_axolotl.cli.options import AsJson, print_result, summary_document
 from fast_axolotl.system import PROC, describe
 
 _REQUIRED = ("numba", "numpy", "pyarrow", "psutil", "msgspec", "fsspec", "rich", "typer", "wrapt")
@@ -41,51 +39,28 @@ _OPTIONAL = {
 _PACKAGE = Path(__file__).parents[1]
 
 
-def doctor(as_json: ResultAsJson = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Show what is installed, what is accelerated, and what cannot be measured here.
 
-    Every gap comes with its reason and its cure.
-
-    The exit code is 1 if the installation is broken, and 0 otherwise.
+    Every gap comes with its cure. The exit code is 1 if the installation is broken, otherwise 0.
     """
     from fast_axolotl.axolotl import status_line
 
     machine = describe()
     versions = {name: _version(name) for name in (*_REQUIRED, *_OPTIONAL)}
+    problems = list(find_problems())
     found = {
         "fast-axolotl": __version__,
         "machine": {name: machine.get(name) for name in ("python", "system", "cpu", "cores")},
         "installed": {name: version for name, version in versions.items() if version},
         "accelerations": status_line(os.environ),
-        "unavailable": [
-            {"what": what, "why": why, "cure": cure} for what, (why, cure) in find_gaps().items()
-        ],
-        "problems": list(find_problems()),
+        "unavailable": [f"{what}: {why}. {cure}." for what, (why, cure) in find_gaps().items()],
+        "problems": problems,
     }
-    print_result(found, _document(found), as_json=as_json)
-    if found["problems"]:
+    shown = summary_document({**found, "problems": problems or "none: nothing is broken"})
+    print_result(found, shown, as_json=as_json)
+    if problems:
         raise Exit(1)
-
-
-def _document(found: dict[str, Any]) -> Document:
-    """Versions, then what is missing with its cure, then what is broken."""
-    machine, installed, gaps = found["machine"], found["installed"], found["unavailable"]
-    missing = [name for name in _OPTIONAL if name not in installed]
-    rows = [
-        ("fast-axolotl", f"{__version__}, Python {machine['python']}, {machine['system']}"),
-        ("installed", ", ".join(f"{name} {text}" for name, text in installed.items()) or "–"),
-        ("not installed", ", ".join(missing) or "–"),
-        ("accelerated", found["accelerations"]),
-    ]
-    lines = [f"{gap['what']}: {gap['why']}. {gap['cure']}." for gap in gaps]
-    gaps_title = "Not available here:" if gaps else "Everything can be measured here."
-    title = "Broken:" if found["problems"] else "Nothing is broken."
-    blocks: list[Block] = [
-        Table(rows=rows),
-        Section(title=gaps_title, blocks=[Bullets(lines)]),
-        Section(title=title, blocks=[Bullets(found["problems"])]),
-    ]
-    return Document(title="", blocks=blocks)
 
 
 def _version(name: str) -> str | None:
@@ -135,19 +110,3 @@ def find_problems() -> Iterator[str]:
     for name in _REQUIRED:
         if _version(name) is None:
             yield f"{name} is missing: pip install {name}."
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    asked = os.environ.get("NUMBA_CACHE_DIR")
-    folders = [*([Path(asked)] if asked else []), _PACKAGE / "kernels", user_cache]
-    if not any(_is_writeable(folder) for folder in folders):
-        yield (
-            "Compiled kernels cannot be kept, so every process compiles them again: set "
-            "NUMBA_CACHE_DIR to a folder that you can write."
-        )
-
-
-def _is_writeable(folder: Path) -> bool:
-    """Whether the folder, or the nearest one above it that exists, can be written."""
-    # Path.exists raises where a folder above may not be entered.
-    paths = (folder, *folder.absolute().parents)
-    there = next(path for path in paths if os.access(path, os.F_OK))
-    return os.access(there, os.W_OK | os.X_OK)

@@ -32,7 +32,7 @@ def watch(
         Argument(help="A process, with its children, or the folder of a run.", metavar="PID|RUN"),
     ],
     seconds: Annotated[
-        float | None, Option(help="Stop after so many seconds. Default: when it ends.", min=0.1)
+        float | None, Option(help="Stop after this many seconds. Default: when it ends.", min=0.1)
     ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="For a PID: save the record in this folder.")
@@ -116,18 +116,16 @@ def _watch_process(pid: int, seconds: float | None, output: Path | None, *, as_j
             raise DataError(
                 f"the record cannot be written: {writer.failure}; choose another --output"
             )
+
+        def ending(_: RunRecord) -> str:
+            return sampler.failure or ("" if sampler.is_alive else "the process ended")
+
         why = ""
         try:
             sampler.start()
             start = sampler.begin()
             title = f"process {pid}  {' '.join(start.command)}"
-            why = _watch_folder(
-                folder,
-                seconds,
-                lambda _: sampler.failure or ("" if sampler.is_alive else "the process ended"),
-                title=title,
-                as_json=as_json,
-            )
+            why = _watch_folder(folder, seconds, ending, title=title, as_json=as_json)
         finally:
             sampler.stop("interrupted" if why in ("", "Ctrl-C") else "finished")
         if not as_json:
@@ -203,6 +201,4 @@ class LiveRun:
         lines = read_last_lines(self._log, _FAILED_LINES)
         how = f"was stopped by signal {-code}" if code < 0 else f"failed with exit code {code}"
         say(f"the command {how}{'; its last lines:' if lines else ' and printed nothing'}")
-        for line in lines:
-            print(line, file=sys.stderr)
-        sys.stderr.flush()
+        print("\n".join(lines), file=sys.stderr, flush=True)

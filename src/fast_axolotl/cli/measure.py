@@ -20,15 +20,15 @@ from typing import Annotated, NoReturn
 from typer import Argument, Option
 
 from fast_axolotl.cli.options import (
+    AsJson,
     DataPath,
-    ResultAsJson,
     parse_names,
     print_result,
     say,
     unused_folder,
 )
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.report.document import Block, Document, Paragraph, Table
+from fast_axolotl.report.document import Document, Paragraph, Table
 
 Command = Annotated[list[str], Argument(help="What to run, after --.", metavar="COMMAND")]
 Live = Annotated[bool, Option("--live", help="Measure, and show live figures.")]
@@ -38,7 +38,7 @@ Output = Annotated[
 PeakTflops = Annotated[
     float | None, Option(help="Peak TFLOP/s of one GPU, if its name is unknown here.", min=0.001)
 ]
-ProfileSteps = Annotated[int, Option(help="Profile so many steps with torch.profiler.", min=0)]
+ProfileSteps = Annotated[int, Option(help="Number of steps to profile with torch.profiler.", min=0)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Do not print the summary at the end.")]
 
 
@@ -186,7 +186,7 @@ def _measure(
     end_as(code)
 
 
-def status(as_json: ResultAsJson = False) -> None:
+def status(as_json: AsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
     from fast_axolotl.axolotl import check, host_name, status_line
 
@@ -201,9 +201,9 @@ def status(as_json: ResultAsJson = False) -> None:
         for item in patches
     ]
     header = ["name", "function of Axolotl", "state", "reason"]
-    blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
-    blocks.append(Paragraph(status_line(os.environ, patches or None)))
-    print_result(found, Document(title="", blocks=blocks), as_json=as_json)
+    table = [Table(header=header, rows=rows)] if rows else []
+    line = Paragraph(status_line(os.environ, patches or None))
+    print_result(found, Document(title="", blocks=[*table, line]), as_json=as_json)
 
 
 def _refuse(reason: UsageError, error: OSError) -> NoReturn:

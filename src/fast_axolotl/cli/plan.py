@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 
 from fast_axolotl.cli.options import (
     AsJson,
-    ResultAsJson,
+    RunsFolder,
     parse_names,
     print_result,
     say,
@@ -45,15 +45,13 @@ if TYPE_CHECKING:
     from fast_axolotl.record.protocol_result import Trial
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-_MOST_COLLECTIVES = 12
-_MOST_KERNELS = 5
 
 
 def plan(
     run: Annotated[Path | None, Argument(help="The folder of a record.", metavar="[RUN]")] = None,
     model: Annotated[Path | None, Option(help="config.json, required without RUN.")] = None,
     gpu: Annotated[
-        str | None, Option(help="Kinds, for example H100-SXM,B200. Default: that of the run.")
+        str | None, Option(help="Kinds of GPU: H100-SXM,B200. Default: that of the run.")
     ] = None,
     gpus: Annotated[str, Option(help="Numbers of GPUs (comma-separated).")] = "8,16,64",
     tokens: Annotated[str | None, Option(help="Tokens to train on: 300M, 10B, 1.5T.")] = None,
@@ -71,7 +69,7 @@ def plan(
     method: Annotated[
         Literal["full", "lora", "qlora"], Option(help="Without RUN: training method.")
     ] = "full",
-    as_json: ResultAsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict tokens/s, memory, time and cost on other kinds and numbers of GPUs.
 
@@ -124,14 +122,9 @@ def plan(
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
     if not counts or min(counts) < 1:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
+    priced = [(kind, *cost) for kind, cost in zip(kinds, costs, strict=True)]
     found = make_plan(
-        shape,
-        [(kind, *cost) for kind, cost in zip(kinds, costs, strict=True)],
-        counts,
-        layout,
-        reference=reference,
-        tokens=amount,
-        network=network,
+        shape, priced, counts, layout, reference=reference, tokens=amount, network=network
     )
     print_result(found, plan_document(found), as_json=as_json)
 
@@ -197,7 +190,7 @@ def scale(
     runs: Annotated[
         list[Path], Argument(help="Records, or a protocol made with --world-size.", metavar="RUN…")
     ],
-    as_json: ResultAsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare runs of one job on several numbers of GPUs: efficiency, and what reduces it.
 
@@ -276,10 +269,8 @@ def batch(
     ] = None,
     ranks: Annotated[int, Option(help="Ranks that share --global-batch.", min=1)] = 1,
     steps: Annotated[int, Option(help="Steps per run; the first 5 are warm-up.", min=8)] = 20,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Folder; continues what was interrupted there.")
-    ] = None,
-    as_json: ResultAsJson = False,
+    output: RunsFolder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Find the best micro-batch: try several, and compare tokens/s, memory and step time.
 
@@ -399,10 +390,10 @@ def batch_document(found: dict[str, Any]) -> Document:
 
 def trace(
     traces: Annotated[
-        list[str], Argument(help="Of torch.profiler, one per rank.", metavar="TRACE…")
+        list[str], Argument(help="Traces of torch.profiler, one per rank.", metavar="TRACE…")
     ],
     as_json: AsJson = False,
-    steps: Annotated[str | None, Option(help="Only some: 3:8 means 3 to 7.")] = None,
+    steps: Annotated[str | None, Option(help="Steps: 3:8 means 3 to 7. Default: all.")] = None,
 ) -> None:
     """Split step time into compute, communication and idle time, from torch.profiler traces.
 
@@ -436,8 +427,7 @@ def trace(
 
 
 def trace_document(summary: TraceSummary) -> Document:
-    """The mean step of each rank, communication, slow kernels; ``--json`` has every step."""
-    parts = ["step time", "compute", "overlapped", "exposed", "waiting", "copies", "idle"]
+    """The mean step of each rank, and communication; ``--json`` has every step and kernel."""
     means: list[Row] = []
     for one in summary.ranks:
         shares = (one.compute_seconds, one.overlapped_seconds, one.exposed_seconds)
@@ -450,33 +440,21 @@ def trace_document(summary: TraceSummary) -> Document:
     if len(means) > 1:
         rank = "none" if summary.straggler is None else f"rank {summary.straggler}"
         notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
-    blocks: list[Block] = [Table(header=["rank", "steps", *parts], rows=means)]
-    blocks.append(Bullets(notes, is_muted=True))
-
-    def add(title: str, header: list[str], rows: list[Row]) -> None:
-        blocks.append(Section(title=title, blocks=[Table(header=header, rows=rows)]))
-
-    if summary.collectives:
-        title = "Communication, all ranks together"
-        if len(summary.collectives) > _MOST_COLLECTIVES:
-            title += f" (the {_MOST_COLLECTIVES} with the most time; --json has all)"
-        header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
-        rows: list[Row] = []
-        for row in summary.collectives[:_MOST_COLLECTIVES]:
-            speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
-            group = "–" if row.group is None else row.group[:24] or "not named"
-            cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
-            cells += [f"{row.count:,}", format_seconds(row.seconds)]
-            cells.append(format_seconds(row.waiting_seconds))
-            rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
-        add(title, [*header, "bus bandwidth"], rows)
     if summary.slowdown is not None:
-        title = f"Kernels take {summary.slowdown:.2f} times as long while communication runs"
-        rows = []
-        for kernel in summary.slowdowns[:_MOST_KERNELS]:
-            alone, beside = kernel.alone_seconds, kernel.beside_seconds
-            cells = [kernel.name[:60], f"{kernel.alone:,}", format_seconds(alone)]
-            cells += [f"{kernel.beside:,}", format_seconds(beside), f"{kernel.ratio:.2f}"]
-            rows.append(cells)
-        add(title, ["kernel", "alone", "median", "with communication", "median", "ratio"], rows)
+        slower = f"{summary.slowdown:.2f} times as long while communication runs"
+        notes.append(f"Kernels take {slower}; --json lists them.")
+    rows: list[Row] = []
+    for row in summary.collectives:
+        speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
+        group = "–" if row.group is None else row.group[:24] or "not named"
+        cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
+        cells += [f"{row.count:,}", format_seconds(row.seconds)]
+        cells.append(format_seconds(row.waiting_seconds))
+        rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
+    header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
+    blocks: list[Block] = [Table(header=[*header, "idle"], rows=means), Bullets(notes, True)]
+    if rows:
+        header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
+        table = Table(header=[*header, "bus bandwidth"], rows=rows)
+        blocks.append(Section(title="Communication, all ranks together", blocks=[table]))
     return Document(title="Mean step of each rank", blocks=blocks)

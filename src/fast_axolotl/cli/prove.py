@@ -16,9 +16,10 @@ from typer import Argument, Exit, Option
 
 from fast_axolotl.cli.measure import ProfileSteps
 from fast_axolotl.cli.options import (
+    AsJson,
     DataPath,
     Matters,
-    ResultAsJson,
+    RunsFolder,
     parse_percent,
     print_result,
     say,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fast_axolotl.protocol.plan import Plan
     from fast_axolotl.record.protocol_result import ProtocolResult
 
-
 _BROKEN = 3
 """Exit code where a limit is broken, apart from 1 (the data) and 2 (how it was called)."""
 _UNCHECKED = 4
@@ -41,29 +41,27 @@ def protocol(
     config: Annotated[Path | None, Argument(help="The Axolotl configuration.")] = None,
     baseline: Annotated[str | None, Option(help="The command to compare with (A).")] = None,
     candidate: Annotated[str | None, Option(help="The command to test (B).")] = None,
-    streaming: Annotated[bool, Option("--streaming", help="Also compare our streaming.")] = False,
-    dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe, on your rows.")] = False,
+    streaming: Annotated[bool, Option("--streaming", help="Also compare streaming.")] = False,
+    dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe on your rows.")] = False,
     pairs: Annotated[int, Option(help="Measured runs of each variant; at least 3.", min=1)] = 5,
     warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,
     max_minutes: Annotated[
-        float | None, Option(help="Start no pair after so many minutes.", min=0.01)
+        float | None, Option(help="Start no new pair after this many minutes.", min=0.01)
     ] = None,
     pin: Annotated[
-        str | None, Option(help="Keys to set in every variant: num_workers=2,max_steps=200.")
+        str | None, Option(help="Settings for every variant: num_workers=2,max_steps=200.")
     ] = None,
     command: Annotated[
         str | None, Option(help="How to start Axolotl. Default: 'axolotl train {config}'.")
     ] = None,
     world_size: Annotated[
-        str | None, Option(help="Numbers of GPUs, as 1,2,4, for {world_size} in --command.")
+        str | None, Option(help="Numbers of GPUs for {world_size} in --command: 1,2,4.")
     ] = None,
     profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Folder; continues what was interrupted there.")
-    ] = None,
-    as_json: ResultAsJson = False,
+    output: RunsFolder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two or three variants, run alternately (A B B A), and report whether one is faster.
 
@@ -77,6 +75,7 @@ def protocol(
     """
     from fast_axolotl.protocol.axolotl_plan import COMMAND, parse_pins, plan_axolotl
     from fast_axolotl.protocol.plan import Plan, plan_arm, plan_commands, plan_world_sizes
+    from fast_axolotl.report.comparison import protocol_document
 
     if config is not None:
         if baseline or candidate:
@@ -119,7 +118,7 @@ def protocol(
     except (KeyboardInterrupt, SystemExit):
         say(f"the same command with --output {shlex.quote(str(folder))} continues from here")
         raise
-    print_protocol(result, as_json=as_json)
+    print_result(result, protocol_document(result), as_json=as_json)
     say(f"the records are in {folder}; as an HTML report: fast-axolotl report {folder}")
     if not result.pairs:
         raise Exit(1)
@@ -135,19 +134,12 @@ def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
         return run_protocol(plan, folder, environment=os.environ, progress=update, warn=say)
 
 
-def print_protocol(result: ProtocolResult, *, as_json: bool = False) -> None:
-    """The matrix and what it means."""
-    from fast_axolotl.report.comparison import protocol_document
-
-    print_result(result, protocol_document(result), as_json=as_json)
-
-
 def compare(
     first: Annotated[Path, Argument(help="A record or a protocol.", metavar="A")],
     second: Annotated[
         Path | None, Argument(help="Default: compare the variants of protocol A.", metavar="B")
     ] = None,
-    arm: Annotated[str | None, Option(help="Variant. Default: the last that both have.")] = None,
+    arm: Annotated[str | None, Option(help="Variant. Default: the last in both.")] = None,
     fail_if: Annotated[
         list[str] | None,
         Option(
@@ -160,7 +152,7 @@ def compare(
     ] = None,
     single: Annotated[bool, Option("--single", help="Check limits on single runs, too.")] = False,
     matters: Matters = None,
-    as_json: ResultAsJson = False,
+    as_json: AsJson = False,
     as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Compare two runs or protocols, for example in CI, and fail if a limit is exceeded.

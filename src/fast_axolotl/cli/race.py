@@ -2,7 +2,7 @@
 
 The result of one pass is digested, which is the warm-up: it imports and compiles. A library that
 gives another result than ours is not timed. The others repeat in the order A B C, A B C: what else
-the machine does affects all alike. A repeat is one pass, or the median of as many as take 0.2 s.
+the machine does affects all alike. A repeat is the mean of as many passes as take 0.2 s.
 
 This file needs the standard library alone to be imported, so that a process of another environment
 can use the digests.
@@ -10,20 +10,15 @@ can use the digests.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from statistics import median
+from timeit import Timer
 from typing import Any
-
-LEAST_SECONDS = 0.2
-_MOST_PASSES = 50
 
 
 def digest(answer: Any) -> str:
@@ -65,29 +60,29 @@ class Contender:
     """The digest of a result."""
 
 
-def timed_pass(run: Callable[[], Any]) -> float:
-    """Seconds of one pass; garbage is collected before, and the result is freed afterwards."""
-    gc.collect()
-    start = time.perf_counter()
-    result = run()
-    if isinstance(result, Iterator):
-        deque(result, maxlen=0)
-    return time.perf_counter() - start
-
-
 def interleave(
     timed: Mapping[str, Callable[[], float]], repeats: int, progress: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Seconds of every repeat, alternating: each the median of as many passes as take 0.2 s."""
+    """Seconds of every repeat, in alternating order."""
     seconds: dict[str, list[float]] = {name: [] for name in timed}
     for repeat in range(repeats):
         progress(f"repeat {repeat + 1} of {repeats}")
         for name, run in timed.items():
-            passes = [run()]
-            while sum(passes) < LEAST_SECONDS and len(passes) < _MOST_PASSES:
-                passes.append(run())
-            seconds[name].append(median(passes))
+            seconds[name].append(run())
     return seconds
+
+
+def timed_pass(run: Callable[[], Any]) -> Callable[[], float]:
+    """Gives the mean seconds of as many passes as take 0.2 s; an iterator is read to its end."""
+
+    def run_whole() -> None:
+        result = run()
+        if isinstance(result, Iterator):
+            deque(result, maxlen=0)
+
+    timer = Timer(run_whole)
+    number, _ = timer.autorange()
+    return lambda: timer.timeit(number) / number
 
 
 def run_race(
@@ -120,12 +115,8 @@ def run_race(
             if one.against is None and one.package is None:
                 raise DataError(f"{one.name} failed: {reason}") from error
             left_out[one.name] = reason
-    # What the imported packages hold is nobody's garbage.
-    gc.collect()
-    gc.freeze()
     timed = [one for one in contenders if one.name in answers]
-    passes = {one.name: partial(timed_pass, one.run) for one in timed}
-    seconds = interleave(passes, repeats, progress)
+    seconds = interleave({one.name: timed_pass(one.run) for one in timed}, repeats, progress)
     libraries = []
     for one in timed:
         theirs, ours = seconds[one.name], seconds.get(one.against or "", ())

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fast_axolotl.report.document import Document
     from fast_axolotl.report.runs import ReportRun
 
-
-_DEFAULT = Path("report.html")
 _MARKDOWN_MARK = "<!-- fast-axolotl report -->"
 """First in the Markdown that is written, to be known again; a pull request shows nothing of it."""
 _HEAD_BYTES = 4096
@@ -46,7 +44,7 @@ def report(
     from fast_axolotl.report.page import render_page
 
     if output is None and markdown is None:
-        output = _DEFAULT
+        output = Path("report.html")
     check_targets(output=output, markdown=markdown)
     runs = runs or [latest_run()]
     page, text = make_documents(runs)
@@ -61,14 +59,6 @@ def report(
         "title": page.title,
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
         "notes": list(page.footnotes),
-        "runs": [
-            {
-                "name": run["name"],
-                "folder": run["summary"].run_dir,
-                "verdict": run["summary"].verdict,
-            }
-            for run in page.data["runs"]
-        ],
         "answer": None if protocol is None else protocol["paragraph"],
     }
     lines = [f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB" for file in found["files"]]
