@@ -331,7 +331,8 @@ def job_document(job: JobSummary, next_command: str = "") -> Document:
     is_whole = job.seconds and not any(stage.done_before for stage in job.stages)
     # The stages have a table; the rest is shown without what is None.
     found = job.to_json() | {
-        "stages": None,
+        **dict.fromkeys(("stages", "peak_bytes")),
+        "peak_memory_bytes": job.peak_bytes,
         "tokens_per_second": job.tokens / job.seconds if job.tokens and is_whole else None,
         "next_command": next_command,
     }
