@@ -194,7 +194,7 @@ def read(request: Request) -> list[Contender]:
     return [
         Contender(OURS, "Arrow batches", ours, answer=arrow),
         Contender(OURS_PYTHON, "dicts of lists", in_python, answer=answer("python")),
-        Contender("HF datasets", "rows", datasets, OURS_PYTHON, "datasets", dicts),
+        Contender("HF datasets, streaming", "rows", datasets, OURS_PYTHON, "datasets", dicts),
         Contender("pyarrow", "Arrow batches", pyarrow, OURS, answer=arrow),
         Contender("plain Python", "rows", lambda: islice(plain(), rows), OURS_PYTHON, None, dicts),
     ]
@@ -245,7 +245,7 @@ def dedupe(request: Request) -> list[Contender]:
 
     return [
         Contender(OURS, "Arrow → rows", lambda: unique_rows(table)),
-        Contender("Python dict", "lists → rows", plain, OURS),
+        Contender("Python set", "lists → rows", plain, OURS),
         Contender("pandas", "frame → rows", pandas, OURS, "pandas"),
     ]
 
