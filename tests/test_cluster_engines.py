@@ -9,19 +9,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl.cluster import engines
 from fast_axolotl.cluster.engines import Answer, Engine, Local, Task, run_tasks
 from fast_axolotl.cluster.job import Job, Stage
 from fast_axolotl.cluster.store import Store
+from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from support.children import clean_environment
-from support.cluster import TESTS
+from support.cluster import TESTS, Machines, ray_variables
 from support.cluster_tasks import square, squares, task
 
 Open = Callable[..., Engine]
@@ -29,9 +34,14 @@ Open = Callable[..., Engine]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Opens engines, and closes them at the end."""
+    """Opens engines, local ones unless an address is passed."""
     with ExitStack() as stack:
-        yield lambda workers: stack.enter_context(closing(Local(workers)))
+
+        def open_engine(**options: Any) -> Engine:
+            kind: Any = engines.Nodes if "address" in options else Local
+            return stack.enter_context(closing(kind(**options)))
+
+        yield open_engine
 
 
 def perform_all(
@@ -59,20 +69,16 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_local_processes_do_all_tasks(
-    opened: Open, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_processes_do_all_tasks(opened: Open, tmp_path: Path, workers: int) -> None:
     engine = opened(workers=workers)
     answers = perform_all(engine, tmp_path, squares(20, 0.02))
     assert_squares(answers, 20)
     pids = {answer["pid"] for answer in answers.values()}
     assert len(pids) == engine.num_slots == workers
     assert {a["pid"] for a in perform_all(engine, tmp_path, squares(9)).values()} <= pids
-    for pid in pids:  # who dies between stages is replaced, with the environment of now
+    for pid in pids:  # who dies between stages is replaced
         os.kill(pid, signal.SIGKILL)
-    monkeypatch.setenv("SOME_VARIABLE", "new")
-    look = task("environment", name="SOME_VARIABLE")
-    assert perform_all(engine, tmp_path, [look])["environment"]["value"] == "new"
+    assert_squares(perform_all(engine, tmp_path, squares(2)), 2)
 
 
 def test_a_stage_continues_where_it_was_and_tells_how_far_it_is(
@@ -93,6 +99,16 @@ def test_a_stage_continues_where_it_was_and_tells_how_far_it_is(
         assert (stage.tasks, stage.done, stage.done_before) == (count, count, before)
         assert heard[0] == (0, count, "starting")
         assert heard[1:] == [(n, count, "done" * (n == count)) for n in range(1, count + 1)]
+
+
+def test_a_worker_has_the_environment_of_now(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform_all(opened(workers=1), tmp_path, squares(1))
+    monkeypatch.setenv("SOME_VARIABLE", "new")
+    look = task("environment", name="SOME_VARIABLE")
+    answers = perform_all(opened(workers=1), tmp_path, [look])
+    assert answers["environment"]["value"] == "new"
 
 
 def test_a_task_whose_process_is_killed_is_tried_again(opened: Open, tmp_path: Path) -> None:
@@ -167,10 +183,56 @@ def test_an_unknown_engine_is_an_error() -> None:
         Job(print, engine="dask")
 
 
-# Ray; what its nodes do is tried in test_cluster_prepare.py, where it is started.
+# Nodes of a Ray cluster, each with its own processes on this machine.
 
 NO_RAY = importlib.util.find_spec("ray") is None
 needs_ray = pytest.mark.skipif(NO_RAY, reason="Ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Machines]:
+    with ray_variables():
+        made = Machines()
+        try:
+            made.add("n1")
+            made.last = made.add("n2")
+            made.cluster.wait_for_nodes()
+            yield made
+        finally:
+            made.end()
+
+
+@needs_ray
+def test_nodes_do_all_tasks_and_others_do_those_of_a_lost_one(
+    opened: Open, nodes: Machines, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes; .*--memory"):
+        opened(address=nodes.address, memory=1 << 50)
+    engine = opened(address=nodes.address, memory=1 << 20)
+    assert engine.num_slots == 4
+    answers = perform_all(engine, tmp_path, squares(16, 0.1))
+    assert_squares(answers, 16)
+    assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2"}
+    with pytest.raises(MissingFileError, match=r"rows.jsonl, line 7: .*\(on node n[12]\)$"):
+        perform_all(engine, tmp_path, [task("complain")])
+    with pytest.raises(DataError, match=r"divide failed: ZeroDivision.*\(on node n[12]\)\n"):
+        perform_all(engine, tmp_path, [task("divide")])
+    reasons: list[str] = []
+
+    def kill_while_it_works() -> None:
+        wait_for((tmp_path / "n2.pid").exists)
+        nodes.kill(nodes.last)
+
+    with ThreadPoolExecutor() as threads:
+        killed = threads.submit(kill_while_it_works)
+        tasks = squares(20, 0.2, stuck_on="n2")
+        assert_squares(perform_all(engine, tmp_path, tasks, reasons.append), 20)
+        killed.result()
+    assert 1 <= len(reasons) <= 2
+    pq.write_table(pa.table({"x": [1, 2, 1, 3]}), tmp_path / "a.parquet")
+    where: Any = {"engine": "ray", "address": nodes.address, "memory": 1 << 28}
+    dedupe_on(tmp_path / "a.parquet", str(tmp_path / "out"), **where)
+    assert pq.read_table(tmp_path / "out")["x"].to_pylist() == [1, 2, 3]
 
 
 def test_a_node_with_other_versions_ends_the_job(tmp_path: Path) -> None:

@@ -15,10 +15,7 @@ import pickle
 import random
 import re
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +26,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
-from fast_axolotl.cluster.engines import Answer, Nodes, Task, run_tasks
 from fast_axolotl.cluster.stock import open_pipeline
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.cluster.tables import dedupe_on
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL, run_child
-from support.cluster import Driver, Machines, ray_variables
-from support.cluster_tasks import squares, task
+from support.cluster import Driver
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -340,61 +334,3 @@ def test_a_pipeline_that_something_else_wrote_is_not_unpickled(tmp_path: Path) -
     with pytest.raises(DataError, match="was changed by something else"):
         open_pipeline(str(tmp_path), hashlib.sha256(b"ours").hexdigest())
     assert not (tmp_path / "harm").exists()
-
-
-# On Ray, which is started once
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Machines]:
-    pytest.importorskip("ray")
-    with ray_variables():
-        made = Machines()
-        try:
-            made.add("n1")
-            made.last = made.add("n2")
-            made.cluster.wait_for_nodes()
-            yield made
-        finally:
-            made.end()
-
-
-def test_nodes_of_a_ray_cluster_prepare_the_same(made: Made, nodes: Machines) -> None:
-    made.prepare("ray", engine="ray", address=nodes.address)
-
-
-def test_nodes_do_all_tasks_and_others_do_those_of_a_lost_one(
-    nodes: Machines, tmp_path: Path
-) -> None:
-    reasons: list[str] = []
-
-    def perform(engine: Nodes, tasks: list[Task]) -> dict[str, Answer]:
-        done = run_tasks(engine, str(tmp_path), tasks, reasons.append)
-        return {task.name: answer for task, answer in done}
-
-    with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes; .*--memory"):
-        Nodes(nodes.address, memory=1 << 50)
-    with closing(Nodes(nodes.address, memory=1 << 20)) as engine:
-        assert engine.num_slots == 4
-        answers = perform(engine, squares(16, 0.1))
-        assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2"}
-        with pytest.raises(MissingFileError, match=r"rows.jsonl, line 7: .*\(on node n[12]\)$"):
-            perform(engine, [task("complain")])
-        with pytest.raises(DataError, match=r"divide failed: ZeroDivision.*\(on node n[12]\)\n"):
-            perform(engine, [task("divide")])
-
-        def kill_while_it_works() -> None:
-            while not (tmp_path / "n2.pid").exists():
-                time.sleep(0.05)
-            nodes.kill(nodes.last)
-
-        with ThreadPoolExecutor() as threads:
-            killed = threads.submit(kill_while_it_works)
-            answers = perform(engine, squares(20, 0.2, stuck_on="n2"))
-            killed.result()
-    assert [answers[f"{n:02d}"]["square"] for n in range(20)] == [n**2 for n in range(20)]
-    assert 1 <= len(reasons) <= 2
-    pq.write_table(pa.table({"x": [1, 2, 1, 3]}), tmp_path / "a.parquet")
-    where: Any = {"engine": "ray", "address": nodes.address, "memory": 1 << 28}
-    dedupe_on(tmp_path / "a.parquet", str(tmp_path / "out"), **where)
-    assert pq.read_table(tmp_path / "out")["x"].to_pylist() == [1, 2, 3]
