@@ -18,6 +18,8 @@ ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
     "COLUMNS": "100",
     "TERM": "dumb",
+    # Which shell started the tests does not count.
+    "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
 }
 
 
