@@ -1,4 +1,4 @@
-"""The one version string, and what the earlier package told of its build."""
+"""The version, and the build flags that the earlier package had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every exception this package raises on purpose.
+"""All exceptions that this package raises on purpose.
 
     FastAxolotlError
     ├── UsageError            (ValueError)    a wrong argument

@@ -1,4 +1,4 @@
-"""The streaming names of the earlier package, on our reader.
+"""The streaming functions of the earlier package, implemented with this package's reader.
 
 ``streaming_dataset_reader`` and ``RustStreamingDataset`` keep their signatures and what they yield:
 a dict of column name to list of values for each batch. What changes is that rows arrive while the

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, memory, and how both are described.
+"""Cores and memory that this process may use, and a description of the machine.
 
 A container sees all cores and all memory of its host; what it may use is set by the affinity of the
 process and by the limits of its cgroup and of every cgroup above it. Version 2 of cgroups is read

@@ -1,4 +1,4 @@
-"""Make the real Axolotl faster with the same results, and take everything back again.
+"""Replace functions of the real Axolotl by faster ones with the same results, and undo it.
 
 ``install()`` enters the module names of the earlier package and sees to it that Axolotl's
 functions are replaced as their modules load, or at once where they have. Importing the package does

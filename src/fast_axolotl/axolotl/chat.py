@@ -1,4 +1,4 @@
-"""Chat conversations tokenised a batch at a time: ``ChatTemplateStrategy.tokenize_prompt``.
+"""Tokenise chat conversations in batches: ``ChatTemplateStrategy.tokenize_prompt``.
 
 Axolotl renders and tokenises each conversation twice, and for every trained turn renders it twice
 more with a placeholder, to see by the difference where the turn is. Here

@@ -1,4 +1,4 @@
-"""Axolotl's three collators of packs, without a Python object for each token.
+"""Axolotl's three collators for packed batches, on arrays instead of Python lists.
 
 Axolotl hands rows to ``tokenizer.pad``, which makes lists of the arrays it is given, pads them one
 by one, and then has every token flattened once more to see whether there are any. Here each column

@@ -1,4 +1,4 @@
-"""Axolotl's dedupe, its saving of prepared datasets and its lengths, on Arrow instead of on rows.
+"""Axolotl's dedupe, saving of prepared datasets and lengths, on Arrow tables instead of rows.
 
 Each function takes the place of one of Axolotl's and gives what that gives. Stock turns every row
 into Python objects; here the answers are read from Arrow's buffers:

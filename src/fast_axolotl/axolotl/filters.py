@@ -1,4 +1,4 @@
-"""Axolotl's lengths, length filters and position ids, on Arrow's buffers instead of on rows.
+"""Axolotl's lengths, length filters and position ids, on Arrow buffers instead of rows.
 
 Each public function of Axolotl's name takes the place of that one and gives what it gives. A length
 is the difference of two offsets; whether a row has a token to train on is mostly answered by its

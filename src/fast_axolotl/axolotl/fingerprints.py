@@ -1,4 +1,4 @@
-"""Fingerprints: what a module or a function of the host does, as a hash of its source.
+"""Hashes of the source code of the functions that are replaced, to recognise known versions.
 
 That of a function is of its syntax tree, found by name in its file: no import of the host is
 needed, and neither another Python nor another wording makes a difference. Costs the parsing of the

@@ -1,4 +1,4 @@
-"""Modules of the earlier package under Axolotl's name, and names lent to Axolotl's own packages.
+"""Modules of the earlier package under their old names, for code that imports them.
 
 Both keep code written for the earlier package running. Attributes resolve on access, so entering
 the modules loads nothing heavy. No parent package is ever made up: a stand-in for ``axolotl`` makes

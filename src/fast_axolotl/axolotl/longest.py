@@ -1,4 +1,4 @@
-"""A copy of a prepared dataset in which every batch is the longest there can be.
+"""Copy a prepared dataset so that every batch is as long as the longest one.
 
 A training that runs out of memory does so on its longest batch, hours after the start. Without
 packing that is the longest rows side by side; with it, full packs: the longest rows end to end, cut

@@ -1,4 +1,4 @@
-"""The table: which function of Axolotl is replaced by which of ours, and what ours relies on.
+"""The table of replaced functions, and what each replacement depends on.
 
 ``relies_on`` names what a replacement calls or reproduces beside its target: modules where both
 functions can be compared, since any change there costs no more than that; single functions where

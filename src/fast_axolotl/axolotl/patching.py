@@ -1,4 +1,4 @@
-"""Functions of a host library replaced, with the original one call away.
+"""Replace functions of another library, and keep the originals callable.
 
 A ``Replacement`` names a function of the host, ours that stands in for it, and the sources its
 equality was proven against. ``Patchwork`` puts wrappers in place and takes them out again. A

@@ -1,4 +1,4 @@
-"""Rows of prompts and preferences a batch at a time, written as Arrow columns.
+"""Tokenise rows of prompts and preferences in batches, and write them as Arrow columns.
 
 Axolotl maps an instruction dataset row by row, with two tokenizer calls each, and a completion
 dataset in batches but with a call per text. All end in lists of Python integers, which HF datasets

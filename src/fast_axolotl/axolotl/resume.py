@@ -1,4 +1,4 @@
-"""A streamed training that resumes where its checkpoint was written, without a replay.
+"""Resume a streamed training at its checkpoint, without reading all earlier rows again.
 
 Stock replays: it reads, tokenises and packs everything from the first row and drops the batches. It
 also forgets epochs: a checkpoint of the second one finds nothing left. Here every batch carries the

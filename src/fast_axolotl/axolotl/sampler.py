@@ -1,4 +1,4 @@
-"""Axolotl's multipack sampler, with the same packs and the same draws in less time.
+"""Axolotl's multipack sampler: the same packs in the same random order, in less time.
 
 Axolotl's ``pack_parallel`` is first-fit in the order given; ``plan_packs`` finds the same packs in
 O(n log packs) where Axolotl searches O(n · packs), and in this process where Axolotl forks a pool

@@ -1,4 +1,4 @@
-"""Both functions on the same rows: whether ours gives what the host's own function gives.
+"""Run both functions on the same rows and compare: the check for unknown versions of Axolotl.
 
 Where a source is unknown, ``before`` runs the host's function and ours on 32 rows of the call in
 hand: the first ones, the longest of up to 512, random ones, and the first ones again, as repeated

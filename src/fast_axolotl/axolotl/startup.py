@@ -1,4 +1,4 @@
-"""``axolotl preprocess`` starts a second faster: most of a short one is imports.
+"""Start ``axolotl preprocess`` a second faster.
 
 ``begin`` runs in that command only, when ``axolotl`` is first looked for, and does two things.
 ``FAST_AXOLOTL_SKIP=imports`` leaves them out.

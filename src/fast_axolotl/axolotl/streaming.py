@@ -1,4 +1,4 @@
-"""Axolotl's streamed datasets with buffers bounded by bytes, and states that lose no row.
+"""Axolotl's streamed datasets, with buffers limited in bytes and states that lose no row.
 
 With ``dataset_use_rust_streaming: true`` (the name is that of the earlier package's key) the
 functions that load streamed files let Axolotl and Hugging Face load and read them as ever. What

@@ -1,4 +1,4 @@
-"""What a chat template writes around the texts of a conversation, found once per kind of one.
+"""The text that a chat template puts around the messages, found once per sequence of roles.
 
 Axolotl finds each trained turn by rendering the whole conversation twice more, with a placeholder
 in place of the turn. Conversations with the same roles differ in their texts alone, so one render

@@ -1,4 +1,4 @@
-"""Tokenised rows in shards on disk, so that an interrupted preprocess goes on where it was.
+"""Keep tokenised rows in shards on disk, so that an interrupted preprocess can continue.
 
 ``Dataset.map`` writes one file per process, worth nothing until it is complete, under a hash of
 pickled objects that another process does not find again; ``axolotl preprocess`` turns its cache off

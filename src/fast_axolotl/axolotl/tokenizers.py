@@ -1,4 +1,4 @@
-"""Texts through a fast tokenizer's Rust part, without what transformers wraps around it.
+"""Call the Rust part of a fast tokenizer directly.
 
 ``tokenizer(text, ...)`` of transformers 5 sets truncation and padding on the Rust tokenizer, calls
 its ``encode_batch`` with one text, and copies the result through two ``BatchEncoding``. The ids of

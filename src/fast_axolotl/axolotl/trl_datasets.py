@@ -1,4 +1,4 @@
-"""TRL's trainers prepare their datasets a table at a time: the steps are theirs, the rows are ours.
+"""TRL's preparation of datasets, a table at a time instead of a row at a time.
 
 ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` and ``RewardTrainer`` prepare a dataset in up to six
 passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its

@@ -1,4 +1,4 @@
-"""Python's own start-up hook, on ``PYTHONPATH`` of what ``fast-axolotl run`` starts.
+"""Python's start-up hook: it lies on the ``PYTHONPATH`` of what ``fast-axolotl run`` starts.
 
 Axolotl's command line replaces itself by ``accelerate launch``, which starts more interpreters:
 only the environment reaches them all. This file imports ``fast_axolotl`` when ``axolotl`` or

@@ -1,4 +1,4 @@
-"""``fast-axolotl bench``: how this package fares on the user's own files, in this environment.
+"""``fast-axolotl bench``: compare this package with other libraries on your own files.
 
 One function for each operation brings the rows into the form of each library, which is not timed.
 Plain Python is written as a careful programmer writes it, and each package is used as its

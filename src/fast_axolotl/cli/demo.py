@@ -1,4 +1,4 @@
-"""``fast-axolotl demo``: the whole story on generated data, in about a minute.
+"""``fast-axolotl demo``: measure, compare and report on generated data, in about a minute.
 
 A protocol of two arms. A small model in numpy learns the first byte of texts, a step a batch. The
 arms make the same arrays of the same rows: bytes as tokens, prompts masked, rows padded; one as

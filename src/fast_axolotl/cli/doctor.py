@@ -1,4 +1,4 @@
-"""``fast-axolotl doctor``: what is installed, what is accelerated, what cannot be measured here.
+"""``fast-axolotl doctor``: what is installed, accelerated and broken, and what cannot be measured.
 
 Versions come from the metadata of installed packages and patches are checked against source files,
 so neither torch nor Axolotl is imported. What is missing is listed with its cure and is no fault;

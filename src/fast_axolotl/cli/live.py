@@ -1,4 +1,4 @@
-"""``fast-axolotl watch``, and the live view of a command that is started here."""
+"""``fast-axolotl watch``, and the live view of ``run`` and ``measure``."""
 
 from __future__ import annotations
 

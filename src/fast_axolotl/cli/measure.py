@@ -1,4 +1,4 @@
-"""``fast-axolotl run``, ``measure`` and ``status``: a command accelerated, measured, or both.
+"""``fast-axolotl run``, ``measure`` and ``status``: accelerate a command, measure it, or both.
 
 A measured command is a child: this process stays, samples it from outside, and ends as the command
 does, with the verdict on stderr. ``measure`` never changes what it measures.

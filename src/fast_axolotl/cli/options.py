@@ -1,4 +1,4 @@
-"""What several commands share: options with their help, how values are read, and phrases."""
+"""Options, parsing and printing that several commands share."""
 
 from __future__ import annotations
 

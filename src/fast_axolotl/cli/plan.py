@@ -1,4 +1,4 @@
-"""``fast-axolotl plan``, ``scale``, ``batch`` and ``trace``: what the next run should look like."""
+"""``fast-axolotl plan``, ``scale``, ``batch`` and ``trace``: plan the next run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fast-axolotl protocol`` and ``compare``: does it help me? An answer with intervals.
+"""``fast-axolotl protocol`` and ``compare``: compare variants, with intervals.
 
 ``compare`` sets records or protocols beside each other later, with limits for CI.
 """

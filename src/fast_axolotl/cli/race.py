@@ -1,4 +1,4 @@
-"""A race between libraries that must give one result: equality first, then alternating repeats.
+"""Compare libraries fairly: check that results are equal, then time them in alternating order.
 
 The result of one pass is digested, which is the warm-up: it imports and compiles. A library that
 gives another result than ours is not timed. The others repeat in the order A B C, A B C: what else

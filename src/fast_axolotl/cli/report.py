@@ -1,4 +1,4 @@
-"""``fast-axolotl show`` and ``report``: runs on the screen, or as one HTML file."""
+"""``fast-axolotl show`` and ``report``: show a run in the terminal or as one HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who does the tasks of a job: processes of this machine, or the nodes of a Ray cluster.
+"""Run the tasks of a job in processes on this machine or on the nodes of a Ray cluster.
 
 A task names a function of this package and what it is given. The function writes its files into the
 store and returns a small dict; ``perform`` keeps that beside them as the last thing it does. So a

@@ -1,4 +1,4 @@
-"""A job: stages of tasks in its work folder, what became of them, and an output that appears whole.
+"""A job: run its stages, remember finished tasks, and publish the output at the end.
 
 The output is written beside its place and renamed at the end; in an object store its last file says
 that it is complete. The file ``_fast-axolotl`` in it names the job that wrote it, and before the

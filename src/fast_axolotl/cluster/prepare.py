@@ -1,4 +1,4 @@
-"""``axolotl preprocess`` in units: the same rows in the same order, whoever makes them.
+"""``fast-axolotl prepare``: the result of ``axolotl preprocess``, made in parallel tasks.
 
     find the units ── tokenise ── order, unique ── deal ── write ── rename
                        (tasks)        (here)      (tasks)  (tasks)

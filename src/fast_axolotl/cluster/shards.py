@@ -1,4 +1,4 @@
-"""The tasks of ``prepare``: rows to tokens, tokens to where they belong, and on to final files.
+"""The tasks of ``prepare``: tokenise rows, sort them into pieces, write the final files.
 
 ``tokenise`` makes of a unit its tokens, their digests, and the number of every row in its unit.
 When all are there, the coordinator knows where each row goes. ``deal`` sorts a unit by that, one

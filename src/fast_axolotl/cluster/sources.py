@@ -1,4 +1,4 @@
-"""Where the rows of a configuration come from, cut into units that anybody can read alone.
+"""Cut the datasets of a configuration into units that tasks can read on their own.
 
 Rows must be those that Hugging Face's loaders give Axolotl, so these loaders read them, one unit at
 a time. A file of JSON lines is cut where its loader cuts it anyway (every 10 MB, at the next line

@@ -1,4 +1,4 @@
-"""Some rows through Axolotl's own pipeline, stopped where rows meet other rows.
+"""Run some rows through Axolotl's own pipeline, up to the point where rows depend on each other.
 
 Axolotl's ``_load_raw_datasets`` and ``_load_split`` load, tokenise, merge, filter, dedupe and save.
 Here the very same functions run on a few rows of one dataset, with four of their helpers replaced:

@@ -1,4 +1,4 @@
-"""The folder of a job: on a local disk, on a shared one, or in an object store.
+"""The work folder of a job, on a local disk, a shared disk or an object store.
 
 A file appears under its name when it is complete. Two tasks that write the same file write the same
 bytes, so the later one may replace the earlier.

@@ -1,4 +1,4 @@
-"""``dedupe --engine``: a whole dataset without its repeated rows, in tasks.
+"""``dedupe --engine``: remove duplicate rows of a dataset in parallel tasks.
 
 A share is a run of neighbouring units of the input, over several files where they are small. Where
 it is cut follows from the files alone. It carries what a process needs to open its files, and opens

@@ -1,4 +1,4 @@
-"""Remove repeated rows from a dataset, within a memory budget however many rows it has.
+"""Remove duplicate rows of a dataset within a memory budget.
 
 A quarter of the budget, and at least 144 MiB, is for reading and writing; the rest is for the set
 of rows seen, which takes at most 40 bytes for each different row. As long as it fits, one pass

@@ -1,4 +1,4 @@
-"""Write batches to a file that appears whole or not at all.
+"""Write a file that appears complete or not at all.
 
 Rows go to a hidden file beside the target, which is renamed over it at the end. Parquet, Arrow (the
 file form) and JSON lines, the last also with gzip or zstd around it.

@@ -1,4 +1,4 @@
-"""An Arrow column as the bytes that tell its rows apart.
+"""Turn Arrow columns into bytes, so that rows can be compared.
 
 Every column becomes one or more parts, each the bytes ``data[offsets[i] : offsets[i + 1]]`` of row
 ``i``, or nothing where the row is null. Text, numbers and lists of numbers are views of Arrow's own

@@ -1,4 +1,4 @@
-"""The rows of an Arrow table that come for the first time.
+"""Find the rows of an Arrow table that were not seen before.
 
 Rows are told apart by a 128-bit digest over Arrow's buffers (``row_bytes``), entered into a set
 (``seen``). The digest decides: its secret is drawn anew for each set, so nobody can prepare rows

@@ -1,4 +1,4 @@
-"""The set of the rows seen so far, by their digests.
+"""The set of rows seen so far, by digest.
 
 An entry takes 24 bytes, the digest and the number of its row, plus 10 to
 13.3 bytes of slots: the table is never emptier than 60 % nor fuller than 80 % once it has a few

@@ -1,4 +1,4 @@
-"""Which rows repeat an earlier one, for more rows than memory holds: records in files, by key.
+"""Find duplicate rows on disk, when there are more than fit into memory.
 
 A record is the digest of a row and its number, 24 bytes. A *run* is a file with as many records as
 fit in memory, ordered by bucket: some bits of the digest, so equal rows meet in one bucket whatever

@@ -1,4 +1,4 @@
-"""Measure what trains in this process, because the environment asks for it.
+"""Measure the training in this process if the environment asks for it.
 
 The start-up hook of ``fast-axolotl run --measure`` calls ``attach()`` when ``torch`` is first
 looked for. From there on, every training process records into the folder of the ``Order``, each

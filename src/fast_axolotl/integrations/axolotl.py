@@ -1,4 +1,4 @@
-"""The documented door to the acceleration of Axolotl, and to the plugin for its YAML."""
+"""The public import path of the acceleration and of the plugin for Axolotl."""
 
 from __future__ import annotations
 

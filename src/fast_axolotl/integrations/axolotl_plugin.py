@@ -1,4 +1,4 @@
-"""The plugin for Axolotl's YAML: the same replacements, the meter, our keys known to its schema.
+"""The plugin for Axolotl's YAML: replacements, meter, and our keys in its schema.
 
 Axolotl drops keys that its schema does not know, without a word. ``FastAxolotlArgs`` makes ours
 known and has their types checked. A plugin is loaded after most of Axolotl, so functions that were

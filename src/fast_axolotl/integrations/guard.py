@@ -1,5 +1,4 @@
-"""The one place where our own faults end: raised in a hook or a callback, they would end a training
-that has nothing to do with them.
+"""Catch our own errors in hooks and callbacks, so that they never end a training.
 
 This is the only broad ``except`` of the integrations. Whoever uses it says what happens instead.
 """

@@ -1,5 +1,4 @@
-"""Start a command so that every Axolotl in its process tree is accelerated, and what trains is
-measured; watch it from outside, and end as it ends.
+"""Start a command with acceleration and measuring for its whole process tree, and exit as it exits.
 
 The environment carries it: switches, and a folder in front of ``PYTHONPATH`` whose
 ``sitecustomize`` imports this package when ``axolotl`` is first looked for. It survives ``exec``,

@@ -1,4 +1,4 @@
-"""The meter as a callback of Lightning's ``Trainer``.
+"""The meter as a callback for Lightning's ``Trainer``.
 
     trainer = Trainer(..., callbacks=[MeterCallback("runs/a")])
 

@@ -1,4 +1,4 @@
-"""What MFU is computed from: the weights and the config of a live model.
+"""Read the size and shape of a live model, for MFU.
 
 Works on any ``torch.nn.Module`` with a config of transformers' kind, wrapped by PEFT, DDP, FSDP,
 DeepSpeed or ``torch.compile`` or not. What the formula does not cover says so: a reason under

@@ -1,4 +1,4 @@
-"""How the ranks of a job divide the work, as far as accelerate and torch tell.
+"""Find out how the ranks of a job divide the work, from accelerate and torch.
 
 Ranks of one tensor, context or pipeline parallel group are fed the same batches, so that their
 tokens must not be added up and their rows not be divided. Ranks whose weights are gathered in the

@@ -1,4 +1,4 @@
-"""A short window of torch's profiler: the device's idle time, and communication left exposed.
+"""Profile a few steps with torch: idle time of the GPU and exposed communication.
 
 The profiler's raw events are intervals of time. Per window, with ``|x|`` the length of a union:
 

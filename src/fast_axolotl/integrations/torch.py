@@ -1,4 +1,4 @@
-"""The reader as a torch ``IterableDataset``: every row once in any layout of ranks and workers.
+"""The reader as a torch ``IterableDataset``: every row once, for any number of ranks and workers.
 
 Every DataLoader worker of every rank reads its own shard, so ``rank * num_workers + worker`` of
 ``world * num_workers``. Ranks of one tensor or context parallel group read the same. The dataset

@@ -1,4 +1,4 @@
-"""Hooks into torch: the fetches of training loaders and the optimizer steps reach a meter.
+"""Hooks in torch: report the fetches of loaders and the optimizer steps to the meter.
 
 What is timed is the *base* iterator: ``__next__`` of torch's loader iterators, replaced on the
 class while a meter watches. Every loader built on torch's ends there, whatever is wrapped around

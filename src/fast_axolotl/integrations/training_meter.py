@@ -1,4 +1,4 @@
-"""A meter inside somebody else's trainer: what the callbacks of all trainers share.
+"""What the callbacks for all trainers share.
 
 ``TrainingMeter`` holds the options, opens a meter when a training begins, has torch's loaders
 report to it, and closes it when the training ends, in whatever way. A callback derives from it and

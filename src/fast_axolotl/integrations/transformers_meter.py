@@ -1,4 +1,4 @@
-"""The meter as a callback of transformers' ``Trainer``.
+"""The meter as a callback for transformers' ``Trainer``.
 
     trainer = Trainer(..., callbacks=[MeterCallback("runs/a")])
 

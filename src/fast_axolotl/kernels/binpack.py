@@ -1,4 +1,4 @@
-"""Which pack each length goes to: first-fit and next-fit.
+"""Assign lengths to packs: first-fit and next-fit.
 
 Every kernel takes lengths in the order of placement and works through them group by group; packs
 never cross groups. It writes the pack of each length over the length, since at ten million of them

@@ -1,4 +1,4 @@
-"""Lay sequences out in rows of one width: where each starts, then tokens, marks and positions.
+"""Write sequences into rows of one width, with masks and positions.
 
 Sequences are flat: sequence ``i`` is ``values[offsets[i]:offsets[i + 1]]``, of which the first
 ``limit`` are used. Rows are flat too, end to end: ``targets[i]`` is the place in them where

@@ -1,4 +1,4 @@
-"""Compile a kernel on its first call, and keep the machine code on disk.
+"""Compile kernels on first use and cache the machine code on disk.
 
 ``kernel`` takes the signatures that a function is meant for; a call with other types is a
 ``TypeError``, never a second compilation behind the caller's back. Inputs are declared read-only,

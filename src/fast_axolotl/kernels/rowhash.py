@@ -1,4 +1,4 @@
-"""A 128-bit hash of every row, folded over the parts of the row.
+"""A 128-bit hash of each row.
 
 A part is what one column adds to each row: ``data[offsets[i] : offsets[i + 1]]``, or nothing where
 ``valid[i]`` is false. Two lanes of 64 bits take the bytes 16 at a time through a 64 × 64 → 128 bit

@@ -1,4 +1,4 @@
-"""SHA-256 of many rows at once: one row in each lane of the vector registers.
+"""SHA-256 of many rows at once, one row per lane of the vector registers.
 
 Every round of SHA-256 needs the one before it, so a single row cannot fill a vector. Here ``LANES``
 rows advance together by a block of 64 bytes per step, and a lane takes the next row as soon as its

@@ -1,4 +1,4 @@
-"""Run one kernel over slices of its rows on several processors.
+"""Run a kernel in several threads, each on a slice of the rows.
 
 Threads live for one call: nothing stays behind that a fork could break. Starting one costs some
 50 µs, so small inputs stay in the calling thread.

@@ -1,5 +1,4 @@
-"""What to do next: one change, with the exact setting of the framework that the meter was plugged
-into, chosen by the settings that were recorded.
+"""What to do next: one change, with the setting's name in the user's framework.
 
 Data that comes late is the larger half. A loader that is too slow on average needs more processes,
 or less to do a row. One that is fast enough and comes in bursts needs a queue as deep as a burst.

@@ -1,4 +1,4 @@
-"""What is in a batch: samples, tokens of three kinds, bytes; without importing torch or numpy.
+"""Count the samples, tokens and bytes of a batch, without importing torch or numpy.
 
 Tensors, arrays and record batches are known by what they can do. Of a dictionary of tensors:
 

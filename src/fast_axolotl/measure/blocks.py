@@ -1,4 +1,4 @@
-"""From steps to lines: sums over about a second, and the running totals for a trainer's log.
+"""Sum steps over about a second, and keep running totals for the trainer's log.
 
 The host runs ahead of a device. So a step that has ended on the host waits in a queue until the
 last event recorded in it has passed, which is asked later, and is then folded into a block. Steps

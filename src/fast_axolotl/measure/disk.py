@@ -1,4 +1,4 @@
-"""How fast the device that holds the data can be read: O_DIRECT reads of the data's own files.
+"""Measure how fast the disk with the data can be read, by O_DIRECT reads of the data's files.
 
 O_DIRECT goes past the page cache, so a file that is cached is read from its device all the same,
 and reading it evicts nothing. The largest files are read in order, a MiB at a time. The whole takes

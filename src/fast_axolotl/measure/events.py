@@ -1,4 +1,4 @@
-"""Time on the device, by CUDA events: recorded without waiting, read once they have passed.
+"""Measure time on the GPU by CUDA events, without synchronising.
 
 An event recorded before a fetch fires when the device has drained what was queued; one recorded
 after it fires when the host has come back. Their distance is the time the device had nothing to

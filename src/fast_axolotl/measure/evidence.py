@@ -1,4 +1,4 @@
-"""What a verdict rests on: the figures, what the settings say, and the sentences."""
+"""The figures, settings and sentences that verdicts are based on."""
 
 from __future__ import annotations
 

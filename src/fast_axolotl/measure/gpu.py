@@ -1,4 +1,4 @@
-"""Utilisation, memory, power and clocks of the GPUs, by NVML.
+"""Utilisation, memory, power and clocks of the GPUs, from NVML.
 
 NVML comes with the driver; the package nvidia-ml-py speaks to it and is imported here on demand.
 Whatever is missing on the way becomes one sentence in ``reason``. Every figure is asked for apart,

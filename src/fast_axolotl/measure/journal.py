@@ -1,4 +1,4 @@
-"""The record of one rank while it is written: lines with their times, settings, reasons.
+"""Write the record of one rank.
 
 A file that another process is writing is left alone: see ``writers``.
 """

@@ -1,4 +1,4 @@
-"""The wall clock of a run, divided once into named parts that add up to it.
+"""Divide the wall time of a run into named parts that add up to it.
 
 The clock is that of one machine, the one of the rank that decides: from the start of the command as
 its watcher saw it, or else of the first record, to the last line.

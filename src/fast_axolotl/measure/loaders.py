@@ -1,4 +1,4 @@
-"""What a loader tells of itself, by its attributes alone: settings and ready batches.
+"""Read the settings of a loader and the number of batches it has ready.
 
 Written for torch's ``DataLoader``, its iterators (whose attributes begin with an underscore) and
 the wrappers around both that pass attributes on or hold the loader. torch is never imported. What

@@ -1,4 +1,4 @@
-"""The watchers' samples folded into figures: memory, processors, pressure, disk, swap, GPU.
+"""Figures of the machine from the watcher's samples: memory, CPU, pressure, disk, swap, GPU.
 
 With several nodes, the figures are those of the one under most pressure.
 

@@ -1,4 +1,4 @@
-"""The meter: a training loop, or a hook inside one, reports to it what happens.
+"""The meter: a training loop or a hook reports to it, and it writes the record.
 
     fetch_begin ─ wait ─ fetch_end(batch) ─ work ─ step ─ span("log") ─ fetch_begin ─ …
 

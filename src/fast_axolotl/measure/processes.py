@@ -1,4 +1,4 @@
-"""Processes and their descendants, by ``/proc``: who belongs to them, and their figures as sums.
+"""Read process trees from ``/proc``: which processes belong to a run, and what they use.
 
 Membership. A process is in the tree when its parent is; once in, it stays in for as long as it
 lives, also when its parent has ended and it was handed to another. Every sample lists ``/proc`` and

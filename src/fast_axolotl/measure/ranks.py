@@ -1,4 +1,4 @@
-"""Ranks: the lines of each folded into totals, and all of them held against each other.
+"""Figures of each rank from its lines, and what a job of several ranks loses.
 
 *One rank.* The steady phase is what counts: warm-up is left out. Everything is a sum first and a
 ratio last, so a block may hold one step or a thousand. The cost is one pass over the lines.

@@ -1,4 +1,4 @@
-"""Samples a process tree and the machine about once a second, into a file.
+"""Sample a process tree and the machine about once per second.
 
 Cost. A sample takes about 0.5 ms, and 0.08 ms more for every process of the tree. ΣPSS is dearer,
 since the kernel walks page tables for it: 0.4 ms for 2 GB in huge pages, 19 ms for 2 GB in small

@@ -1,4 +1,4 @@
-"""How waiting is spread over a run: in which pattern waits come, and whether the end is different.
+"""How waits are distributed over a run, and whether its end differs.
 
 *Pattern.* All along, in bursts, or once in a long while. Long waits hold most of the waiting:
 a third as long as the one at half of it, or longer. Where they are few, all fetches ÷ their number

@@ -1,4 +1,4 @@
-"""From fetches to optimizer steps: which fetch belongs to which step, and how long a step took.
+"""Assign fetches to optimizer steps, and time the steps.
 
     T(s) = first fetch start of step s → first fetch start of step s + 1, spans taken out
 

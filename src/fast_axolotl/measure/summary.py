@@ -1,4 +1,4 @@
-"""The figures of a run from its record alone: a pure fold over the lines.
+"""Compute all figures of a run from its record.
 
 Every figure is a ratio of sums over the steady phase; nothing here looks at the machine it runs on.
 The stall is the job's, and one rank decides about the data (see ``ranks``): waits of fetches, queue

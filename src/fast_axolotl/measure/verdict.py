@@ -1,4 +1,4 @@
-"""What bounds a run: one rule after the other, the first that holds decides.
+"""Decide what limits a run: rules in order, the first that holds.
 
     memory → inconclusive → swap → cpu → checkpoint, evaluation → io → data → communication
     → start-up → compute → mixed

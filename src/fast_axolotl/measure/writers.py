@@ -1,4 +1,4 @@
-"""Who writes into a record's folder: which rank this process is, and who else is at work there.
+"""Which rank this process is, and which other processes write into the record.
 
 A file belongs to the process that its first line names until that process or the record has ended.
 A script that trains may start another that reads a loader and inherits the order to record, and the

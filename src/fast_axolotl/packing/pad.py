@@ -1,4 +1,4 @@
-"""Bring the sequences of one batch to one length.
+"""Pad the sequences of a batch to one length.
 
 Lists become lists by one concatenation a row; everything else is one pass of a kernel over the
 output, on every processor. So the cost is one copy of the padded batch. The inputs are never

@@ -1,4 +1,4 @@
-"""Decide which sequences share a row, from their lengths alone.
+"""Decide which sequences share a row, from their lengths.
 
 ``first_fit`` gives the very packs of Axolotl's ``pack_parallel`` (0.19.0), group by group and in
 the same order; ``sequential`` those of its ``allocate_sequentially`` for one rank. Like there, a

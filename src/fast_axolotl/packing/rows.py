@@ -1,4 +1,4 @@
-"""Pack token sequences into rows of one fixed length.
+"""Pack token sequences into rows of a fixed length.
 
 Sequences are taken in order. A sequence that no longer fits into the open row closes it, the rest
 of the closed row is padding, and the next row opens: nothing is reordered. Lists that become lists

@@ -1,4 +1,4 @@
-"""Token sequences in every form, and rows as lists, numpy or torch.
+"""Read token sequences in every form, and return rows as lists, numpy or torch.
 
 What Python holds stays in Python's lists, so that list in, list out never leaves them; arrays
 become ``Flat``: all values end to end, and offsets. A token is an integer. A bool counts as 0 or 1,

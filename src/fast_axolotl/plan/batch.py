@@ -1,4 +1,4 @@
-"""Which micro-batch to try next, and which one to use.
+"""Choose the next micro-batch to try, and the one to use.
 
 Sizes are doubled until memory runs out or the rate falls clearly; then the boundary between the
 largest that ran and the smallest that did not is halved, down to neighbours or to an eighth. With a

@@ -1,4 +1,4 @@
-"""Profiler traces (Kineto JSON, plain or gzip), read event by event.
+"""Read profiler traces (Kineto JSON, plain or gzip).
 
 A trace costs its own text and what is kept of it: 40 bytes for each event of the device, 24 for
 each launch, 16 for each CPU op, and an object for each collective. Times are whole nanoseconds, so

@@ -1,4 +1,4 @@
-"""Memory of one GPU: weights, gradients, optimizer, activations, and what comes and goes.
+"""Predict the memory of one GPU: weights, gradients, optimizer, activations.
 
 ZeRO-1 divides the optimizer's states, ZeRO-2 gradients too, ZeRO-3 and FSDP everything, which then
 gather two layers at a time; tensor and pipeline parallelism divide the model itself. Activations

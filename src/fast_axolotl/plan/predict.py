@@ -1,4 +1,4 @@
-"""Tokens/s, memory, time and money of a run on other GPUs, and what binds it.
+"""Predict tokens/s, memory, time and cost on other GPUs, and what limits the run.
 
 A *reference* is the user's own run, from its record. It sets the level of the stack: measured ÷
 predicted. Without one, the level is that of published stacks, and the interval is wide. Intervals

@@ -1,4 +1,4 @@
-"""How a job scales: runs at several numbers of GPUs beside each other.
+"""How a job scales, from runs on several numbers of GPUs.
 
 *Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count: weak scaling where the
 batch per GPU stays the same, strong scaling where the global batch does.

@@ -1,5 +1,4 @@
-"""The shape of a transformer, as far as memory and time need it: from ``config.json``, or from a
-number of parameters alone.
+"""The shape of a transformer, from its ``config.json`` or from its number of parameters.
 
 Counted are matrices and embeddings; norms and biases are below 0.1 %. Attention with compressed
 keys and values (MLA) is counted by its own projections. State-space layers, linear attention and

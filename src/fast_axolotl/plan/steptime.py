@@ -1,4 +1,4 @@
-"""How long a step takes, from the shape of the model, the GPU and the layout.
+"""Predict the time of a step from the model, the GPU and the layout.
 
 Matrix products take their FLOPs at a share of the peak, and longer where a dimension is small
 against the GPU's ratio of FLOPs to bytes; attention is causal and has a share of its own; norms and

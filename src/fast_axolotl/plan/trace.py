@@ -1,4 +1,4 @@
-"""Where a step's time goes on many GPUs, from profiler traces alone.
+"""Divide the time of a step on many GPUs into compute, communication and idle, from traces.
 
 A step's window on a device runs from the first kernel launched in it to the first one launched in
 the next: kernels belong to the step of the CPU that launched them, whenever they ran. Inside a

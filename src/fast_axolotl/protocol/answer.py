@@ -1,4 +1,4 @@
-"""The answer of a protocol in plain words: does it help, by how much, and what to do.
+"""The answer of a protocol in words: does it help, by how much, and what to do.
 
 What bounds each arm, and so whether a reader can help at all, its own verdict says.
 """

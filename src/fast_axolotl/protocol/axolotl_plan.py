@@ -1,4 +1,4 @@
-"""The arms of a configuration of Axolotl: stock, accelerated, and streamed.
+"""The variants of an Axolotl configuration: stock, accelerated and streamed.
 
     baseline   Axolotl as it is
     drop-in    the same configuration, our functions

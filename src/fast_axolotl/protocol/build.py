@@ -1,4 +1,4 @@
-"""From the runs of a protocol to what is kept of it: arms, matrix, losses, settings, the answer.
+"""Build the result of a protocol from its runs.
 
 Losses are compared as the trainer logged them, one by one, to the last digit. On a device whose
 sums are not reproducible, runs of one and the same arm differ, too; then the larger spread among

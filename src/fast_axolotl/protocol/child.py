@@ -1,4 +1,4 @@
-"""One run as a child process: started, waited for, its log kept.
+"""Run one variant as a child process and keep its log.
 
 The child leads a process group of its own. So Ctrl-C reaches this process alone, which then ends
 the whole group; so it does when the child has ended by itself: no rank, no loader worker and

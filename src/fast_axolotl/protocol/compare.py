@@ -1,4 +1,4 @@
-"""Two records or protocols beside each other, afterwards, and limits that may fail a build.
+"""Compare two records or protocols, and check limits for CI.
 
 Runs of different protocols were not interleaved, so they are compared as two samples: what drifted
 on the machine in between counts as a change. A limit is only broken when the whole 95 % interval

@@ -1,4 +1,4 @@
-"""The figures of runs, and every figure over all arms beside the baseline's.
+"""The table of all figures over all variants.
 
 Figures are compared by the ratio of paired runs. One that can be 0 (stall, swap, reads) is compared
 by its difference as soon as any run of either arm is near 0: a stall that goes from 0.01 % to

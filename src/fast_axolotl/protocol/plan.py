@@ -1,4 +1,4 @@
-"""What a protocol is going to do: its arms, and the order of their runs; and how far it has come.
+"""The variants of a protocol, the order of their runs, and how many are done.
 
 One round runs every arm once, forwards, then backwards, then forwards: A B B A A B … What drifts on
 the machine falls on all arms alike. A round gives one pair for every arm but the first.

@@ -1,4 +1,4 @@
-"""Runs a plan, one child process after the other, and keeps the result up to date in its folder.
+"""Run a protocol or a sweep, one child process after the other, and save the state after each.
 
 A sweep over batch sizes (``run_trial``) is a plan whose next arm is chosen when the last has run.
 

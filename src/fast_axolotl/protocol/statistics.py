@@ -1,4 +1,4 @@
-"""Is a figure of one arm another than the same figure of the baseline?
+"""Decide whether a figure of two variants differs, with an interval.
 
 The unit of replication is the run, never the step: steps of one run share the state of the machine,
 and tests over steps find changes where there are none (66 to 76 % of the time at a nominal 5 %, by

@@ -1,4 +1,4 @@
-"""Rows in, batches out, in the form that the caller wants.
+"""Cut rows into batches, in the form that the caller wants.
 
 ``Batcher`` cuts batches of a fixed number of rows, fewer where rows are very large. The number of
 bytes a row takes is the mean over its block, so the cut points are the same however the reader came

@@ -1,4 +1,4 @@
-"""What formats and the reader share: a dataset's files, their units, and the units' blocks.
+"""What all formats share: datasets, units and blocks.
 
 A file is planned as ``Unit``s, which can be opened on their own: row groups, record batches, a byte
 range of lines, or the whole file where nothing smaller can be found without reading. A unit gives

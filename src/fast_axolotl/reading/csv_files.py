@@ -1,4 +1,4 @@
-"""CSV and TSV: quoted newlines, detected dialects, numbers only where every value is one.
+"""CSV and TSV: quoted newlines, detected dialects, and numbers where all values are numbers.
 
 A block is cut at the last line end that an even number of quotes precedes, and parsed by pyarrow,
 which reads any text as Python's ``csv`` module does, quotes out of place included. Such quotes can

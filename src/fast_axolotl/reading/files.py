@@ -1,4 +1,4 @@
-"""From what the caller wrote to the files that are meant.
+"""Find the files behind paths, folders, globs and URIs.
 
 A path is a file, a folder, a glob or a URI; a list of them is read in its own order, a folder in
 the sorted order of its files. Folders written by Hugging Face ``save_to_disk`` name their files

@@ -1,4 +1,4 @@
-"""What a file is: by its name first, then by its first bytes; and the file opened as that.
+"""Detect the format of a file by its name and first bytes, and open it.
 
 ``detect_format`` looks at the name alone and keeps the answers of the earlier package, so an
 unknown ending is "json". ``open_files`` looks at content too: magic bytes for the binary formats,

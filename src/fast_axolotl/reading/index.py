@@ -1,4 +1,4 @@
-"""What one pass over a file has told, kept for the next: rows of its units, CSV edges, the schema.
+"""Cache what a pass over a file has found: row counts, CSV record edges, the schema.
 
 Parquet tells its number of rows. Others are counted once, in threads, at reading speed: JSON and
 text by line ends or elements alone; CSV, Arrow, and anything under ``on_error="skip"`` by decoding,

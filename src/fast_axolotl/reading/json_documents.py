@@ -1,4 +1,4 @@
-"""JSON documents of any length.
+"""JSON documents of any size, cut into elements without parsing.
 
 A document is one array of objects, one object, or several objects after each other. Its elements
 are found without parsing: numpy locates quotes, brackets and commas, strings are masked out, and

@@ -1,4 +1,4 @@
-"""JSON lines, and JSON objects to Arrow: pyarrow's parser where it is right, else Python's.
+"""JSON lines to Arrow: pyarrow's parser where it is exact, otherwise Python's.
 
 pyarrow parses a block some ten times faster than Python, and seven things about it must be watched.
 It lets bytes pass that are not UTF-8; it takes two objects on a line, or ``null``, for rows; it

@@ -1,4 +1,4 @@
-"""Files of lines, cut into units and blocks that begin and end with a line; and plain text.
+"""Text files, cut into units and blocks that end with a line.
 
 A line belongs to the byte range in which it starts, so ranges can be read in any order and on any
 rank, and together they give every line once. A range costs one read of its bytes plus the rest of

@@ -1,4 +1,4 @@
-"""The order of rows, and who reads which of them: all of it is decided here.
+"""Decide the order of rows and which shard reads them; save and restore positions.
 
 The order is a pure function of the file list, the seed, the epoch, the number of shards and a
 position. Files are cut into *units* by the data alone (``blocks``), and then:

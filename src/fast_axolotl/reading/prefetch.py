@@ -1,4 +1,4 @@
-"""Decoding ahead of the consumer, in order, in threads, within a budget of bytes.
+"""Decode ahead in threads, in order, within a budget of bytes.
 
 A worker takes the next item under a lock (splitting is sequential and may read or decompress),
 then decodes it outside the lock. Results are handed out in the order in which items were taken.

@@ -1,4 +1,4 @@
-"""``open_dataset`` and the ``Reader``: any files in, record batches out, bounded memory.
+"""``open_dataset`` and the ``Reader``: files in, record batches out, in bounded memory.
 
 A pass over the data is: deal out the units (``order``), decode them ahead in threads and shuffle
 their rows (``rows``), cut the rows into batches (``batches``). After any batch ``state_dict`` says

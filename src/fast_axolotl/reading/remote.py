@@ -1,4 +1,4 @@
-"""Byte ranges of files that are not on this machine: fetched, retried, kept.
+"""Read byte ranges of remote files, with retries.
 
 A failing request is repeated with exponential back-off and full jitter until ``retry_seconds`` have
 passed; what cannot get better (no such file, no access, a request that is refused) is an error at

@@ -1,4 +1,4 @@
-"""The rows of a shard's sequence: decoded ahead, picked by its steps, and shuffled in windows.
+"""The rows of one shard: decoded ahead, and shuffled in windows.
 
 ``read_rows`` gives the tables of a sequence of pieces from a position on. Every table knows where
 its first row stands, so that a position can be told after any row. ``shuffle_rows`` puts tables

@@ -1,4 +1,4 @@
-"""Types that meet: the join of two Arrow types, and the values carried over to it.
+"""Join Arrow types that differ, and convert values to the joined type.
 
 While types are inferred they only widen: null becomes anything, int becomes float, a struct gains
 fields. ``join`` finds the common type or raises ``TypeClash`` with the path inside the column, such

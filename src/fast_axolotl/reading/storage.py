@@ -1,4 +1,4 @@
-"""The bytes of a file: local or remote, plain or decompressed.
+"""Read the bytes of a file: local or remote, plain or compressed.
 
 A ``Source`` is one file with a size and ``read_at(offset, length)``. Reading is stateless, so
 threads share a source, forked workers inherit nothing, and a retry is the same call again. Local

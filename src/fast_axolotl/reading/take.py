@@ -1,4 +1,4 @@
-"""Rows by their number, in files of every format.
+"""Read rows by their number, in all formats.
 
 Rows are numbered in the order of the files. The rows of every unit (``index``) tell where a row
 lies. Rows of a mapped file are sliced out of it. Of other files only units with wanted rows are

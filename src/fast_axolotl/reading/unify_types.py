@@ -1,4 +1,4 @@
-"""One schema for all batches: what is known before the first block, and every block's rows.
+"""Give all batches one schema.
 
 ``first_schema`` joins the schemas that files declare and infers the rest, alike on every shard:
 from all of the data where the caller asks for it, or where it is CSV of at most 32 MiB; else from

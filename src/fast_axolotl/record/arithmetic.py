@@ -1,4 +1,4 @@
-"""Sums and ratios that survive what was not measured: ``None``, NaN, and division by nothing."""
+"""Sums and ratios where values may be missing: ``None``, NaN and division by zero."""
 
 from __future__ import annotations
 

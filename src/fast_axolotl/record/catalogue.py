@@ -1,4 +1,4 @@
-"""The catalogue of figures: what each is called, its unit, which way is better, why it is missing.
+"""The catalogue of figures: name, unit, direction, and why a figure may be missing.
 
 A figure is declared here once. The matrix of a protocol, the report and the reasons for missing
 values read it from here; docs/metrics.md explains how each is measured and what it cannot see, and

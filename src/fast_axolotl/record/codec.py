@@ -1,4 +1,4 @@
-"""Dataclasses to JSON and back: the one codec of records, summaries and protocol results.
+"""Convert dataclasses to JSON and back.
 
 Reading is msgspec's, by the annotations of the dataclass. Fields that a later version added are
 passed over, and a value that does not fit is a ``ValueError`` that names its place. What strict

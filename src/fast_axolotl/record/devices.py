@@ -1,4 +1,4 @@
-"""What a GPU can do: the one table, for MFU and for plans.
+"""The table of GPUs: peak FLOP/s, memory and links.
 
 ``gpus.json`` has the makers' own figures of one device: peak matmul rates by data type, memory,
 links. A rate is what the tensor cores reach without structured sparsity; data sheets often print

@@ -1,4 +1,4 @@
-"""The figures of a run and its verdict, computed from a record; see ``catalogue``."""
+"""The figures and the verdict of a run, as data."""
 
 from __future__ import annotations
 

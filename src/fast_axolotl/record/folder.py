@@ -1,4 +1,4 @@
-"""A record's folder: files of lines, appended to by the run and read by anyone later.
+"""The folder of a record: append lines to it, and read them.
 
     RUN/rank-0.jsonl      Start, then Settings, StepBlock, Mark, Phase, …, End
     RUN/rank-1.jsonl

@@ -1,4 +1,4 @@
-"""A histogram of durations in constant memory: quantiles within 1 %, whatever the count.
+"""A histogram of durations in constant memory, with quantiles exact to 1 %.
 
 Bin ``i`` holds durations up to ``1 µs · 1.02**i``; anything shorter is in bin 0. It is kept and
 written sparsely, as ``{"bin": count}``.

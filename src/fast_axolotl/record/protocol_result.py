@@ -1,4 +1,4 @@
-"""Two or more arms beside each other: the matrix of a protocol, as plain data.
+"""The result of a protocol or comparison, as data.
 
 A protocol's folder holds ``protocol.json`` and one record for every run:
 

@@ -1,4 +1,4 @@
-"""The trainings of one run: the first in the folder given, the next ones in folders beside it.
+"""Name the folders of several trainings in one run.
 
 They are RUN, RUN-2, RUN-3, …; a number whose folder holds the record of another run is left out.
 Who watches the processes of a run writes into the folder of the first, for all of them.

@@ -1,4 +1,4 @@
-"""The lines of a record: what a rank writes, and what the watcher of its processes writes.
+"""The lines of a record, as dataclasses.
 
 Times called ``t`` are seconds since the file's first line, by a clock that never steps; only
 ``Start.time`` is a date. ``None`` means that something was not measured; the reason stands in

@@ -1,4 +1,4 @@
-"""The lines that verdicts are drawn by, each with its unit and where it comes from."""
+"""The thresholds of verdicts, with unit and origin."""
 
 from __future__ import annotations
 

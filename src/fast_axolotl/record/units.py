@@ -1,4 +1,4 @@
-"""One way to write each unit: shares, seconds, bytes, counts, FLOPs, dates.
+"""Format shares, seconds, bytes, counts, FLOPs and dates.
 
 Values that were not measured, and numbers that are none (NaN), are a dash.
 """

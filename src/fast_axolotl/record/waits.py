@@ -1,4 +1,4 @@
-"""The one sum of waits, of a rank and of a job, and whether the stall is the device's.
+"""Add up waits, for a rank and for a job.
 
 A stall is a ratio of sums: waiting ÷ wall time. It is the device's where device waits are known for
 at least 90 % of the wall time, and then over exactly that part of it; else it is the host's. The

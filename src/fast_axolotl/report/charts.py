@@ -1,4 +1,4 @@
-"""The charts of a report. Those over time are declared as data; one function draws them all.
+"""The charts of a report, declared as data.
 
 A chart has one panel for each run, on scales that all panels share, and beside every panel stands
 in words what it shows. A figure is a plain dictionary in Plotly's form; no Plotly is needed to make

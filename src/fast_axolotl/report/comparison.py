@@ -1,4 +1,4 @@
-"""What several runs have to say together: the matrix of a protocol, a comparison, a report.
+"""Make a document of several runs: a protocol, a comparison or a report.
 
 The answer comes first, then the matrix. A difference of losses comes before any speed. Figures that
 no arm has are not rows; below the matrix stands why, and why an arm has none of a row.

@@ -1,4 +1,4 @@
-"""A document as plain data: what a run, a comparison, a protocol, a plan or a job has to say.
+"""A document as data: sections, tables, bullets and charts.
 
 ``terminal``, ``markdown`` and ``page`` each draw the same blocks in their own way. Charts and bars
 are for the page; the other two leave them out, because every figure also stands in a table.

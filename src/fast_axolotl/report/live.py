@@ -1,4 +1,4 @@
-"""A run as it goes on: read the record, sum it up, draw it, again and again until the run ends.
+"""The live view: read the record, summarise it and draw it, until the run ends.
 
 The record is read anew each time. *Now* is the summary of its last five seconds, by the same
 function as the summary of all of it, so the two cannot contradict each other. A long record takes

@@ -1,4 +1,4 @@
-"""A document as Markdown, for a pull request. Charts and bars are left out."""
+"""Write a document as Markdown, without charts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A document as one HTML file: no request to anywhere, everything it shows is inside.
+"""Write a document as one HTML file that works offline.
 
 ``assets/report.html`` draws the blocks; the data and the figures of charts are in it as JSON, and
 Plotly, packed. The browser unpacks it (4.9 MB become 1.9 MB in the file) and draws. A policy in the

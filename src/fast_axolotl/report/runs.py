@@ -1,4 +1,4 @@
-"""What recorded runs have to say: verdicts, where the time went, every figure, settings.
+"""Make a document of recorded runs: verdict, time, figures, settings.
 
 A figure that was not measured is no row; below its group stands the reason.
 """

@@ -1,4 +1,4 @@
-"""The curves of a run, from its record: plain columns in seconds, bytes and shares.
+"""Curves over time, from a record.
 
 This is the data that a page embeds, draws and offers to download. Times are seconds since the
 first line of any of the run's files.

@@ -1,4 +1,4 @@
-"""A document in the terminal, and progress while something runs, by rich.
+"""Print a document in the terminal, and show progress.
 
 Documents go to stdout and progress to stderr, so that a pipe receives results only. Colours are for
 terminals; a pipe gets plain text of a fixed width. Without a terminal progress is silent, or a line
