@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from fast_axolotl.measure import advice, measure
-from fast_axolotl.measure.advice import Action, possible_gain
+from fast_axolotl.measure.advice import possible_gain
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import RunSummary, Verdict
 from fast_axolotl.record.catalogue import FIGURES
 from support.records import (
+    GIGABYTE,
     every,
     make_profiled_run,
     make_rank,
@@ -36,70 +37,40 @@ from support.records import (
 )
 
 OWN_SECONDS, LOAD_SECONDS = 0.006, 0.012
-GIGABYTE = 1_000_000_000
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 """Workers that sleep need no cores of their own."""
 
 
-class Slow:
-    """Rows that take long to make."""
-
-    def __init__(self, rows: int = 260) -> None:
-        self.rows = rows
-
-    def __getitem__(self, index: int) -> Any:
-        import torch
-
-        time.sleep(LOAD_SECONDS)
-        return torch.ones(8)
-
-    def __len__(self) -> int:
-        return self.rows
+def load_slowly(rows: list[int]) -> list[int]:
+    time.sleep(LOAD_SECONDS)
+    return rows
 
 
-@pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., RunSummary]]:
-    """A real loop over a DataLoader with so many workers, and what is measured of it."""
+def train(folder: Path, rows: int, workers: int) -> RunSummary:
+    """What is measured of a real loop over a DataLoader with so many workers."""
     data = pytest.importorskip("torch.utils.data")
     from fast_axolotl.integrations.torch_meter import watch_torch
 
-    def run(dataset: Slow, workers: int) -> RunSummary:
-        folder = tmp_path / f"{type(dataset).__name__}-{workers}"
-        loader = data.DataLoader(dataset, batch_size=1, num_workers=workers, collate_fn=_first)
-        meter = measure(folder, sample_system=False, environment={"cores": 4})
-        with meter, watch_torch(meter):
-            for _ in loader:
-                time.sleep(OWN_SECONDS)
-        return meter.summary()
-
-    return run
+    options = {"batch_size": 1, "num_workers": workers, "collate_fn": load_slowly}
+    meter = measure(folder, sample_system=False, environment={"cores": 4})
+    with meter, watch_torch(meter):
+        for _ in data.DataLoader(range(rows), **options):
+            time.sleep(OWN_SECONDS)
+    return meter.summary()
 
 
-def _first(rows: list[Any]) -> Any:
-    return rows[0]
-
-
-def check_promise(before: RunSummary, after: RunSummary) -> None:
-    """What following the advice gave is not above what was promised, and not far below."""
+def test_as_many_workers_as_are_advised_give_about_what_is_promised(tmp_path: Path) -> None:
+    before = train(tmp_path / "before", 260, 1)
+    assert (before.verdict.kind, before.verdict.subtype) == ("data", "rate")
     promised = before.verdict.gain
     assert promised is not None
     assert f"Expect up to +{100 * promised:,.0f} % steps/s." in before.verdict.action
-    assert before.steps_per_second is not None
-    assert after.steps_per_second is not None
+    found = re.search(r"num_workers=(\d+)\)", before.verdict.action)
+    after = train(tmp_path / "after", 160, int(found[1]))
     given = after.steps_per_second / before.steps_per_second - 1
     # How near it comes depends on what else the machine does; it must gain, and not more.
     assert 0 < given <= 1.3 * (1 + promised) - 1
-
-
-def test_as_many_workers_as_are_advised_give_about_what_is_promised(
-    train: Callable[..., RunSummary],
-) -> None:
-    before = train(Slow(), 1)
-    assert (before.verdict.kind, before.verdict.subtype) == ("data", "rate")
-    found = re.search(r"num_workers=(\d+)\)", before.verdict.action)
-    assert found is not None
-    check_promise(before, train(Slow(rows=160), int(found[1])))
 
 
 def evidence(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Evidence:
@@ -175,21 +146,21 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     assert ("fast-axolotl run --" in action) is is_prepared
 
 
-def communicate(**settings: Any) -> Action:
+def communicate(**settings: Any) -> Verdict:
     record = make_profiled_run((0.4,), (0.4,), settings=settings, source="axolotl")
     found = summarise(record).verdict
     assert found.kind == "communication"
-    return Action(found.action, found.gain)
+    return found
 
 
 @pytest.mark.parametrize("settings", [{}, {"deepspeed_stage": 1}, {"fsdp": False}])
 def test_accumulation_halves_communication_where_gradients_are_exchanged_once_a_step(
     settings: dict[str, Any],
 ) -> None:
-    action = communicate(gradient_accumulation=4, **settings)
-    assert "gradient_accumulation_steps: 8" in action.text
-    assert "learning rate" in action.text
-    assert action.gain == pytest.approx(0.2 / 0.8, rel=0.02)
+    found = communicate(gradient_accumulation=4, **settings)
+    assert "gradient_accumulation_steps: 8" in found.action
+    assert "learning rate" in found.action
+    assert found.gain == pytest.approx(0.2 / 0.8, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -203,15 +174,15 @@ def test_accumulation_halves_communication_where_gradients_are_exchanged_once_a_
 def test_accumulation_is_no_advice_where_every_micro_batch_communicates(
     settings: dict[str, Any], expected: str
 ) -> None:
-    action = communicate(gradient_accumulation=4, **settings)
-    assert expected in action.text
-    assert "gradient_accumulation_steps: 8" not in action.text
-    assert "accumulation does not reduce it" in action.text
-    assert action.gain == pytest.approx(0.4 / 0.6, rel=0.02)
+    found = communicate(gradient_accumulation=4, **settings)
+    assert expected in found.action
+    assert "gradient_accumulation_steps: 8" not in found.action
+    assert "accumulation does not reduce it" in found.action
+    assert found.gain == pytest.approx(0.4 / 0.6, rel=0.02)
     roomy = {"total": 80 * GIGABYTE, "allocated_peak": 20 * GIGABYTE}
-    action = communicate(gradient_accumulation=4, batch_size=2, cuda_memory=roomy, **settings)
-    assert action.text.startswith("Raise micro_batch_size from 2 to 4")
-    assert "halve gradient_accumulation_steps (now 4)" in action.text
+    found = communicate(gradient_accumulation=4, batch_size=2, cuda_memory=roomy, **settings)
+    assert found.action.startswith("Raise micro_batch_size from 2 to 4")
+    assert "halve gradient_accumulation_steps (now 4)" in found.action
 
 
 @pytest.mark.parametrize(
@@ -247,6 +218,13 @@ def test_a_larger_micro_batch_is_advised_only_where_memory_is_known_to_allow_it(
     memory: dict[str, Any], expected: str
 ) -> None:
     assert expected in verdict(mfu=0.1, batch_size=4, **memory).action
+
+
+def test_a_high_mfu_no_mfu_or_much_padding_ask_for_no_larger_batch() -> None:
+    low = verdict(mfu=0.12)
+    assert (low.kind, "model is the limit" in low.headline) == ("compute", True)
+    for figures in ({"mfu": 0.31}, {"mfu": None}, {"mfu": 0.12, "padding_share": 0.5}):
+        assert "micro_batch_size" not in verdict(batch_size=2, cuda_memory=CUDA, **figures).action
 
 
 SOURCES = ("", "loop", "torch", "transformers", "lightning", "axolotl", "run", "watch")

@@ -16,7 +16,10 @@ from support.children import run_python
 
 torch = pytest.importorskip("torch")
 
-KINDS = ["torch", "numpy"]
+
+@pytest.fixture(scope="module", params=["torch", "numpy"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def array(values: Any, kind: str) -> Any:
@@ -44,7 +47,6 @@ def packed_row(lengths: list[int], width: int) -> tuple[list[int], list[int], li
     return positions + padding, ids + padding, [1] * sum(lengths) + padding
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_three_kinds_of_tokens_are_told_apart(kind: str) -> None:
     found = count(
         columns(
@@ -59,7 +61,6 @@ def test_the_three_kinds_of_tokens_are_told_apart(kind: str) -> None:
     assert (found.sequence_tokens, found.sequence_squares) == (5, 9 + 4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_packed_sequences_are_found_by_positions(kind: str, rows: list[list[int]]) -> None:
     width = max(map(sum, rows)) + 3
@@ -75,7 +76,6 @@ def test_packed_sequences_are_found_by_positions(kind: str, rows: list[list[int]
         assert found.rows == len(every)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_without_a_mask_every_position_is_real(kind: str) -> None:
     counter = BatchCounter()
     found = counter.count({"input_ids": array([[5, 6, 7, 8, 9]], kind)})
@@ -84,7 +84,6 @@ def test_without_a_mask_every_position_is_real(kind: str) -> None:
     assert set(counter.reasons) == {"real_tokens", "trainable_tokens_per_second"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
     counter = BatchCounter()
     counter.pad_token_id = 0
@@ -102,7 +101,6 @@ def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
     assert "tokens_per_second" not in counter.reasons
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("mask", "positions", "rows"),
     [
@@ -124,7 +122,6 @@ def test_a_row_begins_where_positions_do_not_grow_or_padding_ends(
     assert (found.rows, found.real_tokens) == (rows, sum(map(sum, mask)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_packs_of_unknown_padding_have_no_real_tokens_and_no_rows(kind: str) -> None:
     counter = BatchCounter()
     ids, positions = array([[5, 6, 0, 0]], kind), array([[0, 1, 0, 1]], kind)

@@ -218,16 +218,13 @@ def test_a_page_is_written(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 STREAM = {"streaming": True}
+KEPT = {"persistent_workers": True}
 PACKED = {**STREAM, "sample_packing": True}
 SETTINGS: dict[str, dict[str, Any]] = {
     "nothing known": {},
     "no workers": {"num_workers": 0},
     "a worker": {"num_workers": 1, "prefetch_factor": 2},
-    "deep queue, kept workers": {
-        "num_workers": 2,
-        "prefetch_factor": 256,
-        "persistent_workers": True,
-    },
+    "deep queue, kept workers": {"num_workers": 2, "prefetch_factor": 256, **KEPT},
     "full cores": {"num_workers": 8, "prefetch_factor": 2},
     "dispatcher": {"num_workers": 8, "prefetch_factor": 2, "dispatcher": True},
     "two shards": {"num_workers": 2, "prefetch_factor": 2, "num_shards": 2},

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-import fast_axolotl
 from fast_axolotl.measure import processes
 from fast_axolotl.record import End, read_run
 from fast_axolotl.record.folder import dump_line
+from support.children import FAST_AXOLOTL, clean_environment, run_child
 from support.records import make_rank, make_run, make_system, steady, write_run
 from test_watch import run as watch
 
@@ -44,16 +44,13 @@ class Terminal:
         self.screen, self.inner = pty.openpty()
         fcntl.ioctl(self.screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.text = ""
-        source = Path(fast_axolotl.__file__).parents[1]
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("FAST_AXOLOTL") and name not in ("COLUMNS", "LINES")
-        }
+        environment = clean_environment(TERM="xterm-256color")
+        for name in ("COLUMNS", "LINES"):
+            environment.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)],
             cwd=folder,
-            env={**inherited, "PYTHONPATH": str(source), "TERM": "xterm-256color"},
+            env=environment,
             stdin=self.inner,
             stdout=self.inner,
             stderr=self.inner,
@@ -165,20 +162,8 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
 def test_run_live_without_a_terminal_prints_lines_and_leaves_the_output_alone(
     tmp_path: Path,
 ) -> None:
-    source = Path(fast_axolotl.__file__).parents[1]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "fast_axolotl", "measure", "--live"),
-            *("--output", "run", "--", "sh", "-c", "sleep 1.2; echo out; exit 3"),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(source)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    command = ("measure", "--live", "--output", "run", "--", "sh", "-c")
+    done = run_child(*FAST_AXOLOTL, *command, "sleep 1.2; echo out; exit 3", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "out\n"), done.stderr
     assert re.search(r"^[\d.]+ s  Inconclusive .*  working set [\d.]+ [kM]B", done.stderr, re.M)
     assert "the command ended" in done.stderr

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import subprocess
 import sys
-import time
 import weakref
 from base64 import b64decode
 from collections.abc import Iterator
@@ -18,7 +14,6 @@ from typing import Any
 import pytest
 
 from fast_axolotl.measure import Meter, measure
-from fast_axolotl.measure.writers import find_owner
 from fast_axolotl.record import ModelShape, ProfileWindow, RankRecord, SystemSample
 from fast_axolotl.record.folder import system_file
 from fast_axolotl.record.waits import WAIT_SECONDS
@@ -514,52 +509,3 @@ def test_the_run_that_this_process_is_part_of_is_sampled_from_outside(
     assert {file.name for file in (tmp_path / "run").iterdir()} == {"rank-0.jsonl", path.name}
     assert path.read_text() == "the supervisor's\n"
     assert capsys.readouterr().err == ""
-
-
-@pytest.fixture
-def another_process() -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process.pid
-        process.communicate(b"\n")
-
-
-def write_start(path: Path, **values: Any) -> str:
-    start = {"kind": "start", "time": time.time(), "host": platform.node(), "version": "0"}
-    text = json.dumps({**start, "source": "torch", **values}, separators=(",", ":")) + "\n"
-    path.write_text(text)
-    return text
-
-
-def test_a_record_that_another_process_writes_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, another_process: int
-) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    theirs = write_start(path, pid=another_process)
-    owner = find_owner(path)
-    assert owner is not None
-    assert owner.pid == another_process
-    with measure(tmp_path, sample_system=True) as meter:
-        assert len(list(meter.watch([["row"]] * 20))) == 20
-    assert path.read_text() == theirs
-    assert [file.name for file in tmp_path.iterdir()] == ["rank-0.jsonl"]
-    assert (
-        f"nothing is recorded, but the run continues: {path}: process {another_process}"
-        in caplog.text
-    )
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"pid": os.getpid()}, {"pid": 2**22 + 7}, {"time": 1000.0}, {"kind": "settings"}],
-    ids=["this process", "a dead one", "its number again", "no start"],
-)
-def test_a_record_that_nobody_writes_any_more_is_moved_aside(
-    tmp_path: Path, changed: dict[str, Any], another_process: int
-) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    write_start(path, **{"pid": another_process, **changed})
-    assert find_owner(path) is None
-    with measure(tmp_path, sample_system=False):
-        pass
-    assert (tmp_path / "rank-0.jsonl.1").is_file()
-    assert read_rank(tmp_path).start.pid == os.getpid()

@@ -6,9 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,31 +65,17 @@ sys.exit(max(child.wait() for child in [start(rank) for rank in range(size)]))
 """Starts ranks as torchrun does: siblings, none of which is the parent of another."""
 
 
-MEASURED = (*FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--")
-
-
-def launch(folder: Path, size: int, *before: str) -> None:
-    done = run_child(*before, sys.executable, "-c", LAUNCHER, str(size), cwd=folder)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three ranks of one node that measure themselves."""
-    folder = tmp_path_factory.mktemp("inside")
-    launch(folder, 3)
-    return folder / "run"
-
-
 def most_memory(record: RunRecord, node: str = "") -> int:
     """The largest ΣPSS of a node, or of the only one."""
     system = record.systems[node] if node else record.system
-    assert system is not None
     return max(sample.pss_bytes or 0 for sample in system.samples)
 
 
-def test_one_sampler_covers_every_rank_of_its_node(inside: Path) -> None:
-    record = read_run(inside)
+def test_one_sampler_covers_every_rank_of_its_node(tmp_path: Path) -> None:
+    """Three ranks of one node that measure themselves."""
+    done = run_child(sys.executable, "-c", LAUNCHER, "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = read_run(tmp_path / "run")
     assert sorted(record.ranks) == [0, 1, 2]
     [system] = record.systems.values()
     assert system.start.source == "meter"
@@ -158,24 +142,43 @@ def test_ranks_are_found_by_their_files_unless_they_are_in_another_container(
 @pytest.mark.parametrize(
     ("changed", "age", "is_kept"),
     [
+        ({"pid": os.getppid()}, 300.0, True),
+        ({"pid": os.getpid()}, 0.0, False),
+        ({"pid": 2**22 + 7}, 0.0, False),
+        ({"pid": os.getppid(), "time": 1000.0}, 0.0, False),
+        (None, 0.0, False),
         ({"host": "node-b"}, 10.0, True),
         ({"host": "node-b"}, 300.0, False),
         ({"pid_namespace": "another-boot pid:[1]"}, 10.0, True),
         ({"pid_namespace": f"{pid_namespace().split()[0]} pid:[1]"}, 10.0, False),
     ],
-    ids=["written now", "old", "a machine of the same name", "this container before it restarted"],
+    ids=[
+        *("another process", "this process", "a dead one", "its number again", "no start"),
+        *("another node, now", "another node, long ago", "a machine of the same name"),
+        "this container before it restarted",
+    ],
 )
-def test_a_file_of_another_node_is_left_alone_while_it_is_written(
-    tmp_path: Path, changed: dict[str, str], age: float, is_kept: bool
+def test_a_file_that_somebody_writes_is_left_alone_and_any_other_is_moved_aside(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    changed: dict[str, object] | None,
+    age: float,
+    is_kept: bool,
 ) -> None:
-    path = first_line(tmp_path, **changed)
+    path = first_line(tmp_path, **(changed or {}))
+    if changed is None:
+        path.write_text('{"kind":"settings","t":0.0}\n')
     theirs = path.read_text()
     os.utime(path, (time.time() - age,) * 2)
     assert (find_owner(path) is not None) == is_kept
-    with measure(tmp_path, rank=3, sample_system=False):
-        pass
-    assert (path.read_text() == theirs) == is_kept
-    assert (tmp_path / "rank-3.jsonl.1").exists() != is_kept
+    with measure(tmp_path, rank=3, sample_system=is_kept) as meter:
+        assert len(list(meter.watch([["row"]] * 20))) == 20
+    refusal = f"nothing is recorded, but the run continues: {path}: "
+    assert (path.read_text() == theirs) == (refusal in caplog.text) == is_kept
+    if is_kept and "pid" in changed:
+        assert f"{refusal}process {os.getppid()}" in caplog.text
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"rank-3.jsonl", *(["rank-3.jsonl.1"] * (not is_kept))}
 
 
 def run_node(node: str, folder: Path, *command: str, **variables: str) -> list[str]:
@@ -184,7 +187,6 @@ def run_node(node: str, folder: Path, *command: str, **variables: str) -> list[s
     with subprocess.Popen(
         started, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stderr is not None
         return process.stderr.read().splitlines()
 
 
@@ -216,25 +218,18 @@ def test_nodes_that_start_at_the_same_moment_write_one_record(tmp_path: Path) ->
     assert len(second) < 5
 
 
-@contextmanager
-def running_node(node: str, folder: Path) -> Iterator[None]:
-    """A node whose command runs until the end of the block."""
-    environment = clean_environment(FAST_AXOLOTL_NODE=node)
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*MEASURED, "cat"], cwd=folder, env=environment, **pipes) as process:
-        while not find_running_nodes(folder / "run"):
-            time.sleep(0.02)
-        yield
-        process.communicate()
-
-
 def test_a_record_is_joined_by_other_nodes_while_it_is_written_and_not_afterwards(
     tmp_path: Path,
 ) -> None:
     def told(node: str, **variables: str) -> str:
         return "\n".join(run_node(node, tmp_path, "true", **variables))
 
-    with running_node("node-a", tmp_path):
+    environment = clean_environment(FAST_AXOLOTL_NODE="node-a")
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [*FAST_AXOLOTL, "run", "--measure", "-q", "--output", "run", "--", "cat"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes):
+        while not find_running_nodes(tmp_path / "run"):
+            time.sleep(0.02)
         assert "joining the record that node-a is writing" in told("node-b")
         assert "run already holds a record" in told("node-a")
         # One of several commands that a launcher starts on one node.

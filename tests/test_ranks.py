@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import statistics
@@ -22,7 +21,6 @@ from fast_axolotl.measure.ranks import fold_rank
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     ModelShape,
-    ProfileWindow,
     RunRecord,
     StepBlock,
     read_run,
@@ -32,10 +30,6 @@ from support.children import clean_environment
 from support.records import make_ranks, make_run
 
 pytestmark = pytest.mark.usefixtures("alone")
-
-NEEDS_TORCH = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
-)
 
 GLOO = """
 import json, sys, time
@@ -88,6 +82,7 @@ Gloo = tuple[Path, dict[str, Any]]
 @pytest.fixture(scope="module")
 def gloo(tmp_path_factory: pytest.TempPathFactory) -> Gloo:
     """Records of two processes, and what a clock outside of the meter saw."""
+    pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     folder = tmp_path_factory.mktemp("gloo")
     children = [
         subprocess.Popen(
@@ -103,7 +98,6 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Gloo:
     return folder, json.loads(printed[0])
 
 
-@NEEDS_TORCH
 def test_two_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(gloo: Gloo) -> None:
     folder, seen = gloo
     # The same loop without delays: the steps in which nobody is late, in the same minutes.
@@ -118,7 +112,6 @@ def test_two_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(glo
     assert max(share for share in own if share is not None) < 0.8 * lost
 
 
-@NEEDS_TORCH
 def test_the_groups_are_read_off_the_mesh_of_the_weights(gloo: Gloo) -> None:
     assert gloo[1]["mesh"] == {"tensor_parallel": 2}
 
@@ -205,19 +198,11 @@ def test_the_stall_of_a_job_is_that_of_the_latest_rank_in_every_step() -> None:
     assert together.stall_fraction == pytest.approx(0.05 * 0.27 / (OWN + 0.05 * 0.27))
 
 
-def test_condensed_waits_give_the_stall_within_the_error_they_state() -> None:
-    chance = random.Random(1)
-    waits = [[chance.expovariate(20) for _ in range(3000)] for _ in range(8)]
-    exact = summarise(make_job(*waits)).stall_fraction
-    summary = summarise(make_job(*waits, form="condensed"))
-    assert exact is not None
-    assert summary.stall_fraction is not None
-    assert abs(summary.stall_fraction - exact) <= 0.04 * summary.stall_fraction
-    assert not any("at least" in note for note in summary.notes)
-
-
 def test_damaged_waits_are_no_worse_than_none_and_one_rank_keeps_every_digit() -> None:
     record = make_job(*late_in_turn(), form="condensed")
+    summary = summarise(record)
+    assert summary.stall_fraction == pytest.approx(0.054 / 0.154, rel=0.04)
+    assert not any("at least" in note for note in summary.notes)
     block = record.ranks[0].blocks[2]
     for damaged in (f"{block.step_waits[:-4]}####", f"{block.step_waits[:-1]}A"):
         record.ranks[0].blocks[2] = replace(block, step_waits=damaged)
@@ -280,19 +265,7 @@ def test_the_rank_that_alone_is_late_with_data_is_the_straggler() -> None:
     # Where all wait alike, none is.
     equal = summarise(make_job(*[[0.05] * 400] * 3))
     assert equal.straggler_rank is None
-    assert equal.reasons["straggler_rank"]
-
-
-def test_a_rank_that_computes_longer_is_named_by_a_profiler_window() -> None:
-    record = make_job(*[[0.0] * 600] * 2)
-    assert "profiler window" in summarise(record).reasons["straggler_rank"]
-    for number, seconds in enumerate((0.3, 0.05)):
-        record.ranks[number].add(
-            ProfileWindow(t=1.0, steps=2, wall_seconds=1.0, collectives=(seconds,))
-        )
-    summary = summarise(record)
-    assert (summary.straggler_rank, summary.straggler_part) == (1, "compute")
-    assert summary.straggler_fraction == pytest.approx(0.25)
+    assert "profiler window" in equal.reasons["straggler_rank"]
 
 
 # Ranks that see the same batches.
@@ -324,17 +297,12 @@ def test_ranks_of_a_parallel_group_count_once(settings: dict[str, Any]) -> None:
     assert not any("parallel" in note for note in summary.notes)
 
 
-def test_where_groups_are_not_known_a_note_says_so() -> None:
-    unknown = summarise(counted_job())
-    assert unknown.data_parallel_size is None
-    assert any("is not known" in note for note in unknown.notes)
-
-
 # What the reader could deliver, and what waits came with.
 
 
 def test_the_rate_of_the_reader_is_rows_per_wait_or_what_fills_a_queue_with_room() -> None:
-    inline = make_job(*[[0.025] * 400] * 2, settings={"num_workers": 0})
+    # The slowest rank sets the pace of all.
+    inline = make_job([0.005] * 400, [0.025] * 400, settings={"num_workers": 0})
     summary = summarise(inline)
     assert summary.reader_rows_per_second == pytest.approx(2 * 8 / 0.025)
     assert summary.reader_ratio == pytest.approx(0.125 / 0.025)

@@ -27,7 +27,6 @@ from fast_axolotl.record import (
     RunRecord,
     RunSummary,
     Start,
-    StepBlock,
     SystemRecord,
     SystemSample,
     SystemStart,
@@ -53,30 +52,13 @@ SHAPE = ModelShape(
 )
 
 
-def bare_rank(*blocks: StepBlock) -> RankRecord:
-    start = Start(time=START_TIME, pid=1, host="machine", version="0")
-    return RankRecord(start=start, blocks=list(blocks))
+def bare_rank() -> RankRecord:
+    return RankRecord(start=Start(time=START_TIME, pid=1, host="machine", version="0"))
 
 
 def bare_system(*samples: SystemSample) -> SystemRecord:
     return SystemRecord(
         start=SystemStart(time=START_TIME, host="machine", root_pid=1), samples=list(samples)
-    )
-
-
-def nan_block() -> StepBlock:
-    return StepBlock(
-        t=math.nan,
-        phase="steady",
-        first_step=0,
-        steps=0,
-        first_fetch=0,
-        fetches=300,
-        wall_seconds=math.nan,
-        host_wait_seconds=math.inf,
-        device_wait_seconds=math.nan,
-        queue_depth=math.nan,
-        spans={"log": math.nan},
     )
 
 
@@ -146,13 +128,17 @@ def full_run() -> RunRecord:
     return make_run(*ranks, system=system)
 
 
+NO_NUMBERS: dict[str, Any] = {"wall_seconds": math.nan, "host_wait_seconds": math.inf}
+NO_NUMBERS |= dict.fromkeys(("t", "device_wait_seconds", "queue_depth"), math.nan)
+NO_NUMBERS |= {"spans": {"log": math.nan}}
+
 RECORDS = {
     "nothing": lambda: make_run(),
     "a rank that only started": lambda: make_run(bare_rank()),
     "warm-up only": lambda: make_run(make_rank(fetches=0)),
     "a plain loop": lambda: make_run(make_rank(wait=steady(0.3))),
     "a loop that was killed": lambda: make_run(make_rank(wait=steady(0.3), end=None)),
-    "no number anywhere": lambda: make_run(bare_rank(nan_block())),
+    "no number anywhere": lambda: make_run(altered(make_rank(), "steady", **NO_NUMBERS)),
     "steps without fetches": lambda: make_run(make_rank(fetches=0, warmup_steps=0, end=None)),
     "watched from outside": lambda: make_run(system=make_system()),
     "watched without a sample": lambda: make_run(system=bare_system()),
@@ -168,6 +154,7 @@ def test_every_figure_is_a_finite_number_or_is_missing_for_a_reason(name: str) -
     values = summary.as_dict()
     numbers = {name: value for name, value in values.items() if isinstance(value, float)}
     assert {name for name, value in numbers.items() if not math.isfinite(value)} == set()
+    assert all(map(math.isfinite, summary.ledger.values()))
     assert set(summary.reasons) == {name for name, value in values.items() if value is None}
     assert all(len(text) > 10 for text in summary.reasons.values())
 
@@ -200,18 +187,6 @@ def test_the_stall_is_a_ratio_of_sums_over_the_steady_phase() -> None:
     assert summary.wait_p50_seconds == pytest.approx(0.01 * 3 / 7, rel=0.02)
     assert summary.step_p50_seconds == pytest.approx(0.01 / 0.7, rel=0.02)
     assert summary.steps_per_second == pytest.approx(70)
-
-
-def test_one_block_or_a_hundred_give_the_same_figures() -> None:
-    rank, one = (make_rank(wait=steady(0.3), fetches=2000) for _ in range(2))
-    many = [block for block in rank.blocks if block.phase == "steady"]
-    sums = ("steps", "fetches", "wall_seconds", "host_wait_seconds", "samples")
-    values: dict[str, Any] = {name: sum(getattr(one, name) for one in many) for name in sums}
-    whole = replace(many[-1], first_step=many[0].first_step, **values)
-    one.blocks = [*(block for block in rank.blocks if block.phase == "warmup"), whole]
-    left, right = summarise(make_run(rank)), summarise(make_run(one))
-    for name in ("stall_fraction", "samples_per_second", "steps_per_second", "measured_seconds"):
-        assert getattr(left, name) == pytest.approx(getattr(right, name))
 
 
 def test_where_device_waits_are_known_they_are_the_stall() -> None:
@@ -292,21 +267,15 @@ def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
     rank = make_rank(fetches=1000)
     rank.marks.insert(0, Mark(t=1.5, name="first_step"))
     unlimited = {"limit_bytes": "no cgroup above the process sets a memory limit"}
-    system = make_system(samples=12, start={"reasons": unlimited})
-    early, late = (
-        [replace(one, pss_bytes=one.pss_bytes if one.t in times else None) for one in found]
-        for found, times in ((system.samples, (0.0, 1.0)), (system.samples, (0.0, 2.0)))
-    )
-    system.samples = early
+    system = make_system(samples=12, start={"reasons": unlimited}, pss_bytes=None)
+    system.samples[1] = replace(system.samples[1], pss_bytes=4 * GIGABYTE)
     summary = summarise(make_run(rank, system=system))
     assert (summary.working_set_peak_bytes, summary.limit_share) == (None, None)
     assert "not sampled after the first step" in summary.reasons["working_set_peak_bytes"]
     assert summary.reasons["limit_share"] == "the peak working set or the limit is not known"
-    system.samples = late
+    assert summarise(make_run(system=system)).working_set_peak_bytes == 4 * GIGABYTE
+    system.samples[2] = replace(system.samples[2], pss_bytes=4 * GIGABYTE)
     assert summarise(make_run(rank, system=system)).working_set_peak_bytes == 4 * GIGABYTE
-    system.samples = early
-    outside = summarise(make_run(system=system))
-    assert outside.working_set_peak_bytes == 4 * GIGABYTE
 
 
 def test_the_share_of_the_limit_is_of_what_cannot_give_way() -> None:
@@ -353,8 +322,6 @@ def test_the_disk_has_a_capacity_for_large_requests_alone() -> None:
     system.disk = DiskProbe(t=1.0, path="data", reason="data is not on a device")
     summary = summarise(make_run(system=system))
     assert summary.reasons["disk_bytes_per_second"] == "data is not on a device"
-    older = summarise(make_run(system=make_system(read_bytes=0.5e9)))
-    assert (older.disk_bytes_per_second, older.disk_share) == (1e9, pytest.approx(0.5))
 
 
 def test_free_gpu_memory_is_the_least_of_all_devices_and_of_torch() -> None:
@@ -444,17 +411,10 @@ def test_a_record_tells_what_is_wrong_with_itself() -> None:
     record.notes.append("rank-0.jsonl: cut off in line 7")
     assert summarise(record).notes[:3] == (
         "rank-0.jsonl: cut off in line 7",
-        "only 1 of 4 ranks left a record, and sums cover only those; if "
-        "other nodes recorded on their own "
-        "disks, copy their rank-*.jsonl and system-*.jsonl files into this folder",
+        "only 1 of 4 ranks left a record, and sums cover only those; if other nodes recorded on "
+        "their own disks, copy their rank-*.jsonl and system-*.jsonl files into this folder",
         "rank 0: the date moved by +3.0 s",
     )
-
-
-def test_the_meter_tells_its_own_cost() -> None:
-    summary = figures(own_seconds=0.05)
-    assert summary.overhead_seconds_per_fetch == pytest.approx(30e-6)
-    assert summary.overhead_fraction == pytest.approx(30e-6 / 0.05)
 
 
 @pytest.mark.parametrize(
@@ -463,35 +423,15 @@ def test_the_meter_tells_its_own_cost() -> None:
         ("finished", "exception", "exit code 3", "exception"),
         (None, "exception", "exit code -15", "exception"),
         (None, "finished", "", "finished"),
-        (None, None, "", "cut off"),
     ],
 )
 def test_who_supervised_the_command_knows_how_it_ended(
-    rank_end: str | None, command_end: str | None, error: str, expected: str
+    rank_end: str | None, command_end: str, error: str, expected: str
 ) -> None:
-    system = make_system(end=command_end, start={"source": "run"})
-    if system.end is not None:
-        system.end = replace(system.end, error=error)
+    system = make_system(start={"source": "run"})
+    system.end = End(t=60.0, reason=command_end, error=error)  # type: ignore[arg-type]
     summary = summarise(make_run(make_rank(end=rank_end), system=system))
     assert (summary.end_reason, summary.error) == (expected, error)
-
-
-def test_the_slowest_reader_sets_the_pace_of_all_ranks() -> None:
-    ranks = [
-        make_rank(rank=number, world_size=2, wait=steady(stall), settings={"num_workers": 0})
-        for number, stall in enumerate((0.1, 0.5))
-    ]
-    assert summarise(make_run(*ranks)).reader_rows_per_second == pytest.approx(2 * 8 / 0.010)
-
-
-def test_what_one_rank_brackets_alone_is_no_training_of_the_others() -> None:
-    ranks = make_ranks(2, own_seconds=0.02, fetches=600)
-    for number, block in enumerate(ranks[0].blocks):
-        # Rank 0 saves for half of its time; the other one waits for it inside its steps.
-        half = 0.5 * block.wall_seconds
-        ranks[0].blocks[number] = replace(block, spans={"checkpoint": half}, wall_seconds=half)
-    rate = summarise(make_run(*ranks)).samples_per_second
-    assert rate == pytest.approx(2 * 600 * 8 / 6.0, rel=0.01)
 
 
 def find(*waits: tuple[float, int], **causes: float) -> Pattern:

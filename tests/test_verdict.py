@@ -77,10 +77,8 @@ BUSY: dict[str, Any] = {
 """Eight processors, of which the run gets four."""
 
 RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
-    "swapping, from outside": ("swap", lambda: make_run(system=make_system(**SWAPPING))),
     "swapping and waiting": ("swap", lambda: run(wait=HALF, system=SWAPPING)),
     "another program that swaps": ("compute", lambda: run(system={"swap_in_bytes": 5e7})),
-    "a full disk": ("io", lambda: run(wait=HALF, system={"read_bytes": 0.95e9})),
     "random reads at 12 % of what the disk gives in order": (
         "io/random", lambda: run(wait=HALF, system={**RANDOM, "psi_io_full_seconds": 0.4}),
     ),
@@ -91,7 +89,6 @@ RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
         "compute", lambda: run(system={**RANDOM, "psi_io_full_seconds": 0.4}),
     ),
     "random reads that the disk serves well": ("data/rate", lambda: run(wait=HALF, system=RANDOM)),
-    "a busy machine": ("cpu/others", lambda: run(system=BUSY)),
     "programs that are in each other's way, not in the run's": (
         "compute", lambda: run(system={**BUSY, "cpu_wait_seconds": 0.03}),
     ),
@@ -107,8 +104,6 @@ RUNS: dict[str, tuple[str, Callable[[], RunRecord]]] = {
     "a stolen processor": (
         "cpu/steal", lambda: run(system={"machine_cpu_seconds": 4.0, "steal_seconds": 1.0}),
     ),
-    "a slow loader, reading from the cache": ("data/rate", lambda: run(wait=SLOW, system={})),
-    "some communication": ("mixed", lambda: make_profiled_run((0.15,), (0.15,))),
 }  # fmt: skip
 """Beside the golden runs, of which each kind of verdict has one."""
 
@@ -367,10 +362,6 @@ BURSTS: dict[str, Any] = {"wait": every(16, 0.3), "fetches": 3000}
 
 
 ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "no workers, much reading": (
-        "axolotl", {"wait": steady(0.75)}, {"num_workers": 0},
-        "dataloader_num_workers: 4, because data is currently loaded in the main process",
-    ),
     "two workers, where no number of workers would do": (
         "axolotl", {"wait": steady(0.9)}, {"num_workers": 2},
         "8, because 2 workers cannot keep up; about 20.0 are needed, but there are only 8",
@@ -378,29 +369,18 @@ ACTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "bursts with four workers, a loop of one's own": (
         "loop", BURSTS, {"num_workers": 4, "prefetch_factor": 2}, "DataLoader(prefetch_factor=4); ",
     ),
-    "bursts that the queue should hide": (
-        "axolotl", BURSTS, {"num_workers": 2, "prefetch_factor": 8}, "dataloader_num_workers: 3, ",
-    ),
-    "bursts of a stream of one file": (
-        "axolotl", {"wait": every(8, 0.3), "fetches": 3000},
-        {"num_workers": 1, "prefetch_factor": 2, "num_shards": 1, "config": {"streaming": True}},
-        "Split the data into more shards",
-    ),
     "a stream of few files": (
         "transformers", {"wait": steady(0.8)}, {"num_workers": 1, "num_shards": 3},
         "TrainingArguments(dataloader_num_workers=3), because 1 worker cannot keep up",
     ),
-    "swap by another program": ("loop", {"system": SWAPPING}, {}, "other programs"),
     "a quota that is used up": (
         "axolotl", {"system": {"cpu_seconds": 4.0, "throttled_seconds": 1.0}}, {"num_workers": 8},
         "Raise the CPU quota (cpu.max, docker run --cpus, resources.limits.cpu)",
     ),
-    "a busy machine": ("loop", {"system": BUSY}, {}, "renice -n 19 -p PID"),
     "random reads": (
         "transformers", {"wait": HALF, "system": {**RANDOM, "psi_io_full_seconds": 0.4}},
         {"num_workers": 2}, "copy the data to a local NVMe drive or into memory",
     ),
-    "much padding": ("axolotl", {"tokens": 50, "padded": 100}, {}, "sample_packing: true"),
 }  # fmt: skip
 """Who trains, how it goes, the settings recorded, and what is advised; the rest is golden."""
 
@@ -422,22 +402,6 @@ def test_workers_are_counted_for_the_ranks_that_share_a_machine() -> None:
     assert "8 workers on each rank occupy all CPU cores" in action("aaaaaaaa", 8)
     assert "dataloader_num_workers: 8, " in action("aaaaaaaa", 4)
     assert "dataloader_num_workers: 16, " in action("aaaabbbb", 4)
-
-
-def test_low_mfu_asks_for_a_larger_batch_where_it_fits() -> None:
-    held = {"total": 80 * GIGABYTE, "allocated_peak": 30 * GIGABYTE}
-    settings = {"batch_size": 2, "gradient_accumulation": 4, "cuda_memory": held}
-    summary = summarise(run("axolotl", settings=settings))
-
-    def look(**figures: Any) -> Verdict:
-        return judge(Evidence(figures=with_figures(summary, **figures), source="axolotl"))
-
-    verdict = look(mfu=0.12)
-    assert (verdict.kind, "model is the limit" in verdict.headline) == ("compute", True)
-    assert "Raise micro_batch_size from 2 to 4" in verdict.action
-    assert "halve gradient_accumulation_steps (now 4)" in verdict.action
-    for other in ({"mfu": 0.31}, {"mfu": None}, {"mfu": 0.12, "padding_share": 0.5}):
-        assert "Raise" not in look(**other).action
 
 
 def test_a_window_that_saw_no_communication_is_not_asked_for_again() -> None:

@@ -18,10 +18,10 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.measure import processes
 from fast_axolotl.measure.sampler import check_process
 from fast_axolotl.record import read_run
+from support.children import FAST_AXOLOTL, run_child
 
 linux = pytest.mark.skipif(not processes.has_procfs(), reason="there is no /proc here")
 
-PROGRAM = [sys.executable, "-m", "fast_axolotl"]
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 
 
@@ -34,15 +34,13 @@ def sleeper() -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         yield process
         process.kill()
 
 
 def run(*arguments: str | int | Path) -> subprocess.CompletedProcess[str]:
-    command = [*PROGRAM, "watch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_child(*FAST_AXOLOTL, "watch", *map(str, arguments))
 
 
 @linux
@@ -62,7 +60,6 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
     assert "the process was only watched from outside" in " ".join(table.split())
     assert "fast-axolotl measure -- COMMAND" in table
     record = read_run(tmp_path / "run").system
-    assert record is not None
     assert record.samples
     assert record.end is not None
 
@@ -73,12 +70,11 @@ def test_it_ends_with_the_process_or_an_interrupt_and_the_record_is_closed(
     sleeper: subprocess.Popen[str], tmp_path: Path, number: signal.Signals | None, code: int
 ) -> None:
     with subprocess.Popen(
-        [*PROGRAM, "watch", str(sleeper.pid), "-o", str(tmp_path)],
+        [*FAST_AXOLOTL, "watch", str(sleeper.pid), "-o", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as watcher:
-        assert watcher.stdout is not None
         assert sleeper.stdin is not None
         assert "processes 1" in watcher.stdout.readline()
         if number is None:
@@ -91,8 +87,6 @@ def test_it_ends_with_the_process_or_an_interrupt_and_the_record_is_closed(
     assert ("until Ctrl-C" in rest) is (number == signal.SIGINT)
     assert ("until the process ended" in rest) is (number is None)
     record = read_run(tmp_path).system
-    assert record is not None
-    assert record.end is not None
     assert record.end.reason == ("finished" if number is None else "interrupted")
 
 
@@ -123,7 +117,6 @@ def test_what_is_no_process_that_can_be_watched_is_refused_with_the_reason(
     finally:
         done.set()
         thread.join()
-    assert sleeper.stdin is not None
     sleeper.stdin.close()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(UsageError, match=f"process {sleeper.pid} has ended"):

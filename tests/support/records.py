@@ -31,15 +31,8 @@ START_TIME = 1_700_000_000.0
 GIGABYTE = 1_000_000_000
 
 _COUNTED = (
-    "cpu_",
-    "machine_",
-    "steal_",
-    "throttled_",
-    "device_",
-    "oom_",
-    "read_",
-    "swap_in_",
-    "psi_",
+    *("cpu_", "machine_", "steal_", "throttled_", "device_"),
+    *("oom_", "read_", "swap_in_", "psi_"),
 )
 """How the names of a watcher's counters begin."""
 
@@ -222,19 +215,11 @@ def with_figures(summary: RunSummary, **figures: Any) -> RunSummary:
 
 def make_profiled_run(*collectives: tuple[float, ...], **values: Any) -> RunRecord:
     """A run of as many ranks, each with a window of one second that saw these collectives."""
-    ranks = []
-    for number, seconds in enumerate(collectives):
-        rank = make_rank(rank=number, world_size=len(collectives), **values)
-        rank.add(
-            ProfileWindow(
-                t=1.0,
-                steps=2,
-                wall_seconds=1.0,
-                exposed_communication_seconds=sum(seconds),
-                collectives=seconds,
-            )
-        )
-        ranks.append(rank)
+    ranks = make_ranks(len(collectives), **values)
+    for rank, seconds in zip(ranks, collectives, strict=True):
+        exposed = sum(seconds)
+        window = ProfileWindow(t=1.0, steps=2, wall_seconds=1.0, collectives=seconds)
+        rank.add(replace(window, exposed_communication_seconds=exposed))
     return make_run(*ranks)
 
 
