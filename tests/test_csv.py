@@ -48,26 +48,19 @@ HEADER_ALONE = ("a,b\n", "a,b", "a,b\r\n", "\n\na,b\n\n")
         ('a,b\n"x \\"y\\"",1\nu\\,v,2\n', [('x "y"', 1), ("u,v", 2)], {"escape": "\\"}),
         ("1,x\n2,y\n", [(1, "x"), (2, "y")], {"column_names": ("n", "t")}),
         ("\na,b\n\n1,2\n\n\n3,4\n\n", [(1, 2), (3, 4)], {}),
+        ("\ufeffa,b\r\n1,x\r\n2,y", [(1, "x"), (2, "y")], {}),
         *((text, [], {}) for text in HEADER_ALONE),
     ],
 )
 def test_files_of_every_shape(
     tmp_path: Path, text: str, rows: list[tuple[Any, ...]], dialect: dict[str, Any]
 ) -> None:
-    reader = open_dataset(write(tmp_path / "a.csv", text), csv=CsvDialect(**dialect))
-
-    found = [tuple(row.values()) for batch in reader for row in batch.to_pylist()]
-
+    path = write(tmp_path / "a.csv", text)
     names = {"delimiter": ["a,b", "c,d"], "column_names": ["n", "t"]}
-    assert reader.schema.names == names.get(next(iter(dialect), ""), ["a", "b"])
-    assert found == rows
-
-
-@pytest.mark.parametrize("compression", ["none", "gzip", "xz"])
-def test_crlf_bom_and_a_missing_last_newline(tmp_path: Path, compression: str) -> None:
-    path = compress(write(tmp_path / "a.csv", b"\xef\xbb\xbfa,b\r\n1,x\r\n2,y"), compression)
-
-    assert read_rows(path) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    for compression in ("none", "gzip", "xz"):
+        reader = open_dataset(compress(path, compression), csv=CsvDialect(**dialect))
+        assert reader.schema.names == names.get(next(iter(dialect), ""), ["a", "b"])
+        assert [tuple(row.values()) for batch in reader for row in batch.to_pylist()] == rows
 
 
 @pytest.mark.parametrize(
@@ -79,14 +72,6 @@ def test_delimiters_are_detected(tmp_path: Path, name: str, delimiter: str) -> N
 
     assert read_rows(path) == rows
     assert values_of(write(tmp_path / "b.tsv", "a\n1,2,3\n4,5,6\n")) == ["1,2,3", "4,5,6"]
-
-
-@pytest.mark.parametrize(("encoding", "mark"), [("utf-16", b""), ("utf-16-be", b"\xfe\xff")])
-def test_utf_16_is_refused(tmp_path: Path, encoding: str, mark: bytes) -> None:
-    path = write(tmp_path / "a.csv", mark + "a,b\n1,2\n".encode(encoding))
-
-    with pytest.raises(DataError, match="UTF-16"):
-        read_rows(path)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -147,27 +132,14 @@ def test_an_unclosed_quote_is_an_error(tmp_path: Path, size: int) -> None:
         pytest.param(["1.5", "2", "-0.25"], [1.5, 2.0, -0.25], id="decimals"),
         pytest.param(["1.50", "2"], [1.5, 2.0], id="a trailing zero is still a number"),
         pytest.param(["1e5", "-2.5E-3"], [1e5, -2.5e-3], id="exponents"),
-        pytest.param(["08123", "1"], ["08123", "1"], id="a leading zero"),
-        pytest.param(["00.5", "1"], ["00.5", "1"], id="a leading zero before a point"),
-        pytest.param(["+1", "2"], ["+1", "2"], id="a plus sign"),
         pytest.param(["-0", "1"], [-0.0, 1.0], id="minus zero"),
-        pytest.param([" 1", "2"], [" 1", "2"], id="a space"),
-        pytest.param(["1,000", "2"], ["1,000", "2"], id="a thousands separator"),
-        pytest.param([str(2**63), "1"], [str(2**63), "1"], id="past 64 bits"),
         pytest.param([str(2**63 - 1)], [2**63 - 1], id="the largest integer"),
-        pytest.param(
-            ["12345678901234567", "0.5"], ["12345678901234567", "0.5"], id="no float holds both"
-        ),
         pytest.param(["", ""], ["", ""], id="all empty"),
         pytest.param(["x", "", "1"], ["x", "", "1"], id="an empty field is empty text among text"),
-        pytest.param(["NA", "1"], ["NA", "1"], id="NA"),
-        pytest.param(["null", "1"], ["null", "1"], id="null"),
-        pytest.param(["nan", "1"], ["nan", "1"], id="nan"),
-        pytest.param(["inf", "1"], ["inf", "1"], id="inf"),
-        pytest.param(["true", "false"], ["true", "false"], id="booleans"),
-        pytest.param(["2024-01-31"], ["2024-01-31"], id="dates"),
-        pytest.param(["0x1F", "1"], ["0x1F", "1"], id="hexadecimal"),
-        pytest.param(["1e999", "1"], ["1e999", "1"], id="past the largest float"),
+        *(([text, "1"], [text, "1"]) for text in ("08123", "00.5", "+1", " 1", "1,000", "0x1F")),
+        *(([text, "1"], [text, "1"]) for text in ("NA", "null", "nan", "inf", "1e999", "true")),
+        *(([text, "0.5"], [text, "0.5"]) for text in (str(2**63), "12345678901234567")),
+        (["2024-01-31"], ["2024-01-31"]),
     ],
 )
 def test_a_column_is_a_number_only_if_every_value_is_a_plain_one(

@@ -252,9 +252,35 @@ def assert_is_cut(found: dict[str, Any], whole: dict[str, Any]) -> None:
 GOOD_LINES = jsonl_bytes(rows_of(3))
 
 
+BROKEN_DOCUMENTS: dict[str, tuple[str, ...]] = {
+    "not closed": (
+        '[{"id": 1},\n {"id": 2}',
+        '[{"a": 1}',
+        '[{"a": 1},',
+        '[{"a": 1}, {"a"',
+        "words",
+    ),
+    "between two commas": ('[{"id": 1},, {"id": 2}]', '[{"a": 1},]'),
+    "after the end": ('[{"a": 1}] x', '[{"id": 1}},{"id": 2}]'),
+    "malformed JSON": ('[{"a": 1} {"a": 2}]',),
+    "expected a JSON object": ("[1, 2]", '[{"a": 1}, 2]', '["x"]', '[{"a": 1}, null]'),
+}
+NO_OBJECTS = (b"null\n", b'null\n{"a": 1}\n', b'{"a": 1}\nnull\n', b"\n null\n", b"{}\nnull")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "place", "match"),
     [
+        *(
+            ("rows.json", text.encode(), "line 1", reason)
+            for reason, texts in BROKEN_DOCUMENTS.items()
+            for text in texts
+        ),
+        ("rows.json", b'[{"id": 1},\n {"id": }]', "line 2", "malformed JSON"),
+        ("rows.json", b'[{"id": 1}]\n[{"id": 2}]', "line 2", "after the end"),
+        *(("rows.jsonl", text, "line", "expected a JSON object") for text in NO_OBJECTS),
+        ("rows.csv", b"\xfe\xff" + "a,b\n1,2\n".encode("utf-16-be"), "", "UTF-16"),
+        ("rows.csv", "a,b\n1,2\n".encode("utf-16"), "", "UTF-16"),
         ("rows.jsonl.sz", b"\xff\x06\x00\x00sNaPpY" + b"\x00" * 20, "", "recompress"),
         ("rows.feather", b"FEA1" + b"\x00" * 40 + b"FEA1", "", "version 1"),
         ("rows.jsonl", GOOD_LINES + b'{"id": 1, "t\xffxt": "a"}\n', "line 4", "UTF-8"),
@@ -276,21 +302,15 @@ def test_content_that_is_refused(
 # Damage inside binary files
 
 
-def damage_page(path: Path, marker: bytes) -> None:
-    """Overwrites bytes in the middle of a page: the length of one value and part of its text."""
-    data = bytearray(path.read_bytes())
-    at = data.index(marker)
-    data[at - 4 : at + 2] = b"\xff\xff\xff\x7f\xff\xff"
-    path.write_bytes(bytes(data))
-
-
 PLAIN_PAGES = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 
 
 def test_a_corrupt_row_group_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    path.write_bytes(as_parquet(rows_of(20), **PLAIN_PAGES))
-    damage_page(path, "rów 12".encode())
+    data = bytearray(as_parquet(rows_of(20), **PLAIN_PAGES))
+    at = data.index("rów 12".encode())
+    data[at - 4 : at + 2] = b"\xff\xff\xff\x7f\xff\xff"  # the length of a value, and its text
+    path.write_bytes(data)
     rows, error = read_until_error(path)
     assert rows == rows_of(10)
     assert_tells(error, path, "row group 2")
@@ -381,27 +401,6 @@ def test_a_bad_line_is_named_and_can_be_skipped(
     assert (rejection.path, rejection.place) == (str(path), f"line {number}")
     assert reason in rejection.reason
     assert rejection.num_rows == reader.stats.rejected_rows == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ('[{"id": 1},\n {"id": 2}', "line 1"),
-        ('[{"id": 1},\n {"id": }]', "line 2"),
-        ('[{"id": 1}]\n[{"id": 2}]', "line 2"),
-        ('[{"id": 1},, {"id": 2}]', "line 1"),
-        ("words", "line 1"),
-        *((text, "line 1") for text in ('[{"a": 1}', '[{"a": 1},', '[{"a": 1}, {"a"')),
-        *((text, "line 1") for text in ('[{"a": 1}] x', '[{"a": 1} {"a": 2}]', '[{"a": 1},]')),
-        ('[{"id": 1}},{"id": 2}]', "line 1"),
-    ],
-)
-def test_a_malformed_json_document_names_the_line(tmp_path: Path, text: str, place: str) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text(text)
-    rows, error = read_until_error(path, format="json")
-    assert error is not None, rows
-    assert_tells(error, path, place)
 
 
 # Damage to compressed streams
@@ -529,15 +528,6 @@ def saved_dataset(folder: Path) -> Path:
     return folder
 
 
-def test_a_damaged_state_file_of_a_saved_dataset_is_an_error(tmp_path: Path) -> None:
-    folder = saved_dataset(tmp_path / "saved")
-    lists = ("null", "[{}]", '["data.arrow"]', '[{"filename": 7}]')
-    for state in ("", "[]", "7", "\udcff", *(f'{{"_data_files": {text}}}' for text in lists)):
-        (folder / "state.json").write_bytes(state.encode("utf-8", "surrogateescape"))
-        with refusal(DataError, folder / "state.json", match="corrupt"):
-            read(folder)
-
-
 def test_a_saved_dataset_may_name_only_files_and_folders_of_its_own(tmp_path: Path) -> None:
     """Whoever made the folder chooses which files are read: never those of the reader."""
     folder = saved_dataset(tmp_path / "saved")
@@ -558,6 +548,12 @@ def test_a_saved_dataset_may_name_only_files_and_folders_of_its_own(tmp_path: Pa
     mapping = {"_indices_data_files": [{"filename": "indices.arrow"}]}
     files = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
     check("state.json", {**files, **mapping}, "flatten_indices")
+    lists = (None, [{}], ["data.arrow"], [{"filename": 7}])
+    for state in ("", [], 7, *({"_data_files": names} for names in lists)):
+        check("state.json", state, r"state\.json.*corrupt")
+    (folder / "state.json").write_bytes(b"\xff")
+    with refusal(DataError, folder / "state.json", match="corrupt"):
+        read(folder)
     for name in ("..", "../other", "/etc", "link", "a/b"):
         check("dataset_dict.json", {"splits": [name]}, re.escape(repr(name)))
 
