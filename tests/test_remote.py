@@ -139,15 +139,10 @@ def s3() -> Iterator[dict[str, Any]]:
     server.stop()
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        *((name, 300) for name in ("rows.parquet", "rows.jsonl")),
-        *((name, 30) for name in ("parts", "parts/", "parts/part-*.jsonl")),
-    ],
-)
-def test_objects_prefixes_and_globs_read(s3: dict[str, Any], name: str, count: int) -> None:
-    assert read_rows(f"s3://{BUCKET}/{name}", storage_options=s3) == rows_of(count)
+def test_objects_prefixes_and_globs_read(s3: dict[str, Any]) -> None:
+    for name in ("rows.parquet", "rows.jsonl", "parts", "parts/", "parts/part-*.jsonl"):
+        count = 30 if name.startswith("parts") else 300
+        assert read_rows(f"s3://{BUCKET}/{name}", storage_options=s3) == rows_of(count), name
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(

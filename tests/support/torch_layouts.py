@@ -134,16 +134,6 @@ def read_in_hidden_mesh() -> Ids:
         dist.destroy_process_group(group)
 
 
-@layout("DDP")
-def train_in_torch() -> Ids:
-    model = Model()
-    batches = DataLoader(data(even="pad"), batch_size=None, num_workers=1)
-    parallel = torch.nn.parallel.DistributedDataParallel(model)
-    for batch in batches:
-        parallel(**batch)["loss"].backward()
-    return model.seen
-
-
 # accelerate.
 
 OWN = {"dispatch_batches": False}
