@@ -97,13 +97,10 @@ class Hidden(Changed):
 
 # torch.
 
-SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn"}
 
-
-@layout("spawn", **SPAWN)
-@layout("a mix of workers", 30, file="mix", num_workers=2)
-def load(file: str = "flat", **options: Any) -> Ids:
-    return ids_of(DataLoader(data(file), batch_size=None, **options))
+@layout("a mix of workers", 30)
+def load_mix() -> Ids:
+    return ids_of(DataLoader(data("mix"), batch_size=None, num_workers=2))
 
 
 @layout("plain loop, with a warning")
