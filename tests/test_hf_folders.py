@@ -44,25 +44,6 @@ def test_a_saved_dataset_reads_in_the_order_of_its_index(hf: Any, tmp_path: Path
     assert read_rows(str(folder), columns=["id"]) == [{"id": index} for index in range(1200)]
 
 
-def test_a_saved_dict_wants_its_split_named(hf: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    rows = make_rows(30)
-    parts = {"train": rows[:20], "test": rows[20:]}
-    hf.DatasetDict({name: hf.Dataset.from_list(part) for name, part in parts.items()}).save_to_disk(
-        folder
-    )
-
-    assert detect_format(str(folder)) == ("hf_dataset", None)
-    with pytest.raises(UsageError, match='train, test; pass split="train"'):
-        open_dataset(folder)
-    assert read_rows(folder, split="train") == rows[:20]
-    assert read_rows(folder, split="test") == rows[20:]
-    assert read_rows(folder, split="all") == rows
-    assert read_rows(folder / "test") == rows[20:]
-    with pytest.raises(UsageError, match="no split 'validation'; it has: train, test"):
-        open_dataset(folder, split="validation")
-
-
 # Folders as on the Hub
 
 
@@ -82,21 +63,33 @@ def hub(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_hub_folder_reads_in_order_and_wants_one_of_several_splits_named(hub: Path) -> None:
+def test_a_hub_folder_reads_in_order_and_leaves_other_files_aside(hub: Path) -> None:
     reader = open_dataset(hub)
 
     assert [row["id"] for batch in reader for row in batch.to_pylist()] == list(range(30))
     ignored = {Path(name).name for name in reader.stats.ignored_files}
     assert {"README.md", "LICENSE", ".gitattributes", "dataset_infos.json"} <= ignored
-    write_parquet(hub / "data" / "test-00000-of-00001.parquet", make_rows(40)[30:])
 
-    with pytest.raises(UsageError, match="several splits: test, train"):
-        open_dataset(hub)
-    assert ids_of(hub, split="train") == list(range(30))
-    assert ids_of(hub, split="test") == list(range(30, 40))
-    assert sorted(ids_of(hub, split="all")) == list(range(40))
-    with pytest.raises(UsageError, match="no split 'validation'"):
-        open_dataset(hub, split="validation")
+
+@pytest.mark.parametrize("kind", ["saved", "hub"])
+def test_one_of_several_splits_must_be_named(hf: Any, tmp_path: Path, hub: Path, kind: str) -> None:
+    rows, folder = make_rows(40), hub
+    write_parquet(hub / "data" / "test-00000-of-00001.parquet", rows[30:])
+    if kind == "saved":
+        folder = tmp_path / "saved"
+        parts = {"train": hf.Dataset.from_list(rows[:30]), "test": hf.Dataset.from_list(rows[30:])}
+        hf.DatasetDict(parts).save_to_disk(folder)
+        assert detect_format(str(folder)) == ("hf_dataset", None)
+        assert read_rows(folder / "test") == rows[30:]
+
+    names = "test, train" if kind == "hub" else "train, test"
+    with pytest.raises(UsageError, match=f'{names}; pass split="'):
+        open_dataset(folder)
+    assert read_rows(folder, split="train") == rows[:30]
+    assert read_rows(folder, split="test") == rows[30:]
+    assert sorted(ids_of(folder, split="all")) == list(range(40))
+    with pytest.raises(UsageError, match=f"no split 'validation'; it has: {names}"):
+        open_dataset(folder, split="validation")
 
 
 def test_a_split_goes_by_any_of_its_names_and_a_folder_above_says_nothing(tmp_path: Path) -> None:
@@ -125,16 +118,12 @@ def test_a_folder_may_mix_formats(tmp_path: Path) -> None:
     assert read_rows(tmp_path) == rows
 
 
-@pytest.mark.parametrize("pattern", ["part-[0-9].jsonl", "**/part-*"])
-def test_globs_are_sorted(tmp_path: Path, pattern: str) -> None:
+def test_globs_of_any_name_are_sorted_and_names_like_globs_are_names(tmp_path: Path) -> None:
     for index in (2, 0, 1):
         write_jsonl(tmp_path / f"part-{index}.jsonl", [make_rows(3)[index]])
-    write_jsonl(tmp_path / "other.jsonl", make_rows(5)[4:])
+    for pattern in ("part-[0-9].jsonl", "**/part-*"):
+        assert ids_of(str(tmp_path / pattern)) == [0, 1, 2]
 
-    assert ids_of(str(tmp_path / pattern)) == [0, 1, 2]
-
-
-def test_globs_of_any_name_names_like_globs_and_lists(tmp_path: Path) -> None:
     first = write_jsonl(tmp_path / "a.data", make_rows(2))
     write_jsonl(tmp_path / "b.data", make_rows(4)[2:])
     second = write_parquet(tmp_path / "b[1]*.parquet", make_rows(4)[2:])

@@ -24,16 +24,14 @@ from fast_axolotl.reading.schema import MIXED
 from fast_axolotl.reading.take import Taker
 from support.files import (
     WRITERS,
-    compress,
     counted_bytes,
-    flat_rows,
     jsonl_bytes,
     make_rows,
+    rows_for,
     write_as,
 )
 
 QUICK = settings(max_examples=40, deadline=None)
-KINDS = [*WRITERS, "text"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +46,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def forget() -> None:
     """What a new process would not know."""
     index._memory.clear()
-
-
-def entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
 
 
 @pytest.fixture
@@ -70,13 +64,8 @@ def total_rows(dataset: Dataset) -> int:
 
 
 def write_kind(folder: Path, kind: str, compression: str = "none") -> tuple[Path, list[Any]]:
-    if kind != "text":
-        rows = flat_rows(700) if kind == "csv" else make_rows(700)
-        return write_as(folder, kind, rows, compression), rows
-    rows = [{"text": f"line {number}"} for number in range(700)]
-    path = folder / "rows.txt"
-    path.write_text("\n".join(row["text"] for row in rows))
-    return compress(path, compression), rows
+    rows = rows_for(kind, 700)
+    return write_as(folder, kind, rows, compression), rows
 
 
 def rows_in(dataset: Dataset, unit: Unit) -> list[Any]:
@@ -92,7 +81,7 @@ def rows_in(dataset: Dataset, unit: Unit) -> list[Any]:
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_units_have_the_rows_that_reading_them_gives(
     tmp_path: Path, kind: str, compression: str, on_error: str
 ) -> None:
@@ -152,7 +141,7 @@ def test_the_index_is_built_again_where_it_does_not_fit(
     path, rows = write_kind(tmp_path, "text")
     assert total_rows(open_as(path)) == len(rows)
     forget()
-    (kept,) = entries(folder)
+    (kept,) = folder.iterdir()
     if change == "rewritten":
         path.write_bytes(path.read_bytes().replace(b"line 17\n", b"line\n17\n"))
     elif change == "touched":
@@ -185,7 +174,7 @@ def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_take_is_indexing_a_list(tmp_path: Path, kind: str, compression: str) -> None:
     path, rows = write_kind(tmp_path, kind, compression)
     reader = open_dataset([path, path])

@@ -6,10 +6,12 @@ after its imports and a first small read.
 
 from __future__ import annotations
 
-import inspect
 import json
+import os
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,48 +34,10 @@ MIB = 1024 * 1024
 ROOM = 100_000_000
 """What a reader may take above its budget."""
 
-CHILD = """
-import json, os, sys, threading, time
-from typing import Any
-import pyarrow as pa, pyarrow.compute as pc
-from fast_axolotl import open_dataset
 
-SIZES
-def held():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-def read(path, **options):
-    rows, total = 0, {}
-    for batch in open_dataset(path, **options):
-        rows += len(batch)
-        for name, value in sizes_of(batch).items():
-            total[name] = total.get(name, 0) + value
-    return rows, total
-
-path, tiny, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-read(tiny, **options)
-start = peak = held()
-is_done = False
-
-def watch():
-    global peak
-    while not is_done:
-        peak = max(peak, held())
-        time.sleep(0.002)
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-result = read(path, **options)
-is_done = True
-watcher.join()
-print(json.dumps([max(peak, held()) - start, *result]))
-"""
-
-
-def sizes_of(rows: pa.RecordBatch | pa.Table) -> dict[str, int]:
+def sizes_of(rows: pa.RecordBatch | pa.Table) -> Counter[str]:
     """For the first columns the sum of their numbers or of their lengths."""
-    sizes = {}
+    sizes = Counter(rows=len(rows))
     for name in rows.schema.names[:3]:
         values, kind = rows[name], rows.schema.field(name).type
         if not pa.types.is_integer(kind):
@@ -83,17 +47,45 @@ def sizes_of(rows: pa.RecordBatch | pa.Table) -> dict[str, int]:
     return sizes
 
 
-def measured(path: Path, **options: Any) -> tuple[int, int, dict[str, int]]:
-    """Peak above start, rows, and their ``sizes_of``."""
+def held() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def read(path: str, **options: Any) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for batch in open_dataset(path, **options):
+        total.update(sizes_of(batch))
+    return total
+
+
+def in_the_child(path: str, tiny: str, options: dict[str, Any]) -> None:
+    read(tiny, **options)
+    start = peak = held()
+    is_done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not is_done.wait(0.002):
+            peak = max(peak, held())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    sizes = read(path, **options)
+    is_done.set()
+    watcher.join()
+    print(json.dumps([max(peak, held()) - start, sizes]))
+
+
+def measured(path: Path, **options: Any) -> tuple[int, dict[str, int]]:
+    """Peak above start, and the ``sizes_of`` what was read."""
     tiny = path.with_name(f"tiny{path.suffix}")
     rows = [{"a": 1, "b": "text"}] * 3
     WRITERS[path.name.split("-")[0]](tiny, pa.Table.from_pylist(rows))
-    program = inspect.getsource(sizes_of).join(CHILD.split("SIZES"))
-    command = [sys.executable, "-c", program, str(path), str(tiny), json.dumps(options)]
+    command = [sys.executable, __file__, str(path), str(tiny), json.dumps(options)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert child.returncode == 0, child.stderr
-    peak, count, sizes = json.loads(child.stdout)
-    return peak, count, sizes
+    peak, sizes = json.loads(child.stdout)
+    return peak, sizes
 
 
 def repeated(values: list[str], count: int) -> pa.Array:
@@ -169,8 +161,8 @@ def test_memory_stays_within_the_budget_whatever_rows_take_decoded(
     path, rows = tmp_path / f"{name}.{kind}", make()
     WRITERS[kind](path, rows, **how)
     budget = 16 * MIB if len(name) % 2 else 32 * MIB
-    peak, count, sizes = measured(path, memory_budget=budget, num_threads=8, shuffle=shuffle)
-    assert count == len(rows)
+    peak, sizes = measured(path, memory_budget=budget, num_threads=8, shuffle=shuffle)
+    assert sizes["rows"] == len(rows)
     if isinstance(rows, pa.Table) and not pa.types.is_dictionary(rows.schema.types[0]):
         assert sizes == sizes_of(rows)
     assert peak <= budget + ROOM, f"{peak / 1e6:.0f} MB above start"
@@ -179,8 +171,8 @@ def test_memory_stays_within_the_budget_whatever_rows_take_decoded(
 def test_a_row_larger_than_the_budget_passes_and_is_copied_a_few_times(tmp_path: Path) -> None:
     path, size = tmp_path / "jsonl-line.jsonl", 100_000_000
     path.write_bytes(b'{"a": "' + b"x" * size + b'"}\n{"a": "y"}\n')
-    peak, count, sizes = measured(path, memory_budget=16 * MIB, num_threads=2)
-    assert (count, sizes["a"]) == (2, size + 1)
+    peak, sizes = measured(path, memory_budget=16 * MIB, num_threads=2)
+    assert sizes == {"rows": 2, "a": size + 1}
     assert peak <= 5 * size, f"{peak / size:.1f} times the line"
 
 
@@ -246,3 +238,7 @@ def test_a_stream_that_cannot_be_mapped_is_one_unit(tmp_path: Path, what: str) -
     with nullcontext() if is_whole else pytest.raises(DataError):
         rows.extend(open_dataset(path, batch_size=1000))
     assert sum(map(len, rows)) == 5000 or not is_whole
+
+
+if __name__ == "__main__":
+    in_the_child(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

@@ -69,11 +69,6 @@ def deviation(drawn: Any, weights: Any) -> float:
     )
 
 
-def none(weights: Any) -> Any:
-    """No source was drawn yet."""
-    return np.zeros(len(weights), dtype=np.int64)
-
-
 # Which source comes next.
 
 
@@ -88,7 +83,7 @@ def test_after_any_number_of_rows_every_source_is_within_two_rows_of_its_weight(
     weights: tuple[float, ...],
 ) -> None:
     for seed in range(10):
-        drawn = Draws(weights, seed, epoch=seed % 3).draw(none(weights), 5_000)
+        drawn = Draws(weights, seed, epoch=seed % 3).draw(np.zeros(len(weights), np.int64), 5_000)
         assert deviation(drawn, weights) <= 2
 
 
@@ -271,14 +266,10 @@ def test_columns_are_joined_and_what_a_source_lacks_is_null(tmp_path: Path) -> N
 
 def test_lists_are_taken_as_pyarrow_takes_them() -> None:
     tokens = pa.array([[1, 2], None, [], [3], [4, 5, 6]], pa.list_(pa.int16()))
-    for lists in (
-        *(tokens, tokens.slice(2), tokens.slice(1, 0), tokens.cast(pa.list_(pa.float64()))),
-        *(
-            tokens.cast(pa.list_(pa.bool_())),
-            pa.array([[None], [1], [], [2]], pa.list_(pa.int32())),
-        ),
-        *(pa.array([None, None]).cast(pa.list_(pa.int8())), pa.array([[["x"]], []])),
-    ):
+    others = (pa.array([[None], [1], [], [2]], pa.list_(pa.int32())), pa.array([[["x"]], []]))
+    others += tuple(tokens.cast(pa.list_(kind)) for kind in (pa.float64(), pa.bool_()))
+    others += (pa.array([None, None]).cast(pa.list_(pa.int8())),)
+    for lists in (tokens, tokens.slice(2), tokens.slice(1, 0), *others):
         for picked in ([], range(len(lists))[::-1], [0, 0] if len(lists) else []):
             indices = np.array(picked, dtype=np.int64)
             found = take(pa.table({"lists": lists}), indices)
@@ -290,11 +281,8 @@ def test_clashing_types_name_the_later_source(tmp_path: Path) -> None:
     numbers = write(tmp_path / "n.parquet", {"x": [1, 2]})
     texts = write(tmp_path / "t.parquet", {"x": ["1", "2"]})
 
-    def sources() -> dict[str, Any]:
-        return {"numbers": (open_dataset(numbers), 1), "texts": (open_dataset(texts), 1)}
-
     with pytest.raises(ConflictError, match="source 'texts': column 'x' has the type int64 in"):
-        mix_datasets(sources())
+        mix_datasets({"numbers": (open_dataset(numbers), 1), "texts": (open_dataset(texts), 1)})
 
 
 def test_a_source_without_rows_is_an_error(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from fast_axolotl import (
@@ -14,7 +13,7 @@ from fast_axolotl import (
     should_use_rust_streaming,
     streaming_dataset_reader,
 )
-from support.files import make_rows, write_arrow, write_jsonl, write_parquet
+from support.files import make_rows, write_parquet
 
 
 @pytest.fixture
@@ -40,23 +39,6 @@ def test_arguments_that_cannot_be_meant_are_value_errors(path: str) -> None:
         streaming_dataset_reader(path, "parquet", 0)
     with pytest.raises(ValueError, match="xlsx"):
         streaming_dataset_reader(path, "xlsx")
-
-
-def test_what_the_earlier_package_lost_is_there(tmp_path: Path) -> None:
-    """Arrow files past batch_size batches, text, missing keys, structs, Arrow streams."""
-    rows = make_rows(50)
-    for form in (pa.ipc.new_file, pa.ipc.new_stream):
-        arrow = write_arrow(tmp_path / "a.arrow", rows, form, batch_rows=2)
-        batches = list(streaming_dataset_reader(str(arrow), "arrow", 5))
-        assert [value for batch in batches for value in batch["id"]] == list(range(50))
-        assert batches[1]["messages"] == [row["messages"] for row in rows[5:10]]
-    text = tmp_path / "a.txt"
-    text.write_text("one\ntwo\n")
-    assert list(streaming_dataset_reader(str(text), "text")) == [{"text": ["one", "two"]}]
-    drift = write_jsonl(tmp_path / "a.jsonl", [{"a": 1, "b": 1}, {"b": 2}, {"a": 3}])
-    assert list(streaming_dataset_reader(str(drift), "jsonl")) == [
-        {"a": [1, None, 3], "b": [1, 2, None]}
-    ]
 
 
 # RustStreamingDataset

@@ -167,8 +167,16 @@ WRITERS: dict[str, tuple[str, Callable[[Rows], bytes]]] = {
     ),
     "jsonl": (".jsonl", partial(jsonl_bytes, ensure_ascii=True)),
     "csv": (".csv", csv_bytes),
+    "text": (".txt", lambda rows: "\n".join(row["text"] for row in rows).encode()),
 }
 """Format to its suffix and its writer."""
+
+
+def rows_for(kind: str, count: int) -> Rows:
+    """Rows that a file of this kind can hold."""
+    if kind == "text":
+        return [{"text": f"line {number}"} for number in range(count)]
+    return flat_rows(count) if kind == "csv" else make_rows(count)
 
 
 def write_as(folder: Path, kind: str, rows: Rows, compression: str = "none") -> Path:
@@ -180,11 +188,12 @@ def write_as(folder: Path, kind: str, rows: Rows, compression: str = "none") -> 
 
 
 def compress(path: Path, compression: str) -> Path:
-    """The file compressed beside itself."""
+    """The file compressed beside itself, in two members as ``cat`` would join them."""
     if compression == "none":
         return path
-    target = path.with_name(path.name + COMPRESSIONS[compression])
-    target.write_bytes(squeeze(path.read_bytes(), compression))
+    target, data = path.with_name(path.name + COMPRESSIONS[compression]), path.read_bytes()
+    half = len(data) // 2
+    target.write_bytes(squeeze(data[:half], compression) + squeeze(data[half:], compression))
     return target
 
 

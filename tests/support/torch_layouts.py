@@ -97,13 +97,10 @@ class Hidden(Changed):
 
 # torch.
 
-SPAWN = {"num_workers": 1, "multiprocessing_context": "spawn"}
 
-
-@layout("spawn", **SPAWN)
-@layout("a mix of workers", 30, file="mix", num_workers=2)
-def load(file: str = "flat", **options: Any) -> Ids:
-    return ids_of(DataLoader(data(file), batch_size=None, **options))
+@layout("a mix of workers", 30)
+def load_mix() -> Ids:
+    return ids_of(DataLoader(data("mix"), batch_size=None, num_workers=2))
 
 
 @layout("plain loop, with a warning")
@@ -132,16 +129,6 @@ def read_in_hidden_mesh() -> Ids:
         return ids_of(data())
     finally:
         dist.destroy_process_group(group)
-
-
-@layout("DDP")
-def train_in_torch() -> Ids:
-    model = Model()
-    batches = DataLoader(data(even="pad"), batch_size=None, num_workers=1)
-    parallel = torch.nn.parallel.DistributedDataParallel(model)
-    for batch in batches:
-        parallel(**batch)["loss"].backward()
-    return model.seen
 
 
 # accelerate.
