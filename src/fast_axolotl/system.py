@@ -147,8 +147,9 @@ class MemoryCgroup:
     def limit_bytes(self) -> int | None:
         """The least limit of all of them; ``None`` where nobody sets one."""
         names = ("memory.max", "memory.high") if self.version == 2 else ("memory.limit_in_bytes",)
-        limits = [_read_number(folder / name) for folder in self.folders for name in names]
-        return min((n for n in limits if n is not None and n < _UNLIMITED_BYTES), default=None)
+        texts = [read_bytes_of(folder / name) for folder in self.folders for name in names]
+        limits = [int(text) for text in texts if text and text.strip().isdigit()]
+        return min((limit for limit in limits if limit < _UNLIMITED_BYTES), default=None)
 
     def oom_kills(self) -> int | None:
         """Counter: its processes that the kernel killed for want of memory."""
@@ -268,11 +269,6 @@ def _read_value(path: Path, key: str) -> str | None:
     lines = (read_bytes_of(path) or b"").decode(errors="replace").splitlines()
     pairs = (line.partition(":") for line in lines)
     return next((value.strip() for name, _, value in pairs if name.strip() == key), None)
-
-
-def _read_number(path: Path) -> int | None:
-    text = (read_bytes_of(path) or b"").strip()
-    return int(text) if text.isdigit() else None
 
 
 def _read_counters(path: Path) -> dict[str, int]:

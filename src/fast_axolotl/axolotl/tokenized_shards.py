@@ -237,7 +237,12 @@ def _work_folder(key: str) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         for other in root.iterdir():
             if other != folder and other.is_dir():
-                _remove_if_left(other)
+                with suppress(OSError):
+                    age = time.time() - max(p.stat().st_mtime for p in (other, *other.iterdir()))
+                    left = _take(other) if age > _MOST_AGE_SECONDS else None
+                    if left is not None:
+                        shutil.rmtree(other, ignore_errors=True)
+                        left.close()
         folder.mkdir(exist_ok=True)
         lock = _take(folder)
         if lock is None:
@@ -273,15 +278,6 @@ def take_lock(lock: int, mark: Path) -> bool | None:
     except OSError:
         return None
     return mark.exists() and os.path.samestat(os.fstat(lock), mark.stat())
-
-
-def _remove_if_left(folder: Path) -> None:
-    with suppress(OSError):
-        age = time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-        lock = _take(folder) if age > _MOST_AGE_SECONDS else None
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.close()
 
 
 def _leave(owner: int) -> None:

@@ -86,7 +86,9 @@ def deduplicate_indices(
     known = () if existing_hashes is None else existing_hashes
     _require_many("existing_hashes", known)
     _require_many("rows", rows)
-    known_digests = _known_digests(set(known))
+    # Other texts than those of ``parallel_hash_rows`` equal no digest.
+    texts = [text for text in set(known) if isinstance(text, str) and _HEX_DIGEST.fullmatch(text)]
+    known_digests = np.frombuffer(unhexlify("".join(texts)), np.uint8).reshape(-1, _DIGEST_BYTES)
     if isinstance(rows, pa.Array | pa.ChunkedArray):
         hashed = _hash_arrow(rows, num_threads)
         if hashed.null_count:
@@ -119,12 +121,6 @@ def _hex(digests: ByteArray) -> list[str]:
         write_hex(some.reshape(-1), lines.reshape(-1))
         texts += str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
     return texts
-
-
-def _known_digests(hashes: set[str]) -> ByteArray:
-    """The digests that are written as ``parallel_hash_rows`` writes them; no other equals one."""
-    texts = [text for text in hashes if isinstance(text, str) and _HEX_DIGEST.fullmatch(text)]
-    return np.frombuffer(unhexlify("".join(texts)), np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
 def _is_first(digests: ByteArray) -> npt.NDArray[np.bool_]:

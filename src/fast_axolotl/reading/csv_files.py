@@ -122,7 +122,13 @@ class CsvFile:
         if self.edges is None:
             yield from self._blocks_in_turn(min(self.options.block_bytes, MOST_BLOCK_BYTES))
         else:  # neighbouring stretches make no more than half a block; read where it is decoded
-            yield _block(unit.num_bytes, partial(self._read_stretch, unit.start, unit.stop))
+
+            def read() -> Decoded:
+                text = self.source.read_at(unit.start, unit.stop - unit.start)
+                decoded = self._parse(pa.py_buffer(text))
+                return decoded or self._parse_exactly(text + b"\n", unit.start, is_last=True)[0]
+
+            yield _block(unit.num_bytes, read)
 
     def find_edges(self) -> list[int] | None:
         """Where stretches of records of about ``unit_bytes`` begin, then the end of the file.
@@ -187,11 +193,6 @@ class CsvFile:
             is_open = (is_open + count_byte(text, quote, earlier, stop)) % 2
             stop = earlier
         return stop
-
-    def _read_stretch(self, start: int, stop: int) -> Decoded:
-        text = self.source.read_at(start, stop - start)
-        decoded = self._parse(pa.py_buffer(text))
-        return decoded or self._parse_exactly(text + b"\n", start, is_last=True)[0]
 
     def _parse(self, text: pa.Buffer) -> Decoded | None:
         """Whole lines by pyarrow; ``None`` where a row does not fit, or the lines may end inside of

@@ -76,7 +76,12 @@ class Known:
             if decoded.table.num_columns:
                 wanted = join(wanted, decoded.table.schema)
             found = decoded.table.schema
-            fits = not any(_is_text_of_source(wanted.field(field.name), field) for field in found)
+            # Where the joined type holds the text of the values, a cast would not do.
+            types = [(wanted.field(field.name).type, field.type) for field in found]
+            fits = not any(
+                kind != MIXED if joined == MIXED else pa.types.is_string(joined) and is_number(kind)
+                for joined, kind in types
+            )
         except TypeClash:
             fits = False
         if block.is_text and not fits:
@@ -172,10 +177,3 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
         small = dataset.with_options(block_bytes=_SAMPLE_BYTES)
         any(look(block) for unit in units for block in small.blocks(unit))
     return known.schema
-
-
-def _is_text_of_source(joined: pa.Field, found: pa.Field) -> bool:
-    """Whether a cast would not do: the joined type holds the text of the values."""
-    if joined.type == MIXED:
-        return bool(found.type != MIXED)
-    return bool(pa.types.is_string(joined.type) and is_number(found.type))

@@ -295,7 +295,13 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                         traces += _curve_traces(run, curve, by, scale, lane.unit, f"y{which}")
                 limit = read_limit(run.summary, lane)
                 if limit is not None and limit <= top:
-                    _add_limit(layout, limit * scale[0], lane.limit_label, f"y{which}")
+                    # A dashed line over the whole width, and the words on it.
+                    value, on = limit * scale[0], {"xref": "paper", "yref": f"y{which}"}
+                    line = {"x0": 0, "x1": 1, "y0": value, "y1": value}
+                    style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
+                    layout["shapes"].append({"type": "line", **on, **line, "line": style})
+                    place = {**on, "x": 1, "xanchor": "right", "y": value, "yanchor": "bottom"}
+                    layout["annotations"].append(_words(lane.limit_label, "limit", **place))
             _add_phases(layout, run, by, is_named=spec.name == "stall")
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}
@@ -360,15 +366,6 @@ def _curve_traces(
         traces.append(points(x, low, curve.role, "lowest", **{**more, "fill": "none"}, width=0))
         traces.append(points(x, high, curve.role, "highest", **{**more, **band}, width=0.8))
     return [*traces, points(x, y, curve.role, curve.label, mode, dash=dash, **more)]
-
-
-def _add_limit(layout: Figure, value: float, text: str, yaxis: str) -> None:
-    """A dashed line over the whole width, and the words on it."""
-    ends = {"xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": value, "y1": value}
-    style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
-    layout["shapes"].append({"type": "line", **ends, "line": style})
-    place = {"xref": "paper", "x": 1, "xanchor": "right", "yref": yaxis, "y": value}
-    layout["annotations"].append(_words(text, "limit", yanchor="bottom", **place))
 
 
 def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) -> None:

@@ -82,7 +82,8 @@ def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[Rend
                 yield Text()
             yield Text(block.text, _STYLES.get(block.style, ""))
         elif isinstance(block, Bullets):
-            yield from (_bullet(line, is_muted=block.is_muted) for line in block.lines)
+            style, mark = ("dim", "–") if block.is_muted else ("", "•")
+            yield from (_grid([(mark, line)], style, text_style=style) for line in block.lines)
         elif isinstance(block, Card):
             if not is_first:
                 yield Text()
@@ -109,11 +110,6 @@ def _card(card: Card) -> Iterator[RenderableType]:
     if rows:
         yield _grid(rows, "bold", width=11)
     yield from (Text(note, "dim") for note in card.notes)
-
-
-def _bullet(line: str, *, is_muted: bool) -> RenderableType:
-    style = "dim" if is_muted else ""
-    return _grid([("–" if is_muted else "•", line)], style, text_style=style)
 
 
 def _table(table: Table) -> RenderableType:
