@@ -31,11 +31,11 @@ MOST_LINES = {
     "__init__": 132,
     "__main__": 8,
     "_version": 18,
-    "axolotl": 5_249,
+    "axolotl": 5_241,
     "boot": 86,
     "cli": 2_771,
     "cluster": 2_079,
-    "dedupe": 1_414,
+    "dedupe": 1_410,
     "errors": 130,
     "integrations": 2_728,
     "kernels": 990,
@@ -43,14 +43,14 @@ MOST_LINES = {
     "packing": 943,
     "plan": 2_099,
     "protocol": 2_056,
-    "reading": 5_539,
+    "reading": 5_538,
     "record": 2_106,
-    "report": 2_582,
+    "report": 2_575,
     "streaming": 111,
-    "system": 281,
+    "system": 277,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 37_169
+MOST_LINES_IN_ALL = 37_145
 MOST_FILES = 169
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""
