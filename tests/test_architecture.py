@@ -33,7 +33,7 @@ MOST_LINES = {
     "_version": 18,
     "axolotl": 5_241,
     "boot": 86,
-    "cli": 2_771,
+    "cli": 2_772,
     "cluster": 2_079,
     "dedupe": 1_410,
     "errors": 130,
@@ -50,7 +50,7 @@ MOST_LINES = {
     "system": 277,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 37_145
+MOST_LINES_IN_ALL = 37_146
 MOST_FILES = 169
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""

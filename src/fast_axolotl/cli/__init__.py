@@ -44,7 +44,8 @@ class _Group(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.callback is not None:
             hints = get_type_hints(command.callback, include_extras=True)
-            for parameter in command.params:
+            parameters: list[Any] = command.params
+            for parameter in parameters:
                 parameter.help = parameter.help or hints[parameter.name].__metadata__[0].help
         return command
 
