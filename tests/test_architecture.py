@@ -33,7 +33,7 @@ MOST_LINES = {
     "_version": 18,
     "axolotl": 5_241,
     "boot": 86,
-    "cli": 2_772,
+    "cli": 2_774,
     "cluster": 2_079,
     "dedupe": 1_410,
     "errors": 130,
@@ -43,14 +43,14 @@ MOST_LINES = {
     "packing": 943,
     "plan": 2_099,
     "protocol": 2_056,
-    "reading": 5_538,
+    "reading": 5_541,
     "record": 2_106,
     "report": 2_575,
     "streaming": 111,
     "system": 277,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 37_146
+MOST_LINES_IN_ALL = 37_151
 MOST_FILES = 169
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""

@@ -38,7 +38,7 @@ _INTERRUPTED = 130
 
 
 class _Group(TyperGroup):
-    """Shows the help of arguments, which typer 0.25 loses with click 8.5."""
+    """Shows the help of arguments, which typer 0.25 loses with click 8.5, and no types of flags."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
@@ -47,6 +47,8 @@ class _Group(TyperGroup):
             parameters: list[Any] = command.params
             for parameter in parameters:
                 parameter.help = parameter.help or hints[parameter.name].__metadata__[0].help
+                if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+                    parameter.metavar = ""
         return command
 
 

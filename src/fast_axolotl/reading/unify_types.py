@@ -69,6 +69,8 @@ class Known:
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
         """The same rows under the schema that they and all rows before them share."""
+        if decoded.table.schema.equals(self.schema, check_metadata=True):
+            return decoded
         settled = None if options.may_widen else self.schema
         join = partial(join_schemas, text_wins=block.text_wins, settled=settled)
         wanted = self.schema
