@@ -112,7 +112,7 @@ class Store:
                 raise DataError(
                     "the disk is full; free space, or pass --work and --output on a larger disk. "
                     "Finished work is kept; run the same command again to continue",
-                    path=str(beside.parent),
+                    path=self.url if self.is_local else tempfile.gettempdir(),
                 ) from None
 
     def open(self, name: str) -> Any:
