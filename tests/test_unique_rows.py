@@ -91,6 +91,10 @@ COLUMNS: dict[str, pa.Array] = {
         [[{"n": None, "i": 1}]] * 9, pa.list_(pa.struct([("n", pa.null()), ("i", pa.int64())]))
     ).slice(4, 5),
     "lists of lists of nulls": pa.array([[[None]]] * 9, pa.list_(pa.list_(pa.null()))).slice(3),
+    "structs behind a null": pa.array(
+        [None, {"d": None}, {"d": [None, None]}, None],
+        pa.struct([("d", pa.list_(pa.dictionary(pa.int8(), pa.string()), 2))]),
+    ),
     "json": pa.array(["[1]", "[2]", None, "[1]"], pa.json_()),
     "unions": pa.UnionArray.from_dense(
         pa.array([0, 1, 0, 1], pa.int8()),
