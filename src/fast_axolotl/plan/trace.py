@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,15 +115,13 @@ class TraceSummary:
     notes: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Rank:
+class _Rank(NamedTuple):
     """What is kept of a trace."""
 
     path: str
     world_size: int | None
     steps: list[StepParts]
     windows: Spans
-    """Of the steps."""
     compute: Spans
     collectives: list[Collective]
 
@@ -170,17 +168,15 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
     waits = sorted((w, item.rank) for item in means if (w := item.waiting_seconds) is not None)
     straggler, reason = None, "Waiting for peers is known for fewer than two ranks."
     if len(waits) > 1:
-        lead, reason = (
-            (waits[1][0] - waits[0][0]) / means[0].seconds,
-            "No rank clearly makes the others wait.",
-        )
+        reason = "No rank clearly makes the others wait."
+        lead = (waits[1][0] - waits[0][0]) / means[0].seconds
         if lead >= _STRAGGLER_LEAD:
             straggler = waits[0][1]
             reason = f"Every other rank waits at least {format_share(lead)} of a step longer."
     slowdowns = []
     spent = expected = 0.0
     for name, (alone, beside) in kernels.items():
-        usual, shared = float(np.median(alone)), float(np.median(beside))
+        usual, shared = median(alone), median(beside)
         if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
             spent, expected = spent + sum(beside), expected + usual * len(beside)
             medians = (usual / 1e9, shared / 1e9, shared / usual)
@@ -191,7 +187,7 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
         missing_ranks=missing,
         ranks=tuple(means),
         steps=tuple(step for item in ranks for step in item.steps),
-        collectives=_collective_rows(ranks),
+        collectives=tuple(sorted(_collective_rows(ranks), key=lambda row: -row.seconds)),
         slowdown=spent / expected if slowdowns else None,
         slowdowns=tuple(slowdowns),
         straggler=straggler,
@@ -395,13 +391,11 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
                 rank.steps[index] = replace(step, waiting_seconds=seconds[index])
 
 
-def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
+def _collective_rows(ranks: Sequence[_Rank]) -> Iterator[CollectiveRow]:
     rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
-    for rank in ranks:
-        for item in rank.collectives:
-            scale = None if item.num_bytes is None else item.num_bytes.bit_length()
-            rows[item.kind, item.group, item.group_size, scale].append(item)
-    found = []
+    for item in (item for rank in ranks for item in rank.collectives):
+        scale = None if item.num_bytes is None else item.num_bytes.bit_length()
+        rows[item.kind, item.group, item.group_size, scale].append(item)
     for (kind, group, size, scale), items in rows.items():
         matched = [item for item in items if item.waiting is not None]
         waiting = sum(item.waiting or 0 for item in matched) / 1e9 if matched else None
@@ -410,11 +404,8 @@ def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
         factor = 1.0 if kind in _WHOLE_MESSAGE else 0.0
         if size and size > 1 and kind in _BUS_FACTORS:
             factor = _BUS_FACTORS[kind] * (size - 1) / size
-        speed = size_bytes = None
-        if scale is not None:
-            size_bytes = mean(item.num_bytes or 0 for item in items)
-            moved = factor * sum(item.num_bytes or 0 for item in matched or items)
-            speed = moved / moving if factor and moving else None
+        moved = factor * sum(item.num_bytes or 0 for item in matched or items)
+        size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
         counts = (len(items), seconds, len(matched), waiting)
-        found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed))
-    return tuple(sorted(found, key=lambda row: -row.seconds))
+        speed = moved / moving if size_bytes is not None and factor and moving else None
+        yield CollectiveRow(kind, group, size, size_bytes, *counts, speed)
