@@ -1,13 +1,10 @@
 """Remove duplicate rows of a dataset within a memory budget.
 
-A quarter of the budget, and at least 144 MiB, is for reading and writing; the rest is for the set
-of rows seen, which takes at most 40 bytes for each different row. As long as it fits, one pass
-decides every row and writes the new ones. When it no longer does, everything known and every later
-row goes to disk as records of 24 bytes (``Spill``), the repeated rows are found there, and a second
-pass, from where memory ran out, writes the others. The answer is the same.
-
+A part of the budget is for reading and writing; the rest is for the set of rows seen, at most 40
+bytes for each different row. As long as it fits, one pass decides every row and writes the new
+ones. When it no longer does, everything known and every later row goes to disk (``Spill``), the
+repeated rows are found there, and a second pass, from where memory ran out, writes the others.
 JSON and CSV are read once more before that, so that all rows are compared under their final types.
-Rows are known by a 128-bit digest, and are not compared with one another: most are gone by then.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Choose the next micro-batch to try, and the one to use.
 
-Sizes are doubled until memory runs out or the rate falls clearly; then the boundary between the
-largest that ran and the smallest that did not is halved, down to neighbours or to an eighth. With a
-constant global batch only its divisors can be had, and the rest of a step is accumulation.
-
-The knee is the smallest micro-batch whose rate is within 3 % of the best, or within 10 % with an
-interval that reaches it: what is larger costs memory and gains nothing.
+Sizes are doubled until memory runs out or the rate falls clearly; then the boundary is halved, down
+to neighbours or to an eighth. A constant global batch allows its divisors only. The *knee* is the
+smallest micro-batch whose rate is within 3 % of the best, or within 10 % with an interval that
+reaches it.
 """
 
 from __future__ import annotations

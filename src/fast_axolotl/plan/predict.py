@@ -1,18 +1,12 @@
 """Predict tokens/s, memory, time and cost on other GPUs, and what limits the run.
 
-A *reference* is the user's own run, from its record. It sets the level of the stack: measured ÷
-predicted. Without one, the level is that of published stacks, and the interval is wide. Intervals
-are of 90 %, in logarithms; their widths are the errors of ``benchmarks.plan_error``, added in
-quadrature for all that differs between the reference and the candidate.
+A *reference* is the user's own run: measured ÷ predicted sets the level of the stack. Without one
+it is that of published stacks. Intervals are of 90 %, in logarithms; their widths are the errors of
+``benchmarks.plan_error``, added in quadrature for all that differs between reference and candidate.
 
-Rates are of the steady phase with waiting for data taken out. Positions are those of the batches,
-padding included, since padding is computed, too; ``real_share`` says how many of them are tokens.
-The type of weights and moments is not in a record: bf16 is assumed, and memory that was measured
-beyond the prediction is added to every candidate.
-
-A candidate keeps the global batch by accumulating less, and changes what does not fit: sharding,
-recomputation, the micro-batch, tensor parallelism. Congestion, topology and uneven
-experts are not predicted.
+Rates are of the steady phase without waiting for data, in positions, padding included; bf16 weights
+and moments are assumed. A candidate keeps the global batch, and changes what does not fit.
+Congestion, topology and uneven experts are not predicted.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """How a job scales, from runs on several numbers of GPUs.
 
-*Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count: weak scaling where the
-batch per GPU stays the same, strong scaling where the global batch does.
-
-*Losses.* A token takes N ÷ throughput GPU-seconds. Waiting for data, a share s of them at N and s₀
-at the smallest count, costs s − s₀ · efficiency. So for every part; their sum is 1 − efficiency.
-
-Only what was measured is compared. Counts that were not run are predicted by ``predict``, which
-knows nodes, layouts and memory; a curve through few counts knows none of them.
+*Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count. *Losses*: waiting for
+data, a share s of the time at N and s₀ at the smallest count, costs s − s₀ · efficiency; so does
+every part, and their sum is 1 − efficiency. Counts that were not run are left to ``predict``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Divide the time of a step on many GPUs into compute, communication and idle, from traces.
 
 A step's window on a device runs from the first kernel launched in it to the first one launched in
-the next: kernels belong to the step of the CPU that launched them, whenever they ran. Inside a
-window every nanosecond is one of: compute, compute with communication beside it, communication
-alone (exposed), copies alone, idle. They add up, because they are measures of unions of intervals.
+the next. Inside it every nanosecond is one of: compute, compute with communication beside it,
+communication alone (exposed), copies alone, idle: measures of unions of intervals, so they add up.
 
 Ranks need no common clock. A collective ends on all ranks at about the same time, so what one rank
-spends in it beyond the shortest of all ranks is waiting for peers, and the shortest is the most
-that the transfer can have taken; the rank that had the shortest came last. Collectives are matched
-by group and sequence number, or by their order among those of one kind and size in a step.
+spends in it beyond the shortest of all ranks is waiting for peers. Collectives are matched by group
+and sequence number, or by their order among those of one kind and size in a step.
 """
 
 from __future__ import annotations
@@ -138,15 +136,12 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
     for path in paths:
         trace = read_trace(path)
         if trace.rank is None and len(paths) > 1:
-            raise DataError(
-                "no rank in the trace or in its file name; rename it, for example to rank3.json",
-                path=trace.path,
-            )
+            message = "no rank in the trace or in its file name; rename it, for example to "
+            raise DataError(f"{message}rank3.json", path=trace.path)
         rank = trace.rank or 0
         if rank in found:
-            raise DataError(
-                f"{found[rank].path} is also of rank {rank}; pass only one", path=trace.path
-            )
+            message = f"{found[rank].path} is also of rank {rank}; pass only one"
+            raise DataError(message, path=trace.path)
         found[rank] = _measure(trace, steps, kernels, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
@@ -304,8 +299,6 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | Non
         calls[call.thread].append(call)
     begins = {thread: [call.start for call in own] for thread, own in calls.items()}
     steps = [step[1] for step in trace.steps]
-    groups = [group.get("ranks") for group in trace.groups if isinstance(group, dict)]
-    members = {str(ranks): len(ranks) for ranks in groups if isinstance(ranks, list)}
     for index, item in enumerate(items):
         launch, thread = item.start, -1
         if launches is not None and launches[index, 0] >= 0:
@@ -322,8 +315,8 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | Non
                 item.sequence = call.sequence if item.sequence is None else item.sequence
         place = bisect_right(steps, launch) - 1
         item.step = trace.steps[place][0] if place >= 0 else None
-        if item.group is None and len(members) <= 1:
-            item.group, item.group_size = next(iter(members.items()), ("", None))
+        if item.group is None and len(trace.groups) <= 1:
+            item.group, item.group_size = next(iter(trace.groups.items()), ("", None))
 
 
 def merge(spans: Spans) -> Spans:
