@@ -363,10 +363,9 @@ def _describe(
     """What users get wrong, where these candidates are about to; what layouts had to change, and
     what the prediction rests on."""
     possible = [one for one in candidates if one.tokens_per_second is not None]
-    last = possible[-1] if possible else candidates[-1]
     yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
-    if possible and last.binds != "data":
-        ends = (possible[0], last)
+    if possible and possible[-1].binds != "data":
+        ends = (possible[0], possible[-1])
         yield from warn_of_latency(
             *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
         )
@@ -393,7 +392,8 @@ def _describe(
             f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
             f"{format_count(starved.loader_tokens_per_second)}."
         )
-    if reference is not None and possible and reference.layout.gpus == 1 < last.gpus:
+    last = possible[-1] if possible else None
+    if reference is not None and last is not None and reference.layout.gpus == 1 < last.gpus:
         naive = reference.tokens_per_second * reference.real_share * last.gpus
         yield (
             f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
