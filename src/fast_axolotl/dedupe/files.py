@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,19 +154,26 @@ def dedupe_files(
             raise UsageError(f"{path} is one of the input files; write to another name")
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
     limit = memory_budget - working_bytes
-    with ExitStack() as stack:
-        stack.enter_context(_clashes())
+    try:
         key = _key_schema(reader, others, columns)
-        write = stack.enter_context(whole_file(target, reader.schema, group_bytes))
-        write_dropped = None
-        if listing is not None:
-            listed = _report_schema(decoded_schema(reader.schema))
-            write_dropped = stack.enter_context(whole_file(listing, listed, group_bytes))
-        spill = Spill(folder, limit=limit)
-        stack.callback(spill.close)
-        seen = SeenRows(num_threads)
-        run = _Run(key, limit, num_threads, spill, write, write_dropped, tell, seen, seen.secret)
-        run.work(reader, others)
+        with ExitStack() as stack:
+            write = stack.enter_context(whole_file(target, reader.schema, group_bytes))
+            write_dropped = None
+            if listing is not None:
+                listed = _report_schema(decoded_schema(reader.schema))
+                write_dropped = stack.enter_context(whole_file(listing, listed, group_bytes))
+            spill = Spill(folder, limit=limit)
+            stack.callback(spill.close)
+            seen = SeenRows(num_threads)
+            run = _Run(
+                key, limit, num_threads, spill, write, write_dropped, tell, seen, seen.secret
+            )
+            run.work(reader, others)
+    except TypeClash as clash:
+        raise ConflictError(
+            f"column {clash.path!r} has the type {clash.known} in one dataset and {clash.found} in "
+            "the other, which cannot be compared; make the types equal, or compare other columns"
+        ) from None
     seconds = time.perf_counter() - started
     return DedupeSummary(
         rows_in=run.rows_in,
@@ -326,14 +333,3 @@ def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | 
             raise TypeClash(name, ours, other)
     is_like = [*map(plain_type, key.types)] == [*map(plain_type, theirs.types)]
     return key if is_like else join_schemas(key, theirs)
-
-
-@contextmanager
-def _clashes() -> Iterator[None]:
-    try:
-        yield
-    except TypeClash as clash:
-        raise ConflictError(
-            f"column {clash.path!r} has the type {clash.known} in one dataset and {clash.found} in "
-            "the other, which cannot be compared; make the types equal, or compare other columns"
-        ) from None

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -78,9 +77,11 @@ def whole_file(
     stem = f".{path.name}.{platform.node()}."
     beside = path.with_name(f"{stem}{os.getpid()}.partial")
     for other in path.parent.glob(f"{glob.escape(stem)}*.partial"):
-        number = other.name.removeprefix(stem).removesuffix(".partial")
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
-            other.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            try:
+                os.kill(int(other.name[len(stem) :].removesuffix(".partial")), 0)
+            except ProcessLookupError:
+                other.unlink()
     handler: Any = None
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)

@@ -168,7 +168,7 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
         unit=unit,
         kind="weak" if is_weak else "strong" if is_strong else "neither",
         counts=tuple(counts),
-        warnings=(*_compare_jobs(runs), *_warn(counts, by_count)),
+        warnings=tuple(_warn(runs, counts, by_count)),
         notes=tuple(notes),
     )
 
@@ -194,8 +194,10 @@ def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) ->
     return {**losses, "not explained": 1 - efficiency - sum(losses.values())}
 
 
-def _compare_jobs(runs: Sequence[Run]) -> Iterator[str]:
-    """What differs between runs that should be one job; another model is refused."""
+def _warn(
+    runs: Sequence[Run], counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]]
+) -> Iterator[str]:
+    """What differs between runs that should be one job, and pitfalls; another model is refused."""
     for key in dict.fromkeys(key for run in runs for key in run.job):
         known = [run for run in runs if key in run.job]
         if key in _MODEL:
@@ -209,9 +211,6 @@ def _compare_jobs(runs: Sequence[Run]) -> Iterator[str]:
         if len(values) > 1:
             places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
             yield f"These are not the same job: {key} is {places}."
-
-
-def _warn(counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]]) -> Iterator[str]:
     few, *_, many = counts
     ends = [(end.gpus, end.step_seconds, end.batch_per_gpu) for end in (few, many)]
     yield from warn_of_latency(*ends)
