@@ -277,12 +277,13 @@ def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
         options=share.options,
         window_bytes=0,
     )
-    yield from read_rows(
-        dataset,
-        [Piece((Span((unit,)),)) for unit in share.units],
-        Position(),
-        Known(schema),
-        num_threads=1,
-        budget=memory // _MEMORY_SHARE,
-        closers=[],
-    )
+    with ExitStack() as running:
+        yield from read_rows(
+            dataset,
+            [Piece((Span((unit,)),)) for unit in share.units],
+            Position(),
+            Known(schema),
+            num_threads=1,
+            budget=memory // _MEMORY_SHARE,
+            running=running,
+        )

@@ -16,14 +16,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.reading.order import Position
+from fast_axolotl.reading.rows import Rows
 from fast_axolotl.reading.schema import MIXED, conform, is_number
 
 OUTPUTS = ("python", "arrow", "numpy", "torch")
@@ -32,13 +32,16 @@ _NO_PYTHON_VALUE = (ArithmeticError, ValueError, pa.ArrowException)
 """Raised for dates past the year 9999, decimals past their precision, unknown time zones."""
 
 
-@dataclass(slots=True)
-class _Held:
+class Batch(NamedTuple):
+    """A batch, and what is known at its end."""
+
     rows: pa.RecordBatch
-    """Those that are not yet delivered."""
-    position: Position
-    """Where the first of them stands."""
-    row_bytes: float
+    places: list[tuple[int, Position]]
+    """Its parts: their rows, and where the first of these stands."""
+    after: Position
+    """Where the row behind the last one stands."""
+    next_schema: pa.Schema
+    """The types of the rows that come next, or else those of the last ones."""
 
 
 class Batcher:
@@ -47,65 +50,57 @@ class Batcher:
     def __init__(self, batch_size: Callable[[], int], most_bytes: int) -> None:
         self._batch_size = batch_size
         self._most_bytes = most_bytes
-        self._held: deque[_Held] = deque()
+        self._held: deque[tuple[pa.RecordBatch, Position, float]] = deque()
+        """Rows not yet delivered, where the first of them stands, and the bytes of each."""
         self._rows = 0
         self._bytes = 0.0
-        self._after = Position()
-        self._last_schema = pa.schema([])
-        self.places: list[tuple[int, Position]] = []
-        """The parts of the last batch: their rows, and where the first of these stands."""
+        self._after, self._schema = Position(), pa.schema([])
+        """What comes behind all that is held."""
 
-    def add(self, table: pa.Table, start: Position, after: Position, row_bytes: float) -> None:
-        """Rows that begin at ``start``; ``after`` is the position behind the last."""
-        position = start
-        for rows in table.to_batches():
-            self._held.append(_Held(rows, position, row_bytes))
-            position = position.forward(rows.num_rows)
-        self._rows += table.num_rows
-        self._bytes += table.num_rows * row_bytes
-        self._after, self._last_schema = after, table.schema
+    def add(self, rows: Rows) -> None:
+        """Rows that come next."""
+        position = rows.start
+        for part in rows.table.to_batches():
+            self._held.append((part, position, rows.row_bytes))
+            position = position.forward(part.num_rows)
+        self._rows += rows.table.num_rows
+        self._bytes += rows.table.num_rows * rows.row_bytes
+        self._after, self._schema = rows.after, rows.table.schema
 
-    @property
-    def next_schema(self) -> pa.Schema:
-        """The types of the rows that come next, or else those of the last ones."""
-        return self._held[0].rows.schema if self._held else self._last_schema
-
-    def full(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """The batches that are complete."""
-        while self._rows >= self._batch_size() or (self._rows and self._bytes >= self._most_bytes):
+    def cut(self, *, is_end: bool = False) -> Iterator[Batch]:
+        """The batches that are complete; at the end also the last one."""
+        while self._rows and (
+            is_end or self._rows >= self._batch_size() or self._bytes >= self._most_bytes
+        ):
             yield self._next()
 
-    def rest(self) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """What is left at the end."""
-        while self._rows:
-            yield self._next()
-
-    def _next(self) -> tuple[pa.RecordBatch, Position]:
+    def _next(self) -> Batch:
         taken: list[pa.RecordBatch] = []
-        self.places = []
-        num_rows, room, most = 0, float(self._most_bytes), self._batch_size()
-        while self._held and num_rows < most:
-            held = self._held[0]
-            fitting = int(room // held.row_bytes) if held.row_bytes else most
-            count = min(len(held.rows), most - num_rows, max(fitting, not taken))
-            if count == 0 and len(held.rows):
-                break
-            taken.append(held.rows.slice(0, count))
-            self.places.append((count, held.position))
-            num_rows += count
-            room -= count * held.row_bytes
+        places: list[tuple[int, Position]] = []
+        missing, room = self._batch_size(), float(self._most_bytes)
+        while self._held and missing:
+            rows, position, row_bytes = self._held.popleft()
+            fitting = int(room // row_bytes) if row_bytes else missing
+            count = min(len(rows), missing, max(fitting, not taken))
+            if count < len(rows):
+                rest = rows.slice(count), position.forward(count), row_bytes
+                self._held.appendleft(rest)
+                if count == 0:
+                    break
+            taken.append(rows.slice(0, count))
+            places.append((count, position))
+            missing -= count
+            room -= count * row_bytes
             self._rows -= count
-            self._bytes -= count * held.row_bytes
-            held.rows, held.position = held.rows.slice(count), held.position.forward(count)
-            if not len(held.rows):
-                self._held.popleft()
-        following = self._held[0].position if self._held else self._after
-        if len(taken) == 1:
-            return taken[0], following
-        schema = taken[-1].schema
-        tables = [conform(pa.Table.from_batches([batch]), schema) for batch in taken if len(batch)]
-        (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
-        return batch, following
+            self._bytes -= count * row_bytes
+        after, next_schema = self._after, self._schema
+        if self._held:
+            after, next_schema = self._held[0][1], self._held[0][0].schema
+        schema, batch = taken[-1].schema, taken[0]
+        if len(taken) > 1:
+            tables = [conform(pa.Table.from_batches([part]), schema) for part in taken if len(part)]
+            (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
+        return Batch(batch, places, after, next_schema)
 
 
 def convert(batch: pa.RecordBatch, output: str) -> Any:
@@ -161,22 +156,12 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
     return [_parsed(item, kind.value_type) for item in value] if kind.num_fields == 1 else value
 
 
-def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
-    """The numbers of an array without nulls, which share its memory and so cannot be written to."""
-    kind = np.dtype(array.type.to_pandas_dtype())
-    if not len(array):
-        return np.empty(0, kind)
-    data = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
-    data.flags.writeable = False
-    return data
-
-
 def _arrays(array: pa.Array) -> Any:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _arrays(array.dictionary_decode())
     if is_number(kind) and array.null_count == 0:
-        return _numbers(array)
+        return np.from_dlpack(array)
     if pa.types.is_floating(kind) or (pa.types.is_boolean(kind) and array.null_count == 0):
         return array.to_numpy(zero_copy_only=False)
     inner = kind
@@ -186,7 +171,7 @@ def _arrays(array: pa.Array) -> Any:
     if is_flat and inner != kind and array.null_count == 0:
         offsets = np.zeros(1, np.int64)
         if len(array):
-            offsets = _numbers(array.offsets).astype(np.int64)
+            offsets = np.from_dlpack(array.offsets).astype(np.int64)
         values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         return {"values": _arrays(values), "offsets": offsets - offsets[0]}
     return _values(array)

@@ -13,6 +13,7 @@ of the types by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -53,7 +54,10 @@ class _Task(NamedTuple):
     block: Block
     piece: int
     span: int
-    weight: int
+
+    @property
+    def weight(self) -> int:
+        return self.block.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +104,11 @@ def read_rows(
     *,
     num_threads: int,
     budget: int,
-    closers: list[Callable[[], None]],
+    running: ExitStack,
 ) -> Iterator[Rows]:
     """The rows of a sequence, from ``start.row`` of ``start.piece`` on.
 
-    ``closers`` receives what stops the threads, for whoever does not want to wait for the end.
+    The threads stop when ``running`` is closed.
     """
     options = dataset.options
 
@@ -112,7 +116,7 @@ def read_rows(
         for index in range(start.piece, len(pieces)):
             for number, span in enumerate(pieces[index].spans):
                 for block in dataset.blocks(span.unit):
-                    yield _Task(block, index, number, block.weight)
+                    yield _Task(block, index, number)
 
     ahead: Prefetcher[_Task, Decoded] = Prefetcher(
         tasks(),
@@ -120,7 +124,7 @@ def read_rows(
         num_threads=num_threads,
         budget=budget,
     )
-    closers.append(ahead.close)
+    running.enter_context(closing(ahead))
     at, span, row = -1, -1, 0
     of_piece = of_span = _Picker(())
     window: list[Rows] = []
@@ -131,46 +135,43 @@ def read_rows(
         begin = Position(at, row)
         return replace(permuted, table=table, start=begin, after=begin.forward(table.num_rows))
 
-    try:
-        for task, decoded in ahead:
-            if task.piece != at:
-                if window:
-                    yield left_of_window()
-                at, span, row, window = task.piece, -1, 0, []
-                steps = pieces[at].steps
-                if at == start.piece and start.row:
-                    steps, row = (*steps, Step("skip", start.row)), start.row
-                of_piece = _Picker(steps)
-            if task.span != span:
-                span = task.span
-                of_span = _Picker(pieces[at].spans[span].steps)
-            weight = task.weight
-            for part in known.widen_all(decoded, task.block, options):
-                is_counted = of_span.counts_rejections and of_piece.counts_rejections
-                table = of_span.pick(part.table)
-                if not pieces[at].seed:
-                    table = of_piece.pick(table)
-                num_rows = max(1, part.table.num_rows)
-                begin = Position(at, row)
-                rows = Rows(
-                    table=table,
-                    start=begin,
-                    after=begin.forward(table.num_rows),
-                    row_bytes=value_bytes(part.table) / num_rows,
-                    num_bytes=weight * table.num_rows // num_rows,
-                    rejections=part.rejections if is_counted else (),
-                    file=pieces[at].spans[span].units[0].file,
-                )
-                weight = 0  # the block's counts once, with its first part
-                if pieces[at].seed:
-                    window.append(rows)
-                else:
-                    row += table.num_rows
-                    yield rows
-        if window:
-            yield left_of_window()
-    finally:
-        ahead.close()
+    for task, decoded in ahead:
+        if task.piece != at:
+            if window:
+                yield left_of_window()
+            at, span, row, window = task.piece, -1, 0, []
+            steps = pieces[at].steps
+            if at == start.piece and start.row:
+                steps, row = (*steps, Step("skip", start.row)), start.row
+            of_piece = _Picker(steps)
+        if task.span != span:
+            span = task.span
+            of_span = _Picker(pieces[at].spans[span].steps)
+        weight = task.block.weight
+        for part in known.widen_all(decoded, task.block, options):
+            is_counted = of_span.counts_rejections and of_piece.counts_rejections
+            table = of_span.pick(part.table)
+            if not pieces[at].seed:
+                table = of_piece.pick(table)
+            num_rows = max(1, part.table.num_rows)
+            begin = Position(at, row)
+            rows = Rows(
+                table=table,
+                start=begin,
+                after=begin.forward(table.num_rows),
+                row_bytes=value_bytes(part.table) / num_rows,
+                num_bytes=weight * table.num_rows // num_rows,
+                rejections=part.rejections if is_counted else (),
+                file=pieces[at].spans[span].units[0].file,
+            )
+            weight = 0  # the block's counts once, with its first part
+            if pieces[at].seed:
+                window.append(rows)
+            else:
+                row += table.num_rows
+                yield rows
+    if window:
+        yield left_of_window()
 
 
 def shuffle_rows(
@@ -179,7 +180,7 @@ def shuffle_rows(
     seed_of: Callable[[Position], tuple[int, ...]],
     *,
     window_bytes: int,
-    closers: list[Callable[[], None]],
+    running: ExitStack,
 ) -> Iterator[Rows]:
     """The same rows in permuted windows.
 
@@ -192,14 +193,11 @@ def shuffle_rows(
         num_threads=1,
         budget=2 * window_bytes,
     )
-    closers.append(windows.close)
+    running.enter_context(closing(windows))
     taken = start.taken
-    try:
-        for _, rows in windows:
-            yield replace(rows, table=rows.table.slice(taken), start=start) if taken else rows
-            taken = 0
-    finally:
-        windows.close()
+    for _, rows in windows:
+        yield replace(rows, table=rows.table.slice(taken), start=start) if taken else rows
+        taken = 0
 
 
 def _windows(
@@ -213,10 +211,7 @@ def _windows(
     held: list[Rows] = []
     size = 0.0
     for rows in tables:
-        if held and rows.is_shuffled:
-            yield _Window(tuple(held), seed_of(_first(held).start))
-            held, size, end = [], 0.0, None
-        if rows.is_shuffled:
+        if rows.is_shuffled:  # what an earlier generation left comes before all else
             yield _Window((rows,), ())
             continue
         held.append(rows)
