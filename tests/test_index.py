@@ -20,6 +20,7 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import index
 from fast_axolotl.reading.blocks import Dataset, Unit, decode_or_reject
 from fast_axolotl.reading.index import scanned_schema, unit_rows, with_csv_edges
+from fast_axolotl.reading.reader import dataset_of
 from fast_axolotl.reading.schema import MIXED
 from fast_axolotl.reading.take import Taker
 from support.files import (
@@ -56,7 +57,7 @@ def reads() -> Iterator[list[int]]:
 
 
 def open_as(path: Any, unit_bytes: int = 4096, **options: Any) -> Dataset:
-    return open_dataset(path, **options)._dataset.with_options(unit_bytes=unit_bytes)
+    return dataset_of(open_dataset(path, **options)).with_options(unit_bytes=unit_bytes)
 
 
 def total_rows(dataset: Dataset) -> int:
@@ -178,7 +179,7 @@ def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None
 def test_take_is_indexing_a_list(tmp_path: Path, kind: str, compression: str) -> None:
     path, rows = write_kind(tmp_path, kind, compression)
     reader = open_dataset([path, path])
-    dataset = with_csv_edges(reader._dataset.with_options(unit_bytes=4096, block_bytes=8192))
+    dataset = with_csv_edges(dataset_of(reader).with_options(unit_bytes=4096, block_bytes=8192))
     rows, schema = rows + rows, reader.schema
     random = np.random.default_rng(0)
 

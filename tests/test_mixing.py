@@ -19,6 +19,7 @@ from fast_axolotl import MixedReader, mix_datasets, open_dataset
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
 from fast_axolotl.reading.mixing import Draws
 from fast_axolotl.reading.rows import take
+from support.files import SMALL_BUDGET, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore::fast_axolotl.reading.order.ShardWarning")
 
@@ -174,7 +175,7 @@ def test_resume_after_every_batch_gives_the_same_tail(
         other.load_state_dict({"loader": [state]})
         assert as_saved(other)["given"] == state["given"]
         assert list(other) == batches[done:]
-        assert as_saved(other)["sources"] == states[-1]["sources"]
+        assert as_saved(other)["readers"] == states[-1]["readers"]
 
 
 @pytest.mark.parametrize("shuffle", [None, 5])
@@ -193,6 +194,29 @@ def test_resume_on_other_numbers_of_shards_delivers_every_row_once(
         states = [as_saved(mixed) for mixed in shards]
 
     assert len(ids) == len(set(ids))
+
+
+def test_rows_read_ahead_by_a_shard_that_has_ended_are_not_lost(tmp_path: Path) -> None:
+    """Of large rows, whose reader gives several batches for one of the mix."""
+    rows = [{"id": index, "text": "x" * 600_000} for index in range(40)]
+    large = write_jsonl(tmp_path / "large.jsonl", rows)
+    small = [write(tmp_path / f"{n}.parquet", {"id": [100 + n] * (1 + 9 * n)}) for n in range(2)]
+
+    def open_mix(shard: tuple[int, int]) -> MixedReader:
+        options = {"shard": shard, "memory_budget": SMALL_BUDGET, "columns": ["id", "text"]}
+        first = open_dataset(large, **options)
+        second = open_dataset(small, **{**options, "columns": ["id"]})
+        return mix_datasets([(first, 3), (second, 1)], batch_size=40)
+
+    shards = [open_mix((index, 2)) for index in range(2)]
+    ended = min(shards, key=lambda mixed: mixed.num_rows)
+    before = [value for value in ids_of(ended) if value < 100]
+    whole = open_mix((0, 1))
+    whole.load_state_dict([as_saved(mixed) for mixed in shards])
+    after = [value for value in ids_of(whole) if value < 100]
+
+    assert before
+    assert sorted([*before, *after]) == list(range(len(before) + len(after)))
 
 
 def test_shards_in_different_epochs_of_a_source_resume_only_on_their_own_number(mix: Mix) -> None:

@@ -2,28 +2,23 @@
 
 **Which source comes next.** Source ``i`` comes for the k-th time at ``(k + phase) / weight``; the
 rows of all sources are put in the order of these times. So every source stays within a few rows of
-its weight, however many rows there are. (Independent draws are 458 rows off after a million, for a
-weight of 0.3.) The phases depend on seed and epoch; all shards draw alike.
+its weight, however many rows there are. The phases depend on seed and epoch; all shards draw alike.
 
 **When a pass ends.** A source is used up when it is drawn and has no row left. ``stop="first"``:
 the pass ends at that draw. ``stop="all"``: the source begins its next epoch, shuffled anew, and the
 pass ends at the draw that finds the last source used up for the first time. Source epoch k in epoch
-e of the mix is the reader's epoch ``e + k * 2**20``. With ``even`` readers all shards have the same
-number of rows of each source, so that they end together.
+e of the mix is the reader's epoch ``e + k * 2**20``.
 
 **State:** the number of draws of each source, and each reader's state at its first row that was not
 drawn. On another number of shards each source deals out what is left of its epoch, which must be
 the same on all shards.
-
-Does not mix by tokens or bytes, does not shuffle rows (the readers do), and has no memory budget:
-each reader has its own.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,13 +28,13 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.order import find_states
-from fast_axolotl.reading.reader import Reader, next_rows
+from fast_axolotl.reading.reader import Passes, Reader, next_rows
 from fast_axolotl.reading.rows import take
-from fast_axolotl.reading.schema import conform, join_schemas
+from fast_axolotl.reading.schema import conform, join_schemas, schema_of, schema_text
 
 _EPOCH_STRIDE = 1 << 20
 _MARK = "fast_axolotl_mix"
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(slots=True)
@@ -82,9 +77,8 @@ def mix_datasets(
         batch_size: Rows per batch; by default that of the first reader.
         source_column: Add a column of this name with the name of each row's source.
     """
-    pairs = dict(sources) if isinstance(sources, Mapping) else dict(enumerate(sources))
     opened = []
-    for name, pair in pairs.items():
+    for name, pair in dict(sources if isinstance(sources, Mapping) else enumerate(sources)).items():
         try:
             reader, weight = pair
             opened.append(_Source(name=str(name), reader=reader, weight=float(weight)))
@@ -92,7 +86,7 @@ def mix_datasets(
             raise UsageError(
                 f"source {name!r} must be a reader and a weight, not {pair!r}"
             ) from None
-        if not 0 < float(weight) < math.inf:
+        if not 0 < opened[-1].weight < math.inf:
             raise UsageError(f"source {name!r} must have a weight above 0, not {weight!r}")
     if len({id(source.reader) for source in opened}) < max(1, len(opened)):
         raise UsageError(
@@ -147,8 +141,10 @@ class _Source:
     """How often it was used up in this pass."""
     is_new: bool = True
     """Whether no row of the current epoch was read yet."""
+    earlier: int = 0
+    """Rows of the last batch that are of an earlier epoch."""
     taken: int | None = None
-    """Rows of the reader's last batch that were delivered, if not all."""
+    """Rows of the last batch that are of this epoch, if the reader has given more."""
     batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
 
     def begin(self, epoch: int, of_mix: int) -> None:
@@ -247,7 +243,8 @@ class MixedReader(Passes):
         if not states:
             raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
         own = [one for one in states if tuple(one["shard"]) == self._shard]
-        first, *others = states = own[:1] or states
+        states = own[:1] or states
+        first = states[0]
         expected = {_MARK: _VERSION, "stop": self._stop, "weights": self._weights}
         expected |= {key: first[key] for key in ("seed", "epoch")}
         for key, value in expected.items():
@@ -286,24 +283,29 @@ class MixedReader(Passes):
             for source in self._sources:
                 source.batches = iter(source.reader)
                 running.callback(source.reader.close)
-            batch = self._next_batch()
-            while batch.num_rows:
+            batch: pa.RecordBatch | None = None
+            while batch is None or len(batch) == self.batch_size:
+                batch = self._next_batch()
+                if batch is None:
+                    return
                 self.stats.batches += 1
                 yield batch
                 self._check_pass(running)
-                batch = self._next_batch()
 
-    def _next_batch(self) -> pa.RecordBatch:
+    def _next_batch(self) -> pa.RecordBatch | None:
         """The rows of the next draws; fewer than a batch has, or none, where the pass ends."""
         drawn = self._draws.draw(self._given, self.batch_size)
         held: list[list[pa.RecordBatch]] = []
         for index, source in enumerate(self._sources):
-            places = np.flatnonzero(drawn == index)
-            held.append([])
-            while missing := int((places < len(drawn)).sum()) - sum(map(len, held[-1])):
-                part = next_rows(source.reader, source.batches, missing)
+            places, parts, num_rows = np.flatnonzero(drawn == index), list[pa.RecordBatch](), 0
+            source.earlier = 0
+            while (places < len(drawn)).sum() > num_rows:
+                missing = int((places < len(drawn)).sum()) - num_rows
+                is_first = num_rows == source.earlier
+                part = next_rows(source.reader, source.batches, missing, is_first=is_first)
                 if part is not None:
-                    held[-1].append(part)
+                    parts.append(part)
+                    num_rows += part.num_rows
                     source.is_new = False
                 elif source.is_new:
                     raise DataError(
@@ -311,30 +313,33 @@ class MixedReader(Passes):
                         f"{self._shard[1]}; remove the source, use fewer shards, or open the "
                         'readers with even="pad"'
                     )
-                elif self._stop == "all" and not all(
+                elif self._stop == "first" or all(
                     other.epoch for other in self._sources if other is not source
                 ):
-                    source.begin(source.epoch + 1, self._epoch)
-                    source.batches = iter(source.reader)
+                    drawn = drawn[: places[num_rows]]
                 else:
-                    drawn = drawn[: places[sum(map(len, held[-1]))]]
+                    source.begin(source.epoch + 1, self._epoch)
+                    source.batches, source.earlier = iter(source.reader), num_rows
+            held.append(parts)
         given = np.bincount(drawn, minlength=len(self._sources))
         self._given += given
         pieces: list[pa.Table] = []
         for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
             self.stats.rows[source.name] = self.stats.rows.get(source.name, 0) + count
             self.stats.epochs[source.name] = source.epoch + 1
-            surplus = sum(map(len, parts)) - count
-            source.taken = len(parts[-1]) - surplus if surplus else None
-            schema = parts[0].schema if count else pa.schema([])
-            piece = pa.Table.from_batches(parts).slice(0, count)
-            if self._source_column is not None:
-                names = pa.repeat(source.name, count)
-                piece = piece.append_column(self._source_column, names)
-            self.schema = join_schemas(
-                self.schema, piece.schema, settled=self.schema, source=f"source {source.name!r}"
-            )
-            pieces.append(piece)
+            has_more = sum(map(len, parts)) > count
+            source.taken = max(0, count - source.earlier) if has_more else None
+            if count:
+                piece = pa.Table.from_batches(parts).slice(0, count)
+                if self._source_column is not None:
+                    names = pa.repeat(source.name, count)
+                    piece = piece.append_column(self._source_column, names)
+                self.schema = join_schemas(
+                    self.schema, piece.schema, settled=self.schema, source=f"source {source.name!r}"
+                )
+                pieces.append(piece)
+        if not pieces:
+            return None
         order = np.argsort(np.argsort(drawn, kind="stable"))
         table = pa.concat_tables([conform(piece, self.schema) for piece in pieces])
         (batch,) = take(table.combine_chunks(), order).to_batches()

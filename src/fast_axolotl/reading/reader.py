@@ -480,11 +480,18 @@ class Reader(Passes):
 
 
 def next_rows(
-    reader: Reader, batches: Iterator[pa.RecordBatch], count: int
+    reader: Reader, batches: Iterator[pa.RecordBatch], count: int, *, is_first: bool
 ) -> pa.RecordBatch | None:
-    """The next rows of an iteration, at most so many; ``None`` at its end."""
+    """The next rows of an iteration, at most so many; ``None`` at its end.
+
+    Those that are not the first ones belong to the same batch as those before.
+    """
+    before = [] if is_first else reader._places
     reader._wanted_rows = count
-    return next(batches, None)
+    rows = next(batches, None)
+    if rows is not None:
+        reader._places = before + reader._places
+    return rows
 
 
 def dataset_of(reader: Reader) -> Dataset:
