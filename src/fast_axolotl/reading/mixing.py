@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.order import find_states
-from fast_axolotl.reading.reader import Passes, Reader, next_rows
+from fast_axolotl.reading.reader import Reader, check_pass, next_rows
 from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import conform, join_schemas, schema_of, schema_text
 
@@ -154,7 +154,7 @@ class _Source:
         self.batches = iter(())
 
 
-class MixedReader(Passes):
+class MixedReader(AbstractContextManager[Any]):
     """Record batches of several readers, with a position that can be saved and restored.
 
     Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
@@ -199,6 +199,9 @@ class MixedReader(Passes):
             if source.epoch == 0
         ]
         return min(ends) if self._stop == "first" else max(ends, default=0)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Stop reading ahead and end the current iteration; a new one can start."""
@@ -290,7 +293,7 @@ class MixedReader(Passes):
                     return
                 self.stats.batches += 1
                 yield batch
-                self._check_pass(running)
+                check_pass(self._running, running)
 
     def _next_batch(self) -> pa.RecordBatch | None:
         """The rows of the next draws; fewer than a batch has, or none, where the pass ends."""

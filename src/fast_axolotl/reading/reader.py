@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -35,7 +36,6 @@ from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
 
 MIB = 1024 * 1024
-_Self = TypeVar("_Self", bound="Passes")
 
 DEFAULT_MEMORY_BUDGET = 256 * MIB
 LEAST_MEMORY_BUDGET = 16 * MIB
@@ -185,30 +185,7 @@ def open_dataset(
     )
 
 
-class Passes:
-    """What is iterated pass by pass, where each pass ends the one before."""
-
-    _running: ExitStack
-    """Stops what reads ahead for the current pass. Another one stands for another pass."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_pass(self, running: ExitStack) -> None:
-        if self._running is not running:
-            raise UsageError(
-                "this iterator is no longer valid: the reader was closed, restored or iterated "
-                "again; use the newest iterator"
-            )
-
-
-class Reader(Passes):
+class Reader(AbstractContextManager[Any]):
     """Record batches of a dataset, with a position that can be saved and restored.
 
     Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
@@ -338,6 +315,9 @@ class Reader(Passes):
             warn_of_sharing(self._next.dataset, self._next.order.deal(count))
         return self._run(self._running)
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Stop reading ahead and end the current iteration; a new one can start."""
         self._running.close()
@@ -392,24 +372,13 @@ class Reader(Passes):
         dataset, order, shard = self._next.dataset, self._next.order, self.shard
         # Starting a thread costs more than a small file is worth.
         useful_threads = sum(piece.num_bytes for piece in pieces) // _THREAD_BYTES
-        tables = read_rows(
-            dataset,
-            pieces,
-            start,
-            self._known,
-            num_threads=max(1, min(self._num_threads, useful_threads)),
-            budget=self._memory_budget // (2 if order.seed is None else 4),
-            running=running,
-        )
+        threads = max(1, min(self._num_threads, useful_threads))
         if order.seed is None:
-            return tables
-        return shuffle_rows(
-            tables,
-            start,
-            lambda position: order.window_seed(shard, position),
-            window_bytes=dataset.window_bytes,
-            running=running,
-        )
+            budget = self._memory_budget // 2
+            return read_rows(dataset, pieces, start, self._known, threads, budget, running)
+        budget, seed_of = self._memory_budget // 4, partial(order.window_seed, shard)
+        tables = read_rows(dataset, pieces, start, self._known, threads, budget, running)
+        return shuffle_rows(tables, start, seed_of, dataset.window_bytes, running)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
         self._starting = None
@@ -428,10 +397,10 @@ class Reader(Passes):
                     yield self._delivered(batch, running)
             for batch in batcher.cut(is_end=True):
                 yield self._delivered(batch, running)
-            self._check_pass(running)
+            check_pass(self._running, running)
 
     def _delivered(self, batch: Batch, running: ExitStack) -> pa.RecordBatch:
-        self._check_pass(running)
+        check_pass(self._running, running)
         schema, rows = batch.next_schema, batch.rows
         if self.even == "pad":
             schema = schema.remove(len(schema) - 1)
@@ -477,6 +446,15 @@ class Reader(Passes):
             self.stats.padding_rows += left
             padded = marked(rows.table.slice(0, left), True)
             yield replace(rows, table=padded, start=end, after=end, num_bytes=0, rejections=())
+
+
+def check_pass(newest: ExitStack, running: ExitStack) -> None:
+    """Refuses to go on with a pass that is not the newest one."""
+    if newest is not running:
+        raise UsageError(
+            "this iterator is no longer valid: the reader was closed, restored or iterated again; "
+            "use the newest iterator"
+        )
 
 
 def next_rows(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.reading.blocks import Block, Dataset, Decoded, Rejection, value_bytes
+from fast_axolotl.reading.blocks import Block, Dataset, Rejection, value_bytes
 from fast_axolotl.reading.order import Piece, Position, Step
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
@@ -101,7 +101,6 @@ def read_rows(
     pieces: Sequence[Piece],
     start: Position,
     known: Known,
-    *,
     num_threads: int,
     budget: int,
     running: ExitStack,
@@ -118,7 +117,7 @@ def read_rows(
                 for block in dataset.blocks(span.unit):
                     yield _Task(block, index, number)
 
-    ahead: Prefetcher[_Task, Decoded] = Prefetcher(
+    ahead = Prefetcher(
         tasks(),
         lambda task: known.decode(task.block, options),
         num_threads=num_threads,
@@ -178,7 +177,6 @@ def shuffle_rows(
     tables: Iterator[Rows],
     start: Position,
     seed_of: Callable[[Position], tuple[int, ...]],
-    *,
     window_bytes: int,
     running: ExitStack,
 ) -> Iterator[Rows]:
@@ -187,7 +185,7 @@ def shuffle_rows(
     Where ``start`` is inside a window, that one comes first, as large as it was, without the rows
     that were taken of it.
     """
-    windows: Prefetcher[_Window, Rows] = Prefetcher(
+    windows = Prefetcher(
         _windows(tables, start, seed_of, window_bytes),
         lambda window: (window.permute(), window.weight),
         num_threads=1,
@@ -276,13 +274,12 @@ def take(table: pa.Table, indices: Any) -> pa.Table:
 def _take_lists(lists: pa.ListArray, indices: pa.Array) -> pa.Array:
     """Lists of numbers as the bytes that they are: pyarrow takes lists value by value, which is
     8 times as slow for rows of 250 tokens."""
-    kind, values = lists.type, lists.values
-    is_plain = pa.types.is_primitive(kind.value_type) and kind.value_type.bit_width % 8 == 0
+    values, kind = lists.values, lists.type.value_type
+    is_plain = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
     if not is_plain or values.null_count or values.buffers()[1] is None:
         return lists.take(indices)
-    width = kind.value_type.bit_width // 8
-    offsets = np.frombuffer(lists.buffers()[1], dtype=np.int32)[lists.offset :][: len(lists) + 1]
-    places = (offsets.astype(np.int64) + values.offset) * width
+    width = kind.bit_width // 8
+    places = (np.from_dlpack(lists.offsets).astype(np.int64) + values.offset) * width
     is_valid = lists.is_valid().buffers()[1] if lists.null_count else None
     buffers = [is_valid, pa.py_buffer(places), values.buffers()[1]]
     taken = pa.Array.from_buffers(pa.large_binary(), len(lists), buffers).take(indices)
@@ -290,6 +287,6 @@ def _take_lists(lists: pa.ListArray, indices: pa.Array) -> pa.Array:
     ends = np.frombuffer(places, dtype=np.int64)[: len(taken) + 1] // width
     if ends[-1] > np.iinfo(np.int32).max:
         return lists.take(indices)
-    child = pa.Array.from_buffers(kind.value_type, int(ends[-1]), [None, data])
+    child = pa.Array.from_buffers(kind, int(ends[-1]), [None, data])
     buffers = [is_valid, pa.py_buffer(ends.astype(np.int32))]
-    return pa.Array.from_buffers(kind, len(taken), buffers, children=[child])
+    return pa.Array.from_buffers(lists.type, len(taken), buffers, children=[child])
