@@ -49,8 +49,10 @@ try:
 except ImportError:
     raise MissingExtraError("the torch dataset needs PyTorch: pip install torch") from None
 
-_EPOCH, _USED_BY, _HAS_WARNED = 0, 1, 2
-"""Cells of the memory that a dataset shares with its loader's workers."""
+_EPOCH, _AHEAD, _PASS, _PASS_EPOCH, _USED_BY, _HAS_WARNED = range(6)
+"""Cells of the memory that a dataset shares with its loader's workers: the epoch of the next pass;
+the same, where a full pass has set it; a number for the pass of the workers, and its epoch; the pass that a loaded state was used in; whether it was said that
+ranks may be uneven."""
 
 _CURE = "do not pass the loader to accelerator.prepare(), so that each rank reads its own shard"
 
@@ -119,9 +121,9 @@ class TorchDataset(IterableDataset[Any]):
         self._num_threads = num_threads
         self._options = options
         # The same for every process that is forked or spawned from here.
-        self._shared = torch.tensor([epoch, 0, 0]).share_memory_()
-        """The epoch, the pass that the loaded state was used in (see ``_take_state``), and whether
-        it was said that ranks may be uneven."""
+        self._shared = torch.tensor([epoch, 0, 0, 0, 0, 0]).share_memory_()
+        self._passes = 0
+        """Begun by this copy."""
         self._state: list[dict[str, Any]] | None = None
         self._reader: Reader | MixedReader | None = None
         self._taken: list[int] = []
@@ -131,13 +133,13 @@ class TorchDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         (rank, _, is_dispatched), worker = self._layout(), get_worker_info()
-        state = self._take_state()
+        number, epoch = self._begin_pass()
+        state = self._take_state(number, epoch)
         if is_dispatched and (rank or (worker and worker.id)):
             return iter(()) if worker else _refuse_to_read()
-        self._reader, self._taken = self._open(state), []
-        if self._rows:
-            return self._single_rows(self._reader, self._taken)
-        return self._batches(self._reader, is_dispatched)
+        self._reader, self._taken = self._open(state, epoch), []
+        read = self._single_rows if self._rows else self._batches
+        return self._until_full(read(self._reader, self._taken, is_dispatched), epoch)
 
     def __len__(self) -> int:
         """With ``even``: the batches of this rank in a pass, or its rows with ``rows``."""
@@ -150,16 +152,16 @@ class TorchDataset(IterableDataset[Any]):
             )
         rank, world, _ = self._layout()
         workers = max(1, self._num_workers)
-        reader = self._open_shard((rank * workers, world * workers), self._num_threads)
+        reader = self._open_shard((rank * workers, world * workers), self._num_threads, 0)
         return workers * -(-reader.num_rows // (1 if self._rows else reader.batch_size))
 
     def __bool__(self) -> bool:
         return True
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of later passes, also in persistent workers.
+        """Set the epoch of the next pass, also in persistent workers; each full pass adds one.
 
-        A loaded state is valid in its own epoch; in other epochs a pass starts at the beginning.
+        A pass that ended early is repeated. A loaded state is valid in its own epoch; in other epochs a pass starts at the beginning.
         accelerate's loaders call this on every rank when a pass starts.
         """
         loader = _find_loader(self)
@@ -167,7 +169,7 @@ class TorchDataset(IterableDataset[Any]):
             problem = self._find_problem(loader, epoch)
             if problem:
                 raise UsageError(f"{problem}, or {_CURE}")
-        self._shared[_EPOCH] = epoch
+        self._shared[_EPOCH], self._shared[_AHEAD] = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this process's next batch. With workers, save the loader's state."""
@@ -180,9 +182,11 @@ class TorchDataset(IterableDataset[Any]):
             )
         if self._reader is not None:
             state = self._reader.state_dict(*self._taken)
-            if state["epoch"] == int(self._shared[_EPOCH]):
+            epoch, ahead = int(self._shared[_EPOCH]), int(self._shared[_AHEAD])
+            # Another worker may have ended the pass.
+            if state["epoch"] in (epoch, ahead - 1 if epoch == ahead else epoch):
                 return state
-        return self._open(self._state).state_dict()
+        return self._open(self._state, int(self._shared[_EPOCH])).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """Resume the next pass from ``state``; later passes start at the beginning.
@@ -201,13 +205,13 @@ class TorchDataset(IterableDataset[Any]):
         # Ranks of one tensor parallel group give the same state.
         self._state = [item for i, item in enumerate(states) if item not in states[:i]]
         self._reader = None
-        self._shared[_EPOCH], self._shared[_USED_BY] = states[0]["epoch"], 0
+        self._shared[:] = torch.tensor([states[0]["epoch"], 0, 0, 0, 0, self._shared[_HAS_WARNED]])
 
     def __getstate__(self) -> dict[str, Any]:
         home = os.getpid(), self._layout()
         return {**self.__dict__, "_reader": None, "_home": home}
 
-    def _open(self, states: Any) -> Reader | MixedReader:
+    def _open(self, states: Any, epoch: int) -> Reader | MixedReader:
         """What this process reads, from ``states`` on."""
         rank, world, is_dispatched = self._layout()
         worker, share = get_worker_info(), 0
@@ -216,13 +220,15 @@ class TorchDataset(IterableDataset[Any]):
         elif worker is not None:
             rank, world = rank * worker.num_workers + worker.id, world * worker.num_workers
             share = max(1, usable_threads() // worker.num_workers)
-        reader = self._open_shard((rank, world), self._num_threads or share)
+        reader = self._open_shard((rank, world), self._num_threads or share, epoch)
         if states is not None:
             reader.load_state_dict(states)
         return reader
 
-    def _open_shard(self, shard: tuple[int, int], num_threads: int) -> Reader | MixedReader:
-        options = {**self._options, "shard": shard, "epoch": int(self._shared[_EPOCH])}
+    def _open_shard(
+        self, shard: tuple[int, int], num_threads: int, epoch: int
+    ) -> Reader | MixedReader:
+        options = {**self._options, "shard": shard, "epoch": epoch}
         if self._sources is None:
             return open_dataset(self._paths, num_threads=num_threads, **options)
         mixing = {key: options.pop(key) for key in _MIX_OPTIONS if key in options}
@@ -238,25 +244,44 @@ class TorchDataset(IterableDataset[Any]):
         }
         return mix_datasets(pairs, seed=options.get("shuffle") or 0, **mixing)
 
-    def _take_state(self) -> Any:
-        """The loaded state, for one pass only.
+    def _begin_pass(self) -> tuple[int, int]:
+        """A number that all workers of a pass share and no other pass has, and its epoch.
 
-        A loader copies the dataset into new workers for each pass, and the copies cannot tell the
-        first pass from the next. So the first leaves its mark, the loader's seed, in shared memory.
+        A worker may begin when another has already ended the pass, and so set the next epoch. A
+        loader copies the dataset into new workers for each pass, or keeps its workers and seed.
         """
-        state, self._state = self._state, None
-        worker = get_worker_info()
-        if state is None or state[0]["epoch"] != int(self._shared[_EPOCH]):
-            return None
+        epoch, worker = int(self._shared[_EPOCH]), get_worker_info()
+        self._passes += 1
         if worker is None:
-            return state
-        used_by, this_pass = int(self._shared[_USED_BY]), worker.seed - worker.id
-        if used_by not in (0, this_pass):
+            return 0, epoch
+        number = worker.seed - worker.id + self._passes
+        if int(self._shared[_PASS]) == number:
+            return number, int(self._shared[_PASS_EPOCH])
+        self._shared[_PASS_EPOCH] = epoch
+        self._shared[_PASS] = number
+        return number, epoch
+
+    def _take_state(self, number: int, epoch: int) -> Any:
+        """The loaded state, for one pass only: in shared memory the first pass leaves its mark."""
+        state, self._state = self._state, None
+        if state is None or state[0]["epoch"] != epoch:
             return None
-        self._shared[_USED_BY] = this_pass
+        if number and int(self._shared[_USED_BY]) not in (0, number):
+            return None
+        self._shared[_USED_BY] = number
         return state
 
-    def _batches(self, reader: Reader | MixedReader, is_dispatched: bool) -> Iterator[Any]:
+    def _until_full(self, items: Iterator[Any], epoch: int) -> Iterator[Any]:
+        """A pass, and then the next epoch, unless somebody has set another."""
+        yield from items
+        if int(self._shared[_EPOCH]) == epoch:
+            self._shared[_AHEAD] = self._shared[_EPOCH] = epoch + 1
+        if get_worker_info() is None:
+            self._reader = None
+
+    def _batches(
+        self, reader: Reader | MixedReader, _: list[int], is_dispatched: bool
+    ) -> Iterator[Any]:
         is_short = False
         for batch in reader:
             if is_dispatched and is_short:
@@ -267,7 +292,9 @@ class TorchDataset(IterableDataset[Any]):
             is_short = batch.num_rows < reader.batch_size
             yield convert(batch, self._output)
 
-    def _single_rows(self, reader: Reader | MixedReader, taken: list[int]) -> Iterator[Any]:
+    def _single_rows(
+        self, reader: Reader | MixedReader, taken: list[int], _: bool
+    ) -> Iterator[Any]:
         for batch in reader:
             columns = convert(batch, self._output)
             rows = zip(*map(_row_values, columns.values()), strict=True)
@@ -332,7 +359,7 @@ class TorchDataset(IterableDataset[Any]):
             )
         if loader.batch_size is None and loader.collate_fn is default_convert:
             is_cut = not self._rows and self._output in ("numpy", "torch")
-            for field in self._open(None).schema:
+            for field in self._open(None, epoch).schema:
                 if not is_cut or not types.is_primitive(field.type):
                     return (
                         f"accelerate's dispatcher cannot split {field.name!r} of {field.type} "
