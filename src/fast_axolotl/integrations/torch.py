@@ -51,8 +51,8 @@ except ImportError:
 
 _EPOCH, _AHEAD, _PASS, _PASS_EPOCH, _USED_BY, _HAS_WARNED = range(6)
 """Cells of the memory that a dataset shares with its loader's workers: the epoch of the next pass;
-the same, where a full pass has set it; a number for the pass of the workers, and its epoch; the pass that a loaded state was used in; whether it was said that
-ranks may be uneven."""
+the same, where a full pass has set it; a number for the workers' pass, and its epoch; the pass that
+a loaded state was used in; whether it was said that ranks may be uneven."""
 
 _CURE = "do not pass the loader to accelerator.prepare(), so that each rank reads its own shard"
 
@@ -161,8 +161,8 @@ class TorchDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, also in persistent workers; each full pass adds one.
 
-        A pass that ended early is repeated. A loaded state is valid in its own epoch; in other epochs a pass starts at the beginning.
-        accelerate's loaders call this on every rank when a pass starts.
+        A pass that ended early is repeated. A loaded state is valid in its own epoch; in other
+        epochs a pass starts at the beginning. accelerate's loaders call this on every rank when a pass starts.
         """
         loader = _find_loader(self)
         if loader is not None and get_worker_info() is None:

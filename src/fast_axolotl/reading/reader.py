@@ -378,7 +378,7 @@ class Reader(AbstractContextManager[Any]):
             return read_rows(dataset, pieces, start, self._known, threads, budget, running)
         budget, seed_of = self._memory_budget // 4, partial(order.window_seed, shard)
         tables = read_rows(dataset, pieces, start, self._known, threads, budget, running)
-        return shuffle_rows(tables, start, seed_of, dataset.window_bytes, running)
+        return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes, running)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
         self._starting = None

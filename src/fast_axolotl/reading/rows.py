@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +45,6 @@ class Rows:
     """What was left out between them."""
     file: int
     """Index of the file that they, or the first of them, come from."""
-    is_shuffled: bool = False
-    """Whether they are a permuted window, or what is left of one."""
 
 
 class _Task(NamedTuple):
@@ -60,12 +59,15 @@ class _Task(NamedTuple):
         return self.block.weight
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Tables whose rows are permuted together; as they are, where there is no seed."""
+class _Window(NamedTuple):
+    """Tables whose rows are permuted together."""
 
-    tables: tuple[Rows, ...]
+    tables: list[Rows]
     seed: tuple[int, ...]
+    left: tuple[Step, ...] = ()
+    """What to keep of it, where an earlier generation began it."""
+    skipped: int = 0
+    """Rows of what is left that a resumed pass has had."""
 
     @property
     def weight(self) -> int:
@@ -73,8 +75,6 @@ class _Window:
         return int(sum(rows.row_bytes * rows.table.num_rows for rows in self.tables))
 
     def permute(self) -> Rows:
-        if not self.seed:
-            return self.tables[0]
         first, last = _first(self.tables), self.tables[-1]
         schema = last.table.schema
         num_rows = sum(rows.table.num_rows for rows in self.tables)
@@ -82,17 +82,25 @@ class _Window:
         table = pa.table({"": pa.nulls(num_rows)}).select([])
         if schema.names:
             table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
-        order = np.random.default_rng(self.seed).permutation(table.num_rows)
+        order = np.random.default_rng(self.seed).permutation(num_rows)
+        table = take(table.combine_chunks(), order)
+        start = Position(*first.start[:2], *last.after[:2])
+        after = last.after
+        if self.left:
+            table = _Picker((*self.left, Step("skip", self.skipped))).pick(table)
+            start = Position(first.start.piece, self.skipped)
+            after = start.forward(table.num_rows)
         return Rows(
-            table=take(table.combine_chunks(), order),
-            start=Position(*first.start[:2], *last.after[:2]),
-            after=last.after,
+            table=table,
+            start=start,
+            after=after,
             # Not that of the tables: a resumed pass may know more columns when it reads them.
-            row_bytes=value_bytes(table) / max(1, num_rows),
+            row_bytes=value_bytes(table) / max(1, table.num_rows),
             num_bytes=sum(rows.num_bytes for rows in self.tables),
-            rejections=tuple(item for rows in self.tables for item in rows.rejections),
+            rejections=tuple(
+                item for rows in self.tables for item in rows.rejections if not self.left
+            ),
             file=first.file,
-            is_shuffled=True,
         )
 
 
@@ -126,35 +134,24 @@ def read_rows(
     running.enter_context(closing(ahead))
     at, span, row = -1, -1, 0
     of_piece = of_span = _Picker(())
-    window: list[Rows] = []
-
-    def left_of_window() -> Rows:
-        permuted = _Window(tuple(window), pieces[at].seed).permute()
-        table = of_piece.pick(permuted.table)
-        begin = Position(at, row)
-        return replace(permuted, table=table, start=begin, after=begin.forward(table.num_rows))
-
     for task, decoded in ahead:
         if task.piece != at:
-            if window:
-                yield left_of_window()
-            at, span, row, window = task.piece, -1, 0, []
+            at, span, row = task.piece, -1, 0
             steps = pieces[at].steps
             if at == start.piece and start.row:
                 steps, row = (*steps, Step("skip", start.row)), start.row
-            of_piece = _Picker(steps)
+            # What is left of a window can be told only when it was permuted.
+            of_piece = _Picker(() if pieces[at].seed else steps)
         if task.span != span:
             span = task.span
             of_span = _Picker(pieces[at].spans[span].steps)
-        weight = task.block.weight
+        weight = task.weight
         for part in known.widen_all(decoded, task.block, options):
             is_counted = of_span.counts_rejections and of_piece.counts_rejections
-            table = of_span.pick(part.table)
-            if not pieces[at].seed:
-                table = of_piece.pick(table)
+            table = of_piece.pick(of_span.pick(part.table))
             num_rows = max(1, part.table.num_rows)
             begin = Position(at, row)
-            rows = Rows(
+            yield Rows(
                 table=table,
                 start=begin,
                 after=begin.forward(table.num_rows),
@@ -164,17 +161,12 @@ def read_rows(
                 file=pieces[at].spans[span].units[0].file,
             )
             weight = 0  # the block's counts once, with its first part
-            if pieces[at].seed:
-                window.append(rows)
-            else:
-                row += table.num_rows
-                yield rows
-    if window:
-        yield left_of_window()
+            row += table.num_rows
 
 
 def shuffle_rows(
     tables: Iterator[Rows],
+    pieces: Sequence[Piece],
     start: Position,
     seed_of: Callable[[Position], tuple[int, ...]],
     window_bytes: int,
@@ -186,7 +178,7 @@ def shuffle_rows(
     that were taken of it.
     """
     windows = Prefetcher(
-        _windows(tables, start, seed_of, window_bytes),
+        _windows(tables, pieces, start, seed_of, window_bytes),
         lambda window: (window.permute(), window.weight),
         num_threads=1,
         budget=2 * window_bytes,
@@ -200,25 +192,29 @@ def shuffle_rows(
 
 def _windows(
     tables: Iterator[Rows],
+    pieces: Sequence[Piece],
     start: Position,
     seed_of: Callable[[Position], tuple[int, ...]],
     window_bytes: int,
 ) -> Iterator[_Window]:
-    """Neighbouring tables, put together until they hold enough bytes."""
+    """Windows that an earlier generation left; then tables, until they hold enough bytes."""
     end = start[2:4] if start.taken else None
     held: list[Rows] = []
     size = 0.0
-    for rows in tables:
-        if rows.is_shuffled:  # what an earlier generation left comes before all else
-            yield _Window((rows,), ())
+
+    for index, group in groupby(tables, lambda rows: rows.start.piece):
+        if seed := pieces[index].seed:
+            skipped = start.row if index == start.piece else 0
+            yield _Window([*group], seed, pieces[index].steps, skipped)
             continue
-        held.append(rows)
-        size += rows.row_bytes * rows.table.num_rows
-        if rows.after[:2] >= end if end else size >= window_bytes:
-            yield _Window(tuple(held), seed_of(_first(held).start))
-            held, size, end = [], 0.0, None
+        for rows in group:
+            held.append(rows)
+            size += rows.row_bytes * rows.table.num_rows
+            if rows.after[:2] >= end if end else size >= window_bytes:
+                yield _Window(held, seed_of(_first(held).start))
+                held, size, end = [], 0.0, None
     if held:
-        yield _Window(tuple(held), seed_of(_first(held).start))
+        yield _Window(held, seed_of(_first(held).start))
 
 
 def _first(tables: Sequence[Rows]) -> Rows:
