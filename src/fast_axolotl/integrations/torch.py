@@ -162,7 +162,7 @@ class TorchDataset(IterableDataset[Any]):
         """Set the epoch of the next pass, also in persistent workers; each full pass adds one.
 
         A pass that ended early is repeated. A loaded state is valid in its own epoch; in other
-        epochs a pass starts at the beginning. accelerate's loaders call this on every rank when a pass starts.
+        epochs a pass starts at the beginning. accelerate's loaders call this on every rank.
         """
         loader = _find_loader(self)
         if loader is not None and get_worker_info() is None:

@@ -1,8 +1,8 @@
 """``open_dataset`` and the ``Reader``: files in, record batches out, in bounded memory.
 
-A pass over the data is: deal out the units (``order``), decode them ahead in threads and shuffle
-their rows (``rows``), cut the rows into batches (``batches``). After any batch ``state_dict`` says
-where the next one begins.
+A pass over the data is: deal out the units (``order``), decode them ahead in threads, shuffle their
+rows and cut them into batches (``rows``). After any batch ``state_dict`` says where the next one
+begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError, ResumeError, UsageError
-from fast_axolotl.reading.batches import Batch, Batcher
 from fast_axolotl.reading.blocks import CsvDialect, Dataset, InputFile, ReadOptions, Rejection
 from fast_axolotl.reading.files import find_files
 from fast_axolotl.reading.formats import open_files
@@ -31,7 +30,7 @@ from fast_axolotl.reading.order import (
     check_shard,
     warn_of_sharing,
 )
-from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
+from fast_axolotl.reading.rows import Batch, Batcher, Rows, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
 

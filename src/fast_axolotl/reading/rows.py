@@ -1,17 +1,21 @@
-"""The rows of one shard: decoded ahead, and shuffled in windows.
+"""The rows of one shard: decoded ahead, shuffled in windows, and cut into batches.
 
 ``read_rows`` gives the tables of a sequence of pieces from a position on. Every table knows where
 its first row stands, so that a position can be told after any row. ``shuffle_rows`` puts tables
 together until they hold a window's worth of decoded bytes, and permutes the rows of each window
-while the next one is read.
+while the next one is read. ``Batcher`` cuts batches of a fixed number of rows, fewer where rows are
+very large.
 
 A window's permutation is seeded with the place where the window begins, and its extent is part of
 a position. So a resumed pass reads the same rows again and permutes them alike, whatever is known
-of the types by then.
+of the types by then. The number of bytes a row takes is the mean over its block, so that batches,
+too, are cut alike however the reader came to a position. Slices share memory with their block; a
+batch is only copied where it joins two blocks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -220,6 +224,77 @@ def _windows(
 def _first(tables: Sequence[Rows]) -> Rows:
     """The first table that has rows: what a resumed pass skips comes as a table without any."""
     return next((rows for rows in tables if rows.table.num_rows), tables[0])
+
+
+class Batch(NamedTuple):
+    """A batch, and what is known at its end."""
+
+    rows: pa.RecordBatch
+    places: list[tuple[int, Position]]
+    """Its parts: their rows, and where the first of these stands."""
+    after: Position
+    """Where the row behind the last one stands."""
+    next_schema: pa.Schema
+    """The types of the rows that come next, or else those of the last ones."""
+
+
+class Batcher:
+    """Collects the rows of blocks and gives them back in batches with the position after each."""
+
+    def __init__(self, batch_size: Callable[[], int], most_bytes: int) -> None:
+        self._batch_size = batch_size
+        self._most_bytes = most_bytes
+        self._held: deque[tuple[pa.RecordBatch, Position, float]] = deque()
+        """Rows not yet delivered, where the first of them stands, and the bytes of each."""
+        self._rows = 0
+        self._bytes = 0.0
+        self._after, self._schema = Position(), pa.schema([])
+        """What comes behind all that is held."""
+
+    def add(self, rows: Rows) -> None:
+        """Rows that come next."""
+        position = rows.start
+        for part in rows.table.to_batches():
+            self._held.append((part, position, rows.row_bytes))
+            position = position.forward(part.num_rows)
+        self._rows += rows.table.num_rows
+        self._bytes += rows.table.num_rows * rows.row_bytes
+        self._after, self._schema = rows.after, rows.table.schema
+
+    def cut(self, *, is_end: bool = False) -> Iterator[Batch]:
+        """The batches that are complete; at the end also the last one."""
+        while self._rows and (
+            is_end or self._rows >= self._batch_size() or self._bytes >= self._most_bytes
+        ):
+            yield self._next()
+
+    def _next(self) -> Batch:
+        taken: list[pa.RecordBatch] = []
+        places: list[tuple[int, Position]] = []
+        missing, room = self._batch_size(), float(self._most_bytes)
+        while self._held and missing:
+            rows, position, row_bytes = self._held.popleft()
+            fitting = int(room // row_bytes) if row_bytes else missing
+            count = min(len(rows), missing, max(fitting, not taken))
+            if count < len(rows):
+                rest = rows.slice(count), position.forward(count), row_bytes
+                self._held.appendleft(rest)
+                if count == 0:
+                    break
+            taken.append(rows.slice(0, count))
+            places.append((count, position))
+            missing -= count
+            room -= count * row_bytes
+            self._rows -= count
+            self._bytes -= count * row_bytes
+        after, next_schema = self._after, self._schema
+        if self._held:
+            after, next_schema = self._held[0][1], self._held[0][0].schema
+        schema, batch = taken[-1].schema, taken[0]
+        if len(taken) > 1:
+            tables = [conform(pa.Table.from_batches([part]), schema) for part in taken if len(part)]
+            (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
+        return Batch(batch, places, after, next_schema)
 
 
 class _Picker:
