@@ -132,12 +132,7 @@ class TorchDataset(IterableDataset[Any]):
         (rank, _, is_dispatched), worker = self._layout(), get_worker_info()
         state, epoch = self._begin_pass()
         if is_dispatched and (rank or (worker and worker.id)):
-            if worker:
-                return iter(())
-            raise UsageError(
-                "accelerate's dispatcher reads only on rank 0, but this is another rank; finish "
-                "the pass over the prepared loader first, or read another TorchDataset"
-            )
+            return iter(()) if worker else _refuse_to_read()
         self._reader, self._taken = self._open(state, epoch), []
         return self._read(self._reader, self._taken, is_dispatched, epoch)
 
@@ -206,8 +201,7 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[:_HAS_WARNED] = torch.tensor([states[0]["epoch"], 0, 0, 0])
 
     def __getstate__(self) -> dict[str, Any]:
-        home = os.getpid(), self._layout()
-        return {**self.__dict__, "_reader": None, "_home": home}
+        return {**self.__dict__, "_reader": None, "_home": (os.getpid(), self._layout())}
 
     def _open(self, states: Any, epoch: int) -> Reader | MixedReader:
         """What this process reads, from ``states`` on."""
@@ -227,13 +221,12 @@ class TorchDataset(IterableDataset[Any]):
         options = {**self._options, **place}
         if self._sources is None:
             return open_dataset(self._paths, num_threads=num_threads, **options)
-        mixing = {key: options.pop(key) for key in _MIX_OPTIONS if key in options}
+        mixing = {key: options.pop(key) for key in (*_MIX_OPTIONS, "epoch") if key in options}
         mixing["batch_size"] = 1 if self._rows else options.get("batch_size", 1000)
         count, budget = len(self._sources), options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
         options["num_threads"] = max(1, (num_threads or usable_threads()) // count)
         options["memory_budget"] = max(budget // count, min(budget, LEAST_MEMORY_BUDGET))
         options["batch_size"] = _MIXED_ROWS
-        mixing["epoch"] = options["epoch"]
         pairs = {
             name: (open_dataset(paths, **options), weight)
             for name, (paths, weight) in self._sources.items()
@@ -244,7 +237,7 @@ class TorchDataset(IterableDataset[Any]):
         """The loaded state, for one pass only, and the epoch.
 
         A loader copies the dataset into new workers for each pass, or keeps its workers and seed.
-        One worker may begin when another has ended the pass, and so set the next epoch.
+        One worker may begin when another has ended the pass.
         """
         epoch, worker, number = int(self._shared[_EPOCH]), get_worker_info(), 0
         self._passes += 1
@@ -405,6 +398,13 @@ def _parts(dataset: Any, depth: int = 5) -> list[Any]:
             if isinstance(item, Dataset):
                 found += _parts(item, depth - 1)
     return found
+
+
+def _refuse_to_read() -> Iterator[Any]:
+    yield from ()  # accelerate makes an iterator on every rank
+    raise UsageError(
+        "accelerate's dispatcher reads on rank 0 only; end its pass, or use another TorchDataset"
+    )
 
 
 def _row_values(column: Any) -> Any:

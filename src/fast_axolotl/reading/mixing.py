@@ -154,7 +154,7 @@ class _Source:
         self.batches = iter(())
 
 
-class MixedReader(AbstractContextManager[Any]):
+class MixedReader(AbstractContextManager["MixedReader"]):
     """Record batches of several readers, with a position that can be saved and restored.
 
     Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends

@@ -81,9 +81,10 @@ class Position(NamedTuple):
     """Rows of the permuted window that have been delivered."""
 
     def forward(self, rows: int) -> Position:
-        if self.end_piece < 0:
-            return self._replace(row=self.row + rows)
-        return self._replace(taken=self.taken + rows)
+        piece, row, end_piece, end_row, taken = self
+        if end_piece < 0:
+            return Position(piece, row + rows, end_piece, end_row, taken)
+        return Position(piece, row, end_piece, end_row, taken + rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ class Order:
                 yield piece
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ResumePoint:
     """Where a shard goes on reading, and all that this position depends on."""
 

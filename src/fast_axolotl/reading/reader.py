@@ -184,7 +184,7 @@ def open_dataset(
     )
 
 
-class Reader(AbstractContextManager[Any]):
+class Reader(AbstractContextManager["Reader"]):
     """Record batches of a dataset, with a position that can be saved and restored.
 
     Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
@@ -403,10 +403,9 @@ class Reader(AbstractContextManager[Any]):
         schema, rows = batch.next_schema, batch.rows
         if self.even == "pad":
             schema = schema.remove(len(schema) - 1)
-        self._places = batch.places
-        self._next = replace(
-            self._next, position=batch.after, rows=self._next.rows + len(rows), schema=schema
-        )
+        self._places, point = batch.places, self._next
+        point.position, point.schema = batch.after, schema
+        point.rows += len(rows)
         self.stats.rows += len(rows)
         self.stats.batches += 1
         return rows

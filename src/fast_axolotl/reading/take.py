@@ -56,13 +56,10 @@ class Taker:
             rows, order = np.unique(wanted, return_inverse=True)
             return take(self._read(rows), order)
         parts = self._starts.searchsorted(wanted, side="right") - 1
-        inside = wanted - self._starts[parts]
-        pieces = [
-            file.batch(index).slice(row, 1)
-            for (file, index), row in zip(
-                map(self._batches.__getitem__, parts.tolist()), inside.tolist(), strict=True
-            )
-        ]
+        pieces = []
+        for part, row in zip(parts.tolist(), (wanted - self._starts[parts]).tolist(), strict=True):
+            file, index = self._batches[part]
+            pieces.append(file.batch(index).slice(row, 1))
         return pa.Table.from_batches(pieces, self._schema)
 
     def _read(self, rows: npt.NDArray[np.int64]) -> pa.Table:
