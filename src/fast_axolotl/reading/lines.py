@@ -56,11 +56,10 @@ class Lines:
     stop: int
     first_line: Callable[[], int]
     """The line of the file in which ``data`` begins, from 1; counted only when it is asked for."""
-    original: bytes | None = None
-    """What the file has in place of ``data``, where that had to be cut into lines."""
+    noun: str = "line"
 
     def place(self, offset: int) -> str:
-        return f"line {self.first_line() + (self.original or self.data).count(10, 0, offset)}"
+        return f"{self.noun} {self.first_line() + self.data.count(10, 0, offset)}"
 
     def num_rows(self) -> int:
         """Of lines, blank ones included."""
