@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, Unit
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit
 from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
@@ -51,15 +51,11 @@ _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_PLACE_BYTES = 8
-"""What a row takes in a column that it has no value in."""
-
 _EXACT_INTEGER_LIMIT = 2.0**53
 """From here on a float may stand for an integer that it does not hold."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 _INK = re.compile(rb"\S")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BLANK = re.compile(rb"\n\s")
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -110,7 +106,7 @@ def _decode(
             for piece in _pieces(rows)
         )
         return replace(next(pieces).decode(schema), more=pieces)
-    table = _parse(rows, schema, num_rows, PART_BLOCKS * options.block_bytes)
+    table = _parse(rows, schema, num_rows)
     return _parse_exactly(path, rows, options, schema) if table is None else Decoded(table)
 
 
@@ -141,9 +137,7 @@ def _is_sparse(rows: Lines, num_rows: int) -> bool:
     return len(set(keys)) > max(_FEW_KEYS, 2 * keys_of_row)
 
 
-def _parse(
-    rows: Lines, schema: pa.Schema | None, num_rows: int, most_bytes: int
-) -> pa.Table | None:
+def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | None:
     """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
     known = schema or pa.schema([])
     if any(column.type == MIXED for column in known):
@@ -154,8 +148,8 @@ def _parse(
     try:
         # What is only known to be null is no hint: pyarrow would refuse anything else. And it would
         # make a column of nulls of whatever is missing here.
-        is_large = len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes
-        table = _read(rows, None if is_large or ": null" in str(known) else schema)
+        is_hint = len(known) <= _FEW_COLUMNS and ": null" not in str(known)
+        table = _read(rows, schema if is_hint else None)
         if "timestamp[" in str(table.schema):
             plain = [column.with_type(_as_text(column.type)) for column in table.schema]
             table = _read(rows, pa.schema(plain))
@@ -277,7 +271,7 @@ def _parse_exactly(
 
 def _loads(text: bytes, wanted: tuple[str, ...] | None) -> dict[str, Any]:
     row = json.loads(text, parse_float=_finite_float, strict=True)
-    if _SURROGATE.search(text):
+    if b"\\u" in text:  # perhaps half of a surrogate pair
         json.dumps(row, ensure_ascii=False).encode()
     if not isinstance(row, dict):
         names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}

@@ -178,8 +178,9 @@ class Supply:
         left = len(self.held)
         check_record(left, self._source.path, self.offset)
         if self._chunks is None:
-            # Reading the rest again costs less than putting it before what comes.
-            self.held = self._source.read_at(self.offset, left + max(self._size, left))
+            # Reading the rest again costs less than putting it before what comes. One length, as a
+            # rule: for another one the allocator would give its pages back and ask for new ones.
+            self.held = self._source.read_at(self.offset, max(self._size, 2 * left))
         else:
             pieces, wanted = [self.held], max(1, left)
             try:
