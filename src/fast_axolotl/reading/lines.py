@@ -7,8 +7,7 @@ times as long as the longest of the first lines. Compressed files have no random
 cut as it is decompressed.
 
 Plain text is a row per line, in one column ``text``. Lines end at ``\\n`` or ``\\r\\n``, which are
-removed; an empty line is an empty row; a last line without an end counts. The column is built with
-a handful of numpy passes over the bytes, no Python per line.
+removed; an empty line is an empty row; a last line without an end counts.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 
-_NEWLINE, _RETURN = 10, 13
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
@@ -63,7 +60,7 @@ class Lines:
 
     def num_rows(self) -> int:
         """Of lines, blank ones included."""
-        is_open = self.stop > self.start and self.data[self.stop - 1] != _NEWLINE
+        is_open = self.stop > self.start and self.data[self.stop - 1 : self.stop] != b"\n"
         return count_byte(self.data, b"\n", self.start, self.stop) + is_open
 
 
@@ -229,13 +226,11 @@ def _split(lines: Lines) -> pa.Array:
     """A string array of the lines without their ends; not yet checked to be UTF-8."""
     from pyarrow import compute  # 20 ms that only text files need
 
-    raw = np.frombuffer(lines.data, dtype=np.uint8)[lines.start : lines.stop]
-    ends = np.flatnonzero(raw == _NEWLINE) + 1
-    is_open = len(raw) > 0 and raw[-1] != _NEWLINE
-    offsets = np.concatenate([[0], ends, [len(raw)] if is_open else []])
-    kind, width = (pa.string(), np.int32) if len(raw) < 2**31 else (pa.large_string(), np.int64)
-    buffers = [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(raw)]
-    with_ends = pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
-    if (raw[ends[ends > 1] - 2] == _RETURN).any():
-        return compute.replace_substring_regex(with_ends, r"\r?\n\z", "", max_replacements=1)
-    return compute.ascii_rtrim(with_ends, characters="\n")
+    text = pa.py_buffer(lines.data).slice(lines.start, lines.stop - lines.start)
+    if lines.data.find(b"\r", lines.start, lines.stop) >= 0:
+        text = pa.py_buffer(text.to_pybytes().replace(b"\r\n", b"\n"))
+    size = len(text) - lines.data.endswith(b"\n", lines.start, lines.stop)
+    edges = pa.py_buffer(np.array([0, size], dtype=np.int64))
+    whole = pa.Array.from_buffers(pa.large_string(), 1, [None, edges, text])
+    split = compute.split_pattern(whole, "\n").flatten()
+    return split.slice(0, len(split) if len(text) else 0).cast(pa.string())

@@ -124,27 +124,27 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
             stream = igzip.IGzipFile(fileobj=file)
             failures += (igzip.isal_zlib.error,)
     stream = stream or pa.CompressedInputStream(file, compression)
-    position, num_bytes, failure = 0, size, None
-    while num_bytes == size and failure is None:
-        pieces, num_bytes = list[bytes](), 0
-        try:
-            # Small reads, so that little is lost to an error that ends them early.
-            while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
-                pieces.append(piece)
-                num_bytes += len(piece)
-        except DataError as error:
-            failure = error
-        except failures as error:
-            failure = DataError(
-                f"the {compression} stream is corrupt or truncated ({error}); replace the file "
-                "with an intact copy",
-                path=source.path,
-                place=f"decompressed byte {position + num_bytes}",
-            )
-            failure.__cause__ = error
-        position += num_bytes
-        if num_bytes:
-            yield b"".join(pieces)
+    pieces, num_bytes, position, failure = list[bytes](), 0, 0, None
+    try:
+        # Small reads, so that little is lost to an error that ends them early.
+        while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
+            pieces.append(piece)
+            num_bytes += len(piece)
+            if num_bytes == size:
+                yield b"".join(pieces)
+                pieces, num_bytes, position = [], 0, position + size
+    except DataError as error:
+        failure = error
+    except failures as error:
+        failure = DataError(
+            f"the {compression} stream is corrupt or truncated ({error}); replace the file with an "
+            "intact copy",
+            path=source.path,
+            place=f"decompressed byte {position + num_bytes}",
+        )
+        failure.__cause__ = error
+    if pieces:
+        yield b"".join(pieces)
     if failure is not None:
         raise failure
 
