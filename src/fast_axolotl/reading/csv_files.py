@@ -42,6 +42,7 @@ from fast_axolotl.reading.blocks import (
 from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
+    PARSED_BYTES,
     BadRows,
     count_byte,
     line_at,
@@ -53,9 +54,6 @@ _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
 _SNIFF_ROWS = 50
 _TAIL_BYTES = 16
-_PARSED_BYTES = 1024 * 1024
-"""pyarrow parses so much together: a third faster than all of a block."""
-
 _END = "end of the text"
 """A line behind a text: a record of its own, unless a quote is still open there."""
 
@@ -172,7 +170,7 @@ class CsvFile:
         or the last line may end inside of a field."""
         dialect, stop = self.dialect, len(text) if is_last else self._cut(text)
         # pyarrow loses the line feed of a quoted "\r\n" that its own blocks part.
-        block_size = len(text) + 1 if b"\r" in text else _PARSED_BYTES
+        block_size = len(text) + 1 if b"\r" in text else PARSED_BYTES
         try:
             table = pacsv.read_csv(
                 pa.BufferReader(pa.py_buffer(text).slice(0, stop)),

@@ -29,13 +29,12 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit
-from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines
+from fast_axolotl.reading.lines import BOM, PARSED_BYTES, BadRows, LineFile, Lines
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
 
-_MOST_BLOCK_BYTES = 2 * 1024 * 1024
-"""As fast as larger blocks on a quiet machine; on a busy one, where those fall out of the shared
-cache between two passes over them, two to three times as fast."""
+_LARGE_ROW_BYTES = 64 * 1024
+"""Rows of about this size are parsed all together: one must not reach past what is parsed."""
 
 _MAX_NESTING = 64
 """Values nested deeper are an error: every later step would recurse on them."""
@@ -46,7 +45,7 @@ _MOST_CLOSINGS = 4_000
 _SPARSE_BYTES = 16 * 1024
 """Pieces of rows that share few keys; a block that is no larger is never cut."""
 
-_PROBES, _PROBE_BYTES = 4, 4 * 1024
+_PROBES, _PROBE_BYTES = 4, 2 * 1024
 _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
@@ -65,7 +64,6 @@ class JsonLinesFile(LineFile):
     """One object per line."""
 
     schema: pa.Schema | None = None
-    most_block_bytes: int = _MOST_BLOCK_BYTES
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):
@@ -149,10 +147,10 @@ def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | N
         # What is only known to be null is no hint: pyarrow would refuse anything else. And it would
         # make a column of nulls of whatever is missing here.
         is_hint = len(known) <= _FEW_COLUMNS and ": null" not in str(known)
-        table = _read(rows, schema if is_hint else None)
+        table = _read(rows, schema if is_hint else None, num_rows)
         if "timestamp[" in str(table.schema):
             plain = [column.with_type(_as_text(column.type)) for column in table.schema]
-            table = _read(rows, pa.schema(plain))
+            table = _read(rows, pa.schema(plain), num_rows)
         table.validate(full=True)  # which pyarrow's JSON parser does not do for text
         join_schemas(known, table.schema)
         for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
@@ -172,14 +170,14 @@ def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | N
     return None if not empty or pc.any(reduce(pc.and_, empty)).as_py() else table
 
 
-def _read(rows: Lines, schema: pa.Schema | None) -> pa.Table:
+def _read(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table:
     text = pa.py_buffer(rows.data).slice(rows.start, rows.stop - rows.start)
-    # Arrow's own pool keeps what each thread freed: 145 MB for 20 MB in use, and it is no faster.
+    is_large = len(text) > num_rows * _LARGE_ROW_BYTES
+    size = len(text) + 1 if is_large else PARSED_BYTES
     return pj.read_json(
         pa.BufferReader(text),
-        read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        read_options=pj.ReadOptions(use_threads=False, block_size=size),
         parse_options=pj.ParseOptions(explicit_schema=schema),
-        memory_pool=pa.system_memory_pool(),
     )
 
 
