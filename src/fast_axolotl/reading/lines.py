@@ -118,31 +118,6 @@ def whole_file(source: Source, compression: str | None, file: int) -> list[Unit]
     return [Unit(file=file, start=0, stop=source.num_bytes, num_bytes=weight)]
 
 
-def _read_range(source: Source, start: int, stop: int) -> tuple[bytes, int, int, int]:
-    """The lines that start in these bytes of a plain file: ``data[first:end]``, and the offset at
-    which the data begins; an empty slice where none does."""
-    begin = max(0, start - 1)
-    probe = min((stop - start) // _PROBE_SHARE, _PROBE_BYTES)
-    data = source.read_at(begin, stop - begin + probe)
-    first = 0 if start == 0 else data.find(b"\n", 0, stop - begin) + 1
-    if (start > 0 and first == 0) or begin + first >= stop:
-        return data, 0, 0, begin
-    end = data.find(b"\n", stop - begin - 1) + 1
-    if end == 0:
-        pieces, position, size = [data], begin + len(data), max(probe, _LEAST_PROBE_BYTES)
-        while position < source.num_bytes and not pieces[-1].endswith(b"\n"):
-            piece = source.read_at(position, size)
-            pieces.append(piece[: piece.find(b"\n") + 1 or None])
-            position += len(piece)
-            check_record(position - stop, source.path, stop)
-            size = min(size * 2, _COUNT_CHUNK_BYTES)
-        data = b"".join(pieces)
-        end = len(data)
-    if begin == 0 and data.startswith(BOM):
-        first = len(BOM)
-    return data, first, end, begin
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFile:
     """A file whose rows are lines."""
@@ -166,30 +141,45 @@ class LineFile:
     def lines(self, unit: Unit) -> Iterator[tuple[int, Callable[[], Lines]]]:
         """Each block's weight, and its lines: those of a plain file are read when they are asked
         for."""
-        source, compression = self.source, self.compression
-        block_bytes = min(self.options.block_bytes, MOST_BLOCK_BYTES)
-
-        def whole_lines(data: bytes, start: int, stop: int, offset: int) -> Lines:
-            first_line = partial(line_at, source, compression, offset)
-            return Lines(data=data, start=start, stop=stop, first_line=first_line)
-
-        if compression is None:
-            for start in range(unit.start, unit.stop, block_bytes):
-                stop = min(start + block_bytes, unit.stop)
-                yield (
-                    stop - start,
-                    lambda edges=(start, stop): whole_lines(  # type: ignore[misc]
-                        *_read_range(source, *edges)
-                    ),
-                )
+        size = min(self.options.block_bytes, MOST_BLOCK_BYTES)
+        if self.compression is None:
+            for start in range(unit.start, unit.stop, size):
+                stop = min(start + size, unit.stop)
+                yield stop - start, partial(self._read, start, stop)
             return
-        text = Supply(source, compression, block_bytes)
+        text = Supply(self.source, self.compression, size)
         while data := text.held:
-            start = len(BOM) if text.offset == 0 and data.startswith(BOM) else 0
             stop = len(data) if text.ended else data.rfind(b"\n") + 1
-            if stop > start:
-                yield stop - start, partial(whole_lines, data, start, stop, text.offset)
+            if stop:
+                yield stop, partial(self._lines, data, 0, stop, text.offset)
             text.advance(stop)
+
+    def _lines(self, data: bytes, start: int, stop: int, offset: int) -> Lines:
+        """Some lines of data that begins at an offset of the file."""
+        if start == offset == 0 and stop and data.startswith(BOM):
+            start = len(BOM)
+        first_line = partial(line_at, self.source, self.compression, offset)
+        return Lines(data=data, start=start, stop=stop, first_line=first_line)
+
+    def _read(self, start: int, stop: int) -> Lines:
+        """The lines that start in these bytes of a plain file."""
+        source, begin = self.source, max(0, start - 1)
+        probe = min((stop - start) // _PROBE_SHARE, _PROBE_BYTES)
+        data = source.read_at(begin, stop - begin + probe)
+        first = 0 if start == 0 else data.find(b"\n", 0, stop - begin) + 1
+        if (start > 0 and first == 0) or begin + first >= stop:
+            return self._lines(data, 0, 0, begin)
+        end = data.find(b"\n", stop - begin - 1) + 1
+        if not end:
+            pieces, position, size = [data], begin + len(data), max(probe, _LEAST_PROBE_BYTES)
+            while position < source.num_bytes and not pieces[-1].endswith(b"\n"):
+                piece = source.read_at(position, size)
+                pieces.append(piece[: piece.find(b"\n") + 1 or None])
+                position += len(piece)
+                check_record(position - stop, source.path, stop)
+                size = min(size * 2, _COUNT_CHUNK_BYTES)
+            data = b"".join(pieces)
+        return self._lines(data, first, end or len(data), begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
