@@ -3,15 +3,13 @@
 **Parquet.** Units are row groups. What a row group takes once it is decoded cannot be told from its
 size on disk: dictionaries and run lengths make a thousand times as much of it. So a group is
 decoded in steps of a few rows first and more when these have been weighed, and handed out in parts
-of some blocks. Steps are two thirds slower than a whole group of 1,000 rows; where the groups
-before it say that a group is small, it is read whole, and read again in steps if it was not. A
-group that is large on disk too is streamed page by page. What was decoded is validated in full.
+of some blocks. Where the groups before it say that a group is small, it is read whole, a third
+faster, and again in steps if it was not. A group that is large on disk is streamed page by page.
 
 **Arrow.** A local file that is not compressed is mapped into memory, as ``datasets`` does it: units
-are ranges of rows, and to decode one is to slice. Each record batch is validated in full when it is
-first used. A file that is cut off while it is read ends the process. What cannot be mapped (remote,
-compressed and damaged files) is decoded batch by batch. A stream among them has no index, so it is
-one unit, read front to back.
+are ranges of rows, and to decode one is to slice. A file that is cut off while it is read ends the
+process. What cannot be mapped (remote, compressed and damaged files) is decoded batch by batch. A
+stream among them has no index, so it is one unit, read front to back.
 """
 
 from __future__ import annotations

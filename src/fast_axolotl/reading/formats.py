@@ -6,9 +6,7 @@ the first complete JSON value for the text ones. It trusts the content, and warn
 promised something else.
 
 Costs one read of ``_SHORT_HEAD_BYTES`` a file, and one of ``_HEAD_BYTES`` where that holds no whole
-line: every shard opens every file, so that the first bytes add up. Does not tell CSV from plain
-text by content: without a name or an explicit format both look the same, and text is the one that
-loses nothing.
+line. Does not tell CSV from plain text by content: text is the one that loses nothing.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """JSON lines to Arrow: pyarrow's parser where it is exact, otherwise Python's.
 
-pyarrow parses a block some ten times faster than Python, and seven things about it must be watched.
-It lets bytes pass that are not UTF-8; it takes two objects on a line, or ``null``, for rows; it
-refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like a
-date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too short
-when a list holds nulls; and it recurses on nesting. A block in which one of these is possible is
-parsed row by row through Python instead, so the rows are always those that ``json.loads`` would
-give, the last of duplicate keys included; a true conflict of types names line, column and both
-types.
+pyarrow parses a block some ten times faster than Python. But it lets bytes pass that are not UTF-8;
+it takes two objects on a line, or ``null``, for rows; it refuses duplicate keys and arrays of mixed
+kinds, which are valid; it turns text that looks like a date into timestamps; it rounds integers
+past 64 bits to floats; it builds arrays that are too short when a list holds nulls; and it recurses
+on nesting. A block in which one of these is possible is parsed row by row through Python instead,
+so the rows are always those that ``json.loads`` would give.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
 24 kB. So a block whose keys keep changing, judged by a few kB from here and there, is parsed in
-small pieces. Columns that only other pieces have cost nothing: they are left out here, and share
-one array of nulls later.
+small pieces; columns that only other pieces have are left out here.
 """
 
 from __future__ import annotations
@@ -49,9 +46,6 @@ _PROBES, _PROBE_BYTES = 4, 2 * 1024
 _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
-
-_EXACT_INTEGER_LIMIT = 2.0**53
-"""From here on a float may stand for an integer that it does not hold."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 _INK = re.compile(rb"\S")
@@ -156,7 +150,8 @@ def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | N
         for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
             if pa.types.is_floating(leaf.type):
                 bounds = pc.min_max(leaf).as_py()
-                if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= _EXACT_INTEGER_LIMIT:
+                # From here on a float may stand for an integer that it does not hold.
+                if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= 2.0**53:
                     return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None

@@ -8,10 +8,8 @@ cannot be checked so.) ``remote`` has the source of a file that is not on this m
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
 through pyarrow (gzip through ``isal``, which is twice as fast, where there is a wheel), xz through
-the standard library; concatenated members are one stream. pyarrow has no streaming snappy, so that
-one is refused with the cure. Parquet and Arrow need random access: a compressed one is decompressed
-once into an unnamed temporary file (``spool``), so that memory stays bounded whatever its size. A
-record past ``MOST_RECORD_BYTES`` is refused before it fills the memory.
+the standard library. Parquet and Arrow need random access: a compressed one is decompressed once
+into an unnamed temporary file (``spool``), so that memory stays bounded whatever its size.
 """
 
 from __future__ import annotations
