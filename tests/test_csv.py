@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from fast_axolotl import CsvDialect, open_dataset
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading import FormatWarning
-from support.files import SMALL_BUDGET, compress, flat_rows, read_rows, write_csv
+from support.files import (
+    SMALL_BUDGET,
+    compress,
+    counted_bytes,
+    flat_rows,
+    read_rows,
+    write_csv,
+)
 
 
 def write(path: Path, text: str | bytes) -> Path:
@@ -204,10 +211,29 @@ def test_types_are_joined_over_files(tmp_path: Path) -> None:
     write(tmp_path / "1.csv", "a,b\n1,1\n")
     write(tmp_path / "2.csv", "a,b,c\n007,2.5,x\n")
 
-    assert read_rows(tmp_path) == [
-        {"a": "1", "b": 1.0, "c": None},
-        {"a": "007", "b": 2.5, "c": "x"},
-    ]
+    rows = [tuple(row.values()) for row in read_rows(tmp_path)]
+    assert rows == [("1", 1.0, None), ("007", 2.5, "x")]
+
+
+def test_a_quoted_line_end_at_any_place_of_a_block_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow parses a few bytes together, and would lose a line feed where these begin."""
+    monkeypatch.setattr("fast_axolotl.reading.csv_files.PARSED_BYTES", 40)
+    for end in ("\n", "\r\n"):
+        rows = [{"n": str(n) + "x", "t": f"{'x' * (n % 37)}{end}y"} for n in range(300)]
+        path = write_csv(tmp_path / "a.csv", rows, lineterminator="\n")
+        assert read_rows(path) == rows
+
+
+def test_a_stray_quote_does_not_keep_shards_from_their_part(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", flat_rows(4000, 500))
+    with path.open("a", newline="") as file:
+        file.write('4000,5" pipe,1.5\r\n')
+    with counted_bytes() as lengths:
+        shards = [read_rows(path, shard=(index, 4), infer="scan") for index in range(4)]
+    assert sorted(row["id"] for shard in shards for row in shard) == list(range(4001))
+    assert sum(lengths) <= 4 * path.stat().st_size
 
 
 # Any text: what csv.writer wrote comes back.
