@@ -40,6 +40,7 @@ from support.files import (
     feather_bytes,
     jsonl_bytes,
     parquet_bytes,
+    read_rows,
     squeeze,
 )
 
@@ -81,8 +82,7 @@ def rows_in(reader: Reader) -> Rows:
     return [row for batch in reader for row in batch.to_pylist()]
 
 
-def read(path: Any, **options: Any) -> Rows:
-    return rows_in(open_dataset(path, num_threads=1, **options))
+read = partial(read_rows, num_threads=1)
 
 
 def read_until_error(
