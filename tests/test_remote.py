@@ -215,42 +215,34 @@ def test_a_connection_that_begins_to_fail_is_an_error_that_counts_the_attempts(
     assert "retrying for up to 100 s" in caplog.text
 
 
-def test_a_page_that_is_absent_or_refused_is_an_error_at_once(
-    site: Site, delays: list[float]
-) -> None:
-    site.refused.add("/rows.jsonl")
-    with pytest.raises(AccessError, match="credentials"):
-        open_dataset(f"{site.url}/rows.jsonl")
-    with pytest.raises(MissingFileError, match=r"/absent\.jsonl"):
-        open_dataset(f"{site.url}/absent.jsonl")
-    assert delays == []
-
-
 @pytest.mark.parametrize(
-    ("fault", "text"), [("400", "storage_options"), ("no ranges", "range requests")]
+    ("what", "error", "text"),
+    [
+        ("refused", AccessError, "credentials"),
+        ("absent", MissingFileError, "no such file"),
+        ("400", DataError, "storage_options"),
+        ("no ranges", DataError, "range requests"),
+        ("replaced, told by its tag", DataError, "changed while it was read"),
+        ("replaced, told by its time", DataError, "changed while it was read"),
+    ],
 )
-def test_what_cannot_get_better_is_not_tried_again(
-    site: Site, uri: str, delays: list[float], fault: str, text: str
+def test_what_cannot_get_better_is_an_error_at_once(
+    site: Site, uri: str, delays: list[float], what: str, error: type[DataError], text: str
 ) -> None:
-    site.files = {name: data + bytes(70_000) for name, data in site.files.items()}
-    site.always = fault
-    with pytest.raises(DataError, match=text):
-        read_rows(uri)
-    assert delays == []
+    name, data = site.files.popitem()
+    site.files = {} if what == "absent" else {name: data}
+    site.refused, site.with_tags = {name} if what == "refused" else set(), "time" not in what
+    if what in ("400", "no ranges"):
+        site.always, site.files[name] = what, data + bytes(70_000)
 
-
-@pytest.mark.parametrize("with_tags", [True, False])
-def test_a_file_that_is_replaced_while_it_is_read_is_an_error(
-    site: Site, uri: str, delays: list[float], with_tags: bool
-) -> None:
-    """By its tag, or else by the time of its last change."""
-    site.with_tags = with_tags
-    reader = open_dataset(uri, num_threads=1)
-    for name, data in site.files.items():
-        site.files[name] = data[::-1]
-    site.changed += 1
-    with pytest.raises(DataError, match="changed while it was read") as caught:
+    def read() -> None:
+        reader = open_dataset(uri, num_threads=1)
+        if what.startswith("replaced"):
+            site.files[name], site.changed = data[::-1], site.changed + 1
         list(reader)
+
+    with pytest.raises(error, match=text) as caught:
+        read()
     assert caught.value.path == uri
     assert delays == []
 

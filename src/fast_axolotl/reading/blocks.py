@@ -25,13 +25,8 @@ PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
 
 _OFFSET_BYTES = 4
-_SHORT = (pa.string(), pa.binary(), pa.list_(pa.null()))
-_LARGE = (pa.large_string(), pa.large_binary(), pa.large_list(pa.null()))
-_OFFSETS: dict[int, Any] = {
-    **{kind.id: np.int32 for kind in _SHORT},
-    **{kind.id: np.int64 for kind in _LARGE},
-}
-"""The offsets of a type, by its id."""
+_LARGE = (pa.LargeStringArray, pa.LargeBinaryArray, pa.LargeListArray)
+_WITH_OFFSETS = (pa.StringArray, pa.BinaryArray, pa.ListArray, *_LARGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,11 +248,12 @@ def _array_bytes(array: pa.Array) -> int:
     kind, types = array.type, pa.types
     if len(array) == 0 or types.is_null(kind):
         return 0
-    if offset := _OFFSETS.get(kind.id):
-        offsets = np.frombuffer(array.buffers()[1], offset)[array.offset :]
-        first, last = int(offsets[0]), int(offsets[len(array)])
-        is_list = types.is_list(kind) or types.is_large_list(kind)
-        size = _array_bytes(array.values.slice(first, last - first)) if is_list else last - first
+    if isinstance(array, _WITH_OFFSETS):
+        width = np.int64 if isinstance(array, _LARGE) else np.int32
+        first, last = np.frombuffer(array.buffers()[1], width)[array.offset :][[0, len(array)]]
+        size = int(last - first)
+        if isinstance(array, pa.ListArray | pa.LargeListArray):
+            size = _array_bytes(array.values.slice(first, size))
         return _OFFSET_BYTES * len(array) + size
     if types.is_primitive(kind):
         return int(kind.bit_width) * len(array) // 8

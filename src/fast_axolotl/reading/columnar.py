@@ -3,15 +3,13 @@
 **Parquet.** Units are row groups. What a row group takes once it is decoded cannot be told from its
 size on disk: dictionaries and run lengths make a thousand times as much of it. So a group is
 decoded in steps of a few rows first and more when these have been weighed, and handed out in parts
-of some blocks. Steps are two thirds slower than a whole group of 1,000 rows; where the groups
-before it say that a group is small, it is read whole, and read again in steps if it was not. A
-group that is large on disk too is streamed page by page. What was decoded is validated in full.
+of some blocks. Where the groups before it say that a group is small, it is read whole, a third
+faster, and again in steps if it was not. A group that is large on disk is streamed page by page.
 
 **Arrow.** A local file that is not compressed is mapped into memory, as ``datasets`` does it: units
-are ranges of rows, and to decode one is to slice. Each record batch is validated in full when it is
-first used. A file that is cut off while it is read ends the process. What cannot be mapped (remote,
-compressed and damaged files) is decoded batch by batch. A stream among them has no index, so it is
-one unit, read front to back.
+are ranges of rows, and to decode one is to slice. A file that is cut off while it is read ends the
+process. What cannot be mapped (remote, compressed and damaged files) is decoded batch by batch. A
+stream among them has no index, so it is one unit, read front to back.
 """
 
 from __future__ import annotations
@@ -59,8 +57,6 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
 
 _PLAIN_TYPES = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-
-_REPLACE = "replace the file with an intact copy"
 
 _DECODE_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, MemoryError)
 """What pyarrow raises on damaged files. Its index and key errors are ArrowExceptions too."""
@@ -168,12 +164,7 @@ class ParquetFile(_Columnar):
                 step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
                 resize(step)
             if rows_left:
-                raise DataError(
-                    f"only {group.num_rows - rows_left:,} of {group.num_rows:,} rows can be read; "
-                    f"{_REPLACE}",
-                    path=self.source.path,
-                    place=f"row group {index}",
-                )
+                raise pa.ArrowInvalid(f"{rows_left:,} of {group.num_rows:,} rows are missing")
 
     def _open(self, index: int, buffer_size: int = 0) -> pq.ParquetFile:
         """The file, to read one row group of.
@@ -290,12 +281,9 @@ class ArrowFile(_Columnar):
             if batch is None:
                 break
             index += 1
-        if is_stream and not _has_end(self.source, file.tell()):
-            raise DataError(
-                f"the stream has no end marker: it is truncated or still being written; {_REPLACE}",
-                path=path,
-                place=f"after record batch {index - 1}",
-            )
+        with _named(path, f"after record batch {index - 1}"):
+            if is_stream and not _has_end(self.source, file.tell()):
+                raise pa.ArrowInvalid("the stream has no end marker")
 
 
 def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
@@ -307,17 +295,10 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
         # decoder, which checks that they lie inside the file: asking for their metadata here would
         # let a C++ exception through on some damaged footers, which ends the process ("Definition
         # level histogram size mismatch").
-        total = 0
-        for index in range(metadata.num_row_groups):
-            group = metadata.row_group(index)
-            total += group.total_byte_size
-            if group.num_rows < 0 or group.total_byte_size < 0:
-                raise DataError(
-                    f"the footer has negative counts; {_REPLACE}",
-                    path=source.path,
-                    place=f"row group {index}",
-                )
-    share = min(1.0, source.num_bytes / max(1, total))
+        groups = list(map(metadata.row_group, range(metadata.num_row_groups)))
+        if any(group.num_rows < 0 or group.total_byte_size < 0 for group in groups):
+            raise pa.ArrowInvalid("negative counts")
+    share = min(1.0, source.num_bytes / max(1, sum(group.total_byte_size for group in groups)))
     columns = _columns(source, schema, options)
     return ParquetFile(**columns, metadata=metadata, encoded_share=share)
 
@@ -335,35 +316,25 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
         is_stream = not head.startswith(b"ARROW1")
         reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
     columns = _columns(source, reader.schema, options)
-    count = None if is_stream else reader.num_record_batches
-    batches = None
-    if source.is_local and all(
+    names, count = columns["schema"].names, None if is_stream else reader.num_record_batches
+    is_mapped = source.is_local and all(
         reader.schema.field(item.name) == item for item in columns["schema"]
-    ):
-        with suppress(*_DECODE_ERRORS):  # decoding tells which batch is damaged
-            batches = _mapped_batches(source, file, reader, count)
-    if batches is None:
-        return ArrowFile(**columns, num_batches=count)
-    return MappedFile(
-        **columns,
-        batches=tuple(batch.select(columns["schema"].names) for batch in batches),
-        starts=(0, *accumulate(batch.num_rows for batch in batches)),
-        sizes=tuple(batch.get_total_buffer_size() for batch in batches),
     )
-
-
-def _mapped_batches(
-    source: Source, mapping: pa.NativeFile, reader: Any, count: int | None
-) -> list[pa.RecordBatch] | None:
-    """All record batches of a local file; ``None`` where they would be copies, or a part."""
-    batches = list[pa.RecordBatch]()
-    for batch in reader if count is None else map(reader.get_batch, range(count)):
-        if batch.num_rows and not any(earlier.num_rows for earlier in batches):
+    with suppress(*_DECODE_ERRORS):  # decoding tells which batch is damaged
+        found: Any = reader if count is None else map(reader.get_batch, range(count))
+        batches = list[pa.RecordBatch]()
+        while is_mapped and (batch := next(found, None)) is not None:
             buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
-            if any(buffer.is_mutable for buffer in buffers):  # they were decompressed
-                return None
-        batches.append(batch)
-    return batches if count is not None or _has_end(source, mapping.tell()) else None
+            is_mapped = not any(buffer.is_mutable for buffer in buffers)  # by decompressing
+            batches.append(batch)
+        if is_mapped and (count is not None or _has_end(source, file.tell())):
+            return MappedFile(
+                **columns,
+                batches=tuple(batch.select(names) for batch in batches),
+                starts=(0, *accumulate(batch.num_rows for batch in batches)),
+                sizes=tuple(batch.get_total_buffer_size() for batch in batches),
+            )
+    return ArrowFile(**columns, num_batches=count)
 
 
 def _has_end(source: Source, offset: int) -> bool:
@@ -425,7 +396,7 @@ def _named(path: str, place: str) -> Iterator[None]:
     except _DECODE_ERRORS as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
-            f"the file is corrupt or truncated ({reason}); replace it with an intact copy",
+            f"the file is corrupt or truncated ({reason}); replace the file with an intact copy",
             path=path,
             place=place,
         ) from error

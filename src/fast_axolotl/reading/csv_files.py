@@ -26,7 +26,6 @@ from functools import cache, partial
 from itertools import islice, pairwise
 from pathlib import PurePosixPath
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -43,6 +42,7 @@ from fast_axolotl.reading.blocks import (
 from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
+    PARSED_BYTES,
     BadRows,
     count_byte,
     line_at,
@@ -53,11 +53,7 @@ from fast_axolotl.reading.storage import Source, Supply, head_of
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
 _SNIFF_ROWS = 50
-_NEWLINES = ("\n", "\r")
 _TAIL_BYTES = 16
-_MOST_STRETCH_BYTES = 64 * 1024 * 1024
-"""A file with a longer record is not cut: a quote may be open by mistake."""
-
 _END = "end of the text"
 """A line behind a text: a record of its own, unless a quote is still open there."""
 
@@ -120,67 +116,42 @@ class CsvFile:
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         if self.edges is None:
-            yield from self._blocks_in_turn(min(self.options.block_bytes, MOST_BLOCK_BYTES))
+            size = min(self.options.block_bytes, MOST_BLOCK_BYTES)
+            for num_bytes, decoded in self._stretches(size):
+                yield _block(num_bytes, partial(replace, decoded))
         else:  # neighbouring stretches make no more than half a block; read where it is decoded
 
             def read() -> Decoded:
                 text = self.source.read_at(unit.start, unit.stop - unit.start)
-                decoded = self._parse(pa.py_buffer(text))
-                return decoded or self._parse_exactly(text + b"\n", unit.start, is_last=True)[0]
+                return self._parse(text + b"\n", unit.start, is_last=True)[0]
 
             yield _block(unit.num_bytes, read)
 
-    def find_edges(self) -> list[int] | None:
+    def find_edges(self) -> list[int]:
         """Where stretches of records of about ``unit_bytes`` begin, then the end of the file.
 
         One sequential pass over a plain file; the result follows from the data and ``unit_bytes``
-        alone. ``None`` where quotes do not tell, or a record is too long.
+        alone.
         """
-        edges, size = [self.start], self.options.unit_bytes
-        if self.dialect.escape is not None:
-            return None
-        while (start := edges[-1]) < self.source.num_bytes:
-            text = self.source.read_at(start, size)
-            stop = self._end(text, start + len(text) == self.source.num_bytes)
-            if stop is None or size > _MOST_STRETCH_BYTES:
-                return None
-            size = self.options.unit_bytes if stop else 2 * size
-            edges += [start + stop] if stop else []
+        edges = [self.start]
+        anyway = replace(self, options=replace(self.options, on_error="skip"))
+        for num_bytes, _ in anyway._stretches(self.options.unit_bytes):
+            edges.append(min(edges[-1] + num_bytes, self.source.num_bytes))
         return edges
 
-    def _end(self, text: bytes, is_last: bool) -> int | None:
-        """Where the last whole record of a text ends that begins with one; ``None`` where a quote
-        that is out of place makes it depend on more than the number of quotes."""
-        dialect, raw = self.dialect, np.frombuffer(text, dtype=np.uint8)
-        quotes = np.flatnonzero(raw == ord(dialect.quote))
-        beside = np.zeros(256, dtype=bool)
-        beside[list(f"{dialect.delimiter}\r\n{dialect.quote}".encode())] = True
-        openings, closings = quotes[::2], quotes[1::2]
-        before, after = openings[openings > 0] - 1, closings[closings < len(text) - 1] + 1
-        if not (beside[raw[before]].all() and beside[raw[after]].all()):
-            return None
-        if is_last:
-            return None if len(quotes) % 2 else len(text)
-        return self._cut(text)
-
-    def _blocks_in_turn(self, size: int) -> Iterator[Block]:
-        """The blocks of a file that is read from its beginning, parsed while it is cut."""
+    def _stretches(self, size: int) -> Iterator[tuple[int, Decoded]]:
+        """The length and the rows of stretches of whole records, read from the beginning."""
         text = Supply(self.source, self.compression, size)
         while len(text.held) < self.start and not text.ended:
             text.advance(0)
         text.drop(min(self.start, len(text.held)))
         is_first = True  # which tells the columns of a file without rows
         while text.held or is_first:
-            held, offset, is_last = text.held, text.offset, text.ended
-            whole = held + b"\n" if is_last else held
-            stop = len(whole) if is_last else self._cut(held)
-            decoded = self._parse(pa.py_buffer(whole).slice(0, stop))
-            if decoded is None:
-                stop = whole.rfind(b"\n") + 1
-                decoded, stop = self._parse_exactly(bytes(whole[:stop]), offset, is_last)
+            held, is_last = text.held, text.ended
+            decoded, stop = self._parse(held + b"\n" if is_last else held, text.offset, is_last)
             if stop:
                 is_first = False
-                yield _block(stop, partial(replace, decoded))
+                yield stop, decoded
             text.advance(min(stop, len(held)))
 
     def _cut(self, text: bytes) -> int:
@@ -194,18 +165,17 @@ class CsvFile:
             stop = earlier
         return stop
 
-    def _parse(self, text: pa.Buffer) -> Decoded | None:
-        """Whole lines by pyarrow; ``None`` where a row does not fit, or the lines may end inside of
-        a field."""
-        dialect, start = self.dialect, text[: len(BOM)].to_pybytes()
-        # pyarrow takes a byte order mark away, which is a value's own at the start of a block.
-        if not self.names or start in (b"", BOM):
-            return None
+    def _parse(self, text: bytes, offset: int, is_last: bool) -> tuple[Decoded, int]:
+        """The whole records of a text, and where they end: by pyarrow, unless a row does not fit,
+        or the last line may end inside of a field."""
+        dialect, stop = self.dialect, len(text) if is_last else self._cut(text)
+        # pyarrow loses the line feed of a quoted "\r\n" that its own blocks part.
+        block_size = len(text) + 1 if b"\r" in text else PARSED_BYTES
         try:
             table = pacsv.read_csv(
-                pa.BufferReader(text),
+                pa.BufferReader(pa.py_buffer(text).slice(0, stop)),
                 read_options=pacsv.ReadOptions(
-                    use_threads=False, block_size=len(text) + 1, column_names=self.names
+                    use_threads=False, block_size=block_size, column_names=self.names
                 ),
                 parse_options=pacsv.ParseOptions(
                     delimiter=dialect.delimiter,
@@ -219,16 +189,18 @@ class CsvFile:
                     strings_can_be_null=False,
                 ),
             )
-        except (pa.ArrowException, UnicodeDecodeError):
-            return None
-        value = table.column(-1)[-1].as_py() if table.num_rows else ""
-        if value.endswith(_NEWLINES):
+            last = table.column(-1)[-1].as_py() if table.num_rows else ""
+            end, quote = text[max(0, stop - _TAIL_BYTES) : stop].rstrip(b"\r\n"), dialect.quote
             # Certainly closed where a quote stands at the end that is not the value's own.
-            end, quote = text[-_TAIL_BYTES:].to_pybytes().rstrip(b"\r\n"), dialect.quote
-            ink = value.rstrip("\r\n")
-            if not ink or ink.endswith(quote) or not end.endswith(quote.encode()):
-                return None
-        return Decoded(table)
+            ink = last.rstrip("\r\n")
+            is_closed = ink and not ink.endswith(quote) and end.endswith(quote.encode())
+            # It takes a byte order mark away, which is a value's own at the start of a block.
+            if self.names and not text.startswith(BOM) and (is_closed or last == ink):
+                return Decoded(table), stop
+        except (pa.ArrowException, UnicodeDecodeError):
+            pass
+        stop = text.rfind(b"\n") + 1
+        return self._parse_exactly(text[:stop], offset, is_last)
 
     def _parse_exactly(self, text: bytes, offset: int, is_last: bool) -> tuple[Decoded, int]:
         """The whole records of some lines by Python's ``csv`` module, and where they end."""

@@ -6,9 +6,7 @@ the first complete JSON value for the text ones. It trusts the content, and warn
 promised something else.
 
 Costs one read of ``_SHORT_HEAD_BYTES`` a file, and one of ``_HEAD_BYTES`` where that holds no whole
-line: every shard opens every file, so that the first bytes add up. Does not tell CSV from plain
-text by content: without a name or an explicit format both look the same, and text is the one that
-loses nothing.
+line. Does not tell CSV from plain text by content: text is the one that loses nothing.
 """
 
 from __future__ import annotations
@@ -204,7 +202,7 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
 
     Binary magic decides alone. Any other format that was promised stands, but JSON lines called
     ``.json`` and the reverse are told apart here: they are JSON lines where the first line is a
-    whole value, a document where it visibly is not.
+    whole object, a document where it begins an array.
     """
     binary = next((name for magic, name in _FORMAT_MAGIC if head.startswith(magic)), None)
     if binary:
@@ -214,20 +212,11 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith((b"[", b"{")):
         return promised or "text"
-    line, newline, _ = text.partition(b"\n")
-    is_value = is_cut = False
-    if newline:
-        try:
-            json.loads(line)
-            is_value = True
-        except json.JSONDecodeError as error:
-            is_cut = error.pos >= len(line.decode("utf-8", "replace").rstrip())
-        except (ValueError, RecursionError):
-            pass
-    if text.startswith(b"["):
-        return "jsonl" if promised == "jsonl" and is_value else "json"
-    if is_value:
-        return "jsonl" if promised != "json" or text[len(line) :].strip() else "json"
-    if is_cut:  # the start of a pretty-printed object
-        return "json"
-    return promised or ("json" if not newline and len(head) < _HEAD_BYTES else "jsonl")
+    line, _, rest = text.partition(b"\n")
+    try:
+        is_row = isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        is_row = False
+    if is_row and (promised != "json" or rest.strip()):
+        return "jsonl"
+    return "json" if text.startswith(b"[") else promised or "json"

@@ -1,18 +1,15 @@
 """JSON lines to Arrow: pyarrow's parser where it is exact, otherwise Python's.
 
-pyarrow parses a block some ten times faster than Python, and seven things about it must be watched.
-It lets bytes pass that are not UTF-8; it takes two objects on a line, or ``null``, for rows; it
-refuses duplicate keys and arrays of mixed kinds, which are valid; it turns text that looks like a
-date into timestamps; it rounds integers past 64 bits to floats; it builds arrays that are too short
-when a list holds nulls; and it recurses on nesting. A block in which one of these is possible is
-parsed row by row through Python instead, so the rows are always those that ``json.loads`` would
-give, the last of duplicate keys included; a true conflict of types names line, column and both
-types.
+pyarrow parses a block some ten times faster than Python. But it lets bytes pass that are not UTF-8;
+it takes two objects on a line, or ``null``, for rows; it refuses duplicate keys and arrays of mixed
+kinds, which are valid; it turns text that looks like a date into timestamps; it rounds integers
+past 64 bits to floats; it builds arrays that are too short when a list holds nulls; and it recurses
+on nesting. A block in which one of these is possible is parsed row by row through Python instead,
+so the rows are always those that ``json.loads`` would give.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
 24 kB. So a block whose keys keep changing, judged by a few kB from here and there, is parsed in
-small pieces. Columns that only other pieces have cost nothing: they are left out here, and share
-one array of nulls later.
+small pieces; columns that only other pieces have are left out here.
 """
 
 from __future__ import annotations
@@ -28,14 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from fast_axolotl.reading.blocks import PART_BLOCKS, Block, Decoded, ReadOptions, Unit
-from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit
+from fast_axolotl.reading.lines import BOM, PARSED_BYTES, BadRows, LineFile, Lines
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
 
-_MOST_BLOCK_BYTES = 2 * 1024 * 1024
-"""As fast as larger blocks on a quiet machine; on a busy one, where those fall out of the shared
-cache between two passes over them, two to three times as fast."""
+_LARGE_ROW_BYTES = 64 * 1024
+"""Rows of about this size are parsed all together: one must not reach past what is parsed."""
 
 _MAX_NESTING = 64
 """Values nested deeper are an error: every later step would recurse on them."""
@@ -46,20 +42,13 @@ _MOST_CLOSINGS = 4_000
 _SPARSE_BYTES = 16 * 1024
 """Pieces of rows that share few keys; a block that is no larger is never cut."""
 
-_PROBES, _PROBE_BYTES = 4, 4 * 1024
+_PROBES, _PROBE_BYTES = 4, 2 * 1024
 _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_PLACE_BYTES = 8
-"""What a row takes in a column that it has no value in."""
-
-_EXACT_INTEGER_LIMIT = 2.0**53
-"""From here on a float may stand for an integer that it does not hold."""
-
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 _INK = re.compile(rb"\S")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BLANK = re.compile(rb"\n\s")
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -69,7 +58,6 @@ class JsonLinesFile(LineFile):
     """One object per line."""
 
     schema: pa.Schema | None = None
-    most_block_bytes: int = _MOST_BLOCK_BYTES
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):
@@ -110,7 +98,7 @@ def _decode(
             for piece in _pieces(rows)
         )
         return replace(next(pieces).decode(schema), more=pieces)
-    table = _parse(rows, schema, num_rows, PART_BLOCKS * options.block_bytes)
+    table = _parse(rows, schema, num_rows)
     return _parse_exactly(path, rows, options, schema) if table is None else Decoded(table)
 
 
@@ -141,9 +129,7 @@ def _is_sparse(rows: Lines, num_rows: int) -> bool:
     return len(set(keys)) > max(_FEW_KEYS, 2 * keys_of_row)
 
 
-def _parse(
-    rows: Lines, schema: pa.Schema | None, num_rows: int, most_bytes: int
-) -> pa.Table | None:
+def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | None:
     """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
     known = schema or pa.schema([])
     if any(column.type == MIXED for column in known):
@@ -154,17 +140,18 @@ def _parse(
     try:
         # What is only known to be null is no hint: pyarrow would refuse anything else. And it would
         # make a column of nulls of whatever is missing here.
-        is_large = len(known) > _FEW_COLUMNS and len(known) * _PLACE_BYTES * num_rows > most_bytes
-        table = _read(rows, None if is_large or ": null" in str(known) else schema)
+        is_hint = len(known) <= _FEW_COLUMNS and ": null" not in str(known)
+        table = _read(rows, schema if is_hint else None, num_rows)
         if "timestamp[" in str(table.schema):
             plain = [column.with_type(_as_text(column.type)) for column in table.schema]
-            table = _read(rows, pa.schema(plain))
+            table = _read(rows, pa.schema(plain), num_rows)
         table.validate(full=True)  # which pyarrow's JSON parser does not do for text
         join_schemas(known, table.schema)
         for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
             if pa.types.is_floating(leaf.type):
                 bounds = pc.min_max(leaf).as_py()
-                if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= _EXACT_INTEGER_LIMIT:
+                # From here on a float may stand for an integer that it does not hold.
+                if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= 2.0**53:
                     return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
@@ -178,14 +165,14 @@ def _parse(
     return None if not empty or pc.any(reduce(pc.and_, empty)).as_py() else table
 
 
-def _read(rows: Lines, schema: pa.Schema | None) -> pa.Table:
+def _read(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table:
     text = pa.py_buffer(rows.data).slice(rows.start, rows.stop - rows.start)
-    # Arrow's own pool keeps what each thread freed: 145 MB for 20 MB in use, and it is no faster.
+    is_large = len(text) > num_rows * _LARGE_ROW_BYTES
+    size = len(text) + 1 if is_large else PARSED_BYTES
     return pj.read_json(
         pa.BufferReader(text),
-        read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        read_options=pj.ReadOptions(use_threads=False, block_size=size),
         parse_options=pj.ParseOptions(explicit_schema=schema),
-        memory_pool=pa.system_memory_pool(),
     )
 
 
@@ -277,7 +264,7 @@ def _parse_exactly(
 
 def _loads(text: bytes, wanted: tuple[str, ...] | None) -> dict[str, Any]:
     row = json.loads(text, parse_float=_finite_float, strict=True)
-    if _SURROGATE.search(text):
+    if b"\\u" in text:  # perhaps half of a surrogate pair
         json.dumps(row, ensure_ascii=False).encode()
     if not isinstance(row, dict):
         names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}

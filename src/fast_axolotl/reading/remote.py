@@ -4,9 +4,8 @@ A failing request is repeated with exponential back-off and full jitter until ``
 passed; what cannot get better (no such file, no access, a request that is refused) is an error at
 once. HTTP and S3 servers are asked for the file with the tag (ETag) that it had when the dataset
 was opened, so a file that is replaced in the middle of a run is an error and never a wrong row;
-other file systems are asked for their tag only when a dataset is opened. A connection that sends
-nothing for ``STALL_SECONDS`` counts as failed over HTTP; S3 and the others have time-outs of their
-own (s3fs: 15 s). Keeps nothing on this machine: fsspec's ``blockcache::`` and ``filecache::`` do.
+other file systems are asked for their tag only when a dataset is opened. Keeps nothing on this
+machine: fsspec's ``blockcache::`` and ``filecache::`` do.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.5, 30.0
 many ranks that failed together do not come back together."""
 
 STALL_SECONDS = 60.0
-"""A connection that sends no byte for so long has failed."""
+"""An HTTP connection that sends no byte for so long has failed; others have their own time-outs."""
 
 _LEAST_REQUEST_BYTES = 64 * 1024
 """What a file object reads at least."""
@@ -65,9 +64,9 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
                 # fsspec's HTTP file system calls any failure to learn a size a missing file.
                 cause = error.__cause__ or error
             status = _status_in(cause)
-            name, text = type(cause).__name__, " ".join(str(cause).split())
-            # A traceback would show the cause as it is, with the secrets in its address.
-            shown = cause if mask_secrets(text) == text else None
+            name, text = type(cause).__name__, mask_secrets(" ".join(str(cause).split()))
+            is_final = isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"
+            # Without their causes: a traceback would show the secrets in an address.
             if isinstance(cause, FileNotFoundError) or status in (404, 410):
                 text = "no such file or folder; check the address"
                 raise MissingFileError(text, path=path) from None
@@ -80,10 +79,9 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
             if status in (412, 416) or name == "FileExpired":
                 text = "the file changed while it was read; read a copy that nothing writes to"
                 raise DataError(text, path=path) from None
-            is_final = isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"
             if is_final or (status and 400 <= status < 500 and status not in _MAY_GET_BETTER):
                 text = f"the request failed with {name}: {text}; check address and storage_options"
-                raise DataError(text, path=path) from shown
+                raise DataError(text, path=path) from None
             most = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
             delay, spent = random.uniform(0, most), clock() - began
             if spent + delay > seconds:
@@ -92,9 +90,9 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
                     f"{text}; check the network and resume from the last saved state, or pass a "
                     "larger retry_seconds",
                     path=path,
-                ) from shown
+                ) from None
             if attempt == 3:
-                text = mask_secrets(f"{path}: the connection failed ({text or name})")
+                text = f"{mask_secrets(path)}: the connection failed ({text or name})"
                 _log.warning("%s; retrying for up to %.0f s", text, seconds)
         pause(delay)
 
@@ -127,7 +125,7 @@ def request_options(uri: str) -> dict[str, Any]:
 def version_of(details: dict[str, Any]) -> str:
     """What changes with the content, of fsspec's details; empty where there is nothing such."""
     values = (details.get(key) for key in _TAGS + _DATES)
-    return next((str(value) for value in values if value not in (None, "")), "")
+    return next((str(value) for value in values if value), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +170,7 @@ class RemoteSource(Source):
                 file.req_kw = {**file.req_kw, "IfMatch": self.version}
                 file.seek(offset)
                 return bytes(file.read(length))
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"start": offset, "end": offset + length}
         if "http" in protocols:
             headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
             if has_tag:
@@ -180,8 +178,7 @@ class RemoteSource(Source):
             elif self.version.endswith("GMT"):
                 headers["If-Unmodified-Since"] = self.version
             settings["headers"] = headers
-        end = offset + length
-        data = bytes(filesystem.cat_file(self.inner_path, start=offset, end=end, **settings))
+        data = bytes(filesystem.cat_file(self.inner_path, **settings))
         if len(data) == self.num_bytes > length:
             raise DataError(
                 "the server does not support range requests; download the file first",

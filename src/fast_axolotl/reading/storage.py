@@ -8,10 +8,8 @@ cannot be checked so.) ``remote`` has the source of a file that is not on this m
 
 ``open_chunks`` and ``Supply`` give the decompressed content as a stream. gzip, zstd, bz2 and lz4 go
 through pyarrow (gzip through ``isal``, which is twice as fast, where there is a wheel), xz through
-the standard library; concatenated members are one stream. pyarrow has no streaming snappy, so that
-one is refused with the cure. Parquet and Arrow need random access: a compressed one is decompressed
-once into an unnamed temporary file (``spool``), so that memory stays bounded whatever its size. A
-record past ``MOST_RECORD_BYTES`` is refused before it fills the memory.
+the standard library. Parquet and Arrow need random access: a compressed one is decompressed once
+into an unnamed temporary file (``spool``), so that memory stays bounded whatever its size.
 """
 
 from __future__ import annotations
@@ -124,27 +122,27 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
             stream = igzip.IGzipFile(fileobj=file)
             failures += (igzip.isal_zlib.error,)
     stream = stream or pa.CompressedInputStream(file, compression)
-    position, num_bytes, failure = 0, size, None
-    while num_bytes == size and failure is None:
-        pieces, num_bytes = list[bytes](), 0
-        try:
-            # Small reads, so that little is lost to an error that ends them early.
-            while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
-                pieces.append(piece)
-                num_bytes += len(piece)
-        except DataError as error:
-            failure = error
-        except failures as error:
-            failure = DataError(
-                f"the {compression} stream is corrupt or truncated ({error}); replace the file "
-                "with an intact copy",
-                path=source.path,
-                place=f"decompressed byte {position + num_bytes}",
-            )
-            failure.__cause__ = error
-        position += num_bytes
-        if num_bytes:
-            yield b"".join(pieces)
+    pieces, num_bytes, position, failure = list[bytes](), 0, 0, None
+    try:
+        # Small reads, so that little is lost to an error that ends them early.
+        while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
+            pieces.append(piece)
+            num_bytes += len(piece)
+            if num_bytes == size:
+                yield b"".join(pieces)
+                pieces, num_bytes, position = [], 0, position + size
+    except DataError as error:
+        failure = error
+    except failures as error:
+        failure = DataError(
+            f"the {compression} stream is corrupt or truncated ({error}); replace the file with an "
+            "intact copy",
+            path=source.path,
+            place=f"decompressed byte {position + num_bytes}",
+        )
+        failure.__cause__ = error
+    if pieces:
+        yield b"".join(pieces)
     if failure is not None:
         raise failure
 
@@ -178,8 +176,9 @@ class Supply:
         left = len(self.held)
         check_record(left, self._source.path, self.offset)
         if self._chunks is None:
-            # Reading the rest again costs less than putting it before what comes.
-            self.held = self._source.read_at(self.offset, left + max(self._size, left))
+            # Reading the rest again costs less than putting it before what comes. One length, as a
+            # rule: for another one the allocator would give its pages back and ask for new ones.
+            self.held = self._source.read_at(self.offset, max(self._size, 2 * left))
         else:
             pieces, wanted = [self.held], max(1, left)
             try:
