@@ -9,9 +9,9 @@ saved is the result. Everything else, in this release or the next, is done as Ax
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
-import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +23,8 @@ from unittest import mock
 import pyarrow as pa
 
 from fast_axolotl.axolotl import install, names_to_skip
-from fast_axolotl.cluster.store import Store
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
@@ -81,6 +82,12 @@ class Pipeline:
     tokenizer: Any
     configs: list[Any]
     """Its datasets of one split."""
+
+    def to_text(self) -> str:
+        """As data, from which ``open_pipeline`` makes it in another process."""
+        digest = tokenizer_digest(self.tokenizer)
+        found = {"cfg": self.cfg, "configs": self.configs, "tokenizer": digest}
+        return json.dumps(found, default=str)
 
     def make(self, index: int, split: str, rows: pa.Table) -> Made:
         """Rows of a dataset, by its number, as they are in the prepared dataset, in their order."""
@@ -170,22 +177,39 @@ class Pipeline:
 
 
 @lru_cache(maxsize=2)
-def open_pipeline(url: str, digest: str) -> Pipeline:
-    """The pipeline of a job, opened once in each process; not if it has another SHA-256."""
+def open_pipeline(text: str) -> Pipeline:
+    """The pipeline that ``Pipeline.to_text`` has described, made once in each process."""
     _make_ready()
-    data = Store(url).read("pipeline.pickle")
-    # Others may write to a shared folder, and what is unpickled can do anything.
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise DataError(
-            f"{url}/pipeline.pickle was changed by something else; run the same command again"
-        )
+    from axolotl.loaders import load_tokenizer
+    from axolotl.utils.dict import DictDefault
+    from axolotl.utils.schemas.enums import RLType
+
+    found = json.loads(text)
+    cfg = DictDefault(found["cfg"])
+    if cfg.rl:
+        cfg.rl = RLType(cfg.rl)  # Axolotl compares by identity
+    name = cfg.tokenizer_config or cfg.base_model
     try:
-        found = pickle.loads(data)
-    except (ImportError, AttributeError) as error:
-        raise DataError(f"the configuration cannot be loaded on this node: {error}") from None
+        tokenizer = load_tokenizer(cfg)
+    except Exception as error:  # noqa: BLE001  Axolotl and its libraries raise what they like
+        raise DataError(
+            f"the tokenizer {name} cannot be loaded on this node: {error}; it must be there under "
+            "this name, on a shared disk or from the Hub"
+        ) from None
+    if tokenizer_digest(tokenizer) != found["tokenizer"]:
+        raise DataError(f"the tokenizer {name} is another one where the job was started")
     # Whatever is wrong with rows was told of the first rows, where the job was started.
     _quieten(logging.ERROR)
-    return Pipeline(*found)
+    return Pipeline(cfg, tokenizer, [DictDefault(config) for config in found["configs"]])
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """The same on all nodes for tokenizers that give the same tokens."""
+    try:
+        text = describe(tokenizer)
+    except Unfamiliar:
+        text = type(tokenizer).__name__
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 def _make_ready() -> None:

@@ -6,10 +6,13 @@ bytes, so the later one may replace the earlier.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +25,11 @@ import numpy as np
 
 from fast_axolotl.axolotl.tokenized_shards import take_lock
 from fast_axolotl.errors import DataError, UsageError
+
+_PASSING = {errno.ESTALE, errno.EIO, errno.EBUSY, errno.EHOSTUNREACH, errno.ENETUNREACH}
+_PAUSES = (1.0, 3.0, 9.0)
+"""Seconds before each further attempt."""
+_BEAT_SECONDS, _DEAD_SECONDS = 20.0, 90.0
 
 
 @dataclass(slots=True)
@@ -48,7 +56,7 @@ class Store:
         return f"{self._root}/{name}" if name else self._root
 
     def exists(self, name: str) -> bool:
-        return bool(self._fs.exists(self.path(name)))
+        return bool(self._ask("exists", self.path(name)))
 
     def is_there(self) -> bool:
         """Whether anything lies below its path, or a file at it."""
@@ -61,7 +69,7 @@ class Store:
         """The names of the files in a folder, without it."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self.path(folder), detail=False)
+            found = self._ask("ls", self.path(folder), detail=False)
         except FileNotFoundError:
             return set()
         names = {path.rstrip("/").rsplit("/", 1)[-1] for path in found}
@@ -69,19 +77,49 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in the folder meanwhile, where it is one that can be locked."""
+        """Nobody else works in the folder meanwhile.
+
+        An object store has no locks. There, everybody writes a file every 20 s; who finds another
+        that is fresh, by the clock of the store, leaves.
+        """
+        busy = UsageError(
+            f"another job is using {self.url}, or has been killed less than {_DEAD_SECONDS:.0f} s "
+            "ago; wait until it ends, or pass another --work and another --output"
+        )
+        ours = f"{self._root}.lock" + ("" if self.is_local else f"/{uuid.uuid4().hex}")
         if not self.is_local:
-            yield
+            self._ask("pipe_file", ours, b"here")
+            ended = threading.Event()
+
+            def beat() -> None:
+                while not ended.wait(_BEAT_SECONDS):
+                    with suppress(Exception):
+                        self._fs.pipe_file(ours, b"here")
+
+            thread = threading.Thread(target=beat, daemon=True)
+            thread.start()
+            try:
+                self._fs.invalidate_cache()
+                now = self._ask("modified", ours)
+                for path in self._ask("ls", f"{self._root}.lock", detail=False):
+                    if path.rsplit("/", 1)[-1] == ours.rsplit("/", 1)[-1]:
+                        continue
+                    with suppress(FileNotFoundError):
+                        if (now - self._ask("modified", path)).total_seconds() < _DEAD_SECONDS:
+                            raise busy
+                        self._ask("rm_file", path)
+                yield
+            finally:
+                ended.set()
+                thread.join()
+                self._ask("rm_file", ours)
             return
-        mark = Path(f"{self._root}.lock")
+        mark = Path(ours)
         mark.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(mark, os.O_RDWR | os.O_CREAT)
         try:
             if take_lock(lock, mark) is False:
-                raise UsageError(
-                    f"another job is using {self.url}; wait until it ends, or pass another --work "
-                    "and another --output"
-                )
+                raise busy
             try:
                 yield
             finally:
@@ -105,7 +143,7 @@ class Store:
                     folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
                     beside = Path(held.enter_context(folder), target.name)
                     yield beside
-                    self._fs.put_file(str(beside), self.path(name))
+                    self._ask("put_file", str(beside), self.path(name))
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -121,7 +159,7 @@ class Store:
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """A file, or some bytes of it."""
-        data: bytes = self._fs.cat_file(self.path(name), start=start, end=stop)
+        data: bytes = self._ask("cat_file", self.path(name), start=start, end=stop)
         return data
 
     def write_array(self, name: str, array: Any) -> None:
@@ -147,3 +185,41 @@ class Store:
         for name in [folder] if folder else ["job.json", ""]:
             with suppress(OSError):
                 self._fs.rm(self.path(name), recursive=True)
+
+    def _ask(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Calls a function of the file system, again where an error may pass."""
+        function = getattr(self._fs, name)
+        for pause in _PAUSES:
+            try:
+                return function(*arguments, **options)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                time.sleep(pause)
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            raise DataError(
+                f"the storage does not answer ({error}); finished work is kept: run the same "
+                "command again to continue",
+                path=self.url,
+            ) from error
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether an error of storage, or one it has led to, may be gone at the next attempt."""
+    while error is not None:
+        answer = getattr(error, "response", None)  # of boto; the others have the status themselves
+        answer = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+        names = ("status", "status_code", "code")
+        codes = [answer.get("HTTPStatusCode"), *(getattr(error, name, None) for name in names)]
+        if any(isinstance(code, int) and 500 <= code < 600 for code in codes):
+            return True
+        if isinstance(error, TimeoutError | ConnectionError | asyncio.TimeoutError):
+            return True
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -68,31 +68,21 @@ def dedupe_on(
     output: str,
     *,
     columns: Sequence[str] | None = None,
-    engine: str = "local",
-    address: str = "auto",
-    workers: int = 0,
     memory: int = 4 * 1024**3,
     work: str | None = None,
     restart: bool = False,
     overwrite: bool = False,
     heard: Heard = lambda *_: None,
+    engine: str = "local",
+    address: str = "auto",
+    workers: int = 0,
     format: str = "auto",
     **read_options: Any,
 ) -> JobSummary:
-    """Writes the rows of ``inputs`` that come for the first time, in their order.
+    """Writes the rows of ``inputs`` that come for the first time, in their order, into a folder.
 
-    Args:
-        inputs: What ``open_dataset`` reads: files, folders, globs or URIs.
-        output: A folder to make, as a path or a URL.
-        columns: Compare these columns only; whole rows are written all the same.
-        engine, address, workers: As for ``Job``.
-        memory: Bytes that a working process may hold.
-        work: The folder for files between stages; ``output`` with ``.work`` by default. All nodes
-            must see it under this name. The same call continues there after an interruption.
-        restart: Removes what an earlier run left there.
-        overwrite: Replaces an output that exists.
-        heard: Told of stages and tasks.
-        format: As for ``open_dataset``, like ``read_options``: ``split``, ``on_error``, ….
+    Only ``columns`` are compared. Files between stages lie in ``work``, which all nodes see under
+    this name; the same call continues there after an interruption, unless ``restart`` is set.
     """
     final = Store(str(output).rstrip("/"))
     if format_of_name(final.url)[0] not in (None, "parquet"):
@@ -103,39 +93,30 @@ def dedupe_on(
     if f"{store.url}/".startswith(f"{final.url}/"):
         raise UsageError(f"--work {store.url} is inside the output; choose another folder")
     place = Output(final, f"{final.url}.parts", store, is_ours=False)
+    listed = [inputs] if isinstance(inputs, str | Path) else inputs
+    # Other processes have other working directories.
+    paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
+    budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
+    reader = open_dataset(paths, format=format, memory_budget=budget, infer="scan", **read_options)
+    dataset, schema = dataset_of(reader), reader.schema
+    sources = [item.source for item in dataset.inputs]
+    if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
+        raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
+    names = column_names(schema, columns, "the input")
+    options = asdict(dataset.options)
+    del options["block_bytes"]
+    description = {
+        "job": "dedupe",
+        "columns": names,
+        "output": final.url,
+        "inputs": [[one.identity, one.num_bytes, one.version] for one in sources],
+        "format": format,
+        "options": options,
+    }
     with ExitStack() as held:
-        place.claim(held, restart=restart, overwrite=overwrite)
-        listed = [inputs] if isinstance(inputs, str | Path) else inputs
-        # Other processes have other working directories.
-        paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
-        budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
-        reader = open_dataset(
-            paths, format=format, memory_budget=budget, infer="scan", **read_options
-        )
-        dataset, schema = dataset_of(reader), reader.schema
-        sources = [item.source for item in dataset.inputs]
-        if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
-            raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
-        names = column_names(schema, columns, "the input")
-        options = asdict(dataset.options)
-        del options["block_bytes"]
-        description = {
-            "job": "dedupe",
-            "columns": names,
-            "output": final.url,
-            "inputs": [[one.identity, one.num_bytes, one.version] for one in sources],
-            "format": format,
-            "options": options,
-        }
-        place.begin(description)
-        job = Job(
-            heard,
-            engine=engine,
-            address=address,
-            workers=workers,
-            memory=memory,
-            preload=[__name__],
-        )
+        place.claim(held, description, restart=restart, overwrite=overwrite)
+        engines = {"engine": engine, "address": address, "workers": workers, "memory": memory}
+        job = Job(heard, preload=[__name__], **engines)
         held.callback(job.close)
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
@@ -163,16 +144,12 @@ def dedupe_on(
         place.publish(rows, {} if final.is_local else {"_SUCCESS": "{}"})
         store.remove()
     rejections = [item for answer in digests.values() for item in answer["rejections"]]
-    unreadable = sum(answer["rejected"] for answer in digests.values())
     return job.summary(
         outputs=(final.url,),
         rows_in=rows_in,
-        dropped={"unreadable": unreadable} if rejections else {},
+        dropped={"unreadable": job.totals["digest"]["rejected"]} if rejections else {},
         duplicates=len(repeated),
-        rows_out=rows_in - len(repeated),
-        tokens=0,
         bytes_in=sum(one.num_bytes for one in sources),
-        bytes_out=sum(answer["bytes_out"] for answer in written.values()),
         rejections=rejections[:_MOST_REJECTIONS],
     )
 
