@@ -158,11 +158,9 @@ class Local:
 
     def abandon(self) -> None:
         _end(self._busy)
-        self._busy.clear()
 
     def close(self) -> None:
         _end(self._idle)
-        self._idle.clear()
 
     def _fork(self) -> tuple[Any, Any]:
         ours, theirs = self._context.Pipe()
@@ -324,7 +322,7 @@ def _attempt(url: str, task: Task, wanted: Mapping[str, str] | None = None) -> O
         return "broke", f"{told}\n{traceback.format_exc()}"
 
 
-def _end(workers: Mapping[Any, Any]) -> None:
+def _end(workers: dict[Any, Any]) -> None:
     for pipe, process in workers.items():
         pipe.close()
         process.terminate()
@@ -332,3 +330,4 @@ def _end(workers: Mapping[Any, Any]) -> None:
         process.join(_MOMENT_SECONDS)
         process.kill()
         process.join()
+    workers.clear()

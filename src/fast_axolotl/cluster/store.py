@@ -60,10 +60,8 @@ class Store:
 
     def is_there(self) -> bool:
         """Whether anything lies below its path, or a file at it."""
-        if not self.is_local:
-            return bool(self.names(""))
-        place = Path(self._root)
-        return any(place.iterdir()) if place.is_dir() else place.exists()
+        self._fs.invalidate_cache()
+        return bool(self._ask("find", self._root))
 
     def names(self, folder: str) -> set[str]:
         """The names of the files in a folder, without it."""
@@ -77,44 +75,16 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in the folder meanwhile.
-
-        An object store has no locks. There, everybody writes a file every 20 s; who finds another
-        that is fresh, by the clock of the store, leaves.
-        """
+        """Nobody else works in the folder meanwhile."""
         busy = UsageError(
             f"another job is using {self.url}, or has been killed less than {_DEAD_SECONDS:.0f} s "
             "ago; wait until it ends, or pass another --work and another --output"
         )
-        ours = f"{self._root}.lock" + ("" if self.is_local else f"/{uuid.uuid4().hex}")
         if not self.is_local:
-            self._ask("pipe_file", ours, b"here")
-            ended = threading.Event()
-
-            def beat() -> None:
-                while not ended.wait(_BEAT_SECONDS):
-                    with suppress(Exception):
-                        self._fs.pipe_file(ours, b"here")
-
-            thread = threading.Thread(target=beat, daemon=True)
-            thread.start()
-            try:
-                self._fs.invalidate_cache()
-                now = self._ask("modified", ours)
-                for path in self._ask("ls", f"{self._root}.lock", detail=False):
-                    if path.rsplit("/", 1)[-1] == ours.rsplit("/", 1)[-1]:
-                        continue
-                    with suppress(FileNotFoundError):
-                        if (now - self._ask("modified", path)).total_seconds() < _DEAD_SECONDS:
-                            raise busy
-                        self._ask("rm_file", path)
+            with self._beating(busy):
                 yield
-            finally:
-                ended.set()
-                thread.join()
-                self._ask("rm_file", ours)
             return
-        mark = Path(ours)
+        mark = Path(f"{self._root}.lock")
         mark.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(mark, os.O_RDWR | os.O_CREAT)
         try:
@@ -126,6 +96,39 @@ class Store:
                 mark.unlink(missing_ok=True)
         finally:
             os.close(lock)
+
+    @contextmanager
+    def _beating(self, busy: UsageError) -> Iterator[None]:
+        """An object store has no locks: everybody writes a file of their own again and again.
+
+        Who finds another one that is fresh, by the clock of the store, leaves.
+        """
+        folder, own = f"{self._root}.lock", uuid.uuid4().hex
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_BEAT_SECONDS):
+                with suppress(Exception):
+                    self._fs.pipe_file(f"{folder}/{own}", b"here")
+
+        self._ask("pipe_file", f"{folder}/{own}", b"here")
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            self._fs.invalidate_cache()
+            now = self._ask("modified", f"{folder}/{own}")
+            for path in self._ask("ls", folder, detail=False):
+                with suppress(FileNotFoundError):  # it has just ended
+                    age = (now - self._ask("modified", path)).total_seconds()
+                    if not path.endswith(own) and age < _DEAD_SECONDS:
+                        raise busy
+                    if age >= _DEAD_SECONDS:
+                        self._ask("rm_file", path)
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._ask("rm_file", f"{folder}/{own}")
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -188,24 +191,20 @@ class Store:
 
     def _ask(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Calls a function of the file system, again where an error may pass."""
-        function = getattr(self._fs, name)
-        for pause in _PAUSES:
+        pauses = iter(_PAUSES)
+        while True:
             try:
-                return function(*arguments, **options)
+                return getattr(self._fs, name)(*arguments, **options)
             except Exception as error:
                 if not may_pass(error):
                     raise
+                if (pause := next(pauses, None)) is None:
+                    raise DataError(
+                        f"the storage does not answer ({error}); finished work is kept: run the "
+                        "same command again to continue",
+                        path=self.url,
+                    ) from error
                 time.sleep(pause)
-        try:
-            return function(*arguments, **options)
-        except Exception as error:
-            if not may_pass(error):
-                raise
-            raise DataError(
-                f"the storage does not answer ({error}); finished work is kept: run the same "
-                "command again to continue",
-                path=self.url,
-            ) from error
 
 
 def may_pass(error: BaseException | None) -> bool:

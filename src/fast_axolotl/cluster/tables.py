@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -73,16 +73,16 @@ def dedupe_on(
     restart: bool = False,
     overwrite: bool = False,
     heard: Heard = lambda *_: None,
-    engine: str = "local",
-    address: str = "auto",
-    workers: int = 0,
     format: str = "auto",
-    **read_options: Any,
+    split: str | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    **engine: Any,
 ) -> JobSummary:
     """Writes the rows of ``inputs`` that come for the first time, in their order, into a folder.
 
     Only ``columns`` are compared. Files between stages lie in ``work``, which all nodes see under
     this name; the same call continues there after an interruption, unless ``restart`` is set.
+    ``engine`` is for ``Job``.
     """
     final = Store(str(output).rstrip("/"))
     if format_of_name(final.url)[0] not in (None, "parquet"):
@@ -97,7 +97,9 @@ def dedupe_on(
     # Other processes have other working directories.
     paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
     budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
-    reader = open_dataset(paths, format=format, memory_budget=budget, infer="scan", **read_options)
+    reader = open_dataset(
+        paths, format=format, memory_budget=budget, infer="scan", split=split, on_error=on_error
+    )
     dataset, schema = dataset_of(reader), reader.schema
     sources = [item.source for item in dataset.inputs]
     if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
@@ -115,8 +117,7 @@ def dedupe_on(
     }
     with ExitStack() as held:
         place.claim(held, description, restart=restart, overwrite=overwrite)
-        engines = {"engine": engine, "address": address, "workers": workers, "memory": memory}
-        job = Job(heard, preload=[__name__], **engines)
+        job = Job(heard, memory=memory, preload=[__name__], **engine)
         held.callback(job.close)
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
