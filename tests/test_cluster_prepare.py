@@ -265,6 +265,17 @@ def test_the_prepared_datasets_are_those_of_axolotl(made: Made) -> None:
         assert (summary["duplicates"] > 0) == (name != "sharded")
 
 
+def test_a_dry_run_estimates_rows_and_refuses_more_than_the_memory_of_the_machine(
+    made: Made,
+) -> None:
+    output = made.folder / "out" / "dry"
+    summary = made.driver.prepare(made.config, str(output), dry_run=True)["summary"]
+    assert summary["stages"] == []
+    assert 0.5 < summary["rows_in"] / 1200 < 2
+    answer = made.driver.prepare(made.config, str(output), dry_run=True, row_bytes=10**12)
+    assert re.search(r"about [\d,]+ rows need .* GB of memory .* per row", answer["error"])
+
+
 def test_a_worker_killed_in_each_stage_loses_nothing(made: Made) -> None:
     faults = [{"stage": stage, "mark": str(made.folder / f"mark-{stage}")} for stage in STAGES]
     answer = made.prepare("worker", faults=faults)

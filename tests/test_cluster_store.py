@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -158,7 +157,6 @@ def test_so_many_workers_have_so_many_tasks(tmp_path: Path) -> None:
             return key
 
     engine = Counting(workers=2)
-    with suppress(GeneratorExit):
-        assert len(list(run_tasks(engine, str(tmp_path), squares(8), print))) == 8
+    assert len(list(run_tasks(engine, str(tmp_path), squares(8), print))) == 8
     engine.close()
     assert engine.most == 2

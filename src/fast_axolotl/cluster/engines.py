@@ -1,13 +1,9 @@
 """Run the tasks of a job in processes on this machine or on the nodes of a Ray cluster.
 
-A task names a function of this package and what it is given. The function writes its files into the
-store and returns a small dict; ``perform`` keeps that beside them as the last thing it does. So a
-task whose answer is there is done, and one that was lost half way is done again from the start.
-
-A process that dies costs nothing but its task, which is tried again; a task that ends its process
-every time ends the job. Errors of storage that may pass count alike. Ray's own retries, of which
-nobody would hear, are off. Where the head of a Ray cluster is gone, this process ends; what is
-finished is kept.
+A task names a function of this package and its arguments. The function writes its files into the
+store and returns a small dict, which ``perform`` keeps beside them as the last thing it does: a
+task whose answer is there is done. One whose process dies, or whose storage fails for a moment, is
+tried again, up to four times. Ray's own retries, of which nobody would hear, are off.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, cast
 
-import fast_axolotl
 from fast_axolotl import system
 from fast_axolotl._version import __version__
 from fast_axolotl.cluster.store import Store, may_pass
@@ -133,7 +128,14 @@ class Local:
         self._busy: dict[Any, Any] = {}
 
     def start(self, url: str, task: Task) -> Any:
-        pipe, process = self._idle.popitem() if self._idle else self._fork()
+        if self._idle:
+            pipe, process = self._idle.popitem()
+        else:
+            pipe, theirs = self._context.Pipe()
+            arguments = (theirs, dict(os.environ))
+            process = self._context.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
         self._busy[pipe] = process
         with suppress(OSError):  # one that died while it was idle is seen below
             pipe.send((url, task))
@@ -161,13 +163,6 @@ class Local:
 
     def close(self) -> None:
         _end(self._idle)
-
-    def _fork(self) -> tuple[Any, Any]:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, dict(os.environ)), daemon=True)
-        process.start()
-        theirs.close()
-        return ours, process
 
 
 class Nodes:
@@ -265,7 +260,7 @@ Engine = Local | Nodes
 def versions() -> dict[str, str]:
     """Those that all nodes must have, and a job as long as it goes on."""
     code = hashlib.sha256()
-    root = Path(fast_axolotl.__file__).parent
+    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     found = {"python": platform.python_version().rpartition(".")[0]}

@@ -161,7 +161,7 @@ class Job:
 
     def summary(self, **figures: Any) -> JobSummary:
         """What was done, with what only the caller knows."""
-        last = self.totals["write"]
+        last = self.totals.get("write", Counter())
         return JobSummary(
             **figures,
             rows_out=last["rows"],
@@ -220,8 +220,28 @@ class Output:
         is_new = restart or not self.work.exists("job.json")
         found = {} if is_new else self.work.read_json("job.json")
         self._id = found.get("id") or uuid.uuid4().hex
-        if not self._is_ours:
-            self._check_places(is_new, overwrite)
+        if not self._is_ours:  # nobody else may have written there
+            if self.work.names("") and not self.work.exists("job.json"):
+                raise UsageError(
+                    f"{self.work.url} is not the work folder of a job; pass another --work"
+                )
+            for place, may_replace in ((self.final, overwrite), (self.parts, is_new)):
+                owner = _job_of(place)
+                if owner == "":
+                    raise UsageError(
+                        f"output {place.url} already exists and was not written by such a job, so "
+                        "it is not replaced; choose another name, or remove it yourself"
+                    )
+                if owner in (None, self._id) or may_replace:
+                    continue
+                if place is self.final and not overwrite:
+                    raise UsageError(
+                        f"output {place.url} already exists; pass overwrite=True (--overwrite) to "
+                        "replace it, or choose another name"
+                    )
+                raise UsageError(
+                    f"{place.url} holds files of another job; remove it, or pass another --output"
+                )
 
         def plain(value: Any) -> Any:
             return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
@@ -290,28 +310,6 @@ class Output:
             if target.exists():
                 shutil.rmtree(target)
             folder.rename(target)
-
-    def _check_places(self, is_new: bool, overwrite: bool) -> None:
-        """Refuses to write where another job or somebody else has written."""
-        if self.work.names("") and not self.work.exists("job.json"):
-            raise UsageError(
-                f"{self.work.url} is not the work folder of a job; pass another --work"
-            )
-        for place, may_replace in ((self.final, overwrite), (self.parts, is_new)):
-            owner = _job_of(place)
-            if owner == "":
-                raise UsageError(
-                    f"output {place.url} already exists and was not written by such a job, so it "
-                    "is not replaced; choose another name, or remove it yourself"
-                )
-            if owner in (None, self._id) or may_replace:
-                continue
-            raise UsageError(
-                f"output {place.url} already exists; pass overwrite=True (--overwrite) to replace "
-                "it, or choose another name"
-                if place is self.final and not overwrite
-                else f"{place.url} holds files of another job; remove it, or pass another --output"
-            )
 
 
 def _job_of(place: Store) -> str | None:

@@ -69,12 +69,14 @@ def prepare(
     work: str | None,
     heard: Heard,
     restart: bool = False,
+    dry_run: bool = False,
     **engine: Any,
 ) -> JobSummary:
     """Writes the prepared dataset of a configuration where ``axolotl train`` looks for it.
 
     ``overrides`` are keys that are set otherwise, as on Axolotl's command line; ``output`` stands
-    in place of ``dataset_prepared_path``; the others are as for ``dedupe_on``.
+    in place of ``dataset_prepared_path``; the others are as for ``dedupe_on``. With ``dry_run``,
+    it ends before any row but the first ones is tokenised.
     """
     room = memory - _HOST_BYTES
     if room < _LEAST_ROOM:
@@ -83,6 +85,8 @@ def prepare(
     if not Path(config).is_file():
         raise UsageError(f"{config} is not a file; pass the YAML configuration of a training")
     cfg, tokenizer = load_configuration(config, dict(overrides))
+    from datasets import Dataset, Features
+
     # Keys that decide rows and order are more than those of the folder's name.
     about = {key: value for key, value in cfg.items() if key not in _PASSING_KEYS}
     about |= {"memory": memory, "tokenizer": tokenizer_digest(tokenizer)}
@@ -100,20 +104,34 @@ def prepare(
                 f"which has {there / 1e9:,.0f} GB: it holds {_ROW_BYTES} bytes per row; start the "
                 "job on a larger machine, or divide the datasets"
             )
+        outputs = tuple(split.place.final.url for split in splits)
+        units = [unit for split in splits for _, unit in split.units.values()]
+        num_bytes = sum(unit.num_bytes for unit in units)
         dropped: Counter[str] = Counter()
+        if dry_run:
+            for split in splits:
+                if not split.place.work.names("tokenise"):
+                    split.place.work.remove()
+            figures = {"rows_in": int(num_rows), "dropped": {}, "duplicates": 0}
+            return job.summary(outputs=outputs, bytes_in=num_bytes, **figures)
         names = [_prepare_split(job, split, cfg, tokenizer, room, dropped) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
         for split, files in zip(splits, names, strict=True):
-            _publish(split, files)
+            features = Features.from_arrow_schema(shards.read_schema(split.types["final"]))
+            empty = Dataset.from_dict({key: [] for key in features}, features=features)
+            mark = f"{split.place.final.url} {[*split.units]}"
+            empty._fingerprint = hashlib.sha256(mark.encode()).hexdigest()[:16]
+            # The state comes last: it is what names the shards.
+            split.place.publish(dict.fromkeys(files), saved_notes(empty, files))
         for split in splits:
             split.place.work.remove()
     totals = job.totals["tokenise"]
     return job.summary(
-        outputs=tuple(split.place.final.url for split in splits),
+        outputs=outputs,
         rows_in=totals["rows"],
         dropped=dict(dropped),
         duplicates=totals["kept"] - job.totals["deal"]["rows"],
-        bytes_in=totals["bytes_in"],
+        bytes_in=num_bytes,
     )
 
 
@@ -342,15 +360,3 @@ def _cut(
         edges.append(stop)
         ranges.append(range(first, len(edges) - 1))
     return edges, ranges
-
-
-def _publish(split: _Split, names: Sequence[str]) -> None:
-    """The shards and their two notes under the name that Axolotl looks for, at once."""
-    from datasets import Dataset, Features
-
-    features = Features.from_arrow_schema(shards.read_schema(split.types["final"]))
-    empty = Dataset.from_dict({key: [] for key in features}, features=features)
-    about = f"{split.place.final.url} {[*split.units]}"
-    empty._fingerprint = hashlib.sha256(about.encode()).hexdigest()[:16]
-    # The state comes last: it is what names the shards.
-    split.place.publish(dict.fromkeys(names), saved_notes(empty, names))

@@ -1,10 +1,9 @@
 """The tasks of ``prepare``: tokenise rows, sort them into pieces, write the final files.
 
 ``tokenise`` makes of a unit its tokens, their digests, and the number of every row in its unit.
-When all are there, the coordinator knows where each row goes. ``deal`` sorts a unit by that, one
-record batch for each piece of the output; ``write`` gathers a shard piece by piece. Pieces are
-bounded by bytes, so that neither holds more than a fraction of a worker's memory, whatever the
-rows. Cost of ``write``: one read from every unit for each piece.
+``deal`` sorts a unit by where each row goes, one record batch for each piece of the output;
+``write`` gathers a shard piece by piece. Pieces are bounded by bytes, and so is memory, whatever
+the rows. Cost of ``write``: one read from every unit for each piece.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ def tokenise(
         "merged": merged,
         "dropped": dropped,
         "tokens": tokens,
-        "bytes_in": unit.num_bytes,
         "bytes_out": num_bytes,
     }
 

@@ -1,14 +1,10 @@
 """Cut the datasets of a configuration into units that tasks can read on their own.
 
 Rows must be those that Hugging Face's loaders give Axolotl, so these loaders read them, one unit at
-a time. A file of JSON lines is cut where its loader cuts it anyway (every 10 MB, at the next line
-end): each chunk is parsed on its own there, too. Parquet files are cut by row groups; whatever
-cannot be cut is one unit a file, read as a stream. As with Hugging Face, the first chunk of the
-first file decides the types.
-
-What is no file or folder of these formats (names of the Hub, object stores, slices of splits,
-``shards``) Axolotl loads as a whole on the machine where the job was started; the rows then go into
-the job's folder, and on from there.
+a time. JSON lines are cut where their loader cuts them anyway (every 10 MB, at the next line end),
+Parquet by row groups; what cannot be cut is one unit a file. The first chunk of the first file
+decides the types. What is no file or folder of these formats Axolotl loads as a whole where the job
+was started; the rows then go into the job's folder, and on from there.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -176,31 +173,31 @@ def _cut_file(kind: str, path: str, unit_bytes: int, most: int) -> list[Unit]:
     if kind not in ("json", "parquet") or path.endswith(_COMPRESSED):
         return whole
     with Path(path).open("rb") as file:
-        if kind == "parquet":
-            units = _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
+        if kind == "json":
+            if file.read(1) != b"{":
+                return whole
+            edges = _line_edges(file, size, unit_bytes, most)
+            sizes = [stop - start for start, stop in pairwise(edges)]
         else:
-            can_cut = file.read(1) == b"{"
-            units = _cut_lines(file, path, size, unit_bytes, most) if can_cut else whole
-    return [replace(unit, stamp=stamp) for unit in units]
+            metadata = pq.ParquetFile(file).metadata
+            edges, sizes, held = [0], [], 0
+            for group in range(metadata.num_row_groups):
+                held += metadata.row_group(group).total_byte_size
+                if held >= unit_bytes or group == metadata.num_row_groups - 1:
+                    edges.append(group + 1)
+                    sizes.append(held)
+                    held = 0
+    return [
+        replace(whole[0], start=start, stop=stop, num_bytes=held)
+        for (start, stop), held in zip(pairwise(edges), sizes, strict=True)
+    ]
 
 
-def _cut_groups(metadata: Any, path: str, unit_bytes: int) -> list[Unit]:
-    units, start, held = [], 0, 0
-    for group in range(metadata.num_row_groups):
-        held += metadata.row_group(group).total_byte_size
-        if held >= unit_bytes or group == metadata.num_row_groups - 1:
-            units.append(
-                Unit(kind="parquet", path=path, start=start, stop=group + 1, num_bytes=held)
-            )
-            start, held = group + 1, 0
-    return units
-
-
-def _cut_lines(file: Any, path: str, size: int, unit_bytes: int, most: int) -> list[Unit]:
-    """Chunks as the loader makes them: so many bytes, and on to the end of the line."""
+def _line_edges(file: Any, size: int, unit_bytes: int, most: int) -> list[int]:
+    """Where the loader's chunks begin: so many bytes, and on to the end of the line."""
     from datasets.packaged_modules.json.json import JsonConfig
 
-    chunk, units, start, position = min(JsonConfig().chunksize, most), [], 0, 0
+    chunk, edges, position = min(JsonConfig().chunksize, most), [0], 0
     while position < size:
         position += chunk
         file.seek(position)
@@ -211,11 +208,9 @@ def _cut_lines(file: Any, path: str, size: int, unit_bytes: int, most: int) -> l
             if end >= 0 or not data:
                 break
         position = min(position, size)
-        if position - start + chunk > unit_bytes or position == size:
-            held = position - start
-            units.append(Unit(kind="json", path=path, start=start, stop=position, num_bytes=held))
-            start = position
-    return units
+        if position - edges[-1] + chunk > unit_bytes or position == size:
+            edges.append(position)
+    return edges
 
 
 def read_tables(

@@ -28,6 +28,7 @@ from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
+_FILTERED = "too long, too short or no trainable tokens"
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""
 
@@ -118,9 +119,11 @@ class Pipeline:
         except ValueError as error:
             if _NOTHING_LEFT not in str(error):
                 raise
-            made.dropped["no trainable tokens"] = made.num_merged - sum(made.dropped.values())
+            made.dropped[_FILTERED] = made.num_merged
             return made
         [result] = saved
+        if len(result) < made.num_merged:
+            made.dropped[_FILTERED] = made.num_merged - len(result)
         if len(result) and _NUMBER in result.column_names:
             table = result.with_format("arrow")[:]
             features = {key: kind for key, kind in result.features.items() if key != _NUMBER}
@@ -140,21 +143,6 @@ class Pipeline:
                 made.dropped["prompt strategy or length"] = len(dataset) - len(merged)
             return merged.add_column(_NUMBER, list(range(len(merged)))) if len(merged) else merged
 
-        def counted(name: str, reason: str) -> Any:
-            function = getattr(module, name)
-
-            def count(*arguments: Any) -> Any:
-                before = next(len(value) for value in arguments if isinstance(value, Dataset))
-                result = function(*arguments)
-                kept = len(result[0] if isinstance(result, tuple) else result)
-                if kept < before:
-                    made.dropped[reason] = before - kept
-                return result
-
-            return count
-
-        from datasets import Dataset
-
         replacements = {
             "load_dataset_with_config": lambda *_, **__: dataset,
             "merge_datasets": merge,
@@ -163,12 +151,6 @@ class Pipeline:
         }
         if module.__name__.endswith("rl"):
             replacements["load_tokenizer"] = lambda _cfg: self.tokenizer
-        else:
-            reasons = {
-                "handle_long_seq_in_dataset": "too long or too short",
-                "process_datasets_for_packing": "no trainable tokens",
-            }
-            replacements |= {name: counted(name, reason) for name, reason in reasons.items()}
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for name, function in replacements.items():

@@ -1,15 +1,9 @@
 """``dedupe --engine``: remove duplicate rows of a dataset in parallel tasks.
 
-A share is a run of neighbouring units of the input, over several files where they are small. Where
-it is cut follows from the files alone. It carries what a process needs to open its files, and opens
-no others. CSV and compressed files are not cut: a share takes them whole. The types of JSON and CSV
-are found before, by a scan in the process that deals out the shares.
-
-Stage ``digest`` digests the rows of every share; the process that deals out the shares finds the
-repeated ones; stage ``write`` reads again and writes the others: the rows of ``dedupe_files``, in a
-folder of Parquet files. A share of repeated rows alone is not read again.
-
-A folder that was not written by such a job is somebody else's and is never replaced.
+A share is a run of neighbouring units of the input. Stage ``digest`` digests the rows of every
+share; the process that deals out the shares finds the repeated ones; stage ``write`` reads again
+and writes the others: the rows of ``dedupe_files``, in a folder of Parquet files. CSV and
+compressed files are not cut. The types of JSON and CSV are found before, by a scan.
 """
 
 from __future__ import annotations
@@ -61,6 +55,8 @@ class Share:
     """Each one counts its file among ``files``."""
     format: str
     options: ReadOptions
+    schema: pa.Schema
+    memory: int
 
 
 def dedupe_on(
@@ -121,10 +117,7 @@ def dedupe_on(
         held.callback(job.close)
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
-        shares = {
-            share.name: {"share": share, "schema": schema, "memory": memory}
-            for share in _cut(dataset, format)
-        }
+        shares = {share.name: {"share": share} for share in _cut(dataset, format, schema, memory)}
         keys = {"columns": names, "secret": store.read_json("secret.json")}
         digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
         repeated, _ = find_repeated(store, shares, memory)
@@ -155,7 +148,7 @@ def dedupe_on(
     )
 
 
-def _cut(dataset: Dataset, format: str) -> Iterator[Share]:
+def _cut(dataset: Dataset, format: str, schema: pa.Schema, memory: int) -> Iterator[Share]:
     """All units of a dataset in shares, in order."""
     units = dataset.units()
     total = sum(unit.num_bytes for unit in units)
@@ -176,25 +169,20 @@ def _cut(dataset: Dataset, format: str) -> Iterator[Share]:
             units=tuple(replace(unit, file=files[unit.file]) for unit in group),
             format=format,
             options=dataset.options,
+            schema=schema,
+            memory=memory,
         )
 
 
-def digest(
-    store: Store,
-    *,
-    share: Share,
-    schema: pa.Schema,
-    memory: int,
-    columns: list[str],
-    secret: Sequence[int],
-) -> Answer:
+def digest(store: Store, *, share: Share, columns: list[str], secret: Sequence[int]) -> Answer:
     """Writes the digests of a share's rows."""
     if share.options.on_error == "raise":  # else a damaged column hides its row
-        share = replace(share, options=replace(share.options, columns=tuple(columns)))
-        schema = pa.schema([schema.field(name) for name in columns])
+        schema = pa.schema([share.schema.field(name) for name in columns])
+        options = replace(share.options, columns=tuple(columns))
+        share = replace(share, options=options, schema=schema)
     num_rows, rejections = 0, list[Rejection]()
     with store.writing(f"digests/{share.name}") as path, path.open("wb") as file:
-        for rows in read_share(share, schema, memory):
+        for rows in read_share(share):
             rejections += rows.rejections
             for batch in rows.table.select(columns).to_batches():
                 file.write(digest_batch(batch, np.array(secret, np.uint64), 1).data)
@@ -214,8 +202,6 @@ def write(
     store: Store,
     *,
     share: Share,
-    schema: pa.Schema,
-    memory: int,
     first: int,
     num_rows: int,
     drop: Sequence[int],
@@ -228,8 +214,8 @@ def write(
         keep[store.read_array("drops", "<i8", *drop) - first] = False
     at = 0
     with Store(target).writing(part) as path:
-        writer = ParquetWriter(path, schema)
-        for found in read_share(share, schema, memory):
+        writer = ParquetWriter(path, share.schema)
+        for found in read_share(share):
             for batch in found.table.to_batches():
                 writer.write(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
                 at += batch.num_rows
@@ -244,8 +230,8 @@ def write(
     return {"rows": int(keep.sum()), "bytes_out": num_bytes}
 
 
-def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
-    """The rows of a share, table by table, under ``schema``."""
+def read_share(share: Share) -> Iterator[Rows]:
+    """The rows of a share, table by table, under its schema."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FormatWarning)  # said where the dataset was opened
         opened = open_files([item.source for item in share.files], share.format, share.options)
@@ -259,8 +245,8 @@ def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
         dataset,
         [Piece((Span((unit,)),)) for unit in share.units],
         Position(),
-        Known(schema),
+        Known(share.schema),
         num_threads=1,
-        budget=memory // _MEMORY_SHARE,
+        budget=share.memory // _MEMORY_SHARE,
         closers=[],
     )
