@@ -1,7 +1,7 @@
 """Jobs past one process: dedupe and prepare against others, with several nodes, in bounded memory.
 
-``exact`` deduplicates the same rows with ours, with datatrove's exact dedupe and with a ``groupby``
-of Ray Data, and counts who lost, repeated or changed a row. ``scaling`` prepares chat rows with
+``exact`` deduplicates the same rows with ours, with datatrove's exact dedupe and with a shuffle of
+Ray Data, and counts who lost, repeated or changed a row. ``scaling`` prepares chat rows with
 several workers and nodes and compares every output with the first. ``dedupe-memory``
 deduplicates skewed rows with 1 GiB per worker.
 

@@ -82,13 +82,15 @@ def _datatrove(task: Task, _: ExitStack) -> tuple[Work, str]:
     return run, "datatrove"
 
 
-def _keep_first(group: Any) -> Any:
+def _keep_first(rows: Any) -> Any:
+    """Of the rows of a partition that have the same text, the one with the least ``id``."""
+    firsts = rows.select(["text", "id"]).group_by("text").aggregate([("id", "min")])
     pc = importlib.import_module("pyarrow.compute")
-    return group.filter(pc.equal(group["id"], pc.min(group["id"])))
+    return rows.filter(pc.is_in(rows["id"], value_set=firsts["id_min"]))
 
 
 def _ray_data(task: Task, stack: ExitStack) -> tuple[Work, str]:
-    """Rows grouped by their text by a hash shuffle, the least ``id`` of a group kept."""
+    """Rows with the same text brought together by a shuffle, the least ``id`` of them kept."""
     ray = importlib.import_module("ray")
     importlib.import_module("ray.data")
     ray.init(num_cpus=task["workers"], include_dashboard=False, log_to_driver=False)
@@ -96,8 +98,8 @@ def _ray_data(task: Task, stack: ExitStack) -> tuple[Work, str]:
 
     def run() -> None:
         rows = ray.data.read_json(task["inputs"])
-        groups = rows.groupby("text", num_partitions=task["partitions"])
-        kept = groups.map_groups(_keep_first, batch_format="pyarrow")
+        parts = rows.repartition(task["partitions"], keys=["text"])
+        kept = parts.map_batches(_keep_first, batch_size=None, batch_format="pyarrow")
         kept.write_parquet(task["output"], compression="zstd")
 
     return run, "ray"

@@ -194,9 +194,6 @@ def nodes() -> Iterator[Machines]:
     with ray_variables():
         made = Machines()
         try:
-            made.add("n1")
-            made.last = made.add("n2")
-            made.cluster.wait_for_nodes()
             yield made
         finally:
             made.end()
@@ -204,12 +201,20 @@ def nodes() -> Iterator[Machines]:
 
 @needs_ray
 def test_nodes_do_all_tasks_and_others_do_those_of_a_lost_one(
-    opened: Open, nodes: Machines, tmp_path: Path
+    opened: Open, nodes: Machines, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    engine = opened(address=nodes.address, memory=1 << 20)  # there are no nodes yet
+    assert (engine.num_workers, engine.num_slots) == (0, 2)
+    assert "no node at" in capfd.readouterr().err
+    nodes.add("n1")
+    nodes.last = nodes.add("n2")
+    assert_squares(perform_all(engine, tmp_path / "early", squares(4)), 4)
+    nodes.cluster.wait_for_nodes()
     with pytest.raises(UsageError, match=r"no node .* has a CPU and .* bytes; .*--memory"):
         opened(address=nodes.address, memory=1 << 50)
     engine = opened(address=nodes.address, memory=1 << 20)
-    assert engine.num_slots == 4
+    assert (engine.num_workers, engine.num_slots) == (2, 4)
+    assert opened(address=nodes.address, workers=3).num_slots == 3
     answers = perform_all(engine, tmp_path, squares(16, 0.1))
     assert_squares(answers, 16)
     assert {answer["ran"]["node"] for answer in answers.values()} == {"n1", "n2"}
@@ -235,11 +240,36 @@ def test_nodes_do_all_tasks_and_others_do_those_of_a_lost_one(
     assert pq.read_table(tmp_path / "out")["x"].to_pylist() == [1, 2, 3]
 
 
+@needs_ray
+def test_a_job_whose_head_is_gone_ends_soon_and_says_so(nodes: Machines, tmp_path: Path) -> None:
+    code = (
+        "import sys; from fast_axolotl.cluster.engines import Nodes, run_tasks\n"
+        "from support.cluster_tasks import squares\n"
+        "for _ in run_tasks(Nodes(sys.argv[1]), sys.argv[2], squares(500, 0.2), print):\n"
+        "    print('done', flush=True)"
+    )
+    driver: Any = subprocess.Popen(
+        [sys.executable, "-c", code, nodes.address, str(tmp_path)],
+        env=clean_environment(TESTS),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout.readline() == "done\n"
+    begin = time.monotonic()
+    nodes.kill(nodes.cluster.head_node)
+    _, told = driver.communicate(timeout=60)
+    assert time.monotonic() - begin < 30
+    assert "does not answer; finished work is kept" in told
+    assert driver.returncode == 1
+
+
 def test_a_node_with_other_versions_ends_the_job(tmp_path: Path) -> None:
     versions = engines.versions()
     kind, _ = engines._attempt(str(tmp_path), squares(1)[0], versions)
     assert kind == "done"
-    for changed in ({"numpy": "0.0.1"}, {"axolotl-extra": "1"}):
+    code = {"fast-axolotl": versions["fast-axolotl"].replace("code ", "code 0")}
+    for changed in ({"numpy": "0.0.1"}, {"axolotl-extra": "1"}, code):
         kind, error = engines._attempt(str(tmp_path), squares(1)[0], {**versions, **changed})
         assert (kind, type(error)) == ("meant", UsageError)
         [name] = changed

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import pickle
 import random
 import re
 import sys
@@ -26,7 +25,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
-from fast_axolotl.cluster.stock import open_pipeline
+from fast_axolotl import cluster
+from fast_axolotl.cluster.sources import find_units, read_tables
+from fast_axolotl.cluster.stock import Pipeline, load_configuration, open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL, run_child
@@ -260,8 +261,19 @@ def test_the_prepared_datasets_are_those_of_axolotl(made: Made) -> None:
         kept = summary["rows_in"] - sum(summary["dropped"].values()) - summary["duplicates"]
         if name not in ("completion", "sharded"):
             assert kept == summary["rows_out"]
-            assert answer["stages"]["tokenise"]["tasks"] >= 3
+            assert answer["stages"]["tokenise"]["tasks"] >= 2
         assert (summary["duplicates"] > 0) == (name != "sharded")
+
+
+def test_a_dry_run_estimates_rows_and_refuses_more_than_the_memory_of_the_machine(
+    made: Made,
+) -> None:
+    output = made.folder / "out" / "dry"
+    summary = made.driver.prepare(made.config, str(output), dry_run=True)["summary"]
+    assert summary["stages"] == []
+    assert 0.5 < summary["rows_in"] / 1200 < 2
+    answer = made.driver.prepare(made.config, str(output), dry_run=True, row_bytes=10**12)
+    assert re.search(r"about [\d,]+ rows need .* GB of memory .* per row", answer["error"])
 
 
 def test_a_worker_killed_in_each_stage_loses_nothing(made: Made) -> None:
@@ -316,7 +328,7 @@ def test_a_bad_row_is_named_and_what_was_done_is_kept(made: Made) -> None:
 
 
 def test_rows_go_to_an_object_store(made: Made, s3: Any) -> None:
-    answer = made.driver.prepare(made.config, f"s3://{BUCKET}/out", chunk_bytes=100_000)
+    answer = made.driver.prepare(made.config, f"s3://{BUCKET}/out", memory=1_600_000)
     assert "summary" in answer, answer
     output = made.folder / "downloaded"
     s3.invalidate_cache()
@@ -324,13 +336,41 @@ def test_rows_go_to_an_object_store(made: Made, s3: Any) -> None:
     assert files_of(output) == made.wanted
 
 
-def test_a_pipeline_that_something_else_wrote_is_not_unpickled(tmp_path: Path) -> None:
-    class Harmful:
-        def __reduce__(self) -> Any:
-            return (tmp_path / "harm").mkdir, ()
+def test_nothing_is_unpickled(made: Made) -> None:
+    """The pipeline goes to other processes as JSON; a tokenizer that differs there is an error."""
+    cfg, tokenizer = load_configuration(str(made.config), {})
+    text = Pipeline(cfg, tokenizer, cfg.datasets).to_text()
+    opened = open_pipeline(text)
+    assert opened.configs == cfg.datasets
+    assert {**opened.cfg, "torch_dtype": 0} == {**cfg, "torch_dtype": 0}
+    with pytest.raises(DataError, match=r"the tokenizer .* is another one"):
+        open_pipeline(json.dumps({**json.loads(text), "tokenizer": "other"}))
+    with pytest.raises(DataError, match="the tokenizer /nowhere cannot be loaded on this node"):
+        open_pipeline(text.replace(str(made.folder / "model"), "/nowhere"))
+    package = Path(cluster.__file__).parent
+    assert not [path for path in package.glob("*.py") if "pickle" in path.read_text()]
 
-    data = pickle.dumps(Harmful())
-    (tmp_path / "pipeline.pickle").write_bytes(data)
-    with pytest.raises(DataError, match="was changed by something else"):
-        open_pipeline(str(tmp_path), hashlib.sha256(b"ours").hexdigest())
-    assert not (tmp_path / "harm").exists()
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_small_input_has_work_for_all_workers(tmp_path: Path, kind: str) -> None:
+    """The types of JSON follow from 10 MB, so tasks share these; a row group alike."""
+    from axolotl.utils.dict import DictDefault
+
+    rows = pa.table({"n": range(60_000), "text": [f"{n:080d}" for n in range(60_000)]})
+    path = tmp_path / f"rows.{kind}"
+    if kind == "json":
+        write_lines(path, rows.to_pylist())
+    else:
+        pq.write_table(rows, path, compression="none", use_dictionary=False)
+    config = DictDefault({"path": str(path), "ds_type": kind})
+    store = Store(str(tmp_path / "work"))
+    for workers, least in ((1, 1), (2, 4), (64, 5)):
+        where: Any = {"room": 1 << 30, "store": store, "name": "0"}
+        units = find_units(config, DictDefault({}), "train", workers=workers, **where)
+        assert least <= len(units) <= 2 * least
+        numbers = []
+        for unit in units:
+            for first, table in read_tables(store, unit, rows.schema):
+                assert table["n"][0].as_py() == len(numbers) == first
+                numbers += table["n"].to_pylist()
+        assert numbers == list(range(60_000))

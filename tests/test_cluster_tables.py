@@ -308,36 +308,19 @@ def test_a_job_that_was_stopped_after_the_rename_ends_well(
     assert not list(tmp_path.glob("out.*"))
 
 
-# Elsewhere
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_an_object_store_is_input_and_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    s3 = fsspec.filesystem("s3", skip_instance_cache=True)
-    type(s3).clear_instance_cache()
-    s3.mkdir("tables")
-    rows = repeated_rows(600)
+@pytest.mark.usefixtures("inline")
+def test_an_object_store_is_input_and_output(tmp_path: Path) -> None:
+    rows, files = repeated_rows(600), fsspec.filesystem("memory")
     for part in range(3):
-        s3.pipe_file(f"tables/in/{part}.jsonl", jsonl_bytes(rows[part * 200 :][:200]))
+        files.pipe_file(f"/tables/in/{part}.jsonl", jsonl_bytes(rows[part * 200 :][:200]))
     dedupe_files(write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "one.parquet")
     with pytest.raises(KeyboardInterrupt):
-        dedupe_on("s3://tables/in", "s3://tables/out", heard=Stopping(4))
-    dedupe_on("s3://tables/in", "s3://tables/out", workers=2)
-    assert read_rows("s3://tables/out") == read_rows(tmp_path / "one.parquet")
-    assert sorted(s3.glob("tables/out*")) == ["tables/out"]  # the work folder is gone
-    assert s3.exists("tables/out/_SUCCESS")
-    type(s3).clear_instance_cache()
-    server.stop()
+        dedupe_on("memory://tables/in", "memory://tables/out", heard=Stopping(4))
+    dedupe_on("memory://tables/in", "memory://tables/out")
+    assert read_rows("memory://tables/out") == read_rows(tmp_path / "one.parquet")
+    assert files.glob("/tables/out*") == ["/tables/out"]  # work folder and locks are gone
+    assert files.exists("/tables/out/_SUCCESS")
+    files.rm("/tables", recursive=True)
 
 
 INTERRUPTED = """

@@ -48,6 +48,10 @@ def divide(store: Store) -> dict[str, Any]:
     return {"quotient": 1 / 0}
 
 
+def read(store: Store, name: str) -> dict[str, Any]:
+    return {"value": store.read_json(name)}
+
+
 def environment(store: Store, name: str) -> dict[str, Any]:
     return {"value": os.environ.get(name)}
 

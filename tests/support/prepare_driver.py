@@ -64,15 +64,16 @@ def _hurting(faults: list[dict[str, Any]]) -> Any:
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
     job.run_tasks = _hurting(order.pop("faults", []))  # type: ignore[attr-defined]
     last = order.pop("stop", "")
-    module._CHUNK_BYTES = order.pop("chunk_bytes", 20_000)
+    module._ROW_BYTES = order.pop("row_bytes", 80)
     usual = {"overrides": {}, "engine": "local", "address": "auto", "workers": 2, "work": None}
+    usual["memory"] = 320_000
 
     def hear(stage: job.Stage, _: str) -> None:
         if stage.name == last and stage.done:
             raise KeyboardInterrupt
 
     try:
-        done = module.prepare(**usual | order, memory=320_000, heard=hear).to_json()
+        done = module.prepare(**usual | order, heard=hear).to_json()
         return {"summary": done, "stages": {stage["name"]: stage for stage in done["stages"]}}
     except KeyboardInterrupt:
         return {"error": "stopped"}

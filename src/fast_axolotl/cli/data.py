@@ -240,6 +240,9 @@ def prepare(
     ] = None,
     work: Work = None,
     restart: Restart = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Check data, types and memory; estimate the rows.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Do what axolotl preprocess does, on all cores or on a Ray cluster, in bounded memory.
@@ -258,7 +261,11 @@ def prepare(
         )
     from fast_axolotl.cluster.prepare import prepare as prepare_dataset
 
-    summary = _watch_job(prepare_dataset, config=str(config), overrides={}, output=output, **job)
+    job |= {"config": str(config), "overrides": {}, "output": output, "dry_run": dry_run}
+    summary = _watch_job(prepare_dataset, **job)
+    if dry_run:
+        print_result(summary, job_document(summary), as_json=as_json)
+        return
     # Axolotl opens a prepared dataset from a path only.
     is_remote = output is not None and "://" in output
     place = ["--dataset-prepared-path", "FOLDER" if is_remote else output] if output else []

@@ -1,16 +1,14 @@
 """Run the tasks of a job in processes on this machine or on the nodes of a Ray cluster.
 
-A task names a function of this package and what it is given. The function writes its files into the
-store and returns a small dict; ``perform`` keeps that beside them as the last thing it does. So a
-task whose answer is there is done, and one that was lost half way is done again from the start.
-
-A process that dies costs nothing but its task, which is tried again; a task that ends its process
-every time ends the job. Ray's own retries, of which nobody would hear, are off. Where the head of a
-Ray cluster is gone, Ray ends this process after a minute; finished work is kept all the same.
+A task names a function of this package and its arguments. The function writes its files into the
+store and returns a small dict, which ``perform`` keeps beside them as the last thing it does: a
+task whose answer is there is done. One whose process dies, or whose storage fails for a moment, is
+tried again, up to four times. Ray's own retries, of which nobody would hear, are off.
 """
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import platform
@@ -28,17 +26,20 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, cast
 
 from fast_axolotl import system
 from fast_axolotl._version import __version__
-from fast_axolotl.cluster.store import Store
+from fast_axolotl.cluster.store import Store, may_pass
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 _ATTEMPTS = 4
 """Of one task: processes that ended while they were at it, with whole nodes or alone."""
 
 _MOMENT_SECONDS = 5.0
+_HEAD_SECONDS = 15.0
+"""A head that does not answer for so long is gone."""
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
 Answer = dict[str, Any]
@@ -120,14 +121,21 @@ class Local:
     """
 
     def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
-        self.num_slots = workers or system.usable_cores()
+        self.num_slots = self.num_workers = workers or system.usable_cores()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._idle: dict[Any, Any] = {}
         self._busy: dict[Any, Any] = {}
 
     def start(self, url: str, task: Task) -> Any:
-        pipe, process = self._idle.popitem() if self._idle else self._fork()
+        if self._idle:
+            pipe, process = self._idle.popitem()
+        else:
+            pipe, theirs = self._context.Pipe()
+            arguments = (theirs, dict(os.environ))
+            process = self._context.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
         self._busy[pipe] = process
         with suppress(OSError):  # one that died while it was idle is seen below
             pipe.send((url, task))
@@ -152,18 +160,9 @@ class Local:
 
     def abandon(self) -> None:
         _end(self._busy)
-        self._busy.clear()
 
     def close(self) -> None:
         _end(self._idle)
-        self._idle.clear()
-
-    def _fork(self) -> tuple[Any, Any]:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, dict(os.environ)), daemon=True)
-        process.start()
-        theirs.close()
-        return ours, process
 
 
 class Nodes:
@@ -186,20 +185,32 @@ class Nodes:
             raise UsageError(f"{problem} ({error})") from None
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
-        self._options: dict[str, Any] = {"num_cpus": 1, "memory": memory or None, "max_retries": 0}
-        if not self._room():
+        self._attempt = ray.remote(num_cpus=1, memory=memory or None, max_retries=0)(_attempt)
+        self._head: str = ray.get_runtime_context().gcs_address
+        self._is_closed = threading.Event()
+        threading.Thread(target=self._watch_head, daemon=True).start()
+        if self._room():
+            return
+        if self._room({"CPU": 1}):
             self.close()
             raise UsageError(
                 f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
             )
+        print(f"no node at {at} has a CPU yet; the job waits for one", file=sys.stderr)
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks at a time; 0 where there are no nodes yet."""
+        return self._workers or self._room()
 
     @property
     def num_slots(self) -> int:
-        return self._workers or 2 * max(1, self._room())  # none waits for its next task
+        """So that no node waits for its next task, and that a cluster can see that it should grow,
+        as many again wait unless a number of workers is set."""
+        return self._workers or 2 * max(1, self._room())
 
     def start(self, url: str, task: Task) -> Any:
-        function = self._ray.remote(_attempt).options(**self._options)
-        return function.remote(url, task, versions())
+        return self._attempt.remote(url, task, versions())
 
     def wait(self, keys: Collection[Any]) -> Iterator[tuple[Any, Outcome]]:
         self._ray.wait(list(keys), timeout=_MOMENT_SECONDS)
@@ -214,15 +225,32 @@ class Nodes:
         """They end with the connection, or soon by themselves."""
 
     def close(self) -> None:
+        self._is_closed.set()
         self._ray.shutdown()
 
-    def _room(self) -> int:
+    def _room(self, need: Mapping[str, int] | None = None) -> int:
         """How many tasks have room on the nodes there are now."""
+        need = need or self._need
         return sum(
-            int(min(node["Resources"].get(name, 0) // need for name, need in self._need.items()))
+            int(min(node["Resources"].get(name, 0) // least for name, least in need.items()))
             for node in self._ray.nodes()
             if node["Alive"]
         )
+
+    def _watch_head(self) -> None:
+        """Ends this process where the head is gone, as Ray does: but soon, and with the cure."""
+        answered = time.monotonic()
+        while not self._is_closed.wait(1):
+            if _is_open(self._head):
+                answered = time.monotonic()
+            elif time.monotonic() - answered > _HEAD_SECONDS:
+                print(
+                    f"\nfast-axolotl: the head of the Ray cluster at {self._head} does not answer; "
+                    "finished work is kept: start a cluster and run the same command again",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(1)  # calls of Ray wait for the head
 
 
 Engine = Local | Nodes
@@ -231,7 +259,12 @@ Engine = Local | Nodes
 @cache
 def versions() -> dict[str, str]:
     """Those that all nodes must have, and a job as long as it goes on."""
-    found = {"python": platform.python_version().rpartition(".")[0], "fast-axolotl": __version__}
+    code = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    found = {"python": platform.python_version().rpartition(".")[0]}
+    found["fast-axolotl"] = f"{__version__} (code {code.hexdigest()[:8]})"
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
@@ -273,14 +306,18 @@ def _attempt(url: str, task: Task, wanted: Mapping[str, str] | None = None) -> O
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core has a process already
     try:
         return "done", perform(url, task)
-    except FastAxolotlError as error:
-        make, (message, *rest) = cast(Any, error.__reduce__())[:2]
-        return "meant", make(f"{message}{where}", *rest)
     except Exception as error:  # noqa: BLE001  whoever sent the task raises it
-        return "broke", f"{type(error).__name__}: {error}{where}\n{traceback.format_exc()}"
+        told = f"{type(error).__name__}: {error}{where}"
+        if may_pass(error):
+            time.sleep(_MOMENT_SECONDS)
+            return "lost", told
+        if isinstance(error, FastAxolotlError):
+            make, (message, *rest) = cast(Any, error.__reduce__())[:2]
+            return "meant", make(f"{message}{where}", *rest)
+        return "broke", f"{told}\n{traceback.format_exc()}"
 
 
-def _end(workers: Mapping[Any, Any]) -> None:
+def _end(workers: dict[Any, Any]) -> None:
     for pipe, process in workers.items():
         pipe.close()
         process.terminate()
@@ -288,3 +325,4 @@ def _end(workers: Mapping[Any, Any]) -> None:
         process.join(_MOMENT_SECONDS)
         process.kill()
         process.join()
+    workers.clear()

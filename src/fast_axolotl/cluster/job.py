@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -27,6 +28,9 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.output import disk_errors
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import DataError, UsageError
+
+_MANY_WORKERS = 64
+"""Assumed of a cluster that has no nodes yet."""
 
 _MARK = "_fast-axolotl"
 """The file of an output that names its job. Readers of Parquet folders skip it."""
@@ -94,24 +98,22 @@ class Job:
         memory: int = 0,
         preload: Sequence[str] = (),
     ) -> None:
-        """Opens an engine, which ``close`` ends.
+        """Opens an engine, ``local`` or ``ray``, which ``close`` ends.
 
-        Args:
-            heard: Told of stages and tasks.
-            engine: ``local`` or ``ray``.
-            address: Of the Ray cluster: ``auto`` or ``HOST:PORT``.
-            workers: Tasks at a time; 0 takes all cores of this machine or of the cluster.
-            memory: Bytes that a Ray task takes of its node.
-            preload: Modules that local processes find imported.
+        ``workers`` tasks run at a time; 0 takes all cores. A Ray task takes ``memory`` bytes of its
+        node. Local processes find the modules of ``preload`` imported.
         """
         if engine not in ("local", "ray"):
             raise UsageError(f"unknown engine {engine!r}; use local or ray")
         is_local = engine == "local"
         self._engine = Local(workers, preload) if is_local else Nodes(address, workers, memory)
         self.close = self._engine.close
+        self.workers = self._engine.num_workers or _MANY_WORKERS
         self._heard = heard
         self._begin = time.perf_counter()
         self._stages: dict[str, Stage] = {}
+        self.totals: dict[str, Counter[str]] = {}
+        """Of every stage, the sums of the numbers that its tasks answered."""
         self._peak = (0, "")
 
     def run(
@@ -123,6 +125,7 @@ class Job:
         """
         name = function.__name__
         stage = self._stages.setdefault(name, Stage(name=name))
+        totals = self.totals.setdefault(name, Counter())
         stage.tasks += len(tasks)
         self._heard(stage, "starting")
         answers: dict[str, Answer] = {}
@@ -130,9 +133,9 @@ class Job:
 
         def take(task: str, answer: Answer) -> None:
             answers[task] = answer
+            totals.update({key: n for key, n in answer.items() if isinstance(n, int)})
             stage.done += 1
-            stage.rows += answer.get("rows") or 0
-            stage.bytes_out += answer.get("bytes_out", 0)
+            stage.rows, stage.bytes_out = totals["rows"], totals["bytes_out"]
             stage.seconds = before + time.perf_counter() - begin
             ran = answer["ran"]
             stage.task_seconds += ran["seconds"]
@@ -158,12 +161,16 @@ class Job:
 
     def summary(self, **figures: Any) -> JobSummary:
         """What was done, with what only the caller knows."""
+        last = self.totals.get("write", Counter())
         return JobSummary(
+            **figures,
+            rows_out=last["rows"],
+            tokens=last["tokens"],
+            bytes_out=last["bytes_out"],
+            seconds=time.perf_counter() - self._begin,
             stages=tuple(self._stages.values()),
             peak_bytes=self._peak[0],
             peak_node=self._peak[1],
-            seconds=time.perf_counter() - self._begin,
-            **figures,
         )
 
 
@@ -193,39 +200,58 @@ class Output:
 
         What ``is_ours`` may be replaced, whoever wrote it: nobody else takes such a name.
         """
-        self.final, self.work, self._is_ours = final, work, is_ours
+        self.final, self.work, self._is_ours, self._id = final, work, is_ours, ""
         self.parts = Store(parts) if final.is_local else final
-        self._is_new, self._id = True, ""
 
-    def claim(self, held: ExitStack, *, restart: bool, overwrite: bool = False) -> None:
-        """Locks output and work folder for as long as ``held`` is; refuses those of others."""
+    def claim(
+        self,
+        held: ExitStack,
+        description: Mapping[str, Any],
+        *,
+        restart: bool,
+        overwrite: bool = False,
+    ) -> None:
+        """Locks output and work folder for as long as ``held`` is, and refuses those of others.
+
+        Keeps what the job is, or compares it with what an earlier run has kept.
+        """
         held.enter_context(self.work.locked())
         held.enter_context(self.final.locked())
-        self._is_new = restart or not self.work.exists("job.json")
-        self._id = (
-            uuid.uuid4().hex if self._is_new else self.work.read_json("job.json").get("id", "")
-        )
-        if not self._is_ours:
-            self._check_places(overwrite)
-
-    def begin(self, description: Mapping[str, Any]) -> None:
-        """Keeps what the job is, or compares it with what an earlier run has kept."""
-        if self._is_new:
-            self.work.remove()
-            if not self._is_ours:
-                self.parts.remove()
+        is_new = restart or not self.work.exists("job.json")
+        found = {} if is_new else self.work.read_json("job.json")
+        self._id = found.get("id") or uuid.uuid4().hex
+        if not self._is_ours:  # nobody else may have written there
+            if self.work.names("") and not self.work.exists("job.json"):
+                raise UsageError(
+                    f"{self.work.url} is not the work folder of a job; pass another --work"
+                )
+            for place, may_replace in ((self.final, overwrite), (self.parts, is_new)):
+                owner = _job_of(place)
+                if owner == "":
+                    raise UsageError(
+                        f"output {place.url} already exists and was not written by such a job, so "
+                        "it is not replaced; choose another name, or remove it yourself"
+                    )
+                if owner in (None, self._id) or may_replace:
+                    continue
+                if place is self.final and not overwrite:
+                    raise UsageError(
+                        f"output {place.url} already exists; pass overwrite=True (--overwrite) to "
+                        "replace it, or choose another name"
+                    )
+                raise UsageError(
+                    f"{place.url} holds files of another job; remove it, or pass another --output"
+                )
 
         def plain(value: Any) -> Any:
             return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
         about = {**description, "versions": versions(), "id": self._id}
         wanted = json.loads(json.dumps(about, default=plain))
-        if not self.work.exists("job.json"):
+        if is_new:
+            self.work.remove()
             self.work.write_json("job.json", wanted)
-            return
-        found = self.work.read_json("job.json")
-        other = [key for key in {*wanted, *found} if wanted.get(key) != found.get(key)]
-        if other:
+        elif other := [key for key in {*wanted, *found} if wanted.get(key) != found.get(key)]:
             raise UsageError(
                 f"{self.work.url} has an unfinished job with other {', '.join(sorted(other))}; "
                 "pass --restart to remove it and start over, or pass another --work"
@@ -284,29 +310,6 @@ class Output:
             if target.exists():
                 shutil.rmtree(target)
             folder.rename(target)
-
-    def _check_places(self, overwrite: bool) -> None:
-        """Refuses to write where another job or somebody else has written."""
-        if self.work.names("") and not self.work.exists("job.json"):
-            raise UsageError(
-                f"{self.work.url} is not the work folder of a job; pass another --work"
-            )
-        owner = _job_of(self.final)
-        if owner == "":
-            raise UsageError(
-                f"output {self.final.url} already exists and was not written by such a job, so it "
-                "is not replaced; choose another name, or remove it yourself"
-            )
-        if owner not in (None, self._id) and not overwrite:
-            raise UsageError(
-                f"output {self.final.url} already exists; pass overwrite=True (--overwrite) to "
-                "replace it, or choose another name"
-            )
-        unfinished = _job_of(self.parts)
-        if unfinished == "" or (unfinished not in (None, self._id) and not self._is_new):
-            raise UsageError(
-                f"{self.parts.url} holds files of another job; remove it, or pass another --output"
-            )
 
 
 def _job_of(place: Store) -> str | None:

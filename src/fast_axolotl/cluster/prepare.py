@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -26,24 +25,22 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.data import count_shards, saved_notes
-from fast_axolotl.axolotl.patching import Unfamiliar
-from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.cluster import shards
 from fast_axolotl.cluster.engines import Answer
 from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeated
 from fast_axolotl.cluster.sources import Unit, find_units, read_tables
-from fast_axolotl.cluster.stock import Made, Pipeline, load_configuration
+from fast_axolotl.cluster.stock import Made, Pipeline, load_configuration, tokenizer_digest
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.system import memory_bytes
 
 MIB = 1024 * 1024
 _HOST_BYTES = 768 * MIB
 """What a process takes that has imported Axolotl and done nothing."""
 _LEAST_ROOM = 256 * MIB
-_CHUNK_BYTES = 10 * MIB
-"""Of JSON lines, as Hugging Face parses them."""
-_MOST_UNIT_BYTES = 64 * MIB
+_ROW_BYTES = 80
+"""What the process that deals out the tasks holds of every row, as measured."""
 _MOST_PIECE_BYTES = 128 * MIB
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
 _PASSING_KEYS = {"output_dir", "dataset_prepared_path"}
@@ -72,20 +69,14 @@ def prepare(
     work: str | None,
     heard: Heard,
     restart: bool = False,
+    dry_run: bool = False,
     **engine: Any,
 ) -> JobSummary:
     """Writes the prepared dataset of a configuration where ``axolotl train`` looks for it.
 
-    Args:
-        config: Axolotl's YAML file.
-        overrides: Keys of the configuration that are set otherwise, as on Axolotl's command line.
-        memory: Bytes that a working process may hold.
-        output: In place of the configuration's ``dataset_prepared_path``; a path or a URL.
-        work: The folder for files between stages; beside the output by default. All nodes must see
-            it under this name.
-        heard: Told of stages and tasks.
-        restart: Forget what an interrupted run has finished.
-        engine: For ``Job``: engine, address, workers.
+    ``overrides`` are keys that are set otherwise, as on Axolotl's command line; ``output`` stands
+    in place of ``dataset_prepared_path``; the others are as for ``dedupe_on``. With ``dry_run``,
+    it ends before any row but the first ones is tokenised.
     """
     room = memory - _HOST_BYTES
     if room < _LEAST_ROOM:
@@ -94,33 +85,54 @@ def prepare(
     if not Path(config).is_file():
         raise UsageError(f"{config} is not a file; pass the YAML configuration of a training")
     cfg, tokenizer = load_configuration(config, dict(overrides))
-    tokens = type(tokenizer).__name__
-    with suppress(Unfamiliar):
-        tokens = hashlib.sha256(describe(tokenizer).encode(errors="replace")).hexdigest()
+    from datasets import Dataset, Features
+
     # Keys that decide rows and order are more than those of the folder's name.
     about = {key: value for key, value in cfg.items() if key not in _PASSING_KEYS}
-    about |= {"memory": memory, "tokenizer": tokens}
+    about |= {"memory": memory, "tokenizer": tokenizer_digest(tokenizer)}
     with ExitStack() as held:
         splits = _find_splits(cfg, tokenizer, output, work)
         for split in splits:
-            split.place.claim(held, restart=restart)
-            split.place.begin({**about, "job": f"prepare, {split.name}"})
-            _look(split, cfg, tokenizer, room)
+            split.place.claim(held, {**about, "job": f"prepare, {split.name}"}, restart=restart)
         job = Job(heard, memory=memory, preload=_PRELOAD, **engine)
         held.callback(job.close)
-        done = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
+        num_rows = sum(_look(split, cfg, tokenizer, room, job.workers) for split in splits)
+        need, there = int(num_rows * _ROW_BYTES), memory_bytes()
+        if need > there:
+            raise UsageError(
+                f"about {num_rows:,.0f} rows need {need / 1e9:,.0f} GB of memory on this machine, "
+                f"which has {there / 1e9:,.0f} GB: it holds {_ROW_BYTES} bytes per row; start the "
+                "job on a larger machine, or divide the datasets"
+            )
+        outputs = tuple(split.place.final.url for split in splits)
+        units = [unit for split in splits for _, unit in split.units.values()]
+        num_bytes = sum(unit.num_bytes for unit in units)
+        dropped: Counter[str] = Counter()
+        if dry_run:
+            for split in splits:
+                if not split.place.work.names("tokenise"):
+                    split.place.work.remove()
+            figures = {"rows_in": int(num_rows), "dropped": {}, "duplicates": 0}
+            return job.summary(outputs=outputs, bytes_in=num_bytes, **figures)
+        names = [_prepare_split(job, split, cfg, tokenizer, room, dropped) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
-        for split, (names, _) in zip(splits, done, strict=True):
-            _publish(split, names)
+        for split, files in zip(splits, names, strict=True):
+            features = Features.from_arrow_schema(shards.read_schema(split.types["final"]))
+            empty = Dataset.from_dict({key: [] for key in features}, features=features)
+            mark = f"{split.place.final.url} {[*split.units]}"
+            empty._fingerprint = hashlib.sha256(mark.encode()).hexdigest()[:16]
+            # The state comes last: it is what names the shards.
+            split.place.publish(dict.fromkeys(files), saved_notes(empty, files))
         for split in splits:
             split.place.work.remove()
-    figures: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    for _, counts in done:
-        dropped.update(counts.pop("dropped"))
-        figures.update(counts)
-    outputs = tuple(split.place.final.url for split in splits)
-    return job.summary(outputs=outputs, dropped=dict(dropped), **figures)
+    totals = job.totals["tokenise"]
+    return job.summary(
+        outputs=outputs,
+        rows_in=totals["rows"],
+        dropped=dict(dropped),
+        duplicates=totals["kept"] - job.totals["deal"]["rows"],
+        bytes_in=num_bytes,
+    )
 
 
 def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None) -> list[_Split]:
@@ -144,26 +156,29 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
     return list(splits.values())
 
 
-def _look(split: _Split, cfg: Any, tokenizer: Any, room: int) -> None:
+def _look(split: _Split, cfg: Any, tokenizer: Any, room: int, workers: int) -> float:
     """Finds the units of every dataset, and what every task reads: the same in any later run.
 
-    Where files have changed since, what was made of them is forgotten.
+    Gives about the number of rows. Where files have changed, what was made of them is forgotten.
     """
     from datasets import Dataset, concatenate_datasets
     from datasets.table import InMemoryTable
 
     store = split.place.work
-    unit_bytes = max(_CHUNK_BYTES, min(_MOST_UNIT_BYTES, room // 16))
+    if not store.exists("workers.json"):
+        store.write_json("workers.json", workers)
+    workers = store.read_json("workers.json")  # so that any other number continues
     pipeline = Pipeline(cfg, tokenizer, split.configs)
-    raw, made = [], []
+    raw, made, num_rows = [], [], 0.0
     for index, config in enumerate(split.configs):
-        units = find_units(
-            config, cfg, split.name, unit_bytes=unit_bytes, store=store, name=f"{index:03d}"
-        )
+        where: dict[str, Any] = {"store": store, "name": f"{index:03d}"}
+        units = find_units(config, cfg, split.name, workers=workers, room=room, **where)
         for number, unit in enumerate(units):
             stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
             split.units[f"{index:03d}-{number:07d}-{stamp}"] = index, unit
-        schema, rows = _first_kept(store, units, partial(pipeline.make, index, split.name))
+        make = partial(pipeline.make, index, split.name)
+        schema, rows, count = _first_kept(store, units, make)
+        num_rows += count
         if schema is None:
             raise DataError(f"dataset {config.path} has no rows; check its path and split")
         raw.append(schema.serialize().to_pybytes().hex())
@@ -190,7 +205,7 @@ def _look(split: _Split, cfg: Any, tokenizer: Any, room: int) -> None:
     has_types = types.items() <= found.items()
     if has_types and found["units"] == split.types["units"]:
         split.types = found
-        return
+        return num_rows
     store.remove("write")
     if has_types and not store.names("deal"):  # units of the other files are tokenised
         split.types["secret"] = found["secret"]
@@ -198,40 +213,39 @@ def _look(split: _Split, cfg: Any, tokenizer: Any, room: int) -> None:
         store.remove("deal")
         store.remove("tokenise")
     store.write_json("types.json", split.types)
+    return num_rows
 
 
 def _first_kept(
     store: Store, units: Sequence[Unit], make: Callable[..., Made]
-) -> tuple[pa.Schema | None, pa.Table | None]:
+) -> tuple[pa.Schema | None, pa.Table | None, float]:
     """The schema of a dataset, ``None`` where it has no rows, and the first rows that are kept.
 
-    Rows may be sorted by length.
+    Rows may be sorted by length. The last figure is about how many rows the dataset has.
     """
-    schema, seen = None, 0
+    schema, seen, count = None, 0, 0.0
     for unit in units:
-        first = 0
-        for table in read_tables(store, unit, schema):
-            schema = table.schema if schema is None else schema
+        for first, table in read_tables(store, unit, schema):
+            if schema is None and len(table):
+                schema = table.schema
+                num_bytes = sum(unit.num_bytes for unit in units)
+                count = num_bytes * len(table) / max(1, table.nbytes)
             for start in range(0, len(table), _PROBED_ROWS):
                 rows = table.slice(start, _PROBED_ROWS)
                 made = shards.make_rows(make, rows, unit, first + start)
                 seen += len(rows)
                 if made.table is not None or seen >= _MOST_PROBED_ROWS:
-                    return schema, made.table
-            first += len(table)
-    return schema if seen else None, None
+                    return schema, made.table, count
+    return schema, None, count
 
 
 def _prepare_split(
-    job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int
-) -> tuple[list[str], dict[str, Any]]:
-    """Makes the files of one prepared dataset; gives their names, and counts of rows."""
+    job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int, dropped: Counter[str]
+) -> list[str]:
+    """Makes the files of one prepared dataset, and gives their names."""
     store = split.place.work
-    pipeline = pickle.dumps((cfg, tokenizer, split.configs))
-    with store.writing("pipeline.pickle") as path:
-        path.write_bytes(pipeline)
     alike = {
-        "pipeline": hashlib.sha256(pipeline).hexdigest(),
+        "pipeline": Pipeline(cfg, tokenizer, split.configs).to_text(),
         "split": split.name,
         "slice_bytes": max(MIB, room // 64),
         "secret": split.types["secret"],
@@ -241,6 +255,8 @@ def _prepare_split(
         for name, (index, unit) in split.units.items()
     }
     answers = job.run(store, shards.tokenise, tasks)
+    for answer in answers.values():
+        dropped.update(answer["dropped"])
     kept = {name: answer for name, answer in answers.items() if answer["kept"]}
     if not kept:
         raise DataError(
@@ -248,9 +264,8 @@ def _prepare_split(
             "sequence_len, train_on_inputs and roles_to_train"
         )
     places = _order(split, cfg, answers, kept)
-    num_repeated = 0
     if split.types["secret"] is not None:
-        num_repeated = _drop_repeated(store, places, room // 2)
+        _drop_repeated(store, places, room // 2)
     edges, ranges = _cut(split, cfg, kept, places, min(_MOST_PIECE_BYTES, room // 8))
     for name, found in places.items():
         store.write_array(f"places/{name}", found)
@@ -269,18 +284,7 @@ def _prepare_split(
     count = sum(answer["rows"] for answer in written.values())
     if count != edges[-1]:
         raise DataError(f"{count:,} rows were written instead of {edges[-1]:,}; pass --restart")
-    dropped: Counter[str] = Counter()
-    for answer in answers.values():
-        dropped.update(answer["dropped"])
-    return names, {
-        "rows_in": sum(answer["rows"] for answer in answers.values()),
-        "dropped": dropped,
-        "duplicates": num_repeated,
-        "rows_out": count,
-        "tokens": sum(answer["tokens"] for answer in written.values()),
-        "bytes_in": sum(answer["bytes_in"] for answer in answers.values()),
-        "bytes_out": sum(answer["bytes_out"] for answer in written.values()),
-    }
+    return names
 
 
 def _order(
@@ -305,14 +309,16 @@ def _order(
     if merged._indices is not None:
         # What the dataset itself would do, without 6 µs a row.
         order = order[merged._indices.column(0).to_numpy()]
+    del merged, stand_ins  # every array is 8 bytes a row
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
-    numbers = {name: split.place.work.read_array(f"numbers/{name}", "<i8") for name in kept}
-    return {name: places[starts[name] + found] for name, found in numbers.items()}
+    del order
+    read = split.place.work.read_array
+    return {name: places[starts[name] + read(f"numbers/{name}", "<i8")] for name in kept}
 
 
-def _drop_repeated(store: Store, places: dict[str, Any], memory: int) -> int:
-    """Gives rows the place -1 that repeat one with an earlier place; says how many these are."""
+def _drop_repeated(store: Store, places: dict[str, Any], memory: int) -> None:
+    """Gives rows the place -1 that repeat one with an earlier place."""
     rows, firsts = find_repeated(store, places, memory)
     flat = np.concatenate([*places.values()])
     best = flat.copy()
@@ -322,7 +328,6 @@ def _drop_repeated(store: Store, places: dict[str, Any], memory: int) -> int:
     flat[rows[repeats]] = -1
     stops = np.cumsum([len(found) for found in places.values()])
     places.update(zip(places, np.split(flat, stops[:-1]), strict=True))
-    return len(rows)
 
 
 def _cut(
@@ -355,15 +360,3 @@ def _cut(
         edges.append(stop)
         ranges.append(range(first, len(edges) - 1))
     return edges, ranges
-
-
-def _publish(split: _Split, names: Sequence[str]) -> None:
-    """The shards and their two notes under the name that Axolotl looks for, at once."""
-    from datasets import Dataset, Features
-
-    features = Features.from_arrow_schema(shards.read_schema(split.types["final"]))
-    empty = Dataset.from_dict({key: [] for key in features}, features=features)
-    about = f"{split.place.final.url} {[*split.units]}"
-    empty._fingerprint = hashlib.sha256(about.encode()).hexdigest()[:16]
-    # The state comes last: it is what names the shards.
-    split.place.publish(dict.fromkeys(names), saved_notes(empty, names))

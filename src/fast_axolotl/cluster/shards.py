@@ -1,10 +1,9 @@
 """The tasks of ``prepare``: tokenise rows, sort them into pieces, write the final files.
 
 ``tokenise`` makes of a unit its tokens, their digests, and the number of every row in its unit.
-When all are there, the coordinator knows where each row goes. ``deal`` sorts a unit by that, one
-record batch for each piece of the output; ``write`` gathers a shard piece by piece. Pieces are
-bounded by bytes, so that neither holds more than a fraction of a worker's memory, whatever the
-rows. Cost of ``write``: one read from every unit for each piece.
+``deal`` sorts a unit by where each row goes, one record batch for each piece of the output;
+``write`` gathers a shard piece by piece. Pieces are bounded by bytes, and so is memory, whatever
+the rows. Cost of ``write``: one read from every unit for each piece.
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ def tokenise(
     slice_bytes: int,
     secret: list[int] | None,
 ) -> dict[str, Any]:
-    """A unit's rows as they will be in the prepared dataset.
-
-    ``pipeline`` is the SHA-256 of what ``open_pipeline`` opens.
-    """
-    make, types = open_pipeline(store.url, pipeline).make, store.read_json("types.json")
+    """A unit's rows as they will be in the prepared dataset."""
+    make, types = open_pipeline(pipeline).make, store.read_json("types.json")
     raw, final = read_schema(types["raw"][index]), read_schema(types["final"])
     rows_in = merged = tokens = num_bytes = 0
     dropped: Counter[str] = Counter()
@@ -56,11 +52,11 @@ def tokenise(
         store.writing(f"tokens/{name}.arrow") as path,
         pa.ipc.new_file(str(path), final) as writer,
     ):
-        for table in read_tables(store, unit, raw):
+        for first, table in read_tables(store, unit, raw):
             step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
             for start in range(0, len(table), step):
                 rows = table.slice(start, step)
-                made = make_rows(partial(make, index, split), rows, unit, rows_in)
+                made = make_rows(partial(make, index, split), rows, unit, first + start)
                 if made.table is not None:
                     kept = _conform(made.table, final, unit)
                     writer.write_table(kept, _ROWS_AT_ONCE)
@@ -82,29 +78,33 @@ def tokenise(
         "merged": merged,
         "dropped": dropped,
         "tokens": tokens,
-        "bytes_in": unit.num_bytes,
         "bytes_out": num_bytes,
     }
 
 
 def deal(store: Store, *, unit: str) -> dict[str, Any]:
-    """A unit's rows in the order of the output, a record batch for each piece of it."""
+    """A unit's rows in the order of the output, a record batch for each piece of it.
+
+    The file begins with where each batch does, so that a piece is read alone.
+    """
     places = store.read_array(f"places/{unit}", "<i8")
     edges = store.read_array("edges", "<i8")
     kept = np.flatnonzero(places >= 0)  # the others are repeated
     order = kept[np.argsort(places[kept])]
     cuts = np.searchsorted(places[order], edges)
-    with store.open(f"tokens/{unit}.arrow") as file, store.writing(f"dealt/{unit}.arrow") as path:
-        table = pa.ipc.open_file(file).read_all()
-        schema = table.schema.append(pa.field(_PLACE, pa.int64()))
-        empty = pa.RecordBatch.from_pylist([], schema=schema)
-        with pa.ipc.new_file(str(path), schema) as writer:
-            for start, stop in pairwise(cuts.tolist()):
-                chosen = order[start:stop]
-                found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
-                writer.write_batch((found.combine_chunks().to_batches() or [empty])[0])
-        num_bytes = path.stat().st_size
-    return {"rows": len(order), "bytes_out": num_bytes}
+    table = pa.ipc.open_file(store.read(f"tokens/{unit}.arrow")).read_all()
+    begins = np.full(len(edges), edges.nbytes)
+    with store.writing(f"dealt/{unit}") as path, path.open("wb") as file:
+        file.write(begins.data)
+        for number, (start, stop) in enumerate(pairwise(cuts.tolist()), 1):
+            chosen = order[start:stop]
+            found = table.take(pa.array(chosen)).append_column(_PLACE, [places[chosen]])
+            for batch in found.combine_chunks().to_batches():  # none, or one
+                file.write(batch.serialize())
+            begins[number] = file.tell()
+        file.seek(0)
+        file.write(begins.data)
+    return {"rows": len(order), "bytes_out": int(begins[-1])}
 
 
 def write(store: Store, *, name: str, pieces: range, target: str) -> dict[str, Any]:
@@ -113,17 +113,22 @@ def write(store: Store, *, name: str, pieces: range, target: str) -> dict[str, A
     from datasets.arrow_writer import ArrowWriter
 
     final = read_schema(store.read_json("types.json")["final"])
-    units = store.read_json("dealt.json")
+    schema = final.append(pa.field(_PLACE, pa.int64()))
+    begins = {
+        f"dealt/{unit}": store.read_array(f"dealt/{unit}", "<i8", pieces.start, pieces.stop + 1)
+        for unit in store.read_json("dealt.json")
+    }
     num_rows = tokens = 0
     with Store(target).writing(name) as path:
         features = Features.from_arrow_schema(final)
         with ArrowWriter(features=features, path=str(path)) as writer:
             left = final.empty_table()
-            for piece in pieces:
-                batches = []
-                for unit in units:
-                    with store.open(f"dealt/{unit}.arrow") as file:
-                        batches.append(pa.ipc.open_file(file).get_batch(piece))
+            for number in range(len(pieces)):
+                batches = [
+                    pa.ipc.read_record_batch(pa.py_buffer(store.read(part, *edges)), schema)
+                    for part, found in begins.items()
+                    if (edges := found[number : number + 2].tolist())[0] < edges[1]
+                ]
                 found = pa.Table.from_batches(batches)
                 order = np.argsort(found.column(_PLACE).to_numpy())
                 found = found.drop_columns([_PLACE]).take(pa.array(order)).combine_chunks()

@@ -1,21 +1,18 @@
 """Cut the datasets of a configuration into units that tasks can read on their own.
 
 Rows must be those that Hugging Face's loaders give Axolotl, so these loaders read them, one unit at
-a time. A file of JSON lines is cut where its loader cuts it anyway (every 10 MB, at the next line
-end): each chunk is parsed on its own there, too. Parquet files are cut by row groups; whatever
-cannot be cut is one unit a file, read as a stream. As with Hugging Face, the first chunk of the
-first file decides the types.
-
-What is no file or folder of these formats (names of the Hub, object stores, slices of splits,
-``shards``) Axolotl loads as a whole on the machine where the job was started; the rows then go into
-the job's folder, and on from there.
+a time. JSON lines are cut where their loader cuts them anyway (every 10 MB, at the next line end),
+Parquet by row groups; what cannot be cut is one unit a file. The first chunk of the first file
+decides the types. What is no file or folder of these formats Axolotl loads as a whole where the job
+was started; the rows then go into the job's folder, and on from there.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +25,10 @@ from fast_axolotl.errors import DataError, FastAxolotlError
 _KINDS = ("json", "parquet", "arrow", "csv", "text")
 _LINE_BYTES = 64 * 1024
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
-_LOADED_BYTES = 32 * 1024 * 1024
-"""What of a dataset that is loaded as a whole is one unit."""
+_LEAST_UNIT_BYTES, _MOST_UNIT_BYTES = 1024 * 1024, 64 * 1024 * 1024
+_UNIT_SHARE, _WHOLE_SHARE = 16, 4
+"""Of a task's memory: what a unit may have at most, and what may be read to take a part of it."""
+_UNITS_PER_WORKER = 2
 _FEW_ROWS = 1000
 """As many as Hugging Face writes at a time: these decide the types of what a function returns."""
 
@@ -47,6 +46,9 @@ class Unit:
     stop: int = -1
     """Bytes of JSON lines, row groups of Parquet, or rows; -1 stands for all of the file."""
     num_bytes: int = 0
+    part: int = 0
+    parts: int = 1
+    """Its rows are one of so many parts of these rows."""
     stamp: str = ""
     """What changes when the file does."""
 
@@ -67,23 +69,41 @@ class Unit:
 
 
 def find_units(
-    config: Any, cfg: Any, split: str, *, unit_bytes: int, store: Store, name: str
+    config: Any, cfg: Any, split: str, *, workers: int, room: int, store: Store, name: str
 ) -> tuple[Unit, ...]:
-    """The units of a dataset, in the order of their rows."""
+    """The units of a dataset, in the order of their rows: some for each of so many workers.
+
+    ``room`` is the memory that a task has. Chunks and row groups that are larger than a unit should
+    be are read as a whole by several tasks, each of which takes a part of their rows.
+    """
+
+    most = min(_MOST_UNIT_BYTES, room // _UNIT_SHARE)
+
+    def size_of(num_bytes: int) -> int:
+        return min(most, max(_LEAST_UNIT_BYTES, num_bytes // (_UNITS_PER_WORKER * workers)))
+
     # Of preferences, Axolotl takes what there is to train on, also for tests.
     split = "train" if cfg.rl else split
     try:
         found = None if config.shards else _find_files(config, config.split or split)
         if found is None:
-            return _load_whole(config, cfg, split, store, name)
+            return _load_whole(config, cfg, split, store, name, size_of)
         kind, files = found
-        return tuple(unit for path in files for unit in _cut_file(kind, path, unit_bytes))
+        unit_bytes = size_of(sum(Path(path).stat().st_size for path in files))
+        units = [unit for path in files for unit in _cut_file(kind, path, unit_bytes, most)]
     except FastAxolotlError:
         raise
     except Exception as error:  # noqa: BLE001  Hugging Face and its libraries raise what they like
         raise DataError(
             f"dataset {config.path} cannot be loaded: {error}; check path, ds_type, split and name"
         ) from None
+    parted = []
+    for unit in units:
+        is_whole = unit.stop < 0 or unit.num_bytes > room // _WHOLE_SHARE
+        parts = 1 if is_whole else max(1, round(unit.num_bytes / unit_bytes))
+        share = unit.num_bytes // parts
+        parted += [replace(unit, part=n, parts=parts, num_bytes=share) for n in range(parts)]
+    return tuple(parted)
 
 
 def _find_files(config: Any, split: str) -> tuple[str, list[str]] | None:
@@ -111,7 +131,9 @@ def _find_files(config: Any, split: str) -> tuple[str, list[str]] | None:
     return (kind, files) if files and is_known else None
 
 
-def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> tuple[Unit, ...]:
+def _load_whole(
+    config: Any, cfg: Any, split: str, store: Store, name: str, unit_bytes: Callable[[int], int]
+) -> tuple[Unit, ...]:
     """Axolotl's own loading, with the rows written into the job's folder."""
     from axolotl.utils.data.shared import load_dataset_with_config
     from datasets import Dataset, DatasetDict
@@ -127,7 +149,8 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
         dataset = dataset.shuffle(seed=cfg.seed).shard(num_shards=config.shards, index=index)
     if not isinstance(dataset, Dataset):
         raise DataError(f"dataset {config.path} loads as {type(dataset).__name__}, not Dataset")
-    num_units = max(1, -(-dataset._estimate_nbytes() // _LOADED_BYTES))
+    num_bytes = dataset._estimate_nbytes()
+    num_units = max(1, -(-num_bytes // unit_bytes(num_bytes)))
     step = max(1, -(-len(dataset) // num_units))
     rows, units = dataset.with_format("arrow"), []
     for start in range(0, len(dataset), step):
@@ -137,44 +160,44 @@ def _load_whole(config: Any, cfg: Any, split: str, store: Store, name: str) -> t
             table = table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
             with store.writing(part) as path, pa.ipc.new_file(str(path), table.schema) as writer:
                 writer.write_table(table, _FEW_ROWS)
-        num_bytes = dataset._estimate_nbytes() // num_units
-        units.append(Unit(kind="rows", path=part, num_bytes=num_bytes))
+        units.append(Unit(kind="rows", path=part, num_bytes=num_bytes // num_units))
     return tuple(units)
 
 
-def _cut_file(kind: str, path: str, unit_bytes: int) -> list[Unit]:
+def _cut_file(kind: str, path: str, unit_bytes: int, most: int) -> list[Unit]:
     found = Path(path).stat()
     size, stamp = found.st_size, str(found.st_mtime)
     whole = [Unit(kind=kind, path=path, num_bytes=size, stamp=stamp)]
     if size <= unit_bytes:
         return whole
+    if kind not in ("json", "parquet") or path.endswith(_COMPRESSED):
+        return whole
     with Path(path).open("rb") as file:
-        if kind == "parquet":
-            units = _cut_groups(pq.ParquetFile(file).metadata, path, unit_bytes)
-        elif kind != "json" or path.endswith(_COMPRESSED) or not file.read(1).startswith(b"{"):
-            return whole
+        if kind == "json":
+            if file.read(1) != b"{":
+                return whole
+            edges = _line_edges(file, size, unit_bytes, most)
+            sizes = [stop - start for start, stop in pairwise(edges)]
         else:
-            units = _cut_lines(file, path, size, unit_bytes)
-    return [replace(unit, stamp=stamp) for unit in units]
+            metadata = pq.ParquetFile(file).metadata
+            edges, sizes, held = [0], [], 0
+            for group in range(metadata.num_row_groups):
+                held += metadata.row_group(group).total_byte_size
+                if held >= unit_bytes or group == metadata.num_row_groups - 1:
+                    edges.append(group + 1)
+                    sizes.append(held)
+                    held = 0
+    return [
+        replace(whole[0], start=start, stop=stop, num_bytes=held)
+        for (start, stop), held in zip(pairwise(edges), sizes, strict=True)
+    ]
 
 
-def _cut_groups(metadata: Any, path: str, unit_bytes: int) -> list[Unit]:
-    units, start, held = [], 0, 0
-    for group in range(metadata.num_row_groups):
-        held += metadata.row_group(group).total_byte_size
-        if held >= unit_bytes or group == metadata.num_row_groups - 1:
-            units.append(
-                Unit(kind="parquet", path=path, start=start, stop=group + 1, num_bytes=held)
-            )
-            start, held = group + 1, 0
-    return units
-
-
-def _cut_lines(file: Any, path: str, size: int, unit_bytes: int) -> list[Unit]:
-    """Chunks as the loader makes them: so many bytes, and on to the end of the line."""
+def _line_edges(file: Any, size: int, unit_bytes: int, most: int) -> list[int]:
+    """Where the loader's chunks begin: so many bytes, and on to the end of the line."""
     from datasets.packaged_modules.json.json import JsonConfig
 
-    chunk, units, start, position = min(JsonConfig().chunksize, unit_bytes), [], 0, 0
+    chunk, edges, position = min(JsonConfig().chunksize, most), [0], 0
     while position < size:
         position += chunk
         file.seek(position)
@@ -185,26 +208,41 @@ def _cut_lines(file: Any, path: str, size: int, unit_bytes: int) -> list[Unit]:
             if end >= 0 or not data:
                 break
         position = min(position, size)
-        if position - start + chunk > unit_bytes or position == size:
-            held = position - start
-            units.append(Unit(kind="json", path=path, start=start, stop=position, num_bytes=held))
-            start = position
-    return units
+        if position - edges[-1] + chunk > unit_bytes or position == size:
+            edges.append(position)
+    return edges
 
 
-def read_tables(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:
-    """The rows of a unit, chunk by chunk, under the types of the dataset's first rows."""
+def read_tables(
+    store: Store, unit: Unit, schema: pa.Schema | None
+) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of a unit, chunk by chunk, under the types of the dataset's first rows.
+
+    Each with the number of its first row, counted over all parts.
+    """
+    tables: Iterable[pa.Table] = _read_whole(store, unit, schema)
+    first = 0
+    if unit.parts > 1 and (whole := list(tables)):
+        table = pa.concat_tables(whole)
+        first, stop = (len(table) * number // unit.parts for number in (unit.part, unit.part + 1))
+        tables = [table.slice(first, stop - first)]
+    for table in tables:
+        yield first, table
+        first += len(table)
+
+
+def _read_whole(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:
     from datasets.table import CastError, table_cast
 
     if unit.kind == "rows":
-        with store.open(unit.path) as file:
-            reader = pa.ipc.open_file(file)
-            for index in range(reader.num_record_batches):
-                yield pa.Table.from_batches([reader.get_batch(index)])
+        reader = pa.ipc.open_file(store.read(unit.path))
+        for index in range(reader.num_record_batches):
+            yield pa.Table.from_batches([reader.get_batch(index)])
         return
     for table in _load(unit, schema):
+        schema = table.schema if schema is None else schema
         try:
-            yield table if schema is None else table_cast(table, schema)
+            yield table_cast(table, schema)
         except (CastError, pa.ArrowInvalid, TypeError) as error:
             raise DataError(f"{unit} {_OTHER_TYPE}: {error}") from None
 

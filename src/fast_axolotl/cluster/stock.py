@@ -9,9 +9,9 @@ saved is the result. Everything else, in this release or the next, is done as Ax
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
-import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,10 +23,12 @@ from unittest import mock
 import pyarrow as pa
 
 from fast_axolotl.axolotl import install, names_to_skip
-from fast_axolotl.cluster.store import Store
+from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
+_FILTERED = "too long, too short or no trainable tokens"
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""
 
@@ -82,6 +84,12 @@ class Pipeline:
     configs: list[Any]
     """Its datasets of one split."""
 
+    def to_text(self) -> str:
+        """As data, from which ``open_pipeline`` makes it in another process."""
+        digest = tokenizer_digest(self.tokenizer)
+        found = {"cfg": self.cfg, "configs": self.configs, "tokenizer": digest}
+        return json.dumps(found, default=str)
+
     def make(self, index: int, split: str, rows: pa.Table) -> Made:
         """Rows of a dataset, by its number, as they are in the prepared dataset, in their order."""
         from axolotl.utils.data import rl, sft
@@ -111,9 +119,11 @@ class Pipeline:
         except ValueError as error:
             if _NOTHING_LEFT not in str(error):
                 raise
-            made.dropped["no trainable tokens"] = made.num_merged - sum(made.dropped.values())
+            made.dropped[_FILTERED] = made.num_merged
             return made
         [result] = saved
+        if len(result) < made.num_merged:
+            made.dropped[_FILTERED] = made.num_merged - len(result)
         if len(result) and _NUMBER in result.column_names:
             table = result.with_format("arrow")[:]
             features = {key: kind for key, kind in result.features.items() if key != _NUMBER}
@@ -133,21 +143,6 @@ class Pipeline:
                 made.dropped["prompt strategy or length"] = len(dataset) - len(merged)
             return merged.add_column(_NUMBER, list(range(len(merged)))) if len(merged) else merged
 
-        def counted(name: str, reason: str) -> Any:
-            function = getattr(module, name)
-
-            def count(*arguments: Any) -> Any:
-                before = next(len(value) for value in arguments if isinstance(value, Dataset))
-                result = function(*arguments)
-                kept = len(result[0] if isinstance(result, tuple) else result)
-                if kept < before:
-                    made.dropped[reason] = before - kept
-                return result
-
-            return count
-
-        from datasets import Dataset
-
         replacements = {
             "load_dataset_with_config": lambda *_, **__: dataset,
             "merge_datasets": merge,
@@ -156,12 +151,6 @@ class Pipeline:
         }
         if module.__name__.endswith("rl"):
             replacements["load_tokenizer"] = lambda _cfg: self.tokenizer
-        else:
-            reasons = {
-                "handle_long_seq_in_dataset": "too long or too short",
-                "process_datasets_for_packing": "no trainable tokens",
-            }
-            replacements |= {name: counted(name, reason) for name, reason in reasons.items()}
         with ExitStack() as stack, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for name, function in replacements.items():
@@ -170,22 +159,39 @@ class Pipeline:
 
 
 @lru_cache(maxsize=2)
-def open_pipeline(url: str, digest: str) -> Pipeline:
-    """The pipeline of a job, opened once in each process; not if it has another SHA-256."""
+def open_pipeline(text: str) -> Pipeline:
+    """The pipeline that ``Pipeline.to_text`` has described, made once in each process."""
     _make_ready()
-    data = Store(url).read("pipeline.pickle")
-    # Others may write to a shared folder, and what is unpickled can do anything.
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise DataError(
-            f"{url}/pipeline.pickle was changed by something else; run the same command again"
-        )
+    from axolotl.loaders import load_tokenizer
+    from axolotl.utils.dict import DictDefault
+    from axolotl.utils.schemas.enums import RLType
+
+    found = json.loads(text)
+    cfg = DictDefault(found["cfg"])
+    if cfg.rl:
+        cfg.rl = RLType(cfg.rl)  # Axolotl compares by identity
+    name = cfg.tokenizer_config or cfg.base_model
     try:
-        found = pickle.loads(data)
-    except (ImportError, AttributeError) as error:
-        raise DataError(f"the configuration cannot be loaded on this node: {error}") from None
+        tokenizer = load_tokenizer(cfg)
+    except Exception as error:  # noqa: BLE001  Axolotl and its libraries raise what they like
+        raise DataError(
+            f"the tokenizer {name} cannot be loaded on this node: {error}; it must be there under "
+            "this name, on a shared disk or from the Hub"
+        ) from None
+    if tokenizer_digest(tokenizer) != found["tokenizer"]:
+        raise DataError(f"the tokenizer {name} is another one where the job was started")
     # Whatever is wrong with rows was told of the first rows, where the job was started.
     _quieten(logging.ERROR)
-    return Pipeline(*found)
+    return Pipeline(cfg, tokenizer, [DictDefault(config) for config in found["configs"]])
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """The same on all nodes for tokenizers that give the same tokens."""
+    try:
+        text = describe(tokenizer)
+    except Unfamiliar:
+        text = type(tokenizer).__name__
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 def _make_ready() -> None:

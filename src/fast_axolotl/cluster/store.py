@@ -6,10 +6,13 @@ bytes, so the later one may replace the earlier.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +25,11 @@ import numpy as np
 
 from fast_axolotl.axolotl.tokenized_shards import take_lock
 from fast_axolotl.errors import DataError, UsageError
+
+_PASSING = {errno.ESTALE, errno.EIO, errno.EBUSY, errno.EHOSTUNREACH, errno.ENETUNREACH}
+_PAUSES = (1.0, 3.0, 9.0)
+"""Seconds before each further attempt."""
+_BEAT_SECONDS, _DEAD_SECONDS = 20.0, 90.0
 
 
 @dataclass(slots=True)
@@ -48,20 +56,18 @@ class Store:
         return f"{self._root}/{name}" if name else self._root
 
     def exists(self, name: str) -> bool:
-        return bool(self._fs.exists(self.path(name)))
+        return bool(self._ask("exists", self.path(name)))
 
     def is_there(self) -> bool:
         """Whether anything lies below its path, or a file at it."""
-        if not self.is_local:
-            return bool(self.names(""))
-        place = Path(self._root)
-        return any(place.iterdir()) if place.is_dir() else place.exists()
+        self._fs.invalidate_cache()
+        return bool(self._ask("find", self._root))
 
     def names(self, folder: str) -> set[str]:
         """The names of the files in a folder, without it."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self.path(folder), detail=False)
+            found = self._ask("ls", self.path(folder), detail=False)
         except FileNotFoundError:
             return set()
         names = {path.rstrip("/").rsplit("/", 1)[-1] for path in found}
@@ -69,25 +75,60 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in the folder meanwhile, where it is one that can be locked."""
+        """Nobody else works in the folder meanwhile."""
+        busy = UsageError(
+            f"another job is using {self.url}, or has been killed less than {_DEAD_SECONDS:.0f} s "
+            "ago; wait until it ends, or pass another --work and another --output"
+        )
         if not self.is_local:
-            yield
+            with self._beating(busy):
+                yield
             return
         mark = Path(f"{self._root}.lock")
         mark.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(mark, os.O_RDWR | os.O_CREAT)
         try:
             if take_lock(lock, mark) is False:
-                raise UsageError(
-                    f"another job is using {self.url}; wait until it ends, or pass another --work "
-                    "and another --output"
-                )
+                raise busy
             try:
                 yield
             finally:
                 mark.unlink(missing_ok=True)
         finally:
             os.close(lock)
+
+    @contextmanager
+    def _beating(self, busy: UsageError) -> Iterator[None]:
+        """An object store has no locks: everybody writes a file of their own again and again.
+
+        Who finds another one that is fresh, by the clock of the store, leaves.
+        """
+        folder, own = f"{self._root}.lock", uuid.uuid4().hex
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_BEAT_SECONDS):
+                with suppress(Exception):
+                    self._fs.pipe_file(f"{folder}/{own}", b"here")
+
+        self._ask("pipe_file", f"{folder}/{own}", b"here")
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            self._fs.invalidate_cache()
+            now = self._ask("modified", f"{folder}/{own}")
+            for path in self._ask("ls", folder, detail=False):
+                with suppress(FileNotFoundError):  # it has just ended
+                    age = (now - self._ask("modified", path)).total_seconds()
+                    if not path.endswith(own) and age < _DEAD_SECONDS:
+                        raise busy
+                    if age >= _DEAD_SECONDS:
+                        self._ask("rm_file", path)
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._ask("rm_file", f"{folder}/{own}")
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -105,7 +146,7 @@ class Store:
                     folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
                     beside = Path(held.enter_context(folder), target.name)
                     yield beside
-                    self._fs.put_file(str(beside), self.path(name))
+                    self._ask("put_file", str(beside), self.path(name))
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -121,7 +162,7 @@ class Store:
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """A file, or some bytes of it."""
-        data: bytes = self._fs.cat_file(self.path(name), start=start, end=stop)
+        data: bytes = self._ask("cat_file", self.path(name), start=start, end=stop)
         return data
 
     def write_array(self, name: str, array: Any) -> None:
@@ -147,3 +188,37 @@ class Store:
         for name in [folder] if folder else ["job.json", ""]:
             with suppress(OSError):
                 self._fs.rm(self.path(name), recursive=True)
+
+    def _ask(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Calls a function of the file system, again where an error may pass."""
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                return getattr(self._fs, name)(*arguments, **options)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                if (pause := next(pauses, None)) is None:
+                    raise DataError(
+                        f"the storage does not answer ({error}); finished work is kept: run the "
+                        "same command again to continue",
+                        path=self.url,
+                    ) from error
+                time.sleep(pause)
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether an error of storage, or one it has led to, may be gone at the next attempt."""
+    while error is not None:
+        answer = getattr(error, "response", None)  # of boto; the others have the status themselves
+        answer = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+        names = ("status", "status_code", "code")
+        codes = [answer.get("HTTPStatusCode"), *(getattr(error, name, None) for name in names)]
+        if any(isinstance(code, int) and 500 <= code < 600 for code in codes):
+            return True
+        if isinstance(error, TimeoutError | ConnectionError | asyncio.TimeoutError):
+            return True
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,15 +1,9 @@
 """``dedupe --engine``: remove duplicate rows of a dataset in parallel tasks.
 
-A share is a run of neighbouring units of the input, over several files where they are small. Where
-it is cut follows from the files alone. It carries what a process needs to open its files, and opens
-no others. CSV and compressed files are not cut: a share takes them whole. The types of JSON and CSV
-are found before, by a scan in the process that deals out the shares.
-
-Stage ``digest`` digests the rows of every share; the process that deals out the shares finds the
-repeated ones; stage ``write`` reads again and writes the others: the rows of ``dedupe_files``, in a
-folder of Parquet files. A share of repeated rows alone is not read again.
-
-A folder that was not written by such a job is somebody else's and is never replaced.
+A share is a run of neighbouring units of the input. Stage ``digest`` digests the rows of every
+share; the process that deals out the shares finds the repeated ones; stage ``write`` reads again
+and writes the others: the rows of ``dedupe_files``, in a folder of Parquet files. CSV and
+compressed files are not cut. The types of JSON and CSV are found before, by a scan.
 """
 
 from __future__ import annotations
@@ -20,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +55,8 @@ class Share:
     """Each one counts its file among ``files``."""
     format: str
     options: ReadOptions
+    schema: pa.Schema
+    memory: int
 
 
 def dedupe_on(
@@ -68,31 +64,21 @@ def dedupe_on(
     output: str,
     *,
     columns: Sequence[str] | None = None,
-    engine: str = "local",
-    address: str = "auto",
-    workers: int = 0,
     memory: int = 4 * 1024**3,
     work: str | None = None,
     restart: bool = False,
     overwrite: bool = False,
     heard: Heard = lambda *_: None,
     format: str = "auto",
-    **read_options: Any,
+    split: str | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    **engine: Any,
 ) -> JobSummary:
-    """Writes the rows of ``inputs`` that come for the first time, in their order.
+    """Writes the rows of ``inputs`` that come for the first time, in their order, into a folder.
 
-    Args:
-        inputs: What ``open_dataset`` reads: files, folders, globs or URIs.
-        output: A folder to make, as a path or a URL.
-        columns: Compare these columns only; whole rows are written all the same.
-        engine, address, workers: As for ``Job``.
-        memory: Bytes that a working process may hold.
-        work: The folder for files between stages; ``output`` with ``.work`` by default. All nodes
-            must see it under this name. The same call continues there after an interruption.
-        restart: Removes what an earlier run left there.
-        overwrite: Replaces an output that exists.
-        heard: Told of stages and tasks.
-        format: As for ``open_dataset``, like ``read_options``: ``split``, ``on_error``, ….
+    Only ``columns`` are compared. Files between stages lie in ``work``, which all nodes see under
+    this name; the same call continues there after an interruption, unless ``restart`` is set.
+    ``engine`` is for ``Job``.
     """
     final = Store(str(output).rstrip("/"))
     if format_of_name(final.url)[0] not in (None, "parquet"):
@@ -103,46 +89,35 @@ def dedupe_on(
     if f"{store.url}/".startswith(f"{final.url}/"):
         raise UsageError(f"--work {store.url} is inside the output; choose another folder")
     place = Output(final, f"{final.url}.parts", store, is_ours=False)
+    listed = [inputs] if isinstance(inputs, str | Path) else inputs
+    # Other processes have other working directories.
+    paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
+    budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
+    reader = open_dataset(
+        paths, format=format, memory_budget=budget, infer="scan", split=split, on_error=on_error
+    )
+    dataset, schema = dataset_of(reader), reader.schema
+    sources = [item.source for item in dataset.inputs]
+    if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
+        raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
+    names = column_names(schema, columns, "the input")
+    options = asdict(dataset.options)
+    del options["block_bytes"]
+    description = {
+        "job": "dedupe",
+        "columns": names,
+        "output": final.url,
+        "inputs": [[one.identity, one.num_bytes, one.version] for one in sources],
+        "format": format,
+        "options": options,
+    }
     with ExitStack() as held:
-        place.claim(held, restart=restart, overwrite=overwrite)
-        listed = [inputs] if isinstance(inputs, str | Path) else inputs
-        # Other processes have other working directories.
-        paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
-        budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
-        reader = open_dataset(
-            paths, format=format, memory_budget=budget, infer="scan", **read_options
-        )
-        dataset, schema = dataset_of(reader), reader.schema
-        sources = [item.source for item in dataset.inputs]
-        if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
-            raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
-        names = column_names(schema, columns, "the input")
-        options = asdict(dataset.options)
-        del options["block_bytes"]
-        description = {
-            "job": "dedupe",
-            "columns": names,
-            "output": final.url,
-            "inputs": [[one.identity, one.num_bytes, one.version] for one in sources],
-            "format": format,
-            "options": options,
-        }
-        place.begin(description)
-        job = Job(
-            heard,
-            engine=engine,
-            address=address,
-            workers=workers,
-            memory=memory,
-            preload=[__name__],
-        )
+        place.claim(held, description, restart=restart, overwrite=overwrite)
+        job = Job(heard, memory=memory, preload=[__name__], **engine)
         held.callback(job.close)
         if not store.exists("secret.json"):
             store.write_json("secret.json", fresh_secret().tolist())
-        shares = {
-            share.name: {"share": share, "schema": schema, "memory": memory}
-            for share in _cut(dataset, format)
-        }
+        shares = {share.name: {"share": share} for share in _cut(dataset, format, schema, memory)}
         keys = {"columns": names, "secret": store.read_json("secret.json")}
         digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
         repeated, _ = find_repeated(store, shares, memory)
@@ -163,21 +138,17 @@ def dedupe_on(
         place.publish(rows, {} if final.is_local else {"_SUCCESS": "{}"})
         store.remove()
     rejections = [item for answer in digests.values() for item in answer["rejections"]]
-    unreadable = sum(answer["rejected"] for answer in digests.values())
     return job.summary(
         outputs=(final.url,),
         rows_in=rows_in,
-        dropped={"unreadable": unreadable} if rejections else {},
+        dropped={"unreadable": job.totals["digest"]["rejected"]} if rejections else {},
         duplicates=len(repeated),
-        rows_out=rows_in - len(repeated),
-        tokens=0,
         bytes_in=sum(one.num_bytes for one in sources),
-        bytes_out=sum(answer["bytes_out"] for answer in written.values()),
         rejections=rejections[:_MOST_REJECTIONS],
     )
 
 
-def _cut(dataset: Dataset, format: str) -> Iterator[Share]:
+def _cut(dataset: Dataset, format: str, schema: pa.Schema, memory: int) -> Iterator[Share]:
     """All units of a dataset in shares, in order."""
     units = dataset.units()
     total = sum(unit.num_bytes for unit in units)
@@ -198,25 +169,20 @@ def _cut(dataset: Dataset, format: str) -> Iterator[Share]:
             units=tuple(replace(unit, file=files[unit.file]) for unit in group),
             format=format,
             options=dataset.options,
+            schema=schema,
+            memory=memory,
         )
 
 
-def digest(
-    store: Store,
-    *,
-    share: Share,
-    schema: pa.Schema,
-    memory: int,
-    columns: list[str],
-    secret: Sequence[int],
-) -> Answer:
+def digest(store: Store, *, share: Share, columns: list[str], secret: Sequence[int]) -> Answer:
     """Writes the digests of a share's rows."""
     if share.options.on_error == "raise":  # else a damaged column hides its row
-        share = replace(share, options=replace(share.options, columns=tuple(columns)))
-        schema = pa.schema([schema.field(name) for name in columns])
+        schema = pa.schema([share.schema.field(name) for name in columns])
+        options = replace(share.options, columns=tuple(columns))
+        share = replace(share, options=options, schema=schema)
     num_rows, rejections = 0, list[Rejection]()
     with store.writing(f"digests/{share.name}") as path, path.open("wb") as file:
-        for rows in read_share(share, schema, memory):
+        for rows in read_share(share):
             rejections += rows.rejections
             for batch in rows.table.select(columns).to_batches():
                 file.write(digest_batch(batch, np.array(secret, np.uint64), 1).data)
@@ -236,8 +202,6 @@ def write(
     store: Store,
     *,
     share: Share,
-    schema: pa.Schema,
-    memory: int,
     first: int,
     num_rows: int,
     drop: Sequence[int],
@@ -250,8 +214,8 @@ def write(
         keep[store.read_array("drops", "<i8", *drop) - first] = False
     at = 0
     with Store(target).writing(part) as path:
-        writer = ParquetWriter(path, schema)
-        for found in read_share(share, schema, memory):
+        writer = ParquetWriter(path, share.schema)
+        for found in read_share(share):
             for batch in found.table.to_batches():
                 writer.write(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
                 at += batch.num_rows
@@ -266,8 +230,8 @@ def write(
     return {"rows": int(keep.sum()), "bytes_out": num_bytes}
 
 
-def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
-    """The rows of a share, table by table, under ``schema``."""
+def read_share(share: Share) -> Iterator[Rows]:
+    """The rows of a share, table by table, under its schema."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FormatWarning)  # said where the dataset was opened
         opened = open_files([item.source for item in share.files], share.format, share.options)
@@ -278,6 +242,6 @@ def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
         window_bytes=0,
     )
     pieces = [Piece((Span((unit,)),)) for unit in share.units]
-    budget = memory // _MEMORY_SHARE
+    budget = share.memory // _MEMORY_SHARE
     with ExitStack() as running:
-        yield from read_rows(dataset, pieces, Position(), Known(schema), 1, budget, running)
+        yield from read_rows(dataset, pieces, Position(), Known(share.schema), 1, budget, running)
