@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
@@ -154,6 +155,8 @@ class BlockBuilder:
     def __init__(self, journal: Journal) -> None:
         self.phase: PhaseName | None = None
         """Phase of the last step."""
+        self.take_phases: Callable[[], dict[str, float]] = dict
+        """Seconds by what looks at the stack have seen since the last call."""
         self._journal = journal
         self._block: _Block | None = None
         self._totals: dict[PhaseName, WaitTotals] = {}
@@ -218,7 +221,8 @@ class BlockBuilder:
             journal.since_start(block.last.end),
             with_singles=journal.has_room,
         )
-        journal.write(line)
+        phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
+        journal.write(replace(line, phases=phases))
         totals = self._totals.setdefault(line.phase, WaitTotals())
         totals.add_block(line)
         self._waits.merge(line.device_waits or line.host_waits)

@@ -23,6 +23,8 @@ from fast_axolotl.record.schema import Mark as Mark
 from fast_axolotl.record.schema import ModelShape as ModelShape
 from fast_axolotl.record.schema import ProfileWindow as ProfileWindow
 from fast_axolotl.record.schema import Settings as Settings
+from fast_axolotl.record.schema import StackLine as StackLine
+from fast_axolotl.record.schema import Stacks as Stacks
 from fast_axolotl.record.schema import Start as Start
 from fast_axolotl.record.schema import StepBlock as StepBlock
 from fast_axolotl.record.schema import SystemSample as SystemSample

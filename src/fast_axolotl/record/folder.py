@@ -35,6 +35,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "model": (schema.ModelShape, "models"),
     "log": (schema.Log, "logs"),
     "window": (schema.ProfileWindow, "windows"),
+    "stacks": (schema.Stacks, "stacks"),
     "end": (schema.End, ""),
     "system_start": (schema.SystemStart, ""),
     "system": (schema.SystemSample, ""),
@@ -69,6 +70,7 @@ class RankRecord:
     models: list[schema.ModelShape] = field(default_factory=list)
     windows: list[schema.ProfileWindow] = field(default_factory=list)
     logs: list[schema.Log] = field(default_factory=list)
+    stacks: list[schema.Stacks] = field(default_factory=list)
     end: schema.End | None = None
     num_skipped: int = 0
     """Batches that were read over before the training began."""
