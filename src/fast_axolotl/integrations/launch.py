@@ -48,6 +48,7 @@ class Order:
     peak_tflops: float | None = None
     profile_steps: int = 0
     data_paths: tuple[str, ...] = ()
+    stacks: bool = True
 
     def variables(self) -> dict[str, str]:
         """The variables that ``order`` reads this from, in a child wherever it runs."""

@@ -73,7 +73,9 @@ class TorchWatch:
 
     Args:
         meter: Where fetches and steps go; or ``None`` with ``open_meter``.
-        open_meter: Asked for a meter at the first training fetch.
+        open_meter: Asked for a meter at the first training fetch or optimizer step.
+        worker_start: What a loader's workers call first, made of the loader's own function, until
+            there is a meter.
         optimizers: Whether the first optimizer seen reports the steps; else ``step`` does.
         is_training: Whether fetches of a dataset are the training's; by default those are while
             gradients are on, of datasets that optimizer steps follow.
@@ -87,6 +89,7 @@ class TorchWatch:
         meter: Meter | None,
         *,
         open_meter: Callable[[], Meter | None] | None = None,
+        worker_start: Callable[[Any], Any] | None = None,
         optimizers: bool = True,
         is_training: Callable[[Any], bool] | None = None,
         profile_steps: int = 0,
@@ -95,6 +98,7 @@ class TorchWatch:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
         self.open_meter = open_meter
+        self._worker_start = worker_start
         self._optimizers = optimizers
         self._is_training = is_training
         self._profile_steps = profile_steps
@@ -109,12 +113,19 @@ class TorchWatch:
         self._datasets = _TrainedDatasets()
 
     def start(self) -> None:
-        """Hook into torch; without a meter, into its loaders alone, which load before the rest."""
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        """Hook into torch."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.utils.data.dataloader import (
+            _BaseDataLoaderIter,
+            _MultiProcessingDataLoaderIter,
+        )
 
         for name, watched in _HOOKS.items():
             _hook(_BaseDataLoaderIter, name, watched)
+        _hook(_MultiProcessingDataLoaderIter, "__init__", _watched_workers)
         _WATCHES.append(self)
+        if self._optimizers:
+            self._handle = register_optimizer_step_post_hook(self.optimizer_step)
         if self.meter is not None:
             self._use(self.meter)
 
@@ -140,6 +151,12 @@ class TorchWatch:
         if self.meter is not None and loader is not None and self._is_ours(loader.dataset):
             self._end_span()
             self.meter.wait_begin()
+
+    @_survives
+    def start_of_workers(self, loader: Any) -> Any:
+        """What the workers of a loader are to call first; ``None``: what it says."""
+        start = self._worker_start if self.meter is None else self.meter.worker_start
+        return start and self._is_ours(loader.dataset) and start(loader.worker_init_fn)
 
     @_survives
     def begin(self, iterator: Any) -> bool:
@@ -193,8 +210,9 @@ class TorchWatch:
     @_survives
     def optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Of several optimizers the first one seen reports the steps, as long as it lives."""
-        if self.meter is None:
+        if self.meter is None and not self._open():
             return
+        assert self.meter is not None
         if self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer:
@@ -275,13 +293,10 @@ class TorchWatch:
 
     def _use(self, meter: Meter) -> None:
         import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook
 
         _hook(torch, "save", _watched_save)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
-        if self._optimizers:
-            self._handle = register_optimizer_step_post_hook(self.optimizer_step)
 
 
 class _TrainedDatasets:
@@ -377,6 +392,20 @@ def _watched_start(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *arguments, **named)
 
     return start
+
+
+def _watched_workers(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def __init__(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
+        own = loader.worker_init_fn
+        starts = filter(None, (watch.start_of_workers(loader) for watch in _WATCHES[::-1]))
+        loader.worker_init_fn = next(starts, own)
+        try:
+            original(self, loader, *arguments, **named)
+        finally:
+            loader.worker_init_fn = own
+
+    return __init__
 
 
 _HOOKS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {

@@ -41,6 +41,7 @@ from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.stacks import Looks, StackSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
+from fast_axolotl.measure.worker_stacks import WorkerLines
 from fast_axolotl.measure.writers import open_system_file, read_rank
 from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Stacks, Start, SystemSample
 from fast_axolotl.record.folder import read_run
@@ -171,9 +172,9 @@ def _show_in_run(journal: Journal) -> None:
             _say(f"this program already records into {journal.folder}: {where}")
 
 
-def is_fetching() -> bool:
-    """Whether a meter of this process is timing a fetch now."""
-    return any(meter.is_fetching for meter in _meters())
+def is_measured() -> bool:
+    """Whether a meter of this process is at work."""
+    return any(not meter.is_quiet for meter in _meters())
 
 
 def _say(line: str) -> None:
@@ -225,6 +226,7 @@ class Meter:
         self._peak_tflops = peak_tflops
         self._sampler: SystemSampler | None = None
         self._stacks: StackSampler | None = None
+        self._workers = WorkerLines(journal.folder, self.rank)
         self._stacks_from = self._stacks_due = self._stacks_cpu_seconds = 0.0
         """When the lines of code were last written, will be next, and what the looks had cost when
         the warm-up ended."""
@@ -246,11 +248,6 @@ class Meter:
         self._overhead_from = 0
         """The fetch from which on that counts."""
         _meters().add(self)
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a fetch has begun and not ended."""
-        return self._is_fetching and not self.is_quiet
 
     @property
     def place(self) -> str:
@@ -506,6 +503,10 @@ class Meter:
         self._stacks_due = self._stacks_from + _LEAST_STACKS_SECONDS
         self._stacks.start()
 
+    def worker_start(self, original: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
+        """What the workers of a loader call first, in the place of the loader's own function."""
+        return original if self._stacks is None else self._workers.start_before(original)
+
     def see_sample(self, sample: SystemSample) -> None:
         """Take the working set of a sample; called from the sampler's thread."""
         if sample.working_set_bytes is not None:
@@ -544,6 +545,7 @@ class Meter:
             if sampler is not None:
                 sampler.stop()
         self._write_stacks(self._clock())
+        self._workers.close()
         if self._stacks is not None:
             self._overhead_seconds += self._stacks.cpu_seconds - self._stacks_cpu_seconds
         num_fetches = self._tracker.num_fetches - self._overhead_from
@@ -593,6 +595,9 @@ class Meter:
         self._stacks_due = now + min(max(_LEAST_STACKS_SECONDS, age / 60), _MOST_STACKS_SECONDS)
         if lines := self._stacks.looks.take_lines():
             journal.write(Stacks(t=age, who="training", seconds=round(seconds, 3), lines=lines))
+        seconds, lines = self._workers.take()
+        if lines:
+            journal.write(Stacks(t=age, who="workers", seconds=round(seconds, 3), lines=lines))
 
     def _mark(self, name: str, at: float, text: str = "") -> None:
         done = self._tracker

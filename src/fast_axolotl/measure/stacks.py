@@ -32,7 +32,10 @@ from fast_axolotl.record.schema import StackLine
 RATE, _FIRST_RATE, _FIRST_SECONDS = 20, 100, 5.0
 """Looks a second, on average; those of the first seconds, in which the lines of the loop are
 learned."""
-_MOST_KEYS = 2000
+WORKER, LOADING = "worker", "loading"
+"""The place of all looks at a loader's worker, and their phase while it loads."""
+_MOST_KEYS, _MOST_LINES = 2000, 8
+"""Lines that are told apart, and those of a phase that are written."""
 _MOST_CODES = 20_000
 _BUSY_SHARE = 0.5
 """Of a thread's time on a processor, from which on it is at work."""
@@ -75,7 +78,10 @@ Key = tuple[str, str, int, str, str]
 class _Code:
     """What is known of a function: what its frame is evidence of, and the lines it was seen at."""
 
-    __slots__ = ("code", "evidence", "is_library", "is_queue", "is_told", "is_trainer", "lines")
+    __slots__ = (
+        *("code", "evidence", "lines"),
+        *("is_fetcher", "is_library", "is_queue", "is_told", "is_trainer"),
+    )
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -90,6 +96,7 @@ class _Code:
             _NEVER_TOLD.search(path) is None or not self.is_library
         )
         self.is_trainer = self.is_library and _TRAINERS.search(path) is not None
+        self.is_fetcher = path.endswith("/torch/utils/data/_utils/fetch.py")
         self.is_queue = (
             self.is_library and name in _QUEUE_CALLS and _QUEUES.search(path) is not None
         )
@@ -114,36 +121,41 @@ class _Code:
         first, last = self.lines.get(phase, (line, line))
         self.lines[phase] = (min(first, line), max(last, line))
 
-    def is_preparing(self, line: int) -> bool | None:
-        """Whether a batch is prepared at a line, by its place; ``None``: this frame cannot tell."""
+    def is_preparing(self, line: int, is_calling: bool) -> bool | None:
+        """Whether a batch is prepared at a line, by its place; ``None``: this frame cannot tell.
+
+        On the model's own line only what is called there can be preparing.
+        """
         fetch, model = self.lines.get("fetch"), self.lines.get("model")
         if fetch is not None and fetch[0] <= line <= fetch[1]:
             # A generator around the loader, unless the line calls the whole loop.
             return None if fetch in (model, self.lines.get("step")) else True
         if model is None:
             return None
-        return line <= model[0] and (fetch is None or line > fetch[1])
+        is_before = line < model[0] or (line == model[0] and is_calling)
+        return is_before and (fetch is None or line > fetch[1])
 
 
 class Looks:
     """Reads stacks, and counts the seconds of each phase and line until they are taken."""
 
     def __init__(self) -> None:
+        self.phases: dict[str, float] = {}
+        """Seconds by phase, and by line, since they were taken."""
+        self.lines: dict[Key, float] = {}
         self._codes: dict[int, _Code] = {}
-        self._phases: dict[str, float] = {}
-        self._lines: dict[Key, float] = {}
 
     def count(self, frame: FrameType, seconds: float, place: str = "", *, busy: bool = True) -> str:
         """Count a look; the phase that it saw.
 
         ``place`` is what the meter knows: nothing inside of a step, ``waiting`` in a fetch,
-        ``between`` loops, or the name of a span. ``busy`` is whether the thread was at work.
+        ``between`` loops, or the name of a span; in a worker ``WORKER``. ``busy`` is whether the thread was at work.
         """
         key = self._read(frame, place, busy)
         phase = key[0]
-        self._phases[phase] = self._phases.get(phase, 0.0) + seconds
-        if key in self._lines or len(self._lines) < _MOST_KEYS:
-            self._lines[key] = self._lines.get(key, 0.0) + seconds
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        if key in self.lines or len(self.lines) < _MOST_KEYS:
+            self.lines[key] = self.lines.get(key, 0.0) + seconds
         return phase
 
     def learn(self, kind: str, frame: FrameType | None) -> None:
@@ -154,13 +166,13 @@ class Looks:
 
     def take_phases(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
-        taken, self._phases = self._phases, {}
+        taken, self.phases = self.phases, {}
         return taken
 
-    def take_lines(self, most: int = 8) -> tuple[StackLine, ...]:
+    def take_lines(self) -> tuple[StackLine, ...]:
         """The lines of each phase that most was spent in since the last call."""
-        taken, self._lines = self._lines, {}
-        return largest_lines(taken, most)
+        taken, self.lines = self.lines, {}
+        return largest_lines(taken, _MOST_LINES)
 
     def _read(self, frame: FrameType, place: str, busy: bool) -> Key:
         stack: list[tuple[_Code, int]] = []
@@ -173,7 +185,9 @@ class Looks:
                 has_user_code = any(not inner.is_library for inner, _ in stack)
             stack.append((known, current.f_lineno or 0))
             current = current.f_back
-        del current
+        if place == WORKER:
+            is_loading = any(known.is_fetcher for known, _ in stack)
+            return (LOADING if is_loading else "idle", *_find_line(stack))
         if not evidence and any(known.is_queue for known, _ in stack[:4]):
             evidence = "data"
         phase = evidence
@@ -184,8 +198,10 @@ class Looks:
             for known, line in stack[at + 1 :]:
                 known.see(kind, line)
         elif not phase:
-            told = (known.is_preparing(line) for known, line in stack if known.lines)
-            is_preparing = next((one for one in told if one is not None), False)
+            told = (
+                known.is_preparing(line, depth > 0) for depth, (known, line) in enumerate(stack)
+            )
+            is_preparing = next((answer for answer in told if answer is not None), False)
             phase = "preparing" if is_preparing else "other"
         if phase == "backward" and not busy and not has_user_code:
             phase = "backward/idle"
@@ -274,7 +290,7 @@ class StackSampler:
         """Processor time that the looks took."""
         self._place = place
         self._on_look = on_look
-        self._end = threading.Event()
+        self._is_over = False
         self._own = threading.Thread(target=self._run, name="fast-axolotl-stacks", daemon=True)
         self._clock_of: tuple[int, int | None] = (0, None)
 
@@ -283,17 +299,16 @@ class StackSampler:
         self._own.start()
 
     def stop(self) -> None:
-        """Look no more."""
-        self._end.set()
-        if self._own.is_alive():
-            self._own.join(1.0)
+        """Look no more; the thread ends within a tenth of a second."""
+        self._is_over = True
 
     def _run(self) -> None:
         jitter = random.Random(os.getpid())  # noqa: S311 - the program's own generator is not ours
         begin = last = time.perf_counter()
         used, rate = 0.0, _FIRST_RATE
         with suppress(Exception):  # whatever it is, it must not end the training
-            while not self._end.wait(jitter.uniform(0.5, 1.5) / rate):
+            while not self._is_over:
+                time.sleep(jitter.uniform(0.5, 1.5) / rate)
                 frame = sys._current_frames().get(self.thread)
                 now = time.perf_counter()
                 if frame is not None:
