@@ -22,6 +22,15 @@ from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
 from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
+from fast_axolotl.measure.phases import (
+    MODEL,
+    OTHER,
+    PREPARING,
+    WAITING,
+    Phases,
+    fold_phases,
+    looks_error,
+)
 from fast_axolotl.measure.ranks import (
     Job,
     RankFigures,
@@ -72,7 +81,8 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     fold.add_flops()
     fold.add_machines()
     fold.add_job()
-    for name, value in fold_ledger(record, job, since).items():
+    phases = fold.add_phases()
+    for name, value in fold_ledger(record, job, phases, since).items():
         fold.put(name, value, "", "tokens")
     draft = fold.build()
     system, chosen = record.systems.get(draft.node), job.chosen
@@ -82,7 +92,9 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     verdict = judge(
         Evidence(
             figures=draft,
+            phases=phases,
             source=source if chosen is None else chosen.record.start.source,
+            stall_error=_stall_error(chosen, draft),
             skew_share=job.skew_share,
             slow_rank=job.slow_rank,
             drain=next(held, None if chosen is None else chosen.drain),
@@ -360,6 +372,34 @@ class _Fold:
             self.put(name, value, reasons.get(name, ""), is_system=True)
         self.values["notes"] += tuple(notes)
 
+    def add_phases(self) -> Phases:
+        """Where the time of a step goes, by looks at the stack of the rank that decides."""
+        rank, values = self.chosen, self.values
+        idle = None
+        if "cuda_memory" in values["settings"]:
+            busy = values["gpu_utilization"]
+            idle = values["device_idle_fraction"] if busy is None else 1.0 - busy
+            idle = (idle or 0.0) - (self.job.device_stall_fraction or 0.0)
+        phases = Phases()
+        if rank is not None:
+            phases = fold_phases(rank, self.job.host_stall_fraction, idle)
+        for phase in (PREPARING, *MODEL, OTHER):
+            share = phases.step.get(phase, 0.0) if phases.step else None
+            self.put_steady(f"{phase}_fraction", share, "", "phases")
+        values.update(phases=phases.step, where=phases.lines)
+        if rank is not None and rank.is_fed_unseen:
+            # Then the stall is what the looks at the stack say.
+            share = phases.step.get(WAITING, 0.0) if phases.step else None
+            self.job.host_stall_fraction = share
+            values["stall_source"] = "stacks" if phases.step else ""
+            if why := self._recorded.get("stall_fraction"):
+                values["notes"] += (why,)
+            why = "no DataLoader was seen, and the stack was not looked at"
+            for name in ("stall_fraction", "host_stall_fraction"):
+                self.reasons.pop(name, None)
+                self.put(name, share, why)
+        return phases
+
     def add_job(self) -> None:
         """What ranks lose to each other, and what the meter itself costs."""
         job, rank = self.job, self.chosen
@@ -384,6 +424,15 @@ class _Fold:
             share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
         no_share = reason if per_fetch is None else self.unseen or reason
         self.put("overhead_fraction", share, no_share)
+
+
+def _stall_error(rank: RankFigures | None, figures: RunSummary) -> float | None:
+    """How sure the stall is, by the fetches of the rank that decides, or by looks at its stack."""
+    if rank is None or figures.stall_fraction is None:
+        return None
+    if figures.stall_source == "stacks":
+        return looks_error(figures.stall_fraction, figures.measured_seconds)
+    return rank.stall_error
 
 
 def _is_packed(rank: RankFigures) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from fast_axolotl.record import thresholds
+
 VerdictKind = Literal[
     "inconclusive",
     "memory",
@@ -17,6 +19,7 @@ VerdictKind = Literal[
     "evaluation",
     "communication",
     "startup",
+    "code",
     "compute",
     "mixed",
 ]
@@ -28,7 +31,7 @@ class Verdict:
 
     kind: VerdictKind
     subtype: str = ""
-    """Of data: rate, burst, periodic. Of communication: network, skew. Of inconclusive: short,
+    """Of data: rate, burst, periodic, prepare. Of code: between. Of communication: network, skew. Of inconclusive: short,
     warming, draining, unseen."""
     headline: str
     """One sentence."""
@@ -57,6 +60,27 @@ class RankSummary:
     is_finished: bool
     node: str = ""
     """The machine it ran on."""
+    wait_seconds: float | None = None
+    """For data, in a step on average."""
+    work_seconds: float | None = None
+    """In a step on average, without waits for data and for other ranks, by looks at the stack;
+    ``None`` with a GPU, whose work the host does not see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLine:
+    """A line of code that much of a phase was spent in."""
+
+    phase: str
+    """waiting, preparing, checkpoint, evaluation, other, between; loading in the workers."""
+    file: str
+    line: int
+    function: str
+    call: str = ""
+    """The function of a library that it was calling most."""
+    seconds: float
+    share: float
+    """Of its phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +113,11 @@ class RunSummary:
     """What it is late with: data or compute."""
     data_parallel_size: int | None = None
 
+    phases: dict[str, float] = field(default_factory=dict)
+    """Share of the time of a step by phase, in its order, as the host's stack was seen; they add up
+    to 1. Empty where nobody looked."""
+    where: tuple[CodeLine, ...] = ()
+    """The lines of code in which the time beside the model was spent."""
     ledger: dict[str, float] = field(default_factory=dict)
     """Seconds of the whole wall clock by part; they add up to it."""
     nodes: tuple[Mapping[str, Any], ...] = ()
@@ -106,7 +135,7 @@ class RunSummary:
     """The first step that counts; ``None`` if there is none."""
     measured_seconds: float
     """Wall time of the steady phase."""
-    stall_source: Literal["device", "host", ""]
+    stall_source: Literal["device", "host", "stacks", ""]
     stall_pattern: Literal["steady", "burst", "periodic", ""]
     stall_period_of: str
     """What the period follows: rows, shard or epoch."""
@@ -125,6 +154,12 @@ class RunSummary:
         if not name.startswith("_") and name in self.figures:
             return self.figures[name]
         raise AttributeError(f"a summary has no figure {name!r}")
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether so much of a steady phase can be judged whatever its figures are."""
+        count = self.fetches or self.steps
+        return thresholds.is_long_enough(count, self.measured_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything by name, figures beside the rest."""

@@ -48,6 +48,7 @@ VERDICTS: dict[str, tuple[str, Tone]] = {
     "evaluation": ("Evaluation-bound", "bad"),
     "communication": ("Communication-bound", "warn"),
     "startup": ("Start-up-bound", "warn"),
+    "code": ("Code-bound", "bad"),
     "compute": ("Compute-bound", "good"),
     "mixed": ("Mixed", "warn"),
 }
@@ -67,7 +68,10 @@ _MOST_NOTES = 2
 _PART_ROLES = dict(
     zip(
         LEDGER,
-        ("step", "step", "anon", "wait", "pss", "hwm", "good", "accent", "bad", "calls", "host"),
+        (
+            *("step", "step", "anon", "wait", "warn", "limit", "muted"),
+            *("pss", "hwm", "good", "accent", "bad", "calls", "host"),
+        ),
         strict=True,
     )
 )
