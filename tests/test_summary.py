@@ -26,6 +26,8 @@ from fast_axolotl.record import (
     RankRecord,
     RunRecord,
     RunSummary,
+    StackLine,
+    Stacks,
     Start,
     SystemRecord,
     SystemSample,
@@ -62,6 +64,17 @@ def bare_system(*samples: SystemSample) -> SystemRecord:
     )
 
 
+STACKS = Stacks(
+    t=9.0,
+    who="training",
+    seconds=9.0,
+    lines=(
+        StackLine(phase="preparing", file="/a/train.py", line=7, function="tokenise", seconds=2.0),
+        StackLine(phase="other", file="/a/train.py", line=9, function="main", seconds=1.0),
+    ),
+)
+
+
 def full_run() -> RunRecord:
     """Two ranks with everything that can be recorded."""
     settings = {"num_workers": 2, "prefetch_factor": 2, "sample_packing": True}
@@ -82,8 +95,10 @@ def full_run() -> RunRecord:
         sequence_tokens=7000,
         sequence_squares=7000 * 500,
         spans={"evaluate": 0.5},
+        phases={"waiting": 0.2, "preparing": 0.1, "forward": 0.3, "other": 0.1, "between/other": 1},
     )
     for rank in ranks:
+        rank.add(STACKS)
         for name, seconds in (("first_fetch", 1.0), ("first_batch", 1.5), ("first_step", 2.5)):
             rank.marks.insert(0, Mark(t=seconds, name=name))
         # More devices than one, for an MFU that can be.

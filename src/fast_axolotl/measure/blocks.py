@@ -202,11 +202,13 @@ class BlockBuilder:
         self._owed_seconds = max(0.0, -wall)
         block.add(step, max(0.0, wall), self._slow_seconds)
 
-    def leave_out(self, num_skipped: int, at: float) -> None:
+    def leave_out(self, num_skipped: int, at: float, why: str) -> None:
         """So many batches were read over before the training began: they are start-up."""
         self.flush()
         text = f"about {num_skipped:,} batches were skipped before the first step"
-        self._journal.mark("resume", at=at, text=text, fetch=num_skipped)
+        if why != "resume":
+            text = f"about {num_skipped:,} batches were evaluated before the first step"
+        self._journal.mark(why, at=at, text=text, fetch=num_skipped)
         self._totals.clear()
         self._taken = (None, WaitTotals())
         self._waits = Histogram()

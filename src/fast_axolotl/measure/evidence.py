@@ -13,14 +13,13 @@ from fast_axolotl.measure.phases import (
     PREPARING,
     Phases,
     looks_error,
-    short_place,
 )
 from fast_axolotl.measure.ranks import Drain, number_of
 from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import middle, ratio
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
-from fast_axolotl.record.units import format_bytes, format_duration, format_share
+from fast_axolotl.record.units import format_bytes, format_duration, format_seconds, format_share
 
 _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisation", "DISK_NEAR": ""}
 """Where a threshold comes from that is not our own choice, or says so itself."""
@@ -51,6 +50,8 @@ class Evidence:
     """What the meter was plugged into; of a run without one, what watched it: run, watch."""
     stall_error: float | None = None
     """Half of the 95 % interval of the stall; ``None``: not known."""
+    drift: tuple[float, float] | None = None
+    """Seconds of a step without waits, at first and at the end, where they grew all the while."""
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
     slow_rank: int | None = None
@@ -96,17 +97,17 @@ class Evidence:
         slow = self.figures.straggler_rank
         times = {rank.rank: getattr(rank, f"{what}_seconds") for rank in self.figures.ranks}
         others = [time for rank, time in times.items() if rank != slow and time is not None]
-        if times.get(slow) is None or not others:
+        if slow is None or times.get(slow) is None or not others:
             return f"Rank {slow} is slow"
         verb = "waits {} for data in a step" if what == "wait" else "works {} in a step"
-        own = verb.format(format_duration(times[slow]))
-        return f"Rank {slow} {own}, the others {format_duration(middle(others))}"
+        own = verb.format(format_seconds(times[slow]))
+        return f"Rank {slow} {own}, the others {format_seconds(middle(others))}"
 
     @property
     def is_settled(self) -> bool:
         """Whether a short run can be judged all the same: its shares are clear of the thresholds by
         more than their error."""
-        figures, seconds = self.figures, self.figures.measured_seconds
+        seconds = self.figures.measured_seconds
         if self.stall_error is None or seconds < thresholds.LEAST_FETCHES_SECONDS:
             return False
         shares = [self.phases.cost(PREPARING), self.phases.cost(OTHER)]
@@ -219,7 +220,7 @@ class Evidence:
     def line_of(self, phase: str) -> str:
         """The line of code that most of a phase was spent in; empty where it is not known."""
         line = next((line for line in self.figures.where if line.phase == phase), None)
-        return "" if line is None else short_place(line)
+        return "" if line is None else line.place
 
     def phase_lines(self) -> list[str]:
         """How the looks at the stack divide a step, and where the rest of it was spent."""
@@ -233,7 +234,7 @@ class Evidence:
             lines.append("these are phases of the host: a busy GPU hides most of them")
         for phase in (LOADING, PREPARING, OTHER, BETWEEN):
             where = [line for line in self.figures.where if line.phase == phase]
-            told = [f"{short_place(line)}, {format_share(line.share)} of it" for line in where[:2]]
+            told = [f"{line.place}, {format_share(line.share)} of it" for line in where[:2]]
             is_large = phase in (LOADING, BETWEEN) or self.phases.cost(phase) >= _LEAST_PHASE
             if told and is_large:
                 lines.append(f"{_PHASES[phase]}: {'; '.join(told)}")

@@ -71,7 +71,8 @@ def fold_ledger(
 ) -> dict[str, Any]:
     """The whole wall clock, its parts, and the goodput: tokens ÷ all of it.
 
-    ``phases`` divide what is not waited for. ``since`` leaves out what came before, start-up included.
+    ``phases`` divide what is not waited for. ``since`` leaves out what came before, start-up
+    included.
     """
     chosen, ranks = job.chosen, job.ranks
     begin, end = find_clock(record, chosen)

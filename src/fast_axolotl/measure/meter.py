@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
@@ -58,6 +58,8 @@ _WRITTEN_SPANS = ("evaluate", "checkpoint")
 _LEAST_STACKS_SECONDS, _MOST_STACKS_SECONDS = 10.0, 600.0
 """Between two lines of the record that name lines of code; in between a sixtieth of its age."""
 
+_LEAST_BETWEEN_SECONDS = 1e-3
+"""Between two loops, for it to be no wait."""
 _LEARNED = 4
 """Fetches and steps whose lines of code tell what lies between them."""
 
@@ -216,6 +218,8 @@ class Meter:
         self.rank, self.world_size = journal.start.rank, journal.start.world_size
         self.is_quiet = False
         """Nothing is measured any more: closed, given up, or a forked child."""
+        self.read_over: Literal["resume", "evaluate"] = "resume"
+        """Why batches were read over before the first step, if they were."""
         self._is_closed = False
         self._journal = journal
         self._clock = journal.clock
@@ -241,6 +245,7 @@ class Meter:
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
+        self._is_loss_told = False
         self._begin_seconds = 0.0
         self._overhead_seconds = 0.0
         """What the meter itself took, but for what was hidden behind the device's work; of the
@@ -371,8 +376,8 @@ class Meter:
 
     @_guarded
     def loop_end(self) -> None:
-        """Report that the loop over a loader has ended, and that its next batch is not due yet: what
-        follows, up to ``wait_begin`` or the next fetch, lies between two loops."""
+        """Report that the loop over a loader has ended: what follows, up to ``wait_begin`` or the
+        next fetch, lies between two loops."""
         if not self._span_name and not self._is_fetching and not self._is_early:
             self._begin_early_wait(self._clock(), is_due=False)
 
@@ -400,7 +405,7 @@ class Meter:
             num_skipped = self._tracker.find_skipped()
             if num_skipped:
                 self._queue.flush()
-                self._blocks.leave_out(num_skipped, now)
+                self._blocks.leave_out(num_skipped, now, self.read_over)
             self._overhead_seconds += self._clock() - now
 
     @_guarded
@@ -581,9 +586,10 @@ class Meter:
     def _end_between(self, now: float) -> None:
         """What lay between two loops is over: the next batch is waited for from here."""
         if self._is_early and not self._is_due:
-            seconds, pair = self._end_wait(now)
-            self._tracker.add_span("between", seconds, pair)
-            self._begin_early_wait(now, is_due=True)
+            if now - (self._fetch_start or now) >= _LEAST_BETWEEN_SECONDS:
+                self._tracker.add_span("between", *self._end_wait(now))
+                self._begin_early_wait(now, is_due=True)
+            self._is_due = True
 
     def _write_stacks(self, now: float) -> None:
         """Note the lines of code that most time went to since the last time."""
@@ -616,6 +622,12 @@ class Meter:
                 self._stacks_cpu_seconds = self._stacks.cpu_seconds
             self._note_device()
         self._queue.add(step)
+        if self._tracker.is_lost and not self._is_loss_told:
+            self._is_loss_told = True
+            text = (
+                "the optimizer is not called any more (a CUDA graph?): steps are counted by fetches"
+            )
+            self._mark("note", step.end, text)
         if step.end >= self._stacks_due:
             self._write_stacks(step.end)
 

@@ -13,22 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.stacks import LOADING, RATE
 from fast_axolotl.record import StackLine, StepBlock
 from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.catalogue import STEP
 from fast_axolotl.record.figures import CodeLine
 
 WAITING, PREPARING, OTHER, BETWEEN = "waiting", "preparing", "other", "between"
 MODEL = ("forward", "backward", "optimizer")
-STEP = (WAITING, PREPARING, *MODEL, "communication", "checkpoint", "evaluation", OTHER)
-"""The phases of a step, in its order."""
 _BESIDE = (PREPARING, "checkpoint", "evaluation", OTHER)
 """Those that a GPU may hide."""
 _SAME = {"backward/idle": "backward", "evaluate": "evaluation"}
-_LEAST_SECONDS = 1.0
+_LEAST_SECONDS = 0.5
 """Of looks, to divide anything by."""
 _TOLD = (WAITING, PREPARING, "checkpoint", "evaluation", OTHER, BETWEEN)
 _MOST_LINES = 3
@@ -146,13 +144,3 @@ def _find_lines(rank: RankFigures) -> tuple[CodeLine, ...]:
 def looks_error(share: float, seconds: float) -> float:
     """Half of the 95 % interval of a share that the looks of so many seconds tell."""
     return 2.0 * math.sqrt(max(share * (1.0 - share), 0.01) / (RATE * max(seconds, 1.0)))
-
-
-def short_place(line: CodeLine) -> str:
-    """A line as it stands in a sentence: of a library with its package, else the file alone."""
-    path = PurePath(line.file)
-    if "site-packages" in path.parts:
-        path = PurePath(*path.parts[path.parts.index("site-packages") + 1 :])
-    else:
-        path = PurePath(path.name)
-    return f"{path.as_posix()}:{line.line} {line.function}"

@@ -506,7 +506,9 @@ def _find_straggler(job: Job, skew_fraction: float) -> None:
             reason = ""
             slowest = max(known, key=known.__getitem__)
             others = middle(work for number, work in known.items() if number != slowest)
-            paces = {one.rank: ratio(one.steady.wall_seconds, one.steady.steps) for one in job.ranks}
+            paces = {
+                one.rank: ratio(one.steady.wall_seconds, one.steady.steps) for one in job.ranks
+            }
             excess = (known[slowest] - (others or 0.0)) / (paces[slowest] or 1.0)
             if excess >= LEAST_WORK_SHARE:
                 found.append((excess, slowest, "compute"))

@@ -49,7 +49,7 @@ _BY_PATH: tuple[tuple[str, str], ...] = (
     (r"/fast_axolotl/(reading|integrations/torch\.py)", "data"),
     (r"/torch/autograd/(__init__|graph)\.py", "backward"),
     (r"/torch/(optim|amp/grad_scaler|nn/utils/clip)|/accelerate/optimizer\.py", "optimizer"),
-    (r"/torch/nn/functional\.py", "forward"),
+    (r"/torch/(nn/functional|cuda/graphs)\.py", "forward"),
     (r"/torch/distributed/checkpoint/|/torch/serialization\.py|/safetensors/", "checkpoint"),
     (r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py", "communication"),
     (r"/datasets/|/tokenizers/|/transformers/(tokenization|data/)|/torchvision/", "preparing"),
@@ -129,7 +129,8 @@ class _Code:
         fetch, model = self.lines.get("fetch"), self.lines.get("model")
         if fetch is not None and fetch[0] <= line <= fetch[1]:
             # A generator around the loader, unless the line calls the whole loop.
-            return None if fetch in (model, self.lines.get("step")) else True
+            known = {model, self.lines.get("step")}
+            return None if known == {None} or fetch in known else True
         if model is None:
             return None
         is_before = line < model[0] or (line == model[0] and is_calling)
@@ -149,7 +150,8 @@ class Looks:
         """Count a look; the phase that it saw.
 
         ``place`` is what the meter knows: nothing inside of a step, ``waiting`` in a fetch,
-        ``between`` loops, or the name of a span; in a worker ``WORKER``. ``busy`` is whether the thread was at work.
+        ``between`` loops, or the name of a span; in a worker ``WORKER``. ``busy`` is whether the
+        thread was at work.
         """
         key = self._read(frame, place, busy)
         phase = key[0]
@@ -241,9 +243,8 @@ def _package(path: str) -> str:
     for name in ("site-packages", "dist-packages"):
         if name in parts:
             return parts[parts.index(name) + 1].removesuffix(".py")
-    folder = os.path.dirname(path)
-    name = parts[-1] if f"{folder}{os.sep}" in _LIBRARIES else parts[-2]
-    return name.removesuffix(".py")
+    is_module = path.removesuffix(parts[-1]) in _LIBRARIES
+    return parts[-1 if is_module else -2].removesuffix(".py")
 
 
 def largest_lines(lines: dict[Key, float], most: int) -> tuple[StackLine, ...]:
@@ -303,7 +304,7 @@ class StackSampler:
         self._is_over = True
 
     def _run(self) -> None:
-        jitter = random.Random(os.getpid())  # noqa: S311 - the program's own generator is not ours
+        jitter = random.Random(os.getpid())
         begin = last = time.perf_counter()
         used, rate = 0.0, _FIRST_RATE
         with suppress(Exception):  # whatever it is, it must not end the training

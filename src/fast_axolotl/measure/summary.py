@@ -42,13 +42,18 @@ from fast_axolotl.measure.ranks import (
     others_span_seconds,
     read_queue,
 )
-from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, find_pattern
+from fast_axolotl.measure.stall_pattern import (
+    Pattern,
+    find_drift,
+    find_late_change,
+    find_pattern,
+)
 from fast_axolotl.measure.verdict import judge, judge_change
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.catalogue import FIGURES
 
-_NOTED = ("error", "clock_step")
+_NOTED = ("error", "clock_step", "note")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
 _KILLED = ("exit code -9", "exit code 137")
@@ -81,8 +86,8 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     fold.add_flops()
     fold.add_machines()
     fold.add_job()
-    phases = fold.add_phases()
-    for name, value in fold_ledger(record, job, phases, since).items():
+    divided = fold.add_phases()
+    for name, value in fold_ledger(record, job, divided, since).items():
         fold.put(name, value, "", "tokens")
     draft = fold.build()
     system, chosen = record.systems.get(draft.node), job.chosen
@@ -92,9 +97,10 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     verdict = judge(
         Evidence(
             figures=draft,
-            phases=phases,
+            phases=divided,
             source=source if chosen is None else chosen.record.start.source,
             stall_error=_stall_error(chosen, draft),
+            drift=None if chosen is None else find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
             slow_rank=job.slow_rank,
             drain=next(held, None if chosen is None else chosen.drain),

@@ -33,11 +33,13 @@ from fast_axolotl.measure.stall_pattern import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
-from fast_axolotl.record.units import count_words, format_duration, format_share
+from fast_axolotl.record.units import count_words, format_duration, format_seconds, format_share
 
 _MOST_LETTERS = 200
-_LEAST_GAIN = 0.01
-"""Below it nobody would see it."""
+_LEAST_GAIN, _MOST_GAIN = 0.01, 9.0
+"""Below it nobody would see it; above it nobody should believe it."""
+_MUCH_DRIFT = 1.5
+"""Times that steps become longer, for the headline."""
 _LOST: dict[str, tuple[VerdictKind, str]] = {
     "checkpoint": ("checkpoint", "Checkpoints take"),
     "evaluation": ("evaluation", "Evaluation takes"),
@@ -65,10 +67,11 @@ def judge(evidence: Evidence) -> Verdict:
     lines = list(map(evidence.lost_line, large))
     if verdict.gain is not None and verdict.gain >= _LEAST_GAIN:
         # Checkpoints, evaluation and start-up lie outside of the steps that tokens/s are of.
-        is_outside = verdict.kind in ("checkpoint", "evaluation", "startup") or verdict.subtype
-        is_outside = is_outside in (True, "between")
+        outside = ("checkpoint", "evaluation", "startup", "between")
+        is_outside = verdict.kind in outside or verdict.subtype in outside
         rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
-        action += f" Expect up to +{100 * verdict.gain:,.0f} % {rate}."
+        gain = f"+{100 * min(verdict.gain, _MOST_GAIN):,.0f} %"
+        action += f" Expect up to {gain} {rate}."
     is_near = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
     if verdict.kind != "memory" and figures.end_reason == "cut off" and is_near:
         text = (
@@ -76,6 +79,12 @@ def judge(evidence: Evidence) -> Verdict:
             "the run is over, it probably ran out of memory"
         )
         lines.append(evidence.say(text))
+    if evidence.drift is not None:
+        first, last = map(format_seconds, evidence.drift)
+        lines.append(f"the work of a step grew from {first} to {last} during the run")
+        if evidence.drift[1] >= _MUCH_DRIFT * evidence.drift[0]:
+            headline = f"{verdict.headline} Steps became longer: {first}, then {last}."
+            verdict = replace(verdict, headline=headline)
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines), action=action)
     if verdict.kind == "memory" or figures.end_reason != "exception":
         return verdict
@@ -157,7 +166,8 @@ def _short(evidence: Evidence) -> Verdict | None:
     if figures.is_long_enough or evidence.is_settled:
         return None
     fetches, seconds = figures.fetches or figures.steps, figures.measured_seconds
-    count = f"{count_words(fetches, 'fetch' if figures.fetches else 'step')} in {format_duration(seconds)}"
+    count = count_words(fetches, "fetch" if figures.fetches else "step")
+    count += f" in {format_duration(seconds)}"
     lines = [
         f"the steady phase has {count}; a verdict needs at least {thresholds.LEAST_FETCHES} "
         f"fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} s, or "

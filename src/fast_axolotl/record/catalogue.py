@@ -24,7 +24,7 @@ _NO_TIME = "the steady phase has no duration"
 _NO_IDS = "the batches hold no token ids; report the number with meter.tokens(n)"
 _NO_LABELS = "the batches hold no labels; report the number with meter.tokens(n, trainable=…)"
 _NO_PERIOD = "the waits are all about as long"
-_NO_STACKS = "the Python stack was not looked at: --no-stacks, or an earlier version recorded the run"
+_NO_STACKS = "the Python stack was not looked at, or an earlier version recorded the run"
 _NO_SWAP = "/proc/vmstat has no swap counters"
 _NO_QUEUE = "the loader has no queue that can be inspected"
 
@@ -229,6 +229,12 @@ LEDGER: dict[str, str] = {
     "other": "other",
 }
 """The parts of the wall clock in their order, and what they are called."""
+
+STEP = (
+    *("waiting", "preparing", "forward", "backward", "optimizer"),
+    *("communication", "checkpoint", "evaluation", "other"),
+)
+"""The phases of a step, in their order."""
 
 PRIMARY = ("tokens_per_second", "samples_per_second", "rows_per_second", "duration_seconds")
 """Which figure answers whether an arm is faster: the first that both arms have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any, Literal
 
 from fast_axolotl.record import thresholds
@@ -31,8 +32,8 @@ class Verdict:
 
     kind: VerdictKind
     subtype: str = ""
-    """Of data: rate, burst, periodic, prepare. Of code: between. Of communication: network, skew. Of inconclusive: short,
-    warming, draining, unseen."""
+    """Of data: rate, burst, periodic, prepare. Of code: between. Of communication: network, skew.
+    Of inconclusive: short, warming, draining, unseen."""
     headline: str
     """One sentence."""
     evidence: tuple[str, ...] = ()
@@ -81,6 +82,16 @@ class CodeLine:
     seconds: float
     share: float
     """Of its phase."""
+
+    @property
+    def place(self) -> str:
+        """As it stands in a sentence: of a library with its package, else the file alone."""
+        path = PurePath(self.file)
+        if "site-packages" in path.parts:
+            path = PurePath(*path.parts[path.parts.index("site-packages") + 1 :])
+        else:
+            path = PurePath(path.name)
+        return f"{path.as_posix()}:{self.line} {self.function}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,8 @@ _KINDS: dict[str, tuple[type, str]] = {
     "disk": (schema.DiskProbe, ""),
 }
 """The kinds of lines, and where a rank keeps them."""
+_READ_OVER = ("resume", "evaluate")
+"""Marks with the number of batches that were read before the first step, and not trained on."""
 _NAMES = {line: name for name, (line, _) in _KINDS.items()}
 _LISTS = {line: home for line, home in _KINDS.values() if home}
 _DECODERS: dict[str, Any] = {name: msgspec.json.Decoder(line) for name, (line, _) in _KINDS.items()}
@@ -74,6 +76,7 @@ class RankRecord:
     end: schema.End | None = None
     num_skipped: int = 0
     """Batches that were read over before the training began."""
+    _skipped_as: str = "resume"
 
     def add(self, line: object) -> None:
         """Sort one line in."""
@@ -81,9 +84,9 @@ class RankRecord:
             self.end = line
         elif type(line) in _LISTS:
             getattr(self, _LISTS[type(line)]).append(line)
-        if isinstance(line, schema.Mark) and line.name == "resume" and line.fetch:
-            # What was taken for steps before it was known better is start-up.
-            self.num_skipped = line.fetch
+        if isinstance(line, schema.Mark) and line.name in _READ_OVER and line.fetch:
+            # What was taken for steps before it was known better is none.
+            self.num_skipped, self._skipped_as = line.fetch, line.name
             self.blocks = [self._without_skipped(block) for block in self.blocks]
             self.marks = [mark for mark in self.marks if mark.name != "first_step"]
             self.marks.append(schema.Mark(t=line.t, name="first_step", step=0))
@@ -104,7 +107,7 @@ class RankRecord:
             wall_seconds=0.0,
             host_wait_seconds=0.0,
             device_wait_seconds=None if block.device_wait_seconds is None else 0.0,
-            spans={**block.spans, "resume": block.wall_seconds},
+            spans={**block.spans, self._skipped_as: block.wall_seconds},
         )
 
     @property
