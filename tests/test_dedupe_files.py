@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from support.files import read_rows, write_jsonl
 
 BUDGET = 192 * 1024 * 1024
 COMMAND = [sys.executable, "-m", "fast_axolotl", "dedupe"]
+CODE = "import sys, fast_axolotl; fast_axolotl.dedupe_files(sys.argv[1], sys.argv[3])"
+SCRIPT = [sys.executable, "-c", CODE]
 
 
 def numbered(count: int, distinct: int, seed: int = 0) -> pa.Table:
@@ -289,21 +292,37 @@ def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("number", "message"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+    ("command", "number", "code", "message"),
+    [
+        (COMMAND, signal.SIGINT, 130, "fast-axolotl: interrupted\n"),
+        (COMMAND, signal.SIGTERM, 143, "fast-axolotl: terminated\n"),
+        (SCRIPT, signal.SIGTERM, 143, ""),
+        (SCRIPT, signal.SIGKILL, -9, ""),
+    ],
 )
-def test_a_command_that_is_stopped_leaves_nothing_behind(
-    tmp_path: Path, number: int, message: str
+def test_what_is_stopped_leaves_nothing_behind_or_the_next_start_removes_it(
+    tmp_path: Path, command: list[str], number: int, code: int, message: str
 ) -> None:
     pq.write_table(numbered(400_000, 300_000), tmp_path / "in.parquet", row_group_size=5000)
-    command = [*COMMAND, "in.parquet", "-o", "out.jsonl"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "in.parquet", "-o", "out.jsonl"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while len(left_behind(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (128 + number, f"fast-axolotl: {message}\n")
-    assert left_behind(tmp_path) == ["in.parquet"]
+    assert (process.returncode, errors) == (code, message)
+    if number == signal.SIGKILL:
+        killed = f".out.jsonl.{platform.node()}.{process.pid}.partial"
+        assert left_behind(tmp_path) == [killed, "in.parquet"]
+        others = [f".out.jsonl.{name}.partial" for name in (f"{platform.node()}.1", "elsewhere.7")]
+        for name in others:  # of a process that lives, and of another machine
+            (tmp_path / name).touch()
+        dedupe_files(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+        assert left_behind(tmp_path) == sorted([*others, "in.parquet", "out.jsonl"])
+    else:
+        assert left_behind(tmp_path) == ["in.parquet"]
 
 
 def test_dictionary_columns_are_compared_by_value_and_decoded_in_arrow_files(

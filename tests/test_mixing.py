@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fast_axolotl import MixedReader, mix_datasets, open_dataset
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
 from fast_axolotl.reading.mixing import Draws
 from fast_axolotl.reading.rows import take
+from support.files import SMALL_BUDGET, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore::fast_axolotl.reading.order.ShardWarning")
 
@@ -108,37 +109,32 @@ def test_draws_go_on_from_any_row_and_the_row_of_every_turn_is_known(start: int)
 
 
 @pytest.mark.parametrize("shuffle", [None, 5])
-def test_stop_first_ends_with_the_source_that_is_used_up_first(mix: Mix, shuffle: Any) -> None:
-    mixed = mix(shuffle=shuffle, source_column="source")
+@pytest.mark.parametrize(
+    ("stop", "epochs"), [("first", {"a": 1, "b": 1, "c": 1}), ("all", {"a": 1, "b": 2, "c": 4})]
+)
+def test_a_pass_ends_with_the_first_or_the_last_source_and_repeats_only_whole_epochs(
+    mix: Mix, stop: str, epochs: dict[str, int], shuffle: Any
+) -> None:
+    mixed = mix(shuffle=shuffle, stop=stop, source_column="source")
 
     table = pa.Table.from_batches(list(mixed))
-    ids = table.column("id").to_pylist()
+    ids, sources = table.column("id").to_pylist(), table.column("source").to_pylist()
 
-    assert len(ids) == len(set(ids)) == mixed.num_rows == sum(mixed.stats.rows.values())
-    assert mixed.stats.rows["c"] == SIZES["c"]
-    assert [value[0] for value in ids] == table.column("source").to_pylist()
-    assert deviation(np.array(["abc".index(value[0]) for value in ids]), (10, 6, 1)) <= 2
+    assert len(ids) == mixed.num_rows == sum(mixed.stats.rows.values())
     assert mixed.stats.batches == -(-mixed.num_rows // mixed.batch_size)
+    assert [value[0] for value in ids] == sources
+    assert deviation(np.array(["abc".index(source) for source in sources]), (10, 6, 1)) <= 2
+    assert mixed.stats.shares["a"] == pytest.approx(10 / 17, abs=0.002 if stop == "all" else 0.02)
     assert mixed.schema.names == table.schema.names == ["id", "source"]
-
-
-@pytest.mark.parametrize("shuffle", [None, 5])
-def test_stop_all_delivers_every_row_and_repeats_only_whole_epochs(mix: Mix, shuffle: Any) -> None:
-    mixed = mix(shuffle=shuffle, stop="all")
-
-    ids = ids_of(mixed)
-
-    assert len(ids) == mixed.num_rows
-    counts = Counter(ids)
-    assert set(counts) == {f"{name}{row}" for name, size in SIZES.items() for row in range(size)}
+    assert mixed.stats.epochs == epochs
     for name, size in SIZES.items():
-        of_source = [value for value in ids if value[0] == name]
-        epochs = [of_source[start : start + size] for start in range(0, len(of_source), size)]
-        assert mixed.stats.epochs[name] == len(epochs)
-        assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
-        assert shuffle is None or len(epochs) == 1 or epochs[0] != epochs[1]
-    assert mixed.stats.epochs == {"a": 1, "b": 2, "c": 4}
-    assert mixed.stats.shares["a"] == pytest.approx(10 / 17, abs=0.002)
+        own = [value for value in ids if value[0] == name]
+        passes = [own[start : start + size] for start in range(0, len(own), size)]
+        assert all(len(set(one)) == len(one) for one in passes)
+        assert len(passes) == epochs[name]
+        assert shuffle is None or len(passes) == 1 or passes[0] != passes[1]
+    last = "c" if stop == "first" else "a"
+    assert mixed.stats.rows[last] == SIZES[last]
 
 
 def test_epochs_differ_and_each_can_be_had_again(mix: Mix) -> None:
@@ -174,7 +170,7 @@ def test_resume_after_every_batch_gives_the_same_tail(
         other.load_state_dict({"loader": [state]})
         assert as_saved(other)["given"] == state["given"]
         assert list(other) == batches[done:]
-        assert as_saved(other)["sources"] == states[-1]["sources"]
+        assert as_saved(other)["readers"] == states[-1]["readers"]
 
 
 @pytest.mark.parametrize("shuffle", [None, 5])
@@ -195,25 +191,43 @@ def test_resume_on_other_numbers_of_shards_delivers_every_row_once(
     assert len(ids) == len(set(ids))
 
 
-def test_shards_in_different_epochs_of_a_source_resume_only_on_their_own_number(mix: Mix) -> None:
+def test_rows_read_ahead_by_a_shard_that_has_ended_are_not_lost(tmp_path: Path) -> None:
+    """Of large rows, whose reader gives several batches for one of the mix."""
+    rows = [{"id": index, "text": "x" * 600_000} for index in range(40)]
+    large = write_jsonl(tmp_path / "large.jsonl", rows)
+    small = [write(tmp_path / f"{n}.parquet", {"id": [100 + n] * (1 + 9 * n)}) for n in range(2)]
+
+    def open_mix(shard: tuple[int, int]) -> MixedReader:
+        options = {"shard": shard, "memory_budget": SMALL_BUDGET, "columns": ["id", "text"]}
+        first = open_dataset(large, **options)
+        second = open_dataset(small, **{**options, "columns": ["id"]})
+        return mix_datasets([(first, 3), (second, 1)], batch_size=40)
+
+    shards = [open_mix((index, 2)) for index in range(2)]
+    ended = min(shards, key=lambda mixed: mixed.num_rows)
+    before = [value for value in ids_of(ended) if value < 100]
+    whole = open_mix((0, 1))
+    whole.load_state_dict([as_saved(mixed) for mixed in shards])
+    after = [value for value in ids_of(whole) if value < 100]
+
+    assert before
+    assert sorted([*before, *after]) == list(range(len(before) + len(after)))
+
+
+def test_states_that_do_not_fit_are_refused(mix: Mix) -> None:
     shards = [mix(stop="all", shard=(index, 2)) for index in range(2)]
     assert ids_of(shards[0])
-    states = [as_saved(mixed) for mixed in shards]
-    with pytest.raises(ResumeError, match="different epochs of source 'b'"):
-        mix(stop="all").load_state_dict(states)
+    states, state = [as_saved(mixed) for mixed in shards], as_saved(mix())
+    for open_mix, found, reason in (
+        (mix, {"epoch": 1}, "not a state of a mix"),
+        (partial(mix, stop="all"), state, "stop='first' and this mix stop='all'"),
+        (partial(mix, weights=(1, 1, 1)), state, "weights"),
+        (partial(mix, shard=(0, 3)), [as_saved(mix(shard=(0, 2)))], "shard 1 of 2 is missing"),
+        (partial(mix, stop="all"), states, "different epochs of source 'b'"),
+    ):
+        with pytest.raises(ResumeError, match=reason):
+            open_mix().load_state_dict(found)
     shards[1].load_state_dict(states)
-
-
-def test_a_state_of_another_mix_is_refused(mix: Mix) -> None:
-    state = as_saved(mix())
-    with pytest.raises(ResumeError, match="not a state of a mix"):
-        mix().load_state_dict({"epoch": 1})
-    with pytest.raises(ResumeError, match="stop='first' and this mix stop='all'"):
-        mix(stop="all").load_state_dict(state)
-    with pytest.raises(ResumeError, match="weights"):
-        mix(weights=(1, 1, 1)).load_state_dict(state)
-    with pytest.raises(ResumeError, match="state of shard 1 of 2 is missing"):
-        mix(shard=(0, 3)).load_state_dict([as_saved(mix(shard=(0, 2)))])
 
 
 # Even batches.

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl import concatenate_and_pack, pack_sequences
+from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
 from fast_axolotl.errors import UsageError
 from support.children import python_output
-from support.sequences import OUTPUTS, as_lists, flat
+from support.sequences import OUTPUTS, as_lists, flat, oracle_pad
 
 pytestmark = pytest.mark.kernels
 
@@ -32,10 +32,12 @@ def token_lists(most: int) -> st.SearchStrategy[list[list[int]]]:
 
 
 def test_each_sequence_is_followed_by_eos_and_pad_and_one_that_does_not_fit_opens_a_row() -> None:
-    assert pack_sequences([[5, 6], [7], [8]], 7, PAD, EOS) == {
+    assert pack_sequences([[5, 6], [7], [8]], 7, PAD, EOS, **EXTRA) == {
         "input_ids": [[5, 6, EOS, PAD, 7, EOS, PAD], [8, EOS, PAD, PAD, PAD, PAD, PAD]],
         "labels": [[5, 6, EOS, -100, 7, EOS, -100], [8, EOS, -100, -100, -100, -100, -100]],
         "attention_mask": [[1, 1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 0, 0, 0]],
+        "position_ids": [[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 0, 1, 2, 3]],
+        "cu_seqlens": [0, 4, 7, 10, 14],
     }
 
 
@@ -132,8 +134,14 @@ def test_packed_rows_are_those_of_the_oracle(
     expected = oracle_pack(sequences, width, too_long)
     options: dict[str, Any] = {"output": output, "too_long": too_long, "dtype": dtype}
     for form in (sequences, flat(sequences), flat(sequences, "int32")):
-        packed = as_lists(pack_sequences(form, width, PAD, EOS, **options | EXTRA))
+        arrays = pack_sequences(form, width, PAD, EOS, **options | EXTRA)
+        packed = as_lists(arrays)
         assert packed == expected
+        if output != "lists":
+            assert arrays.pop("cu_seqlens").shape == (len(expected["cu_seqlens"]),)
+            shape = (len(expected["labels"]), width)
+            assert {tuple(column.shape) for column in arrays.values()} == {shape}
+            assert all(str(column.dtype).endswith(dtype) for column in arrays.values())
         assert list(packed) == list(expected)
         plain = as_lists(pack_sequences(form, width, PAD, EOS, **options))
         assert plain == {name: packed[name] for name in EMPTY}
@@ -167,36 +175,19 @@ def test_many_sequences_on_several_threads_give_the_same_rows(
 ) -> None:
     monkeypatch.setattr("fast_axolotl.kernels.fill._SMALL_PLACES", 0)
     chance = random.Random(0)
-    sequences = [
+    rows = [
         [chance.randrange(2, 30_000) for _ in range(chance.randrange(120))] for _ in range(6000)
     ]
-    expected = pack_sequences(sequences, 128, PAD, EOS, **EXTRA)
-    assert expected == oracle_pack(sequences, 128, "error")
-    options = {"output": "numpy", "num_threads": num_threads} | EXTRA
-    packed = pack_sequences(flat(sequences), 128, PAD, EOS, **options)
+    expected = pack_sequences(rows, 128, PAD, EOS, **EXTRA)
+    assert expected == oracle_pack(rows, 128, "error")
+    options: dict[str, Any] = {"output": "numpy", "num_threads": num_threads}
+    packed = pack_sequences(flat(rows), 128, PAD, EOS, **options | EXTRA)
     assert as_lists(packed) == expected
     assert packed["cu_seqlens"].dtype == np.int32
-
-
-def test_segments_end_where_positions_restart_and_the_padding_is_one() -> None:
-    packed = pack_sequences([[5, 6], [7]], 10, PAD, EOS, position_ids=True, cu_seqlens=True)
-    assert packed["position_ids"] == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
-    assert packed["cu_seqlens"] == [0, 4, 7, 10]
-    assert pack_sequences([], 8, PAD, EOS, cu_seqlens=True)["cu_seqlens"] == [0]
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_arrays_have_the_width_and_the_dtype_that_were_asked_for(output: str, dtype: str) -> None:
-    options: dict[str, Any] = {"output": output, "dtype": dtype}
-    for sequences in ([], [[5]]):
-        packed = pack_sequences(sequences, 8, PAD, EOS, position_ids=True, **options)
-        if output != "lists":
-            assert {tuple(column.shape) for column in packed.values()} == {(len(sequences), 8)}
-            assert all(str(column.dtype).endswith(dtype) for column in packed.values())
-    for empty in ([], [[]]):
-        assert as_lists(concatenate_and_pack(empty, empty, empty, 8, PAD, **options)) == EMPTY
-    assert as_lists(pack_sequences([], 8, PAD, EOS, **options)) == EMPTY
+    for side in ("left", "right"):
+        options |= {"padding_side": side, "attention_mask": True}
+        padded, mask = pad_sequences(flat(rows), 64, **options)
+        assert (padded.tolist(), mask.tolist()) == oracle_pad(rows, 64, 0, side)
 
 
 @pytest.mark.parametrize("form", [list, flat])

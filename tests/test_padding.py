@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from fast_axolotl import create_padding_mask, pad_sequences
 from fast_axolotl.errors import UsageError
-from support.sequences import OUTPUTS, as_lists, flat
+from support.sequences import OUTPUTS, as_lists, flat, oracle_pad
 
 pytestmark = pytest.mark.kernels
 
@@ -27,15 +26,6 @@ def test_the_length_is_rounded_up_to_the_multiple() -> None:
         assert padded == [[1, 2, 3, 0, 0, 0, 0, 0][:length]]
 
 
-def test_negative_lengths_are_refused_by_name() -> None:
-    for name, value in (("target_length", -1), ("pad_to_multiple_of", -4)):
-        with pytest.raises(UsageError, match=f"{name} must be 0 or more, not {value}"):
-            pad_sequences([[1]], **{name: value})
-    for name, lengths in (("current_length", (-1, 3)), ("target_length", (0, -3))):
-        with pytest.raises(UsageError, match=f"{name} must be 0 or more"):
-            create_padding_mask(*lengths)
-
-
 def test_the_output_shares_no_list_with_the_input_nor_rows_with_each_other() -> None:
     sequences = [[1], [2]]
     padded, mask = pad_sequences(sequences, attention_mask=True)
@@ -46,21 +36,9 @@ def test_the_output_shares_no_list_with_the_input_nor_rows_with_each_other() -> 
 def test_the_padding_mask_counts_the_missing_positions() -> None:
     for current, target, mask in ((3, 6, [0, 1, 2]), (3, 3, []), (5, 3, []), (0, 2, [0, 1])):
         assert create_padding_mask(current, target) == mask
-
-
-def oracle(
-    sequences: list[list[int]], width: int, padding: int, side: str
-) -> tuple[list[list[int]], list[list[int]]]:
-    rows, masks = [], []
-    for sequence in sequences:
-        row, mask = sequence[:width], [1] * len(sequence[:width])
-        while len(row) < width:
-            at = len(row) if side == "right" else 0
-            row.insert(at, padding)
-            mask.insert(at, 0)
-        rows.append(row)
-        masks.append(mask)
-    return rows, masks
+    for name, lengths in (("current_length", (-1, 3)), ("target_length", (0, -3))):
+        with pytest.raises(UsageError, match=f"{name} must be 0 or more"):
+            create_padding_mask(*lengths)
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -70,11 +48,11 @@ def oracle(
     side=st.sampled_from(SIDES),
     dtype=st.sampled_from(["int32", "int64"]),
 )
-def test_rows_and_masks_are_those_of_the_oracle(
+def test_rows_and_masks_are_those_of_the_oracle_pad(
     output: str, sequences: list[list[int]], width: int, side: str, dtype: str
 ) -> None:
     options: dict[str, Any] = {"padding_side": side, "output": output, "dtype": dtype}
-    expected = oracle(sequences, width, -7, side)
+    expected = oracle_pad(sequences, width, -7, side)
     tuples = tuple(map(tuple, sequences))
     for given_as in (sequences, tuples, flat(sequences), flat(sequences, "int32")):
         padded, mask = pad_sequences(given_as, width, -7, attention_mask=True, **options)
@@ -83,19 +61,6 @@ def test_rows_and_masks_are_those_of_the_oracle(
         if output != "lists":
             assert tuple(padded.shape) == tuple(mask.shape) == (len(sequences), width)
             assert str(padded.dtype).endswith(dtype)
-
-
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("num_threads", [0, 1, 3])
-def test_many_sequences_on_several_threads_give_the_same_rows(
-    side: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fast_axolotl.kernels.fill._SMALL_PLACES", 0)
-    chance = random.Random(0)
-    sequences = [[chance.randrange(999)] * chance.randrange(70) for _ in range(4000)]
-    options = {"output": "numpy", "attention_mask": True, "num_threads": num_threads}
-    padded, mask = pad_sequences(flat(sequences), 64, padding_side=side, **options)
-    assert (padded.tolist(), mask.tolist()) == oracle(sequences, 64, 0, side)
 
 
 @pytest.mark.parametrize("form", [list, flat])
@@ -124,6 +89,8 @@ def test_a_longer_sequence_is_an_error_when_asked(form: Any) -> None:
         ({"pad_to_multiple_of": 0.0}, "pad_to_multiple_of must be an integer"),
         ({"pad_to_multiple_of": []}, "pad_to_multiple_of must be an integer"),
         ({"target_length": 2.5}, "target_length must be an integer, not 2.5"),
+        ({"target_length": -1}, "target_length must be 0 or more, not -1"),
+        ({"pad_to_multiple_of": -4}, "pad_to_multiple_of must be 0 or more, not -4"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

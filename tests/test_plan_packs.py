@@ -193,7 +193,7 @@ def test_bad_lengths_are_named(lengths: Any, error: type[Exception], message: st
 
 
 @pytest.mark.parametrize("name", ["capacity", "max_rows", "group_size"])
-def test_a_bad_limit_is_named(name: str) -> None:
+def test_a_bad_limit_or_method_is_named(name: str) -> None:
     wrong: list[tuple[Any, str]] = [
         (0, "must be 1 or more, not 0"),
         (2**63, "is 9223372036854775808, which does not fit in int64"),
@@ -204,8 +204,5 @@ def test_a_bad_limit_is_named(name: str) -> None:
         limits: dict[str, Any] = {"capacity": 10, name: value}
         with pytest.raises(UsageError, match=f"{name} {message}"):
             plan_packs([1, 2], **limits)
-
-
-def test_an_unknown_method_is_answered_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="method is 'worst_fit'; pass one of first_fit, first_"):
         plan_packs([1], 10, method="worst_fit")  # type: ignore[arg-type]

@@ -402,19 +402,7 @@ def test_adapters_groups_and_the_loader_are_read() -> None:
     assert reference.loader_tokens_per_second == pytest.approx(4 * 20 * 3686, rel=0.02)
 
 
-def test_json_holds_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "run", recorded())
-    plan_command(run=tmp_path / "run", gpus="8", tokens="1.5B", as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    (one,) = found["candidates"]
-    rate = one["tokens_per_second"]
-    assert rate["value"] == pytest.approx(8 * 2 * 3686 / 1.2, rel=0.01)
-    assert rate["low"] < rate["value"] < rate["high"]
-    assert one["seconds"]["value"] == pytest.approx(1.5e9 / rate["value"])
-    assert "2026-08-22" in found["notes"][-1]
-
-
-def test_several_kinds_of_gpu_become_one_plan(
+def test_several_kinds_of_gpu_become_one_plan_and_json_holds_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "run", recorded())
@@ -429,6 +417,14 @@ def test_several_kinds_of_gpu_become_one_plan(
     assert "No run of yours" not in text
     with pytest.raises(UsageError, match="one per kind of GPU"):
         plan_command(run=tmp_path / "run", **options, price="1,2,3")
+    plan_command(run=tmp_path / "run", **options, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    one = found["candidates"][0]
+    rate = one["tokens_per_second"]
+    assert rate["value"] == pytest.approx(8 * 2 * 3686 / 1.2, rel=0.01)
+    assert rate["low"] < rate["value"] < rate["high"]
+    assert one["seconds"]["value"] == pytest.approx(1.5e9 / rate["value"])
+    assert "2026-08-22" in found["notes"][-1]
 
 
 def test_latency_that_hides_a_low_throughput_is_told(

@@ -209,6 +209,28 @@ def test_a_loaded_state_belongs_to_its_epoch(path: Path) -> None:
     assert ids_of(resumed) == ids_of(dataset(path, shuffle=3, epoch=3))
 
 
+@pytest.mark.parametrize(("num_workers", "keeps_workers"), [(0, False), (2, False), (2, True)])
+def test_each_full_pass_is_another_epoch(path: Path, num_workers: int, keeps_workers: bool) -> None:
+    options = {"num_workers": num_workers, "persistent_workers": keeps_workers}
+
+    def read(epoch: int) -> list[int]:
+        data = dataset(path, shuffle=3, epoch=epoch)
+        return ids_of(DataLoader(data, batch_size=None, num_workers=num_workers))
+
+    data = dataset(path, shuffle=3)
+    loader = stateful_loader(data, **options)
+    passes = [ids_of(loader) for _ in range(3)]
+    assert passes == [read(epoch) for epoch in range(3)]
+    assert len(set(map(tuple, passes))) == 3
+    next(iter(loader))
+    data.set_epoch(1)
+    assert ids_of(loader) == passes[1]
+    first, state = stop_after(loader, 5)
+    resumed = stateful_loader(dataset(path, shuffle=3), state=state, **options)
+    assert first + ids_of(resumed) == passes[2]
+    assert ids_of(resumed) == read(3)
+
+
 def test_states_that_cannot_be_continued_are_refused(path: Path) -> None:
     data = dataset(path)
     with pytest.raises(ResumeError, match="no state"):

@@ -31,3 +31,14 @@ def as_lists(result: Any) -> Any:
     if isinstance(result, dict):
         return {name: as_lists(column) for name, column in result.items()}
     return result if isinstance(result, list) else result.tolist()
+
+
+def oracle_pad(
+    sequences: list[list[int]], width: int, padding: int, side: str
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Padded rows and their masks, in plain Python."""
+    rows = [sequence[:width] for sequence in sequences]
+    pieces = [([padding] * (width - len(row)), row, len(row)) for row in rows]
+    if side == "left":
+        return [a + b for a, b, _ in pieces], [[0] * len(a) + [1] * n for a, _, n in pieces]
+    return [b + a for a, b, _ in pieces], [[1] * n + [0] * len(a) for a, _, n in pieces]

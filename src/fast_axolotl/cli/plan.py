@@ -235,12 +235,11 @@ def scale_document(found: Scaling) -> Document:
         row += [format_count(one.rate_per_gpu), format_share(one.efficiency)]
         row += [f"{format_share(one.efficiency_low)} to {format_share(one.efficiency_high)}"]
         row += [format_seconds(one.step_seconds), format_count(one.batch_per_gpu)]
-        row += [format_share(one.added, decimals=0)]
         rows.append([cell.replace("– to –", "–") for cell in row])
         lost = [1 - one.efficiency, *(one.losses.get(name) for name in names)]
         losses.append([str(one.gpus), *map(format_share, lost)])
     header = ["GPUs", "runs", f"{found.unit}/s", "per GPU", "efficiency", "95 %"]
-    header += ["step p50", "batch per GPU", "gain of one more GPU"]
+    header += ["step p50", "batch per GPU"]
     same = {"weak": "same batch per GPU", "strong": "same global batch"}
     kind = same.get(found.kind, "batch per GPU and global batch both change")
     title = "Lost efficiency in points, by cause"

@@ -277,12 +277,7 @@ def read_share(share: Share, schema: pa.Schema, memory: int) -> Iterator[Rows]:
         options=share.options,
         window_bytes=0,
     )
-    yield from read_rows(
-        dataset,
-        [Piece((Span((unit,)),)) for unit in share.units],
-        Position(),
-        Known(schema),
-        num_threads=1,
-        budget=memory // _MEMORY_SHARE,
-        closers=[],
-    )
+    pieces = [Piece((Span((unit,)),)) for unit in share.units]
+    budget = memory // _MEMORY_SHARE
+    with ExitStack() as running:
+        yield from read_rows(dataset, pieces, Position(), Known(schema), 1, budget, running)

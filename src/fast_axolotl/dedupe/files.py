@@ -1,13 +1,10 @@
 """Remove duplicate rows of a dataset within a memory budget.
 
-A quarter of the budget, and at least 144 MiB, is for reading and writing; the rest is for the set
-of rows seen, which takes at most 40 bytes for each different row. As long as it fits, one pass
-decides every row and writes the new ones. When it no longer does, everything known and every later
-row goes to disk as records of 24 bytes (``Spill``), the repeated rows are found there, and a second
-pass, from where memory ran out, writes the others. The answer is the same.
-
+A part of the budget is for reading and writing; the rest is for the set of rows seen, at most 40
+bytes for each different row. As long as it fits, one pass decides every row and writes the new
+ones. When it no longer does, everything known and every later row goes to disk (``Spill``), the
+repeated rows are found there, and a second pass, from where memory ran out, writes the others.
 JSON and CSV are read once more before that, so that all rows are compared under their final types.
-Rows are known by a 128-bit digest, and are not compared with one another: most are gone by then.
 """
 
 from __future__ import annotations
@@ -148,26 +145,35 @@ def dedupe_files(
     }
     tell: Progress = progress or (lambda *_: None)
     tell("opening files", 0, 0, 0)
-    reader = open_dataset(_as_paths(inputs), **settings)
-    others = None if against is None else open_dataset(_as_paths(against), **settings)
+    reader = open_dataset(inputs, **settings)
+    others = None if against is None else open_dataset(against, **settings)
     files = [*reader.files, *(others.files if others is not None else ())]
     for path in (path for path in (target, listing) if path is not None and path.exists()):
         sources = (Path(file.source.path) for file in files)
         if any(source.exists() and path.samefile(source) for source in sources):
             raise UsageError(f"{path} is one of the input files; write to another name")
-    key = _key_schema(reader, others, columns)
     group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
     limit = memory_budget - working_bytes
-    with ExitStack() as stack:
-        write = stack.enter_context(whole_file(target, reader.schema, group_bytes))
-        write_dropped = None
-        if listing is not None:
-            listed = _report_schema(decoded_schema(reader.schema))
-            write_dropped = stack.enter_context(whole_file(listing, listed, group_bytes))
-        spill = Spill(folder, limit=limit)
-        stack.callback(spill.close)
-        run = _Run(key, limit, num_threads, spill, write, write_dropped, tell)
-        run.work(reader, others)
+    try:
+        key = _key_schema(reader, others, columns)
+        with ExitStack() as stack:
+            write = stack.enter_context(whole_file(target, reader.schema, group_bytes))
+            write_dropped = None
+            if listing is not None:
+                listed = _report_schema(decoded_schema(reader.schema))
+                write_dropped = stack.enter_context(whole_file(listing, listed, group_bytes))
+            spill = Spill(folder, limit=limit)
+            stack.callback(spill.close)
+            seen = SeenRows(num_threads)
+            run = _Run(
+                key, limit, num_threads, spill, write, write_dropped, tell, seen, seen.secret
+            )
+            run.work(reader, others)
+    except TypeClash as clash:
+        raise ConflictError(
+            f"column {clash.path!r} has the type {clash.known} in one dataset and {clash.found} in "
+            "the other, which cannot be compared; make the types equal, or compare other columns"
+        ) from None
     seconds = time.perf_counter() - started
     return DedupeSummary(
         rows_in=run.rows_in,
@@ -201,6 +207,9 @@ class _Run:
     write: Write
     write_dropped: Write | None
     tell: Progress
+    seen: SeenRows | None
+    """``None`` once it no longer fits."""
+    secret: Any
     rows_in: int = 0
     rows_out: int = 0
     of_others: int = 0
@@ -208,11 +217,6 @@ class _Run:
     rejections: list[Rejection] = field(default_factory=list)
     state_bytes: int = 0
     """The most that the set has held."""
-
-    def __post_init__(self) -> None:
-        self.seen: SeenRows | None = SeenRows(self.num_threads)
-        """``None`` once it no longer fits."""
-        self.secret = self.seen.secret
 
     def work(self, reader: Reader, others: Reader | None) -> None:
         """Writes the rows that come for the first time."""
@@ -251,10 +255,7 @@ class _Run:
         """The number of the first row like each, or ``None`` where that is found out later."""
         keys = batch.select(self.key.names)
         if [*map(plain_type, keys.schema.types)] != [*map(plain_type, self.key.types)]:
-            try:
-                table = conform(pa.Table.from_batches([keys]), self.key)
-            except TypeClash as clash:
-                raise _conflict(clash) from None
+            table = conform(pa.Table.from_batches([keys]), self.key)
             keys = table.combine_chunks().to_batches()[0]
         digests = digest_batch(keys, self.secret, self.num_threads)
         with disk_errors(self.spill.folder):
@@ -329,21 +330,6 @@ def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | 
         # Values of several kinds are held as JSON text, which no plain value equals.
         ours, other = key.field(name).type, theirs.field(name).type
         if (ours == MIXED) != (other == MIXED):
-            raise _conflict(TypeClash(name, ours, other))
-    if [*map(plain_type, key.types)] == [*map(plain_type, theirs.types)]:
-        return key
-    try:
-        return join_schemas(key, theirs)
-    except TypeClash as clash:
-        raise _conflict(clash) from None
-
-
-def _conflict(clash: TypeClash) -> ConflictError:
-    return ConflictError(
-        f"column {clash.path!r} has the type {clash.known} in one dataset and {clash.found} in the "
-        "other, which cannot be compared; make the types equal, or compare other columns"
-    )
-
-
-def _as_paths(paths: Paths) -> Any:
-    return paths if isinstance(paths, str | Path) else list(paths)
+            raise TypeClash(name, ours, other)
+    is_like = [*map(plain_type, key.types)] == [*map(plain_type, theirs.types)]
+    return key if is_like else join_schemas(key, theirs)

@@ -1,15 +1,10 @@
 """Hash rows with SHA-256 and keep the first of each.
 
-A row is a ``str``, hashed as UTF-8, or ``bytes``; digests equal hashlib's. Rows come as a list, and
-leave as hex digits, or as an Arrow column, and leave as one of 32 bytes each with no Python object
-made on the way. A list becomes Arrow columns first, some thousand rows at a time. Rows up to
+A row is a ``str``, hashed as UTF-8, or ``bytes``; digests equal hashlib's. A list leaves as hex
+digits, an Arrow column as one of 32 bytes each with no Python object made on the way. Rows up to
 ``sha256.LONGEST_BYTES`` go through a kernel that hashes many at once; longer ones go to hashlib,
-which frees the interpreter for others. Both run on several threads. Fewer than ``_FEW_ROWS`` are
-not worth loading a compiler for.
-
-Cost: the digests, 32 bytes a row; a copy of a list's rows, a few MB of them at a time; and one
-64-character string for each row of a list, for each row kept, and for each hash already known. It
-does not compare the rows themselves: equal digests count as equal rows.
+which frees the interpreter for others. Fewer than ``_FEW_ROWS`` are not worth loading a compiler
+for. Rows are not compared with one another: equal digests count as equal rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Write a file that appears complete or not at all.
 
-Rows go to a hidden file beside the target, which is renamed over it at the end. Parquet, Arrow (the
-file form) and JSON lines, the last also with gzip or zstd around it.
+Rows go to a hidden file beside the target, which is renamed over it at the end. It is removed after
+an error, an interrupt or SIGTERM, and by the next writer of that target if its process was killed.
+Parquet, Arrow (the file form) and JSON lines, the last also with gzip or zstd around it.
 
 JSON lines are made by Python and are the slow one. Dates, times and decimals become text there;
 bytes have no form in JSON and are refused. Dictionary columns are written as plain ones, since an
@@ -11,8 +12,13 @@ Arrow file holds one dictionary for each and no more.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import platform
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +74,20 @@ def whole_file(
     path: Path, schema: pa.Schema, group_bytes: int
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
     """A function that writes batches to a file, which is there at the end of the block."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    stem = f".{path.name}.{platform.node()}."
+    beside = path.with_name(f"{stem}{os.getpid()}.partial")
+    for other in path.parent.glob(f"{glob.escape(stem)}*.partial"):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            try:
+                os.kill(int(other.name[len(stem) :].removesuffix(".partial")), 0)
+            except ProcessLookupError:
+                other.unlink()
+    handler: Any = None
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+    is_default = handler is signal.SIG_DFL  # else somebody decides what it does
+    if is_default:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with disk_errors(path):
             writer = _writer_for(path, "output", group_bytes)(beside, decoded_schema(schema))
@@ -88,6 +107,8 @@ def whole_file(
             beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+        if is_default:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _writer_for(

@@ -158,7 +158,9 @@ def _plain(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         return _plain(array.storage)
     if pa.types.is_dictionary(kind):
-        if array.null_count == len(array):  # Its dictionary may then be too small for its indices.
+        # Where every value is null, itself or as part of something null, the dictionary may be too
+        # small for the indices.
+        if array.null_count == len(array) or not len(array.dictionary):
             return _plain(pa.nulls(len(array), kind.value_type))
         return _plain(array.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):

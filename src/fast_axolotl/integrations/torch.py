@@ -5,11 +5,10 @@ Every DataLoader worker of every rank reads its own shard, so ``rank * num_worke
 holds only its arguments: files and threads come to life in the process that iterates it, which
 makes it safe to fork and to pickle.
 
-A loader that accelerate prepared, as the HF Trainer's are, deals out rows itself. It registers
-before a pass and calls ``set_epoch``, so that the dataset knows. Where rank 0 dispatches, its first
-worker reads everything and no other anything: a second one would bring a short batch into
-mid-stream, of which the dispatcher loses rows. Where each rank keeps every n-th batch, each reads
-everything. What would come out wrong is refused on every rank.
+A loader that accelerate prepared, as the HF Trainer's are, deals out rows itself, and registers
+before a pass. Where rank 0 dispatches, its first worker reads everything and no other anything.
+Where each rank keeps every n-th batch, each reads everything. What would come out wrong is refused
+on every rank.
 
 State lives on the dataset, as torchdata's ``StatefulDataLoader`` wants it. To continue on the same
 number of ranks and workers, give the loader its state back. To continue on another number, give the
@@ -49,8 +48,9 @@ try:
 except ImportError:
     raise MissingExtraError("the torch dataset needs PyTorch: pip install torch") from None
 
-_EPOCH, _USED_BY, _HAS_WARNED = 0, 1, 2
-"""Cells of the memory that a dataset shares with its loader's workers."""
+_EPOCH, _PASS, _PASS_EPOCH, _USED_BY, _HAS_WARNED = range(5)
+"""Cells of the memory that a dataset shares with its workers: the next epoch; a number for the pass
+of the workers, and its epoch; the pass that used a loaded state; whether ranks were warned."""
 
 _CURE = "do not pass the loader to accelerator.prepare(), so that each rank reads its own shard"
 
@@ -119,9 +119,8 @@ class TorchDataset(IterableDataset[Any]):
         self._num_threads = num_threads
         self._options = options
         # The same for every process that is forked or spawned from here.
-        self._shared = torch.tensor([epoch, 0, 0]).share_memory_()
-        """The epoch, the pass that the loaded state was used in (see ``_take_state``), and whether
-        it was said that ranks may be uneven."""
+        self._shared = torch.tensor([epoch, 0, 0, 0, 0]).share_memory_()
+        self._passes = 0  # begun by this copy
         self._state: list[dict[str, Any]] | None = None
         self._reader: Reader | MixedReader | None = None
         self._taken: list[int] = []
@@ -131,13 +130,16 @@ class TorchDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         (rank, _, is_dispatched), worker = self._layout(), get_worker_info()
-        state = self._take_state()
+        state, epoch = self._begin_pass()
         if is_dispatched and (rank or (worker and worker.id)):
-            return iter(()) if worker else _refuse_to_read()
-        self._reader, self._taken = self._open(state), []
-        if self._rows:
-            return self._single_rows(self._reader, self._taken)
-        return self._batches(self._reader, is_dispatched)
+            if worker:
+                return iter(())
+            raise UsageError(
+                "accelerate's dispatcher reads only on rank 0, but this is another rank; finish "
+                "the pass over the prepared loader first, or read another TorchDataset"
+            )
+        self._reader, self._taken = self._open(state, epoch), []
+        return self._read(self._reader, self._taken, is_dispatched, epoch)
 
     def __len__(self) -> int:
         """With ``even``: the batches of this rank in a pass, or its rows with ``rows``."""
@@ -149,24 +151,23 @@ class TorchDataset(IterableDataset[Any]):
                 "which is (0, 1) for a prepared loader"
             )
         rank, world, _ = self._layout()
-        workers = max(1, self._num_workers)
-        reader = self._open_shard((rank * workers, world * workers), self._num_threads)
-        return workers * -(-reader.num_rows // (1 if self._rows else reader.batch_size))
+        size = max(1, self._num_workers)
+        reader = self._open_shard(self._num_threads, shard=(rank * size, world * size), epoch=0)
+        return size * -(-reader.num_rows // (1 if self._rows else reader.batch_size))
 
     def __bool__(self) -> bool:
         return True
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of later passes, also in persistent workers.
+        """Set the epoch of the next pass, also in persistent workers; each full pass adds one.
 
-        A loaded state is valid in its own epoch; in other epochs a pass starts at the beginning.
-        accelerate's loaders call this on every rank when a pass starts.
+        A pass that ended early is repeated. A loaded state is valid in its own epoch; in other
+        epochs a pass starts at the beginning.
         """
         loader = _find_loader(self)
-        if loader is not None and get_worker_info() is None:
-            problem = self._find_problem(loader, epoch)
-            if problem:
-                raise UsageError(f"{problem}, or {_CURE}")
+        is_asked = loader is not None and get_worker_info() is None
+        if is_asked and (problem := self._find_problem(loader, epoch)):
+            raise UsageError(f"{problem}, or {_CURE}")
         self._shared[_EPOCH] = epoch
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,9 +181,10 @@ class TorchDataset(IterableDataset[Any]):
             )
         if self._reader is not None:
             state = self._reader.state_dict(*self._taken)
-            if state["epoch"] == int(self._shared[_EPOCH]):
+            # A worker speaks of its pass, which another one may have ended.
+            if get_worker_info() or state["epoch"] == int(self._shared[_EPOCH]):
                 return state
-        return self._open(self._state).state_dict()
+        return self._open(self._state, int(self._shared[_EPOCH])).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """Resume the next pass from ``state``; later passes start at the beginning.
@@ -201,13 +203,13 @@ class TorchDataset(IterableDataset[Any]):
         # Ranks of one tensor parallel group give the same state.
         self._state = [item for i, item in enumerate(states) if item not in states[:i]]
         self._reader = None
-        self._shared[_EPOCH], self._shared[_USED_BY] = states[0]["epoch"], 0
+        self._shared[:_HAS_WARNED] = torch.tensor([states[0]["epoch"], 0, 0, 0])
 
     def __getstate__(self) -> dict[str, Any]:
         home = os.getpid(), self._layout()
         return {**self.__dict__, "_reader": None, "_home": home}
 
-    def _open(self, states: Any) -> Reader | MixedReader:
+    def _open(self, states: Any, epoch: int) -> Reader | MixedReader:
         """What this process reads, from ``states`` on."""
         rank, world, is_dispatched = self._layout()
         worker, share = get_worker_info(), 0
@@ -216,13 +218,13 @@ class TorchDataset(IterableDataset[Any]):
         elif worker is not None:
             rank, world = rank * worker.num_workers + worker.id, world * worker.num_workers
             share = max(1, usable_threads() // worker.num_workers)
-        reader = self._open_shard((rank, world), self._num_threads or share)
+        reader = self._open_shard(self._num_threads or share, shard=(rank, world), epoch=epoch)
         if states is not None:
             reader.load_state_dict(states)
         return reader
 
-    def _open_shard(self, shard: tuple[int, int], num_threads: int) -> Reader | MixedReader:
-        options = {**self._options, "shard": shard, "epoch": int(self._shared[_EPOCH])}
+    def _open_shard(self, num_threads: int, **place: Any) -> Reader | MixedReader:
+        options = {**self._options, **place}
         if self._sources is None:
             return open_dataset(self._paths, num_threads=num_threads, **options)
         mixing = {key: options.pop(key) for key in _MIX_OPTIONS if key in options}
@@ -238,43 +240,50 @@ class TorchDataset(IterableDataset[Any]):
         }
         return mix_datasets(pairs, seed=options.get("shuffle") or 0, **mixing)
 
-    def _take_state(self) -> Any:
-        """The loaded state, for one pass only.
+    def _begin_pass(self) -> tuple[Any, int]:
+        """The loaded state, for one pass only, and the epoch.
 
-        A loader copies the dataset into new workers for each pass, and the copies cannot tell the
-        first pass from the next. So the first leaves its mark, the loader's seed, in shared memory.
+        A loader copies the dataset into new workers for each pass, or keeps its workers and seed.
+        One worker may begin when another has ended the pass, and so set the next epoch.
         """
+        epoch, worker, number = int(self._shared[_EPOCH]), get_worker_info(), 0
+        self._passes += 1
+        if worker is not None:
+            number = worker.seed - worker.id + self._passes
+            if int(self._shared[_PASS]) != number:
+                self._shared[_PASS_EPOCH], self._shared[_PASS] = epoch, number
+            epoch = int(self._shared[_PASS_EPOCH])
         state, self._state = self._state, None
-        worker = get_worker_info()
-        if state is None or state[0]["epoch"] != int(self._shared[_EPOCH]):
-            return None
-        if worker is None:
-            return state
-        used_by, this_pass = int(self._shared[_USED_BY]), worker.seed - worker.id
-        if used_by not in (0, this_pass):
-            return None
-        self._shared[_USED_BY] = this_pass
-        return state
+        used_by = int(self._shared[_USED_BY])
+        if state is None or state[0]["epoch"] != epoch or (number and used_by not in (0, number)):
+            return None, epoch
+        self._shared[_USED_BY] = number
+        return state, epoch
 
-    def _batches(self, reader: Reader | MixedReader, is_dispatched: bool) -> Iterator[Any]:
+    def _read(
+        self, reader: Reader | MixedReader, taken: list[int], is_dispatched: bool, epoch: int
+    ) -> Iterator[Any]:
         is_short = False
         for batch in reader:
-            if is_dispatched and is_short:
+            if is_dispatched and is_short and not self._rows:
                 raise UsageError(
                     "accelerate's dispatcher loses rows after a short batch, and large rows make "
                     "batches short here; pass a smaller batch_size, or even"
                 )
             is_short = batch.num_rows < reader.batch_size
-            yield convert(batch, self._output)
-
-    def _single_rows(self, reader: Reader | MixedReader, taken: list[int]) -> Iterator[Any]:
-        for batch in reader:
             columns = convert(batch, self._output)
+            if not self._rows:
+                yield columns
+                continue
             rows = zip(*map(_row_values, columns.values()), strict=True)
             for number, row in enumerate(rows, 1):
                 # Each row of a mix is a batch.
                 taken[:] = [number] if isinstance(reader, Reader) else []
                 yield dict(zip(columns, row, strict=True))
+        if int(self._shared[_EPOCH]) == epoch:  # nobody has set another
+            self._shared[_EPOCH] = epoch + 1
+        if get_worker_info() is None:
+            self._reader = None
 
     def _layout(self) -> _Layout:
         """What this process reads; a spawned worker is told by the process that started it."""
@@ -319,10 +328,9 @@ class TorchDataset(IterableDataset[Any]):
             return None
         if self._shard not in (None, (0, 1)):
             return f"accelerate already shards the rows; remove shard={self._shard}"
-        if not is_dispatcher and loader.dataset.batch_size is not None:
-            return None
         if not is_dispatcher:
-            return "accelerate shards only a loader with a batch_size; set it"
+            has_size = loader.dataset.batch_size is not None
+            return None if has_size else "accelerate shards only a loader with a batch_size; set it"
         mesh = loader.torch_device_mesh
         right = 1 if mesh and "tp" in mesh.mesh_dim_names else loader.state.num_processes
         if loader.use_stateful_dataloader or (mesh and rank_in_mesh(mesh)[1] != right):
@@ -332,7 +340,7 @@ class TorchDataset(IterableDataset[Any]):
             )
         if loader.batch_size is None and loader.collate_fn is default_convert:
             is_cut = not self._rows and self._output in ("numpy", "torch")
-            for field in self._open(None).schema:
+            for field in self._open(None, epoch).schema:
                 if not is_cut or not types.is_primitive(field.type):
                     return (
                         f"accelerate's dispatcher cannot split {field.name!r} of {field.type} "
@@ -397,14 +405,6 @@ def _parts(dataset: Any, depth: int = 5) -> list[Any]:
             if isinstance(item, Dataset):
                 found += _parts(item, depth - 1)
     return found
-
-
-def _refuse_to_read() -> Iterator[Any]:
-    yield from ()
-    raise UsageError(
-        "accelerate's dispatcher reads only on rank 0, but this is another rank; finish the "
-        "pass over the prepared loader first, or read another TorchDataset of the same files"
-    )
 
 
 def _row_values(column: Any) -> Any:

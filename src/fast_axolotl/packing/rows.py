@@ -1,18 +1,10 @@
 """Pack token sequences into rows of a fixed length.
 
 Sequences are taken in order. A sequence that no longer fits into the open row closes it, the rest
-of the closed row is padding, and the next row opens: nothing is reordered. Lists that become lists
-are packed by list operations, a few for each sequence and none for each token; everything else, and
-the optional columns, by kernels, on every processor; both give the same rows. The kernels first
-plan: one pass over the lengths gives the place where each sequence starts. Then every column is
-filled from it, a block of sequences at a time. The columns are the only large allocation; the plan
-takes eight bytes a sequence.
-
-Sequences come as lists or tuples, numpy arrays, torch tensors, or an Arrow list column. See
-``sequences`` for what counts as a token.
-
-It does not search for a tighter layout: that is ``plan_packs``. It masks no attention between the
-sequences of a row; ``position_ids`` and ``cu_seqlens`` are there for kernels that do.
+of the closed row is padding, and the next row opens: nothing is reordered (``plan_packs`` does).
+Lists that become lists are packed by list operations, a few for each sequence and none for each
+token. Everything else goes through kernels on every processor: one pass over the lengths gives the
+place of each sequence, eight bytes each, then every column is filled, a block at a time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Read token sequences in every form, and return rows as lists, numpy or torch.
 
 What Python holds stays in Python's lists, so that list in, list out never leaves them; arrays
-become ``Flat``: all values end to end, and offsets. A token is an integer. A bool counts as 0 or 1,
-in lists and arrays alike; floats, 1.0 included, are refused, and so is an integer that the output
-cannot hold: nothing is rounded or cut. A slow pass looks for the culprit after something has
-failed, never before.
-
-Pyarrow is looked for among the loaded modules, never imported for what cannot be its own.
+become ``Flat``: all values end to end, and offsets. A token is an integer: floats, 1.0 included,
+are refused, and so is an integer that the output cannot hold. A slow pass looks for the culprit
+after something has failed, never before. Pyarrow is looked for among the loaded modules, never
+imported for what cannot be its own.
 
 Cost: an array of 32 or 64 bits is used where it lies, others are copied once. A list costs some
-15 ns a token to become an array, and 6 to be checked where it stays a list. Numpy and torch results
-share the memory that was filled.
+15 ns a token to become an array, and 6 to be checked where it stays a list.
 """
 
 from __future__ import annotations

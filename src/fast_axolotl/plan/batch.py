@@ -1,11 +1,9 @@
 """Choose the next micro-batch to try, and the one to use.
 
-Sizes are doubled until memory runs out or the rate falls clearly; then the boundary between the
-largest that ran and the smallest that did not is halved, down to neighbours or to an eighth. With a
-constant global batch only its divisors can be had, and the rest of a step is accumulation.
-
-The knee is the smallest micro-batch whose rate is within 3 % of the best, or within 10 % with an
-interval that reaches it: what is larger costs memory and gains nothing.
+Sizes are doubled until memory runs out or the rate falls clearly; then the boundary is halved, down
+to neighbours or to an eighth. A constant global batch allows its divisors only. The *knee* is the
+smallest micro-batch whose rate is within 3 % of the best, or within 10 % with an interval that
+reaches it.
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ class Advice:
     """The micro-batch to use; ``None`` where none ran."""
     best: int | None = None
     """The one with the highest rate."""
-    largest_ran: int | None = None
-    smallest_out_of_memory: int | None = None
     sentences: tuple[str, ...] = ()
     """What to do, and why."""
     warnings: tuple[str, ...] = ()
@@ -97,11 +93,9 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     if not timed:
         text = "No run gave a rate: pass more --steps, or look at a record with fast-axolotl show."
         if full is not None and not ran:
-            text = (
-                f"{key}: {full} runs out of memory. Shorten the sequences, recompute activations "
-                "(gradient_checkpointing), train an adapter (LoRA), or shard the model."
-            )
-        return Advice(smallest_out_of_memory=full, sentences=(text,))
+            text = f"{key}: {full} runs out of memory. Shorten the sequences, recompute activations"
+            text += " (gradient_checkpointing), train an adapter (LoRA), or shard the model."
+        return Advice(sentences=(text,))
     best, top = max(timed, key=lambda one: one[1])
     knee, own = next(
         (one, rate)
@@ -110,9 +104,9 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
         or (rate >= (1 - _UNSURE) * top and one.high is not None and one.high >= top)
     )
     first, slowest = timed[0]
-    size = f"{key}: {knee.micro_batch}"
-    is_kept = is_axolotl or any(one.accumulation > 1 for one in trials)
-    together = f" and {other_key}: {knee.accumulation}" if is_kept else ""
+    size, together = f"{key}: {knee.micro_batch}", ""
+    if is_axolotl or any(one.accumulation > 1 for one in trials):
+        together = f" and {other_key}: {knee.accumulation}"
     text = f"{size} is as fast as any size that ran"
     if knee is not first:
         text = f"{size} gives {own / slowest:.2f} × the {knee.unit} of {first.micro_batch}"
@@ -122,13 +116,12 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     if full is not None:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
     warnings = []
-    share = slowest / top
-    if share < SLOW and first.step_seconds:
+    if slowest < SLOW * top and first.step_seconds:
         pass_seconds = format_seconds(first.step_seconds / first.accumulation)
         warnings.append(
             f"A pass with micro-batch {first.micro_batch} takes only {pass_seconds}, but its "
-            f"throughput is {format_share(share, decimals=0)} of the best: low latency is not "
-            f"high throughput. Compare {first.unit}."
+            f"throughput is {format_share(slowest / top, decimals=0)} of the best: low latency is "
+            f"not high throughput. Compare {first.unit}."
         )
     if knee.stall is not None and knee.stall >= DATA_STALL:
         warnings.append(
@@ -144,8 +137,6 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     return Advice(
         knee=knee.micro_batch,
         best=best.micro_batch,
-        largest_ran=ran[-1].micro_batch,
-        smallest_out_of_memory=full,
         sentences=tuple(sentences),
         warnings=tuple(warnings),
     )

@@ -1,12 +1,9 @@
 """Predict the memory of one GPU: weights, gradients, optimizer, activations.
 
-ZeRO-1 divides the optimizer's states, ZeRO-2 gradients too, ZeRO-3 and FSDP everything, which then
-gather two layers at a time; tensor and pipeline parallelism divide the model itself. Activations
-are the tensors that autograd keeps per token and layer with flash attention, counted from the
-modules of transformers' Llama family. Gradients are freed between steps: without accumulation they
-do not exist when activations peak, so the larger of two moments counts, not their sum.
-
-Not counted: a CUDA context (0.5 to 1 GB, outside of torch) and fragmentation.
+Sharding divides the states, parallelism the model. Activations are the tensors that autograd keeps
+per token and layer with flash attention, counted from transformers' Llama modules. Gradients are
+freed between steps: without accumulation they do not exist when activations peak, so the larger of
+two moments counts. Not counted: a CUDA context (0.5 to 1 GB, outside of torch) and fragmentation.
 """
 
 from __future__ import annotations
@@ -80,7 +77,7 @@ class Layout:
         return self.tokens * self.replicas * self.accumulation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes of one GPU at its peak, by what holds them."""
 
@@ -169,16 +166,10 @@ def predict_memory(shape: Shape, layout: Layout) -> Memory:
     # losses work in chunks.
     logits = tokens * shape.vocabulary / tp * (2.0 if is_fused else 12.0)
     standing = gradients if layout.accumulation > 1 else 0.0
-    activations, held = max(
+    activations, gradients = max(
         (kept + norm * tokens + logits, standing),
         (kept + again, standing),  # the last layer is recomputed beside all inputs
         (kept / layers + again, gradients),
         key=sum,
     )
-    return Memory(
-        weights=weights,
-        gradients=held,
-        optimizer=optimizer,
-        activations=activations,
-        gathered=gathered,
-    )
+    return Memory(weights, gradients, optimizer, activations, gathered)

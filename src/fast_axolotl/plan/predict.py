@@ -1,18 +1,12 @@
 """Predict tokens/s, memory, time and cost on other GPUs, and what limits the run.
 
-A *reference* is the user's own run, from its record. It sets the level of the stack: measured ÷
-predicted. Without one, the level is that of published stacks, and the interval is wide. Intervals
-are of 90 %, in logarithms; their widths are the errors of ``benchmarks.plan_error``, added in
-quadrature for all that differs between the reference and the candidate.
+A *reference* is the user's own run: measured ÷ predicted sets the level of the stack. Without one
+it is that of published stacks. Intervals are of 90 %, in logarithms; their widths are the errors of
+``benchmarks.plan_error``, added in quadrature for all that differs between reference and candidate.
 
-Rates are of the steady phase with waiting for data taken out. Positions are those of the batches,
-padding included, since padding is computed, too; ``real_share`` says how many of them are tokens.
-The type of weights and moments is not in a record: bf16 is assumed, and memory that was measured
-beyond the prediction is added to every candidate.
-
-A candidate keeps the global batch by accumulating less, and changes what does not fit: sharding,
-recomputation, the micro-batch, tensor parallelism. Congestion, topology and uneven
-experts are not predicted.
+Rates are of the steady phase without waiting for data, in positions, padding included; bf16 weights
+and moments are assumed. A candidate keeps the global batch, and changes what does not fit.
+Congestion, topology and uneven experts are not predicted.
 """
 
 from __future__ import annotations
@@ -60,8 +54,7 @@ _LARGE_BATCH = 4.0
 def find_price(gpu: Gpu) -> tuple[float | None, str]:
     """Dollars of one device per hour, and their source: the median over the clouds that list it on
     demand, by the dated table beside this file; ``None`` where none does."""
-    text = files("fast_axolotl.plan").joinpath("gpu_prices.json").read_text(encoding="utf-8")
-    table = json.loads(text)
+    table = json.loads(files("fast_axolotl.plan").joinpath("gpu_prices.json").read_bytes())
     dollars = sorted(row[2] for row in table["prices"] if row[1] in gpu.priced_as)
     if not dollars:
         return None, "unknown; pass --price"
@@ -285,10 +278,9 @@ def make_plan(
                 binds, ends = "data", [min(end, ceiling) for end in ends]
             rate = Range(*ends)
             if tokens is not None:
-                ends = [tokens / rate.high, tokens / rate.value, tokens / rate.low]
-                time = Range(*ends)
+                time = Range(*(tokens / end for end in reversed(ends)))
                 if price is not None:
-                    money = Range(*(end * price * count / 3600 for end in ends))
+                    money = Range(*(tokens / end * price * count / 3600 for end in reversed(ends)))
         candidates.append(
             Candidate(
                 gpu=gpu.key,
@@ -337,18 +329,15 @@ def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> t
     start = change(layout, gpus=count, **split)
     if predict_memory(shape, start).total <= usable:
         return start, ""
-    nodes = range(start.tp + 1, gpu.node_size + 1)
-    sizes = [
-        size for size in (2, 4, 8) if size in nodes and count % (size * start.pp * start.cp) == 0
-    ]
     layouts = [
         change(start, sharding=sharding, recompute=recompute, micro_batch=samples, tp=tp)
         for tp, samples, recompute, sharding in product(
-            (start.tp, *sizes),
+            (start.tp, *(size for size in (2, 4, 8) if start.tp < size <= gpu.node_size)),
             dict.fromkeys((layout.micro_batch, min(1.0, layout.micro_batch))),
             dict.fromkeys((layout.recompute, "full")),
             dict.fromkeys((layout.sharding, "fsdp")),
         )
+        if count % (tp * start.pp * start.cp) == 0
     ]
     fitting = [one for one in layouts if predict_memory(shape, one).total <= usable]
     start = min(layouts, key=lambda one: predict_memory(shape, one).total)
@@ -374,8 +363,45 @@ def _describe(
     """What users get wrong, where these candidates are about to; what layouts had to change, and
     what the prediction rests on."""
     possible = [one for one in candidates if one.tokens_per_second is not None]
-    if possible:
-        yield from _warn(possible, reference, level)
+    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
+    if possible and possible[-1].binds != "data":
+        ends = (possible[0], possible[-1])
+        yield from warn_of_latency(
+            *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
+        )
+    usual, known = _HUGE_BATCH, "published trainings of language models end with 16 M"
+    if reference is not None:
+        batch = reference.layout.step_tokens
+        usual = min(usual, _LARGE_BATCH * batch)
+        known = f"your run has {format_count(batch)}"
+    for large in [one for one in possible if one.global_batch_tokens > usual][:1]:
+        yield (
+            f"From {large.gpus} GPUs, the batch is too large for the same training: a step has "
+            f"{format_count(large.global_batch_tokens)} tokens, and {known}. Accumulation cannot "
+            "go below 1. A larger batch needs another learning rate and may generalise worse: "
+            "compare the losses, or use fewer GPUs."
+        )
+    if reference is not None and possible and not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:
+        yield (
+            f"The run is {level:.2g} times as fast as predicted, which no published stack is: "
+            "check its tokens, model and GPU, and whether a tiny batch slowed it down."
+        )
+    for starved in [one for one in possible if one.binds == "data"][:1]:
+        yield (
+            f"On {starved.gpus} GPUs, the loader must deliver "
+            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
+            f"{format_count(starved.loader_tokens_per_second)}."
+        )
+    last = possible[-1] if possible else None
+    if reference is not None and last is not None and reference.layout.gpus == 1 < last.gpus:
+        naive = reference.tokens_per_second * reference.real_share * last.gpus
+        yield (
+            f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
+            f"would be {format_count(naive)} tokens/s; the prediction is "
+            f"{format_count(last.demand_tokens_per_second)} tokens/s, with "
+            f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
+            "from the link rates alone. Measure a short run on two nodes before you rent more."
+        )
     for text in dict.fromkeys(one.changes for one in candidates if one.changes):
         counts = ", ".join(str(one.gpus) for one in candidates if one.changes == text)
         yield f"{counts} × {gpu.key}: {text}."
@@ -393,50 +419,3 @@ def _describe(
         f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {network:g} GB/s per GPU, without "
         "congestion."
     )
-
-
-def _warn(
-    possible: Sequence[Candidate], reference: Reference | None, level: float
-) -> Iterator[str]:
-    """What users get wrong, where the candidates that fit are about to."""
-    first, last = possible[0], possible[-1]
-    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
-    if last.binds != "data":
-        ends = ((e.gpus, e.step_seconds, e.global_batch_tokens / e.gpus) for e in (first, last))
-        yield from warn_of_latency(*ends)
-    usual, known = _HUGE_BATCH, "published trainings of language models end with 16 M"
-    if reference is not None:
-        batch = reference.layout.step_tokens
-        usual = min(usual, _LARGE_BATCH * batch)
-        known = f"your run has {format_count(batch)}"
-    large = next((one for one in possible if one.global_batch_tokens > usual), None)
-    if large is not None:
-        yield (
-            f"From {large.gpus} GPUs, the batch is too large for the same training: a step has "
-            f"{format_count(large.global_batch_tokens)} tokens, and {known}. Accumulation cannot "
-            "go below 1. A larger batch needs another learning rate and may generalise worse: "
-            "compare the losses, or use fewer GPUs."
-        )
-    if reference is None:
-        return
-    if not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:
-        yield (
-            f"The run is {level:.2g} times as fast as predicted, which no published stack is: "
-            "check its tokens, model and GPU, and whether a tiny batch slowed it down."
-        )
-    starved = next((one for one in possible if one.binds == "data"), None)
-    if starved is not None:
-        yield (
-            f"On {starved.gpus} GPUs, the loader must deliver "
-            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
-            f"{format_count(starved.loader_tokens_per_second)}."
-        )
-    if reference.layout.gpus == 1 < last.gpus:
-        naive = reference.tokens_per_second * reference.real_share * last.gpus
-        yield (
-            f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
-            f"would be {format_count(naive)} tokens/s; the prediction is "
-            f"{format_count(last.demand_tokens_per_second)} tokens/s, with "
-            f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
-            "from the link rates alone. Measure a short run on two nodes before you rent more."
-        )

@@ -1,13 +1,8 @@
 """How a job scales, from runs on several numbers of GPUs.
 
-*Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count: weak scaling where the
-batch per GPU stays the same, strong scaling where the global batch does.
-
-*Losses.* A token takes N ÷ throughput GPU-seconds. Waiting for data, a share s of them at N and s₀
-at the smallest count, costs s − s₀ · efficiency. So for every part; their sum is 1 − efficiency.
-
-Only what was measured is compared. Counts that were not run are predicted by ``predict``, which
-knows nodes, layouts and memory; a curve through few counts knows none of them.
+*Efficiency* at N GPUs is throughput per GPU ÷ that at the smallest count. *Losses*: waiting for
+data, a share s of the time at N and s₀ at the smallest count, costs s − s₀ · efficiency; so does
+every part, and their sum is 1 − efficiency. Counts that were not run are left to ``predict``.
 """
 
 from __future__ import annotations
@@ -27,8 +22,6 @@ from fast_axolotl.record.units import count_words, format_count, format_seconds,
 
 SLOW = 0.7
 """Share of the best rate below which a short step is a pitfall. Ours."""
-_WORTH = 0.5
-"""Of what a GPU brings at the smallest count, what an added one must bring."""
 _SAME = 0.10
 """Share by which batches or costs may differ and count as the same."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
@@ -115,8 +108,6 @@ class Count:
     batch_per_gpu: float
     losses: Mapping[str, float]
     """Points of efficiency, by where they go; their sum is 1 − efficiency."""
-    added: float | None
-    """What a GPU added to the count before brings ÷ what one brings at the smallest count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,22 +141,19 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
         rates = [[run.rate / run.gpus for run in some] for some in (first, own)]
         is_paired = len(pairs) > 1
         against = compare(*(zip(*pairs, strict=True) if is_paired else rates), is_paired=is_paired)
-        rate, added = statistics.geometric_mean(rates[1]) * count, None
-        if counts:
-            added = (rate - counts[-1].rate) / (count - counts[-1].gpus) / counts[0].rate_per_gpu
+        rate = statistics.geometric_mean(rates[1])
         counts.append(
             Count(
                 gpus=count,
                 runs=len(own),
-                rate=rate,
-                rate_per_gpu=rate / count,
+                rate=rate * count,
+                rate_per_gpu=rate,
                 efficiency=against.value,
                 efficiency_low=against.low if counts else None,
                 efficiency_high=against.high if counts else None,
                 step_seconds=middle(run.step_seconds for run in own),
                 batch_per_gpu=statistics.median(run.batch for run in own) / count,
                 losses=_divide_loss(first, own, against.value) if counts else {},
-                added=added,
             )
         )
     notes = []
@@ -180,7 +168,7 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
         unit=unit,
         kind="weak" if is_weak else "strong" if is_strong else "neither",
         counts=tuple(counts),
-        warnings=(*_compare_jobs(runs), *_warn(counts, by_count, unit)),
+        warnings=tuple(_warn(runs, counts, by_count)),
         notes=tuple(notes),
     )
 
@@ -206,8 +194,10 @@ def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) ->
     return {**losses, "not explained": 1 - efficiency - sum(losses.values())}
 
 
-def _compare_jobs(runs: Sequence[Run]) -> Iterator[str]:
-    """What differs between runs that should be one job; another model is refused."""
+def _warn(
+    runs: Sequence[Run], counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]]
+) -> Iterator[str]:
+    """What differs between runs that should be one job, and pitfalls; another model is refused."""
     for key in dict.fromkeys(key for run in runs for key in run.job):
         known = [run for run in runs if key in run.job]
         if key in _MODEL:
@@ -221,11 +211,6 @@ def _compare_jobs(runs: Sequence[Run]) -> Iterator[str]:
         if len(values) > 1:
             places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
             yield f"These are not the same job: {key} is {places}."
-
-
-def _warn(
-    counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]], unit: str
-) -> Iterator[str]:
     few, *_, many = counts
     ends = [(end.gpus, end.step_seconds, end.batch_per_gpu) for end in (few, many)]
     yield from warn_of_latency(*ends)
@@ -235,12 +220,6 @@ def _warn(
         why = "rank 0 reads for all ranks" if one_reads else "the ranks share a disk or CPU cores"
         shares = " → ".join(map(format_share, stalls))
         yield f"Waiting for data grows ({shares} of the time): {why}."
-    unpaid = next((count for count in counts[1:] if (count.added or 0.0) < _WORTH), None)
-    if unpaid is not None:
-        yield (
-            f"From {unpaid.gpus} GPUs on, an added GPU brings less than half of what one brings on "
-            f"{count_words(few.gpus, 'GPU')}, so its {unit} cost more than twice as much."
-        )
     yield from warn_of_cost([(one.gpus, 1 / one.efficiency) for one in counts])
 
 

@@ -137,11 +137,11 @@ def guess_shape(
 def read_config(path: str | Path) -> Shape:
     """The shape that a ``config.json`` of transformers describes, or that of a folder's."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    if not file.exists():
+        message = "there is no such file; pass a model's config.json"
+        raise MissingFileError(message, path=str(file))
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        message = "there is no such file; pass a model's config.json"
-        raise MissingFileError(message, path=str(file)) from None
     except (ValueError, OSError) as error:
         raise DataError(f"cannot be read as JSON: {error}", path=str(file)) from None
     if not isinstance(config, dict):

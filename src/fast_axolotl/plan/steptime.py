@@ -2,12 +2,9 @@
 
 Matrix products take their FLOPs at a share of the peak, and longer where a dimension is small
 against the GPU's ratio of FLOPs to bytes; attention is causal and has a share of its own; norms and
-activations move bytes. Tensor, context, expert, pipeline and data parallelism add volumes over the
-node's link or the network, of which a part hides behind compute, and a pipeline its bubble. FLOPs
-are never compared between stacks, which count attention differently.
-
-The constants are fitted to published runs (``python -m benchmarks.plan_error --fit``). What they
-cannot know is the stack: kernels, fusion, versions. A run of the user's own measures that.
+activations move bytes. Parallelism adds volumes over the node's link or the network, of which a
+part hides behind compute, and a pipeline its bubble. The constants are fitted to published runs
+(``python -m benchmarks.plan_error --fit``), which cannot know the user's kernels and versions.
 """
 
 from __future__ import annotations

@@ -1,25 +1,23 @@
 """Divide the time of a step on many GPUs into compute, communication and idle, from traces.
 
 A step's window on a device runs from the first kernel launched in it to the first one launched in
-the next: kernels belong to the step of the CPU that launched them, whenever they ran. Inside a
-window every nanosecond is one of: compute, compute with communication beside it, communication
-alone (exposed), copies alone, idle. They add up, because they are measures of unions of intervals.
+the next. Inside it every nanosecond is one of: compute, compute with communication beside it,
+communication alone (exposed), copies alone, idle: measures of unions of intervals, so they add up.
 
 Ranks need no common clock. A collective ends on all ranks at about the same time, so what one rank
-spends in it beyond the shortest of all ranks is waiting for peers, and the shortest is the most
-that the transfer can have taken; the rank that had the shortest came last. Collectives are matched
-by group and sequence number, or by their order among those of one kind and size in a step.
+spends in it beyond the shortest of all ranks is waiting for peers. Collectives are matched by group
+and sequence number, or by their order among those of one kind and size in a step.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,15 +113,13 @@ class TraceSummary:
     notes: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Rank:
+class _Rank(NamedTuple):
     """What is kept of a trace."""
 
     path: str
     world_size: int | None
     steps: list[StepParts]
     windows: Spans
-    """Of the steps."""
     compute: Spans
     collectives: list[Collective]
 
@@ -140,15 +136,12 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
     for path in paths:
         trace = read_trace(path)
         if trace.rank is None and len(paths) > 1:
-            raise DataError(
-                "no rank in the trace or in its file name; rename it, for example to rank3.json",
-                path=trace.path,
-            )
+            message = "no rank in the trace or in its file name; rename it, for example to "
+            raise DataError(f"{message}rank3.json", path=trace.path)
         rank = trace.rank or 0
         if rank in found:
-            raise DataError(
-                f"{found[rank].path} is also of rank {rank}; pass only one", path=trace.path
-            )
+            message = f"{found[rank].path} is also of rank {rank}; pass only one"
+            raise DataError(message, path=trace.path)
         found[rank] = _measure(trace, steps, kernels, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
@@ -170,17 +163,15 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
     waits = sorted((w, item.rank) for item in means if (w := item.waiting_seconds) is not None)
     straggler, reason = None, "Waiting for peers is known for fewer than two ranks."
     if len(waits) > 1:
-        lead, reason = (
-            (waits[1][0] - waits[0][0]) / means[0].seconds,
-            "No rank clearly makes the others wait.",
-        )
+        reason = "No rank clearly makes the others wait."
+        lead = (waits[1][0] - waits[0][0]) / means[0].seconds
         if lead >= _STRAGGLER_LEAD:
             straggler = waits[0][1]
             reason = f"Every other rank waits at least {format_share(lead)} of a step longer."
     slowdowns = []
     spent = expected = 0.0
     for name, (alone, beside) in kernels.items():
-        usual, shared = float(np.median(alone)), float(np.median(beside))
+        usual, shared = median(alone), median(beside)
         if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
             spent, expected = spent + sum(beside), expected + usual * len(beside)
             medians = (usual / 1e9, shared / 1e9, shared / usual)
@@ -191,7 +182,7 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
         missing_ranks=missing,
         ranks=tuple(means),
         steps=tuple(step for item in ranks for step in item.steps),
-        collectives=_collective_rows(ranks),
+        collectives=tuple(sorted(_collective_rows(ranks), key=lambda row: -row.seconds)),
         slowdown=spent / expected if slowdowns else None,
         slowdowns=tuple(slowdowns),
         straggler=straggler,
@@ -308,8 +299,6 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | Non
         calls[call.thread].append(call)
     begins = {thread: [call.start for call in own] for thread, own in calls.items()}
     steps = [step[1] for step in trace.steps]
-    groups = [group.get("ranks") for group in trace.groups if isinstance(group, dict)]
-    members = {str(ranks): len(ranks) for ranks in groups if isinstance(ranks, list)}
     for index, item in enumerate(items):
         launch, thread = item.start, -1
         if launches is not None and launches[index, 0] >= 0:
@@ -326,8 +315,8 @@ def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | Non
                 item.sequence = call.sequence if item.sequence is None else item.sequence
         place = bisect_right(steps, launch) - 1
         item.step = trace.steps[place][0] if place >= 0 else None
-        if item.group is None and len(members) <= 1:
-            item.group, item.group_size = next(iter(members.items()), ("", None))
+        if item.group is None and len(trace.groups) <= 1:
+            item.group, item.group_size = next(iter(trace.groups.items()), ("", None))
 
 
 def merge(spans: Spans) -> Spans:
@@ -395,13 +384,11 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
                 rank.steps[index] = replace(step, waiting_seconds=seconds[index])
 
 
-def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
+def _collective_rows(ranks: Sequence[_Rank]) -> Iterator[CollectiveRow]:
     rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
-    for rank in ranks:
-        for item in rank.collectives:
-            scale = None if item.num_bytes is None else item.num_bytes.bit_length()
-            rows[item.kind, item.group, item.group_size, scale].append(item)
-    found = []
+    for item in (item for rank in ranks for item in rank.collectives):
+        scale = None if item.num_bytes is None else item.num_bytes.bit_length()
+        rows[item.kind, item.group, item.group_size, scale].append(item)
     for (kind, group, size, scale), items in rows.items():
         matched = [item for item in items if item.waiting is not None]
         waiting = sum(item.waiting or 0 for item in matched) / 1e9 if matched else None
@@ -410,11 +397,8 @@ def _collective_rows(ranks: Sequence[_Rank]) -> tuple[CollectiveRow, ...]:
         factor = 1.0 if kind in _WHOLE_MESSAGE else 0.0
         if size and size > 1 and kind in _BUS_FACTORS:
             factor = _BUS_FACTORS[kind] * (size - 1) / size
-        speed = size_bytes = None
-        if scale is not None:
-            size_bytes = mean(item.num_bytes or 0 for item in items)
-            moved = factor * sum(item.num_bytes or 0 for item in matched or items)
-            speed = moved / moving if factor and moving else None
+        moved = factor * sum(item.num_bytes or 0 for item in matched or items)
+        size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
         counts = (len(items), seconds, len(matched), waiting)
-        found.append(CollectiveRow(kind, group, size, size_bytes, *counts, speed))
-    return tuple(sorted(found, key=lambda row: -row.seconds))
+        speed = moved / moving if size_bytes is not None and factor and moving else None
+        yield CollectiveRow(kind, group, size, size_bytes, *counts, speed)

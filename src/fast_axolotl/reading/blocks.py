@@ -9,6 +9,7 @@ Splitting (which may decompress) is sequential, decoding is parallel.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -236,7 +237,7 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
 
 def check_names(names: Sequence[str], path: str, place: str = "", cure: str = "") -> None:
     """Refuses a file with two columns of one name."""
-    if repeated := {name for name in names if names.count(name) > 1}:
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
         message = f"two columns have the name {min(repeated)!r}; rename one {cure}".rstrip()
         raise DataError(message, path=path, place=place)
 

@@ -18,29 +18,24 @@ import hashlib
 import json
 import os
 import threading
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Dataset, InputFile, Unit, decode_or_reject
+from fast_axolotl.reading.schema import schema_of, schema_text
 from fast_axolotl.system import usable_cores
 
-_VERSION = 2
+_VERSION = 3
 """Changes when an entry comes to mean something else."""
 
-_PASSING = "passing-"
-"""Begins the name of what depends on a file without a version: it is kept in memory only."""
-
-_Entry = dict[str, Any]
-_Result = TypeVar("_Result")
-_memory: dict[str, _Entry] = {}
+_memory: dict[str, Any] = {}
 
 
 def unit_rows(dataset: Dataset) -> dict[Unit, int]:
@@ -50,38 +45,32 @@ def unit_rows(dataset: Dataset) -> dict[Unit, int]:
     is_told = options.on_error == "raise"
     # Under "skip" a damaged column hides rows, but only where it is read.
     choices = (options.on_error, astuple(options.csv), None if is_told else options.columns)
-    rows: dict[Unit, int] = {}
-    uncounted: list[tuple[str, list[Unit]]] = []
-    for index, (item, file) in enumerate(zip(dataset.inputs, dataset.formats, strict=True)):
-        units = file.units(index)
-        rows |= {unit: unit.num_rows or 0 for unit in units}
+
+    def count_file(index: int) -> list[tuple[Unit, int]]:
+        units = dataset.formats[index].units(index)
         if is_told and all(unit.num_rows is not None for unit in units):
-            continue
-        name = _name("rows", [item], choices, [(unit.start, unit.stop) for unit in units])
-        entry = _load(name)
-        if entry is None:
-            uncounted.append((name, units))
-        else:
-            rows |= dict(zip(units, entry["rows"], strict=True))
-    todo = [unit for _, units in uncounted for unit in units]
-    counts = dict(zip(todo, _in_threads(partial(_count, dataset), todo), strict=True))
-    for name, units in uncounted:
-        of_file = [counts[unit][0] for unit in units]
-        _store(name, {"rows": of_file}, is_final=all(counts[unit][1] for unit in units))
-        rows |= dict(zip(units, of_file, strict=True))
-    return rows
+            return [(unit, unit.num_rows or 0) for unit in units]
+        cuts = [(unit.start, unit.stop) for unit in units]
+        counts = _kept(
+            ("rows", choices, cuts),
+            [dataset.inputs[index]],
+            lambda: list(of_units.map(partial(_count, dataset), units)),
+            is_final=lambda counts: all(is_final for _, is_final in counts),
+        )
+        return [(unit, rows) for unit, (rows, _) in zip(units, counts, strict=True)]
+
+    # Files wait for their units, so these need threads of their own.
+    with _threads() as of_files, _threads() as of_units:
+        counted = of_files.map(count_file, range(len(dataset.inputs)))
+        return dict(pair for of_file in counted for pair in of_file)
 
 
 def scanned_schema(dataset: Dataset, scan: Callable[[], pa.Schema]) -> pa.Schema:
     """The schema that a scan of these files under these options finds: kept, or found now."""
     options = dataset.options
-    choices = (options.on_error, options.columns)
-    name = _name("schema", dataset.inputs, choices, astuple(options.csv), pa.__version__)
-    entry = _load(name)
-    if entry is None:
-        entry = {"schema": b64encode(scan().serialize().to_pybytes()).decode()}
-        _store(name, entry)
-    return pa.ipc.read_schema(pa.py_buffer(b64decode(entry["schema"])))
+    depends_on = ("schema", options.on_error, options.columns, astuple(options.csv), pa.__version__)
+    text = _kept(depends_on, dataset.inputs, lambda: schema_text(scan()))
+    return schema_of(text)
 
 
 def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
@@ -95,29 +84,24 @@ def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
             return file
         if not is_cut or file.compression is not None:
             return replace(file, edges=None)
-        name = _name("edges", [item], astuple(file.dialect), options.unit_bytes)
-        entry = _load(name)
-        if entry is None:
-            try:
-                entry = {"edges": file.find_edges()}
-            except DataError:
-                if options.on_error == "raise":
-                    raise
-                return replace(file, edges=None)
-            _store(name, entry)
-        return replace(file, edges=entry["edges"] and tuple(entry["edges"]))
+        depends_on = ("edges", astuple(file.dialect), options.unit_bytes)
+        try:
+            edges = _kept(depends_on, [item], file.find_edges)
+        except DataError:
+            if options.on_error == "raise":
+                raise
+            edges = None
+        return replace(file, edges=edges and tuple(edges))
 
-    formats = _in_threads(cut, dataset.inputs, dataset.formats)
-    return replace(dataset, formats=tuple(formats))
+    with _threads() as threads:
+        formats = tuple(threads.map(cut, dataset.inputs, dataset.formats))
+    return replace(dataset, formats=formats)
 
 
-def _in_threads(function: Callable[..., _Result], *arguments: Sequence[Any]) -> list[_Result]:
+def _threads() -> Any:
     from concurrent.futures import ThreadPoolExecutor  # most readers never count
 
-    if not arguments[0]:
-        return []
-    with ThreadPoolExecutor(min(8, usable_cores())) as pool:
-        return list(pool.map(function, *arguments))
+    return ThreadPoolExecutor(min(8, usable_cores()))
 
 
 def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
@@ -140,34 +124,33 @@ def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
     return sum(map(count, dataset.blocks(unit))), is_final
 
 
-def _name(kind: str, items: Sequence[InputFile], *depends_on: Any) -> str:
-    files, is_passing = [], False
-    for item in items:
-        source = item.source
+def _kept(
+    depends_on: Any,
+    items: Sequence[InputFile],
+    make: Callable[[], Any],
+    is_final: Callable[[Any], bool] = lambda entry: True,
+) -> Any:
+    """What was found before for these files and options, or is found now: plain JSON."""
+    files, sources = [], [item.source for item in items]
+    for item, source in zip(items, sources, strict=True):
         # A relative path means another file elsewhere. Links are not followed.
         path = os.path.abspath(source.path) if source.is_local else source.identity  # noqa: PTH100
-        is_passing |= not source.version
         files.append((path, source.num_bytes, source.version, item.format, item.compression))
     text = json.dumps((_VERSION, files, depends_on)).encode()
-    return f"{_PASSING * is_passing}{kind}-{hashlib.sha256(text).hexdigest()[:32]}"
-
-
-def _load(name: str) -> _Entry | None:
-    if name not in _memory and not name.startswith(_PASSING):
+    name = f"{depends_on[0]}-{hashlib.sha256(text).hexdigest()[:32]}"
+    can_be_kept = all(source.version for source in sources)
+    if name not in _memory and can_be_kept:
         with suppress(OSError, ValueError):
             _memory[name] = json.loads((_folder() / name).read_bytes())
-    return _memory.get(name)
-
-
-def _store(name: str, entry: _Entry, *, is_final: bool = True) -> None:
-    _memory[name] = entry
-    if not is_final or name.startswith(_PASSING):
-        return
-    with suppress(OSError):  # it is not kept then
-        _folder().mkdir(parents=True, exist_ok=True)
-        part = _folder() / f"{name}.{os.getpid()}-{threading.get_ident()}.part"
-        part.write_text(json.dumps(entry), encoding="utf-8")
-        part.replace(_folder() / name)
+    if name not in _memory:
+        entry = _memory[name] = make()
+        if can_be_kept and is_final(entry):
+            with suppress(OSError):  # it is not kept then
+                _folder().mkdir(parents=True, exist_ok=True)
+                part = _folder() / f"{name}.{os.getpid()}-{threading.get_ident()}.part"
+                part.write_text(json.dumps(entry), encoding="utf-8")
+                part.replace(_folder() / name)
+    return _memory[name]
 
 
 def _folder() -> Path:

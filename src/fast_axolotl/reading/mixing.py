@@ -2,28 +2,23 @@
 
 **Which source comes next.** Source ``i`` comes for the k-th time at ``(k + phase) / weight``; the
 rows of all sources are put in the order of these times. So every source stays within a few rows of
-its weight, however many rows there are. (Independent draws are 458 rows off after a million, for a
-weight of 0.3.) The phases depend on seed and epoch; all shards draw alike.
+its weight, however many rows there are. The phases depend on seed and epoch; all shards draw alike.
 
 **When a pass ends.** A source is used up when it is drawn and has no row left. ``stop="first"``:
 the pass ends at that draw. ``stop="all"``: the source begins its next epoch, shuffled anew, and the
 pass ends at the draw that finds the last source used up for the first time. Source epoch k in epoch
-e of the mix is the reader's epoch ``e + k * 2**20``. With ``even`` readers all shards have the same
-number of rows of each source, so that they end together.
+e of the mix is the reader's epoch ``e + k * 2**20``.
 
 **State:** the number of draws of each source, and each reader's state at its first row that was not
 drawn. On another number of shards each source deals out what is left of its epoch, which must be
 the same on all shards.
-
-Does not mix by tokens or bytes, does not shuffle rows (the readers do), and has no memory budget:
-each reader has its own.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,13 +28,13 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.order import find_states
-from fast_axolotl.reading.reader import Reader, next_rows
+from fast_axolotl.reading.reader import Reader, check_pass, next_rows
 from fast_axolotl.reading.rows import take
-from fast_axolotl.reading.schema import conform, join_schemas
+from fast_axolotl.reading.schema import conform, join_schemas, schema_of, schema_text
 
 _EPOCH_STRIDE = 1 << 20
 _MARK = "fast_axolotl_mix"
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(slots=True)
@@ -82,9 +77,8 @@ def mix_datasets(
         batch_size: Rows per batch; by default that of the first reader.
         source_column: Add a column of this name with the name of each row's source.
     """
-    pairs = dict(sources) if isinstance(sources, Mapping) else dict(enumerate(sources))
     opened = []
-    for name, pair in pairs.items():
+    for name, pair in dict(sources if isinstance(sources, Mapping) else enumerate(sources)).items():
         try:
             reader, weight = pair
             opened.append(_Source(name=str(name), reader=reader, weight=float(weight)))
@@ -92,7 +86,7 @@ def mix_datasets(
             raise UsageError(
                 f"source {name!r} must be a reader and a weight, not {pair!r}"
             ) from None
-        if not 0 < float(weight) < math.inf:
+        if not 0 < opened[-1].weight < math.inf:
             raise UsageError(f"source {name!r} must have a weight above 0, not {weight!r}")
     if len({id(source.reader) for source in opened}) < max(1, len(opened)):
         raise UsageError(
@@ -147,17 +141,20 @@ class _Source:
     """How often it was used up in this pass."""
     is_new: bool = True
     """Whether no row of the current epoch was read yet."""
-    batches: Iterator[pa.RecordBatch] = field(init=False)
+    earlier: int = 0
+    """Rows of the last batch that are of an earlier epoch."""
     taken: int | None = None
-    """Rows of the reader's last batch that were delivered, if not all."""
+    """Rows of the last batch that are of this epoch, if the reader has given more."""
+    batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
 
     def begin(self, epoch: int, of_mix: int) -> None:
         """Its next rows are the first ones of an epoch."""
         self.epoch, self.is_new, self.taken = epoch, True, None
         self.reader.set_epoch(of_mix + epoch * _EPOCH_STRIDE)
+        self.batches = iter(())
 
 
-class MixedReader:
+class MixedReader(AbstractContextManager[Any]):
     """Record batches of several readers, with a position that can be saved and restored.
 
     Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
@@ -178,6 +175,7 @@ class MixedReader:
         """Draws for a batch."""
         self._source_column = source_column
         self._shard = sources[0].reader.shard
+        self._weights = [[source.name, source.weight] for source in sources]
         self._base = pa.schema([])
         for source in sources:
             schema, place = source.reader.schema, f"source {source.name!r}"
@@ -189,6 +187,7 @@ class MixedReader:
         if source_column is not None:
             self._base = self._base.append(pa.field(source_column, pa.string()))
         self.stats = MixStats()
+        self._running = ExitStack()
         self.set_epoch(epoch)
 
     @property
@@ -201,17 +200,13 @@ class MixedReader:
         ]
         return min(ends) if self._stop == "first" else max(ends, default=0)
 
-    def __enter__(self) -> MixedReader:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Stop reading ahead and end the current iteration; a new one can start."""
-        self._pass = object()
-        for source in self._sources:
-            source.reader.close()
+        self._running.close()
+        self._running = ExitStack()
 
     def set_epoch(self, epoch: int) -> None:
         """Go back to the beginning, with the order of another epoch."""
@@ -232,14 +227,12 @@ class MixedReader:
             "seed": self._seed,
             "epoch": self._epoch,
             "stop": self._stop,
-            "weights": [[source.name, source.weight] for source in self._sources],
+            "weights": self._weights,
             "shard": list(self._shard),
             "given": self._given.tolist(),
-            "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
-            "sources": [
-                {"epoch": source.epoch, "reader": source.reader.state_dict(source.taken)}
-                for source in self._sources
-            ],
+            "schema": schema_text(self.schema),
+            "epochs": [source.epoch for source in self._sources],
+            "readers": [source.reader.state_dict(source.taken) for source in self._sources],
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -252,48 +245,47 @@ class MixedReader:
         states = find_states(state, _MARK)
         if not states:
             raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
-        weights = [[source.name, source.weight] for source in self._sources]
-        expected = {**states[0], _MARK: _VERSION, "stop": self._stop, "weights": weights}
-        for key in (_MARK, "stop", "weights", "seed", "epoch"):
-            if found := [one[key] for one in states if one[key] != expected[key]]:
+        own = [one for one in states if tuple(one["shard"]) == self._shard]
+        states = own[:1] or states
+        first = states[0]
+        expected = {_MARK: _VERSION, "stop": self._stop, "weights": self._weights}
+        expected |= {key: first[key] for key in ("seed", "epoch")}
+        for key, value in expected.items():
+            if found := [one[key] for one in states if one[key] != value]:
                 raise ResumeError(
-                    f"the state has {key}={found[0]!r} and this mix {key}={expected[key]!r}; use "
+                    f"the state has {key}={found[0]!r} and this mix {key}={value!r}; use "
                     "the same sources and options as when the state was saved"
                 )
-        self._seed = expected["seed"]
-        self.set_epoch(expected["epoch"])
-        self._restored = True
-        own = [one for one in states if tuple(one["shard"]) == self._shard]
-        if own:
-            states = own[:1]
-            self._given = np.array(own[0]["given"], dtype=np.int64)
-        for one in states:
-            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(one["schema"])))
-            self.schema = join_schemas(self.schema, schema)
-        for index, source in enumerate(self._sources):
-            saved = [one["sources"][index] for one in states]
-            epochs = {item["epoch"] for item in saved}
-            if len(epochs) > 1:
+        for source, *epochs in zip(self._sources, *(one["epochs"] for one in states), strict=True):
+            if len({*epochs}) > 1:
                 raise ResumeError(
                     f"the shards are in different epochs of source {source.name!r}, so they can "
                     "only continue on the same number of shards; use that, or a state from another "
                     "step"
                 )
-            (source.epoch,) = epochs
-            source.reader.load_state_dict([item["reader"] for item in saved])
-            source.is_new = False
+        self._seed = first["seed"]
+        self.set_epoch(first["epoch"])
+        self._restored = True
+        if own:
+            self._given = np.array(first["given"], dtype=np.int64)
+        for one in states:
+            self.schema = join_schemas(self.schema, schema_of(one["schema"]))
+        for index, source in enumerate(self._sources):
+            source.reader.load_state_dict([one["readers"][index] for one in states])
+            source.epoch, source.is_new = first["epochs"][index], False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if not self._restored:
             self.set_epoch(self._epoch)
         self.close()
         self._restored, self.stats = False, MixStats()
-        return self._run(self._pass)
+        return self._run(self._running)
 
-    def _run(self, token: object) -> Iterator[pa.RecordBatch]:
-        try:
+    def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
+        with running:
             for source in self._sources:
                 source.batches = iter(source.reader)
+                running.callback(source.reader.close)
             batch: pa.RecordBatch | None = None
             while batch is None or len(batch) == self.batch_size:
                 batch = self._next_batch()
@@ -301,51 +293,45 @@ class MixedReader:
                     return
                 self.stats.batches += 1
                 yield batch
-                if self._pass is not token:
-                    raise UsageError(
-                        "this iterator is no longer valid: the mix was closed, restored or "
-                        "iterated again; use the newest iterator"
-                    )
-        finally:
-            if self._pass is token:
-                for source in self._sources:
-                    source.reader.close()
+                check_pass(self._running, running)
 
     def _next_batch(self) -> pa.RecordBatch | None:
         """The rows of the next draws; fewer than a batch has, or none, where the pass ends."""
         drawn = self._draws.draw(self._given, self.batch_size)
-        size = len(drawn)
         held: list[list[pa.RecordBatch]] = []
         for index, source in enumerate(self._sources):
-            place = np.flatnonzero(drawn == index)
-            parts, num_rows = list[pa.RecordBatch](), 0
-            while (missing := int(np.searchsorted(place, size)) - num_rows) > 0:
-                part = next_rows(source.reader, source.batches, missing)
+            places, parts, num_rows = np.flatnonzero(drawn == index), list[pa.RecordBatch](), 0
+            source.earlier = 0
+            while (places < len(drawn)).sum() > num_rows:
+                missing = int((places < len(drawn)).sum()) - num_rows
+                is_first = num_rows == source.earlier
+                part = next_rows(source.reader, source.batches, missing, is_first=is_first)
                 if part is not None:
                     parts.append(part)
                     num_rows += part.num_rows
                     source.is_new = False
-                    continue
-                if source.is_new:
+                elif source.is_new:
                     raise DataError(
                         f"source {source.name!r} has no rows for shard {self._shard[0]} of "
                         f"{self._shard[1]}; remove the source, use fewer shards, or open the "
                         'readers with even="pad"'
                     )
-                if self._stop == "first" or all(s.epoch for s in self._sources if s is not source):
-                    size = int(place[num_rows])
+                elif self._stop == "first" or all(
+                    other.epoch for other in self._sources if other is not source
+                ):
+                    drawn = drawn[: places[num_rows]]
                 else:
                     source.begin(source.epoch + 1, self._epoch)
-                    source.batches = iter(source.reader)
+                    source.batches, source.earlier = iter(source.reader), num_rows
             held.append(parts)
-        given = np.bincount(drawn[:size], minlength=len(self._sources))
+        given = np.bincount(drawn, minlength=len(self._sources))
         self._given += given
         pieces: list[pa.Table] = []
         for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
             self.stats.rows[source.name] = self.stats.rows.get(source.name, 0) + count
             self.stats.epochs[source.name] = source.epoch + 1
-            surplus = sum(map(len, parts)) - count
-            source.taken = len(parts[-1]) - surplus if surplus else None
+            has_more = sum(map(len, parts)) > count
+            source.taken = max(0, count - source.earlier) if has_more else None
             if count:
                 piece = pa.Table.from_batches(parts).slice(0, count)
                 if self._source_column is not None:
@@ -357,7 +343,7 @@ class MixedReader:
                 pieces.append(piece)
         if not pieces:
             return None
-        order = np.argsort(np.argsort(drawn[:size], kind="stable"))
+        order = np.argsort(np.argsort(drawn, kind="stable"))
         table = pa.concat_tables([conform(piece, self.schema) for piece in pieces])
         (batch,) = take(table.combine_chunks(), order).to_batches()
         return batch

@@ -27,7 +27,6 @@ a text file are not known until they are read.
 
 from __future__ import annotations
 
-import base64
 import heapq
 import math
 import operator
@@ -42,7 +41,7 @@ import pyarrow as pa
 from fast_axolotl.errors import ResumeError, UsageError
 from fast_axolotl.reading.blocks import Dataset, Unit
 from fast_axolotl.reading.index import unit_rows, with_csv_edges
-from fast_axolotl.reading.schema import join_schemas
+from fast_axolotl.reading.schema import join_schemas, schema_of, schema_text
 
 _RUNS = 8
 """A shard is dealt what is left in runs of about this fraction of its share: long at first, and
@@ -57,7 +56,7 @@ _SHUFFLED_TOGETHER = 256
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
 
-_STATE_VERSION = 4
+_STATE_VERSION = 5
 _STATE_MARK = "fast_axolotl_reader"
 _SHARED_KEYS = ("fingerprint", "columns", "seed", "epoch", "even", "generations", "plan")
 _STATE_KEYS = {*_SHARED_KEYS, "shard", "position", "rows", "schema"}
@@ -82,10 +81,9 @@ class Position(NamedTuple):
     """Rows of the permuted window that have been delivered."""
 
     def forward(self, rows: int) -> Position:
-        piece, row, end_piece, end_row, taken = self
-        if end_piece < 0:
-            return Position(piece, row + rows, end_piece, end_row, taken)
-        return Position(piece, row, end_piece, end_row, taken + rows)
+        if self.end_piece < 0:
+            return self._replace(row=self.row + rows)
+        return self._replace(taken=self.taken + rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +264,11 @@ class ResumePoint:
     dataset: Dataset
     """The files, cut up as they were when the state was taken."""
     order: Order
-    position: Position
-    rows: int
-    """Delivered by this shard since the number of shards last changed."""
     schema: pa.Schema
     """The columns known so far."""
+    position: Position = field(default_factory=Position)
+    rows: int = 0
+    """Delivered by this shard since the number of shards last changed."""
 
     @classmethod
     def from_states(cls, value: Any, dataset: Dataset, shard: tuple[int, int]) -> ResumePoint:
@@ -288,16 +286,14 @@ class ResumePoint:
         ]
         position, rows = Position(), 0
         own = [state for state in states if tuple(state["shard"]) == shard]
-        if own:
+        if len(own) == 1:
             position, rows = Position(*own[0]["position"]), int(own[0]["rows"])
         else:
+            own = states
             generations.append(_all_positions(states))
         schema = pa.schema([])
-        for state in own or states:
-            try:
-                found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(state["schema"])))
-            except (pa.ArrowException, ValueError):
-                raise ResumeError("the state has a corrupt schema; use an older one") from None
+        for state in own:
+            found = schema_of(state["schema"])
             schema = join_schemas(schema, found, text_wins=True, source="the data of several ranks")
         order = Order.plan(dataset, first["seed"], first["epoch"], is_even=first["even"])
         return cls(
@@ -328,7 +324,7 @@ class ResumePoint:
                 "window_bytes": self.dataset.window_bytes,
                 "csv_cut": any(getattr(file, "edges", None) for file in self.dataset.formats),
             },
-            "schema": base64.b64encode(self.schema.serialize().to_pybytes()).decode(),
+            "schema": schema_text(self.schema),
         }
 
 
@@ -344,14 +340,11 @@ def find_states(value: Any, mark: str = _STATE_MARK) -> list[dict[str, Any]]:
 
 
 def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
-    if shard is None:
-        return 0, 1
     try:
-        index, count = map(operator.index, shard)
-        valid = 0 <= index < count
+        index, count = map(operator.index, (0, 1) if shard is None else shard)
     except (TypeError, ValueError):
-        valid = False
-    if not valid:
+        index, count = 0, 0
+    if not 0 <= index < count:
         raise UsageError(
             f"shard is {shard!r}; pass two whole numbers, the index of the shard and the number of "
             "shards, such as (0, 4) for the first of four"
@@ -395,19 +388,18 @@ def _deal(
         return [left]
     shards: list[list[Piece]] = [[] for _ in range(count)]
     if len(left) < count:
-        readers = [1] * len(left)
-        # The next shard goes to whatever is largest for each of its readers.
-        heap = [(-float(piece.num_bytes), index) for index, piece in enumerate(left)]
-        heapq.heapify(heap)
+        sizes, readers = [piece.num_bytes for piece in left], [1] * len(left)
         for _ in range(count - len(left) if left else 0):
-            _, index = heap[0]
+            # The next shard goes to whatever is largest for each of its readers.
+            index = max(range(len(left)), key=lambda index: sizes[index] / readers[index])
             readers[index] += 1
-            heapq.heapreplace(heap, (-(left[index].num_bytes / readers[index]), index))
-        owners = iter(shards)
-        for piece, number in zip(left, readers, strict=True):
-            for index in range(number):
-                share = piece if number == 1 else piece.with_step("part", number, index)
-                next(owners).append(share)
+        parts = (
+            piece if number == 1 else piece.with_step("part", number, index)
+            for piece, number in zip(left, readers, strict=True)
+            for index in range(number)
+        )
+        for pieces, part in zip(shards, parts, strict=bool(left)):
+            pieces.append(part)
     else:
         loads = [(0, index) for index in range(count)]
         unread = sum(piece.num_bytes for piece in left)
@@ -429,29 +421,26 @@ def _deal(
         return shards
     counts = [sum(piece.count(rows) for piece in pieces) for pieces in shards]
     share_rows, extra = divmod(sum(counts), count)
-    missing = [share_rows + (index < extra) - held for index, held in enumerate(counts)]
-    # Whoever has too many rows hands some over, in whole pieces as far as they go.
+    surplus = [held - share_rows - (index < extra) for index, held in enumerate(counts)]
     spare: list[Piece] = []
-    for pieces, lack in zip(shards, missing, strict=True):
-        while lack < 0:
-            piece = pieces.pop()
-            num_rows = piece.count(rows)
-            if num_rows > -lack:
-                pieces.append(piece.with_step("head", num_rows + lack))
-                piece, num_rows = piece.with_step("skip", num_rows + lack), -lack
-            spare.append(piece)
-            lack += num_rows
-    for pieces, lack in zip(shards, missing, strict=True):
-        while lack > 0:
-            piece = spare.pop()
-            num_rows = piece.count(rows)
-            if num_rows > lack:
-                spare.append(piece.with_step("skip", lack))
-                piece, num_rows = piece.with_step("head", lack), lack
-            pieces.append(piece)
-            lack -= num_rows
+    for pieces, more in zip(shards, surplus, strict=True):
+        _hand_over(pieces, spare, more, rows)
+    for pieces, more in zip(shards, surplus, strict=True):
+        _hand_over(spare, pieces, -more, rows)
     shards[-1] += spare  # whose rows are all damaged, or none
     return shards
+
+
+def _hand_over(giver: list[Piece], taker: list[Piece], more: int, rows: Mapping[Unit, int]) -> None:
+    """Moves so many rows from the end of a list, in whole pieces as far as they go."""
+    while more > 0:
+        piece = giver.pop()
+        num_rows = piece.count(rows)
+        if num_rows > more:
+            giver.append(piece.with_step("head", num_rows - more))
+            piece, num_rows = piece.with_step("skip", num_rows - more), more
+        taker.append(piece)
+        more -= num_rows
 
 
 def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:
@@ -501,21 +490,21 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
             f"the state was saved with columns={first['columns']} and the reader has {columns=}; "
             "pass the same columns"
         )
-    shards = [tuple(state["shard"]) for state in states]
-    if twice := [shard for shard in shards if shards.count(shard) > 1]:
-        raise ResumeError(f"the state of shard {twice[0][0]} of {twice[0][1]} is there twice")
 
 
 def _all_positions(states: Sequence[Mapping[str, Any]]) -> tuple[Position, ...]:
-    """The position of every shard of one generation; all of them must be there."""
-    count = int(states[0]["shard"][1])
-    positions = {tuple(state["shard"]): Position(*state["position"]) for state in states}
-    missing = [index for index in range(count) if (index, count) not in positions]
-    if missing or len(positions) > count:
-        index = missing[0] if missing else count
-        raise ResumeError(
-            f"the state of shard {index} of {count} is missing, or some states are of another "
-            "number of shards; to continue on another number of ranks or workers, pass the states "
-            "of all of them"
-        )
-    return tuple(positions[index, count] for index in range(count))
+    """The position of every shard of one generation; all of them must be there, once."""
+    shards = [tuple(state["shard"]) for state in states]
+    count = max(count for _, count in shards)
+    for index in range(count):
+        if shards.count((index, count)) != 1:
+            is_missing = (index, count) not in shards
+            raise ResumeError(
+                f"the state of shard {index} of {count} is "
+                f"{'missing' if is_missing else 'there twice'}; to continue on another number of "
+                "ranks or workers, pass the states of all of them"
+            )
+    if len(shards) > count:
+        raise ResumeError("some states are of another number of shards; pass those of one step")
+    positions = {shard[0]: state["position"] for shard, state in zip(shards, states, strict=True)}
+    return tuple(Position(*positions[index]) for index in range(count))

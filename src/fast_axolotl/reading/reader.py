@@ -1,22 +1,23 @@
 """``open_dataset`` and the ``Reader``: files in, record batches out, in bounded memory.
 
-A pass over the data is: deal out the units (``order``), decode them ahead in threads and shuffle
-their rows (``rows``), cut the rows into batches (``batches``). After any batch ``state_dict`` says
-where the next one begins.
+A pass over the data is: deal out the units (``order``), decode them ahead in threads, shuffle their
+rows and cut them into batches (``rows``). After any batch ``state_dict`` says where the next one
+begins.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError, ResumeError, UsageError
-from fast_axolotl.reading.batches import Batcher
 from fast_axolotl.reading.blocks import CsvDialect, Dataset, InputFile, ReadOptions, Rejection
 from fast_axolotl.reading.files import find_files
 from fast_axolotl.reading.formats import open_files
@@ -29,7 +30,7 @@ from fast_axolotl.reading.order import (
     check_shard,
     warn_of_sharing,
 )
-from fast_axolotl.reading.rows import Rows, read_rows, shuffle_rows
+from fast_axolotl.reading.rows import Batch, Batcher, Rows, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
 
@@ -137,7 +138,14 @@ def open_dataset(
         isinstance(columns, str) or not columns or len(set(columns)) != len(columns)
     ):
         raise UsageError(f"columns must be a list of distinct names, not {columns!r}")
-    _check_at_least("memory_budget", memory_budget, LEAST_MEMORY_BUDGET)
+    for name, number, least in (
+        ("memory_budget", memory_budget, LEAST_MEMORY_BUDGET),
+        ("batch_size", batch_size, 1),
+        ("num_threads", num_threads, 0),
+        ("shuffle", 0 if shuffle is None else shuffle, 0),
+        ("epoch", epoch, 0),
+    ):
+        _check_at_least(name, number, least)
     if not retry_seconds >= 0:
         raise UsageError(f"retry_seconds must be at least 0, not {retry_seconds!r}")
     sources, ignored = find_files(
@@ -176,7 +184,7 @@ def open_dataset(
     )
 
 
-class Reader:
+class Reader(AbstractContextManager[Any]):
     """Record batches of a dataset, with a position that can be saved and restored.
 
     Iteration starts at the beginning, or where ``load_state_dict`` resumes. A new iterator ends
@@ -197,12 +205,7 @@ class Reader:
         scan: bool,
         ignored_files: tuple[str, ...],
     ) -> None:
-        _check_at_least("batch_size", batch_size, 1)
-        _check_at_least("num_threads", num_threads, 0)
-        _check_at_least("epoch", epoch, 0)
-        if shuffle is not None:
-            _check_at_least("shuffle", shuffle, 0)
-        self._dataset, self._memory_budget = dataset, memory_budget
+        self._memory_budget = memory_budget
         self.batch_size = batch_size
         """Rows per batch."""
         num_threads = min(num_threads or usable_threads(), memory_budget // _THREAD_BUDGET)
@@ -218,34 +221,32 @@ class Reader:
         )
         self.stats = ReadStats(ignored_files=ignored_files)
         """Counts of the current pass."""
-        self._stop: Callable[[], None] | None = None
+        self._running = ExitStack()
+        self._starting: ExitStack | None = None
+        """The pass that was begun and not asked for a batch yet."""
         self._taker: Any = None
         self._wanted_rows = 0
         """Of the next batch, where a mix wants another number than ``batch_size``."""
+        self._places: list[tuple[int, Position]] = []
+        """Of the last batch; see ``Batch.places``."""
         self.even = even
         """How all shards get the same number of batches."""
-        self._is_starting = False
-        """Whether a pass was begun and no batch asked for yet."""
-        self._pass = object()
-        """Changes with every pass, so that one that was stopped cannot move the position."""
-        self._order = Order.plan(dataset, shuffle, epoch, is_even=even is not None)
-        self._rewind()
         if even == "pad" and _PADDING.name in self._base.names:
             raise UsageError(
                 f'the data already has a column {_PADDING.name!r}; rename it, or pass even="drop"'
             )
-
-    def _rewind(self) -> None:
-        self._order = replace(self._order, generations=())
-        self._position = Position()
-        self._places: list[tuple[int, Position]] = []
-        """Of the last batch; see ``Batcher.places``."""
-        self._rows = 0
-        """Delivered since the number of shards last changed."""
-        self._known = Known(self._base)
-        self._next_schema = self._base
-        """The types known where the next batch begins; those of ``_known`` may be ahead of it."""
+        self._next = ResumePoint(
+            dataset=dataset,
+            order=Order.plan(dataset, shuffle, epoch, is_even=even is not None),
+            schema=self._base,
+        )
+        """Where the next batch begins. The types there may be fewer than those of ``_known``."""
+        self._resume_at(self._next)
         self._restored = False
+
+    def _resume_at(self, point: ResumePoint) -> None:
+        self.close()
+        self._next, self._known, self._restored = point, Known(point.schema), True
 
     @property
     def schema(self) -> pa.Schema:
@@ -256,12 +257,12 @@ class Reader:
     @property
     def files(self) -> tuple[InputFile, ...]:
         """The files to read, with their format and compression."""
-        return self._dataset.inputs
+        return self._next.dataset.inputs
 
     @property
     def num_bytes(self) -> int:
         """Encoded bytes of this shard: what ``stats.num_bytes`` reaches at the end of a pass."""
-        return sum(piece.num_bytes for piece in self._order.sequence(self.shard))
+        return sum(piece.num_bytes for piece in self._next.order.sequence(self.shard))
 
     @property
     def num_rows(self) -> int:
@@ -279,10 +280,9 @@ class Reader:
 
         Without ``even`` there can be more batches: very large rows make batches smaller.
         """
-        is_told = self._order.rows is not None or all(
-            unit.num_rows is not None for unit in self._order.units
-        )
-        if self._is_starting and not is_told:
+        order = self._next.order
+        is_told = order.rows is not None or all(unit.num_rows is not None for unit in order.units)
+        if self._starting is self._running and not is_told:
             # list(reader) asks after it has begun a pass, only to reserve memory.
             raise TypeError("call len() before iterating: the rows must be counted first")
         return -(-self.num_rows // self.batch_size)
@@ -299,62 +299,50 @@ class Reader:
         if self._taker is None:
             from fast_axolotl.reading.take import Taker  # most readers never take
 
-            self._taker = Taker(self._dataset, self._base)
+            self._taker = Taker(self._next.dataset, self._base)
         return self._taker.take(indices)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.close()
         if not self._restored:
-            self._rewind()
+            self.set_epoch(self._next.order.epoch)
         self._restored = False
-        self._is_starting = True
+        self._starting = self._running
         self.stats = ReadStats(ignored_files=self.stats.ignored_files)
         index, count = self.shard
         if index == 0 and count > 1:
-            warn_of_sharing(self._dataset, self._order.deal(count))
-        return self._run(self._order.sequence(self.shard), self._position, self._pass)
-
-    def __enter__(self) -> Reader:
-        return self
+            warn_of_sharing(self._next.dataset, self._next.order.deal(count))
+        return self._run(self._running)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Stop reading ahead and end the current iteration; a new one can start."""
-        self._pass = object()
-        self._is_starting = False
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        self._running.close()
+        self._running = ExitStack()
 
     def set_epoch(self, epoch: int) -> None:
         """Go back to the beginning, with the shuffle of another epoch."""
         _check_at_least("epoch", epoch, 0)
-        self.close()
-        self._rewind()
-        self._order = replace(self._order, epoch=epoch)
+        order = replace(self._next.order, epoch=epoch, generations=())
+        self._resume_at(ResumePoint(dataset=self._next.dataset, order=order, schema=self._base))
+        self._restored = False
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """The position of the next batch, as plain JSON values.
 
         With ``taken``: the position after this many rows of the last batch.
         """
-        position, rows = self._position, self._rows
+        point = self._next
         if taken is not None:
-            rows -= sum(count for count, _ in self._places) - taken
+            left = taken
+            point = replace(point, rows=point.rows - sum(n for n, _ in self._places) + taken)
             for count, start in self._places:
-                if taken < count:
-                    position = start.forward(taken)
+                if left < count:
+                    point = replace(point, position=start.forward(left))
                     break
-                taken -= count
-        point = ResumePoint(
-            dataset=self._dataset,
-            order=self._order,
-            position=position,
-            rows=rows,
-            schema=self._next_schema,
-        )
+                left -= count
         return point.state(self.shard)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -364,86 +352,71 @@ class Reader:
         example the state of a ``StatefulDataLoader``. With the states of all ranks and workers, the
         number of ranks or workers may change: every remaining row is delivered exactly once.
         """
-        point = ResumePoint.from_states(state, self._dataset, self.shard)
+        point = ResumePoint.from_states(state, self._next.dataset, self.shard)
         if (point.order.rows is None) != (self.even is None):
             raise ResumeError(
                 f"the state was saved {'without' if self.even else 'with'} even; open the reader "
                 f"{'without' if self.even else 'with'} it, too"
             )
-        self.close()
-        self._dataset, self._order = point.dataset, point.order
-        self._position, self._rows = point.position, point.rows
-        self._known = Known(point.schema)
-        self._next_schema = point.schema
-        self._restored = True
+        self._resume_at(point)
 
     def _shard_rows(self) -> list[int]:
-        rows = unit_rows(self._dataset) if self._order.rows is None else self._order.rows
-        dealt = self._order.deal(self.shard[1])
+        order = self._next.order
+        rows = unit_rows(self._next.dataset) if order.rows is None else order.rows
+        dealt = order.deal(self.shard[1])
         return [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
 
-    def _read(
-        self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
-    ) -> Iterator[Rows]:
+    def _read(self, pieces: Sequence[Piece], start: Position, running: ExitStack) -> Iterator[Rows]:
         """The rows of a sequence in the order of delivery, from a position on."""
-        dataset, order, shard = self._dataset, self._order, self.shard
+        dataset, order, shard = self._next.dataset, self._next.order, self.shard
         # Starting a thread costs more than a small file is worth.
         useful_threads = sum(piece.num_bytes for piece in pieces) // _THREAD_BYTES
-        is_shuffled = order.seed is not None
-        tables = read_rows(
-            dataset,
-            pieces,
-            start,
-            self._known,
-            num_threads=max(1, min(self._num_threads, useful_threads)),
-            budget=self._memory_budget // (4 if is_shuffled else 2),
-            closers=closers,
-        )
-        if not is_shuffled:
-            return tables
-        return shuffle_rows(
-            tables,
-            start,
-            lambda position: order.window_seed(shard, position),
-            window_bytes=dataset.window_bytes,
-            closers=closers,
-        )
+        threads = max(1, min(self._num_threads, useful_threads))
+        if order.seed is None:
+            budget = self._memory_budget // 2
+            return read_rows(dataset, pieces, start, self._known, threads, budget, running)
+        budget, seed_of = self._memory_budget // 4, partial(order.window_seed, shard)
+        tables = read_rows(dataset, pieces, start, self._known, threads, budget, running)
+        return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes, running)
 
-    def _run(
-        self, pieces: Sequence[Piece], start: Position, token: object
-    ) -> Iterator[pa.RecordBatch]:
-        self._is_starting = False
-        closers: list[Callable[[], None]] = []
-
-        def stop() -> None:
-            for close in closers:
-                close()
-
-        self._stop = stop
+    def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
+        self._starting = None
+        pieces, start = self._next.order.sequence(self.shard), self._next.position
         # Batches of the same number everywhere cannot also be cut by bytes.
         most_bytes = self._memory_budget // 8 if self.even is None else sys.maxsize
         batcher = Batcher(lambda: self._wanted_rows or self.batch_size, most_bytes)
         read = self._read if self.even is None else self._read_evenly
-        try:
-            for rows in read(pieces, start, closers):
+        with running:
+            for rows in read(pieces, start, running):
                 for rejection in rows.rejections:
                     self.stats.reject(rejection)
                 self.stats.num_bytes += rows.num_bytes
-                batcher.add(rows.table, rows.start, rows.after, rows.row_bytes)
-                for batch, position in batcher.full():
-                    yield self._delivered(batch, position, batcher, token)
-            for batch, position in batcher.rest():
-                yield self._delivered(batch, position, batcher, token)
-            self._check_pass(token)
-        finally:
-            stop()
+                batcher.add(rows)
+                for batch in batcher.cut():
+                    yield self._delivered(batch, running)
+            for batch in batcher.cut(is_end=True):
+                yield self._delivered(batch, running)
+            check_pass(self._running, running)
+
+    def _delivered(self, batch: Batch, running: ExitStack) -> pa.RecordBatch:
+        check_pass(self._running, running)
+        schema, rows = batch.next_schema, batch.rows
+        if self.even == "pad":
+            schema = schema.remove(len(schema) - 1)
+        self._places = batch.places
+        self._next = replace(
+            self._next, position=batch.after, rows=self._next.rows + len(rows), schema=schema
+        )
+        self.stats.rows += len(rows)
+        self.stats.batches += 1
+        return rows
 
     def _read_evenly(
-        self, pieces: Sequence[Piece], start: Position, closers: list[Callable[[], None]]
+        self, pieces: Sequence[Piece], start: Position, running: ExitStack
     ) -> Iterator[Rows]:
-        """As many rows as every other shard has, some left out or repeated."""
+        """As many rows as every other shard has, one left out or repeated."""
         counts = self._shard_rows()
-        own, delivered, end = counts[self.shard[0]], self._rows, Position(len(pieces))
+        own, delivered, end = counts[self.shard[0]], self._next.rows, Position(len(pieces))
         target = min(counts) if self.even == "drop" else max(counts)
         left, padding = target - delivered, max(0, target - max(own, delivered))
         self.stats.dropped_rows = max(0, own - target)
@@ -453,7 +426,7 @@ class Reader:
                 return table
             return table.append_column(_PADDING, pa.repeat(is_padding, table.num_rows))
 
-        for rows in self._read(pieces, start, closers):
+        for rows in self._read(pieces, start, running):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
             is_cut = table.num_rows < rows.table.num_rows
@@ -464,50 +437,43 @@ class Reader:
                 f"{left - padding:,} of {own:,} counted rows are missing: a file changed after its "
                 "rows were counted; open the files again"
             )
-        # The first rows of this shard again; those of the largest where it has none.
-        richest = counts.index(max(counts)), self.shard[1]
-        source = pieces if own else self._order.sequence(richest)
-        for rows in self._read(source, Position(), closers) if left else ():
-            table = rows.table.slice(0, left)
-            left -= table.num_rows
-            self.stats.padding_rows += table.num_rows
-            padded = marked(table, True)
+        if left:
+            # The first row of this shard again; that of the largest where it has none.
+            richest = counts.index(max(counts)), self.shard[1]
+            source = pieces if own else self._next.order.sequence(richest)
+            rows = next(rows for rows in self._read(source, Position(), running) if len(rows.table))
+            self.stats.padding_rows += left
+            padded = marked(rows.table.slice(0, left), True)
             yield replace(rows, table=padded, start=end, after=end, num_bytes=0, rejections=())
-            if left == 0:
-                return
 
-    def _check_pass(self, token: object) -> None:
-        if self._pass is not token:
-            raise UsageError(
-                "this iterator is no longer valid: the reader was closed, restored or iterated "
-                "again; use the newest iterator"
-            )
 
-    def _delivered(
-        self, batch: pa.RecordBatch, position: Position, batcher: Batcher, token: object
-    ) -> pa.RecordBatch:
-        self._check_pass(token)
-        self._position, self._places = position, batcher.places
-        schema = batcher.next_schema
-        is_marked = self.even == "pad"
-        self._next_schema = schema.remove(len(schema) - 1) if is_marked else schema
-        self._rows += batch.num_rows
-        self.stats.rows += batch.num_rows
-        self.stats.batches += 1
-        return batch
+def check_pass(newest: ExitStack, running: ExitStack) -> None:
+    """Refuses to go on with a pass that is not the newest one."""
+    if newest is not running:
+        raise UsageError(
+            "this iterator is no longer valid: the reader was closed, restored or iterated again; "
+            "use the newest iterator"
+        )
 
 
 def next_rows(
-    reader: Reader, batches: Iterator[pa.RecordBatch], count: int
+    reader: Reader, batches: Iterator[pa.RecordBatch], count: int, *, is_first: bool
 ) -> pa.RecordBatch | None:
-    """The next rows of an iteration, at most so many; ``None`` at its end."""
+    """The next rows of an iteration, at most so many; ``None`` at its end.
+
+    Those that are not the first ones belong to the same batch as those before.
+    """
+    before = [] if is_first else reader._places
     reader._wanted_rows = count
-    return next(batches, None)
+    rows = next(batches, None)
+    if rows is not None:
+        reader._places = before + reader._places
+    return rows
 
 
 def dataset_of(reader: Reader) -> Dataset:
     """Its files, opened and cut up."""
-    return reader._dataset
+    return reader._next.dataset
 
 
 def usable_threads() -> int:

@@ -1,25 +1,31 @@
-"""The rows of one shard: decoded ahead, and shuffled in windows.
+"""The rows of one shard: decoded ahead, shuffled in windows, and cut into batches.
 
 ``read_rows`` gives the tables of a sequence of pieces from a position on. Every table knows where
 its first row stands, so that a position can be told after any row. ``shuffle_rows`` puts tables
 together until they hold a window's worth of decoded bytes, and permutes the rows of each window
-while the next one is read.
+while the next one is read. ``Batcher`` cuts batches of a fixed number of rows, fewer where rows are
+very large.
 
 A window's permutation is seeded with the place where the window begins, and its extent is part of
 a position. So a resumed pass reads the same rows again and permutes them alike, whatever is known
-of the types by then.
+of the types by then. The number of bytes a row takes is the mean over its block, so that batches,
+too, are cut alike however the reader came to a position. Slices share memory with their block; a
+batch is only copied where it joins two blocks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.reading.blocks import Block, Dataset, Decoded, Rejection, value_bytes
+from fast_axolotl.reading.blocks import Block, Dataset, Rejection, value_bytes
 from fast_axolotl.reading.order import Piece, Position, Step
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
@@ -43,8 +49,6 @@ class Rows:
     """What was left out between them."""
     file: int
     """Index of the file that they, or the first of them, come from."""
-    is_shuffled: bool = False
-    """Whether they are a permuted window, or what is left of one."""
 
 
 class _Task(NamedTuple):
@@ -53,15 +57,21 @@ class _Task(NamedTuple):
     block: Block
     piece: int
     span: int
-    weight: int
+
+    @property
+    def weight(self) -> int:
+        return self.block.weight
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Tables whose rows are permuted together; as they are, where there is no seed."""
+class _Window(NamedTuple):
+    """Tables whose rows are permuted together."""
 
-    tables: tuple[Rows, ...]
+    tables: list[Rows]
     seed: tuple[int, ...]
+    left: tuple[Step, ...] = ()
+    """What to keep of it, where an earlier generation began it."""
+    skipped: int = 0
+    """Rows of what is left that a resumed pass has had."""
 
     @property
     def weight(self) -> int:
@@ -69,8 +79,6 @@ class _Window:
         return int(sum(rows.row_bytes * rows.table.num_rows for rows in self.tables))
 
     def permute(self) -> Rows:
-        if not self.seed:
-            return self.tables[0]
         first, last = _first(self.tables), self.tables[-1]
         schema = last.table.schema
         num_rows = sum(rows.table.num_rows for rows in self.tables)
@@ -78,17 +86,25 @@ class _Window:
         table = pa.table({"": pa.nulls(num_rows)}).select([])
         if schema.names:
             table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
-        order = np.random.default_rng(self.seed).permutation(table.num_rows)
+        order = np.random.default_rng(self.seed).permutation(num_rows)
+        table = take(table.combine_chunks(), order)
+        start = Position(*first.start[:2], *last.after[:2])
+        after = last.after
+        if self.left:
+            table = _Picker((*self.left, Step("skip", self.skipped))).pick(table)
+            start = Position(first.start.piece, self.skipped)
+            after = start.forward(table.num_rows)
         return Rows(
-            table=take(table.combine_chunks(), order),
-            start=Position(*first.start[:2], *last.after[:2]),
-            after=last.after,
+            table=table,
+            start=start,
+            after=after,
             # Not that of the tables: a resumed pass may know more columns when it reads them.
-            row_bytes=value_bytes(table) / max(1, num_rows),
+            row_bytes=value_bytes(table) / max(1, table.num_rows),
             num_bytes=sum(rows.num_bytes for rows in self.tables),
-            rejections=tuple(item for rows in self.tables for item in rows.rejections),
+            rejections=tuple(
+                item for rows in self.tables for item in rows.rejections if not self.left
+            ),
             file=first.file,
-            is_shuffled=True,
         )
 
 
@@ -97,14 +113,13 @@ def read_rows(
     pieces: Sequence[Piece],
     start: Position,
     known: Known,
-    *,
     num_threads: int,
     budget: int,
-    closers: list[Callable[[], None]],
+    running: ExitStack,
 ) -> Iterator[Rows]:
     """The rows of a sequence, from ``start.row`` of ``start.piece`` on.
 
-    ``closers`` receives what stops the threads, for whoever does not want to wait for the end.
+    The threads stop when ``running`` is closed.
     """
     options = dataset.options
 
@@ -112,125 +127,174 @@ def read_rows(
         for index in range(start.piece, len(pieces)):
             for number, span in enumerate(pieces[index].spans):
                 for block in dataset.blocks(span.unit):
-                    yield _Task(block, index, number, block.weight)
+                    yield _Task(block, index, number)
 
-    ahead: Prefetcher[_Task, Decoded] = Prefetcher(
+    ahead = Prefetcher(
         tasks(),
         lambda task: known.decode(task.block, options),
         num_threads=num_threads,
         budget=budget,
     )
-    closers.append(ahead.close)
+    running.enter_context(closing(ahead))
     at, span, row = -1, -1, 0
     of_piece = of_span = _Picker(())
-    window: list[Rows] = []
-
-    def left_of_window() -> Rows:
-        permuted = _Window(tuple(window), pieces[at].seed).permute()
-        table = of_piece.pick(permuted.table)
-        begin = Position(at, row)
-        return replace(permuted, table=table, start=begin, after=begin.forward(table.num_rows))
-
-    try:
-        for task, decoded in ahead:
-            if task.piece != at:
-                if window:
-                    yield left_of_window()
-                at, span, row, window = task.piece, -1, 0, []
-                steps = pieces[at].steps
-                if at == start.piece and start.row:
-                    steps, row = (*steps, Step("skip", start.row)), start.row
-                of_piece = _Picker(steps)
-            if task.span != span:
-                span = task.span
-                of_span = _Picker(pieces[at].spans[span].steps)
-            weight = task.weight
-            for part in known.widen_all(decoded, task.block, options):
-                is_counted = of_span.counts_rejections and of_piece.counts_rejections
-                table = of_span.pick(part.table)
-                if not pieces[at].seed:
-                    table = of_piece.pick(table)
-                num_rows = max(1, part.table.num_rows)
-                begin = Position(at, row)
-                rows = Rows(
-                    table=table,
-                    start=begin,
-                    after=begin.forward(table.num_rows),
-                    row_bytes=value_bytes(part.table) / num_rows,
-                    num_bytes=weight * table.num_rows // num_rows,
-                    rejections=part.rejections if is_counted else (),
-                    file=pieces[at].spans[span].units[0].file,
-                )
-                weight = 0  # the block's counts once, with its first part
-                if pieces[at].seed:
-                    window.append(rows)
-                else:
-                    row += table.num_rows
-                    yield rows
-        if window:
-            yield left_of_window()
-    finally:
-        ahead.close()
+    for task, decoded in ahead:
+        if task.piece != at:
+            at, span, row = task.piece, -1, 0
+            steps = pieces[at].steps
+            if at == start.piece and start.row:
+                steps, row = (*steps, Step("skip", start.row)), start.row
+            # What is left of a window can be told only when it was permuted.
+            of_piece = _Picker(() if pieces[at].seed else steps)
+        if task.span != span:
+            span = task.span
+            of_span = _Picker(pieces[at].spans[span].steps)
+        weight = task.weight
+        for part in known.widen_all(decoded, task.block, options):
+            is_counted = of_span.counts_rejections and of_piece.counts_rejections
+            table = of_piece.pick(of_span.pick(part.table))
+            num_rows = max(1, part.table.num_rows)
+            begin = Position(at, row)
+            yield Rows(
+                table=table,
+                start=begin,
+                after=begin.forward(table.num_rows),
+                row_bytes=value_bytes(part.table) / num_rows,
+                num_bytes=weight * table.num_rows // num_rows,
+                rejections=part.rejections if is_counted else (),
+                file=pieces[at].spans[span].units[0].file,
+            )
+            weight = 0  # the block's counts once, with its first part
+            row += table.num_rows
 
 
 def shuffle_rows(
     tables: Iterator[Rows],
+    pieces: Sequence[Piece],
     start: Position,
     seed_of: Callable[[Position], tuple[int, ...]],
-    *,
     window_bytes: int,
-    closers: list[Callable[[], None]],
+    running: ExitStack,
 ) -> Iterator[Rows]:
     """The same rows in permuted windows.
 
     Where ``start`` is inside a window, that one comes first, as large as it was, without the rows
     that were taken of it.
     """
-    windows: Prefetcher[_Window, Rows] = Prefetcher(
-        _windows(tables, start, seed_of, window_bytes),
+    windows = Prefetcher(
+        _windows(tables, pieces, start, seed_of, window_bytes),
         lambda window: (window.permute(), window.weight),
         num_threads=1,
         budget=2 * window_bytes,
     )
-    closers.append(windows.close)
+    running.enter_context(closing(windows))
     taken = start.taken
-    try:
-        for _, rows in windows:
-            yield replace(rows, table=rows.table.slice(taken), start=start) if taken else rows
-            taken = 0
-    finally:
-        windows.close()
+    for _, rows in windows:
+        yield replace(rows, table=rows.table.slice(taken), start=start) if taken else rows
+        taken = 0
 
 
 def _windows(
     tables: Iterator[Rows],
+    pieces: Sequence[Piece],
     start: Position,
     seed_of: Callable[[Position], tuple[int, ...]],
     window_bytes: int,
 ) -> Iterator[_Window]:
-    """Neighbouring tables, put together until they hold enough bytes."""
+    """Windows that an earlier generation left; then tables, until they hold enough bytes."""
     end = start[2:4] if start.taken else None
     held: list[Rows] = []
     size = 0.0
-    for rows in tables:
-        if held and rows.is_shuffled:
-            yield _Window(tuple(held), seed_of(_first(held).start))
-            held, size, end = [], 0.0, None
-        if rows.is_shuffled:
-            yield _Window((rows,), ())
+
+    for index, group in groupby(tables, lambda rows: rows.start.piece):
+        if seed := pieces[index].seed:
+            skipped = start.row if index == start.piece else 0
+            yield _Window([*group], seed, pieces[index].steps, skipped)
             continue
-        held.append(rows)
-        size += rows.row_bytes * rows.table.num_rows
-        if rows.after[:2] >= end if end else size >= window_bytes:
-            yield _Window(tuple(held), seed_of(_first(held).start))
-            held, size, end = [], 0.0, None
+        for rows in group:
+            held.append(rows)
+            size += rows.row_bytes * rows.table.num_rows
+            if rows.after[:2] >= end if end else size >= window_bytes:
+                yield _Window(held, seed_of(_first(held).start))
+                held, size, end = [], 0.0, None
     if held:
-        yield _Window(tuple(held), seed_of(_first(held).start))
+        yield _Window(held, seed_of(_first(held).start))
 
 
 def _first(tables: Sequence[Rows]) -> Rows:
     """The first table that has rows: what a resumed pass skips comes as a table without any."""
     return next((rows for rows in tables if rows.table.num_rows), tables[0])
+
+
+class Batch(NamedTuple):
+    """A batch, and what is known at its end."""
+
+    rows: pa.RecordBatch
+    places: list[tuple[int, Position]]
+    """Its parts: their rows, and where the first of these stands."""
+    after: Position
+    """Where the row behind the last one stands."""
+    next_schema: pa.Schema
+    """The types of the rows that come next, or else those of the last ones."""
+
+
+class Batcher:
+    """Collects the rows of blocks and gives them back in batches with the position after each."""
+
+    def __init__(self, batch_size: Callable[[], int], most_bytes: int) -> None:
+        self._batch_size = batch_size
+        self._most_bytes = most_bytes
+        self._held: deque[tuple[pa.RecordBatch, Position, float]] = deque()
+        """Rows not yet delivered, where the first of them stands, and the bytes of each."""
+        self._rows = 0
+        self._bytes = 0.0
+        self._after, self._schema = Position(), pa.schema([])
+        """What comes behind all that is held."""
+
+    def add(self, rows: Rows) -> None:
+        """Rows that come next."""
+        position = rows.start
+        for part in rows.table.to_batches():
+            self._held.append((part, position, rows.row_bytes))
+            position = position.forward(part.num_rows)
+        self._rows += rows.table.num_rows
+        self._bytes += rows.table.num_rows * rows.row_bytes
+        self._after, self._schema = rows.after, rows.table.schema
+
+    def cut(self, *, is_end: bool = False) -> Iterator[Batch]:
+        """The batches that are complete; at the end also the last one."""
+        while self._rows and (
+            is_end or self._rows >= self._batch_size() or self._bytes >= self._most_bytes
+        ):
+            yield self._next()
+
+    def _next(self) -> Batch:
+        taken: list[pa.RecordBatch] = []
+        places: list[tuple[int, Position]] = []
+        missing, room = self._batch_size(), float(self._most_bytes)
+        while self._held and missing:
+            rows, position, row_bytes = self._held.popleft()
+            fitting = int(room // row_bytes) if row_bytes else missing
+            count = min(len(rows), missing, max(fitting, not taken))
+            if count < len(rows):
+                rest = rows.slice(count), position.forward(count), row_bytes
+                self._held.appendleft(rest)
+                if count == 0:
+                    break
+            taken.append(rows.slice(0, count))
+            places.append((count, position))
+            missing -= count
+            room -= count * row_bytes
+            self._rows -= count
+            self._bytes -= count * row_bytes
+        after, next_schema = self._after, self._schema
+        if self._held:
+            after, next_schema = self._held[0][1], self._held[0][0].schema
+        schema, batch = taken[-1].schema, taken[0]
+        if len(taken) > 1:
+            tables = [conform(pa.Table.from_batches([part]), schema) for part in taken if len(part)]
+            (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
+        return Batch(batch, places, after, next_schema)
 
 
 class _Picker:
@@ -281,13 +345,12 @@ def take(table: pa.Table, indices: Any) -> pa.Table:
 def _take_lists(lists: pa.ListArray, indices: pa.Array) -> pa.Array:
     """Lists of numbers as the bytes that they are: pyarrow takes lists value by value, which is
     8 times as slow for rows of 250 tokens."""
-    kind, values = lists.type, lists.values
-    is_plain = pa.types.is_primitive(kind.value_type) and kind.value_type.bit_width % 8 == 0
+    values, kind = lists.values, lists.type.value_type
+    is_plain = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
     if not is_plain or values.null_count or values.buffers()[1] is None:
         return lists.take(indices)
-    width = kind.value_type.bit_width // 8
-    offsets = np.frombuffer(lists.buffers()[1], dtype=np.int32)[lists.offset :][: len(lists) + 1]
-    places = (offsets.astype(np.int64) + values.offset) * width
+    width = kind.bit_width // 8
+    places = (np.from_dlpack(lists.offsets).astype(np.int64) + values.offset) * width
     is_valid = lists.is_valid().buffers()[1] if lists.null_count else None
     buffers = [is_valid, pa.py_buffer(places), values.buffers()[1]]
     taken = pa.Array.from_buffers(pa.large_binary(), len(lists), buffers).take(indices)
@@ -295,6 +358,6 @@ def _take_lists(lists: pa.ListArray, indices: pa.Array) -> pa.Array:
     ends = np.frombuffer(places, dtype=np.int64)[: len(taken) + 1] // width
     if ends[-1] > np.iinfo(np.int32).max:
         return lists.take(indices)
-    child = pa.Array.from_buffers(kind.value_type, int(ends[-1]), [None, data])
+    child = pa.Array.from_buffers(kind, int(ends[-1]), [None, data])
     buffers = [is_valid, pa.py_buffer(ends.astype(np.int32))]
-    return pa.Array.from_buffers(kind, len(taken), buffers, children=[child])
+    return pa.Array.from_buffers(lists.type, len(taken), buffers, children=[child])

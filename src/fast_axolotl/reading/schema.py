@@ -17,13 +17,14 @@ images and audio are still such in a ``Dataset`` made of the batches.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from fast_axolotl.errors import ConflictError
+from fast_axolotl.errors import ConflictError, ResumeError
 
 MIXED = pa.json_()
 """The type of a column with arrays of mixed kinds: JSON text that decodes to values."""
@@ -115,9 +116,9 @@ def join_schemas(
 
 def _join_features(known: pa.Schema, found: pa.Schema) -> dict[bytes, bytes] | None:
     """The metadata by which ``datasets`` knows its features: those that both agree on."""
-    kept = dict(_features(known))
+    kept, names = dict(_features(known)), {*known.names}
     for name, feature in _features(found).items():
-        if name not in known.names:
+        if name not in names:
             kept[name] = feature
         elif kept.get(name) != feature:
             kept.pop(name, None)
@@ -215,3 +216,16 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if kind.equals(pa.string_view()):
         return pa.string()
     return pa.binary() if kind.equals(pa.binary_view()) else kind
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """A schema as text, for a state."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def schema_of(text: str) -> pa.Schema:
+    """The schema that a text stands for."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (pa.ArrowException, ValueError):
+        raise ResumeError("the state has a corrupt schema; use an older one") from None

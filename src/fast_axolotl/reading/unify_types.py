@@ -129,14 +129,16 @@ def first_schema(
     if units and (scan or (is_small and has_csv)):
         schema = scanned_schema(dataset, scanned)
     elif undeclared:
+        declared = {*schema.names}
+        schema = _sampled(dataset, units, schema)
         texts = {
             name: pa.field(name, pa.string())
             for item, file in zip(dataset.inputs, dataset.formats, strict=True)
             for name in (getattr(file, "names", ()) if item.format == "csv" else ())
-            if name not in schema.names and (options.columns is None or name in options.columns)
+            if name not in declared and (options.columns is None or name in options.columns)
         }
-        schema = _sampled(dataset, units, schema)
-        numbers = [repr(f.name) for f in schema if f.name in texts and is_number(f.type)]
+        fields = {field.name: field for field in schema}
+        numbers = [repr(name) for name in fields if name in texts and is_number(fields[name].type)]
         if numbers and warn:
             warnings.warn(
                 f"only the first rows of more than {_SCAN_BYTES / 2**20:g} MiB of CSV were "
@@ -146,21 +148,22 @@ def first_schema(
                 FormatWarning,
                 stacklevel=4,
             )
-        fields = {field.name: field for field in schema} | texts
-        schema = pa.schema(list(fields.values()), schema.metadata)
+        schema = pa.schema([*(fields | texts).values()], schema.metadata)
     if all(item.format == "csv" for item in dataset.inputs):
         # CSV columns without any value are empty text, not null.
         kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
         schema = pa.schema(dict(zip(schema.names, kinds, strict=True)))
-    columns = options.columns or schema.names
-    missing = [name for name in columns if name not in schema.names]
-    if missing:
-        declared = [name for file in dataset.formats for name in getattr(file, "names", ())]
-        inferred = _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
-        names = ", ".join(dict.fromkeys([*declared, *inferred]))
+    fields = {field.name: field for field in schema}
+    columns = options.columns or fields
+    if missing := [name for name in columns if name not in fields]:
+        names = [name for file in dataset.formats for name in getattr(file, "names", ())]
+        names += _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
         hint = ' (infer="scan" also finds columns of later rows)' if undeclared else ""
-        raise UsageError(f"there is no column {missing[0]!r}; the data has: {names}{hint}")
-    return pa.schema([schema.field(name) for name in columns], schema.metadata)
+        raise UsageError(
+            f"there is no column {missing[0]!r}; the data has: {', '.join(dict.fromkeys(names))}"
+            f"{hint}"
+        )
+    return pa.schema([fields[name] for name in columns], schema.metadata)
 
 
 def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
