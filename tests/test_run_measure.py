@@ -144,6 +144,23 @@ def test_a_command_that_dies_of_a_signal_takes_this_one_along(run: Run) -> None:
     assert "measuring into" in done.stderr
 
 
+@pytest.mark.parametrize("who", ["itself", "its launcher"])
+def test_a_command_that_is_terminated_was_stopped_by_sigterm(tmp_path: Path, who: str) -> None:
+    # A launcher hears the signal and ends with a code of its own.
+    trap = "trap 'exit 1' TERM; " if who == "its launcher" else ""
+    script = f"{trap}echo $$; while :; do sleep 0.05; done"
+    command = [*FAST_AXOLOTL, "measure", "--output", "run", "--", "sh", "-c", script]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen(command, cwd=tmp_path, env=clean_environment(), **piped)
+    inner = int(child.stdout.readline())
+    os.kill(child.pid if trap else inner, signal.SIGTERM)
+    _, err = child.communicate(timeout=60)
+    assert "interrupted after" in err, err
+    assert "(stopped by SIGTERM)" in err
+    end = read_run(tmp_path / "run").system.end
+    assert (end.reason, end.error) == ("interrupted", "stopped by SIGTERM")
+
+
 def test_a_signal_ignored_by_who_starts_us_stays_ignored(run: Run) -> None:
     code = (
         "import os, signal, subprocess, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "

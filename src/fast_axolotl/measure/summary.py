@@ -42,6 +42,8 @@ from fast_axolotl.record.catalogue import FIGURES
 _NOTED = ("error", "clock_step")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
+_LEAST_OF_CONSUMED = 0.95
+"""Share of what was consumed that the reader's rate reaches by its measurement, to be believed."""
 _KILLED = ("exit code -9", "exit code 137")
 """How a command ends that signal 9 ended, or whose shell tells so."""
 _LOST_CHILD = re.compile(
@@ -165,7 +167,17 @@ class _Fold:
             settings.update(rank.settings)
 
         ends = [rank.record.end for rank in ranks] or ([system.end] if system else [])
-        errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end}
+        errors: dict[str, str] = {} if ranks else {end.reason: end.error for end in ends if end}
+        # An error of one rank becomes one of all: the earliest counts.
+        ended = [
+            (rank.record.start.time + rank.record.end.t, rank.rank, rank.record.end)
+            for rank in ranks
+            if rank.record.end
+        ]
+        for _, number, end in sorted(ended):
+            is_named = end.error and end.reason == "exception" and job.world_size > 1
+            text = f"rank {number}: {end.error}" if is_named else end.error
+            errors.setdefault(end.reason, text)
         reason = "cut off" if None in ends or not ends else "finished"
         reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
         if ranks and reason in ("cut off", "finished"):
@@ -316,6 +328,10 @@ class _Fold:
         reader = times(ratio(together, copies), rows_per_sample)
         has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
         unknown = "" if has_workers else "it is not known whether the loader reads ahead"
+        if reader is not None and rows is not None and reader < rows:
+            # What was consumed has been delivered.
+            unknown = "the times of the batches that were looked at do not explain what was read"
+            reader = rows if reader >= _LEAST_OF_CONSUMED * rows else None
         self.put_steady("reader_rows_per_second", reader, unknown)
         self.put_steady("reader_ratio", ratio(reader, rows))
         for kind in kinds[2:]:

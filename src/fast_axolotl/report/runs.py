@@ -389,7 +389,7 @@ def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
     error = f" ({' '.join(summary.error.split())})" if summary.error else ""
     ends = {
         "exception": f"An error ended the run after {after}{error}",
-        "interrupted": f"The run was interrupted after {after}",
+        "interrupted": f"The run was interrupted after {after}{error}",
         "cut off": f"The run stopped without a final record after {after}, or is still running",
     }
     if summary.end_reason in ends:
