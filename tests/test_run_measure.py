@@ -19,6 +19,7 @@ from fast_axolotl.integrations.attach import Attachment, attach
 from fast_axolotl.integrations.launch import Order, launch_environment, order
 from fast_axolotl.integrations.training_meter import end_of as describe_end
 from fast_axolotl.measure import measure
+from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import read_rank
 from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file
@@ -198,6 +199,46 @@ def record(folder: Path, steps: int) -> None:
     with measure(folder, sample_system=False, environment={}) as meter:
         for _ in meter.watch([["row"]] * steps):
             time.sleep(0.001)
+
+
+LEAK = """
+import time
+import torch
+from torch.utils.data import DataLoader
+
+KEPT = []
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, number):
+        KEPT.append(b"x" * 500_000)
+        return torch.ones(4)
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for batch in DataLoader(Rows(), 1, num_workers=1):
+    model(batch).sum().backward()
+    optimizer.step()
+    KEPT.append(b"y" * 1_000_000)
+    time.sleep(0.02)
+"""
+
+
+@NEEDS_TORCH
+def test_memory_that_grows_is_told_for_the_training_and_its_workers(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(LEAK)
+    done = run("--measure", "--output", "run", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    growth = {one.part: one.bytes_per_step for one in summarise(read_run(tmp_path / "run")).growth}
+    assert growth == {
+        "the training process": pytest.approx(1e6, rel=0.05),
+        "the workers": pytest.approx(0.5e6, rel=0.05),
+    }
+    assert "Memory (growing)" in done.stderr
 
 
 def test_the_training_with_the_most_steps_is_shown_and_the_others_are_named(

@@ -235,6 +235,16 @@ class Evidence:
             )
         return list(map(self.say, lines))
 
+    def growth_lines(self) -> list[str]:
+        """Memory that the run takes more of with every step."""
+        lines = []
+        for one in self.figures.growth:
+            line = f"the memory of {one.part} grows by {format_bytes(one.bytes_per_step)} per step"
+            if one.full_in_seconds is not None:
+                line += f", and is full in {format_duration(one.full_in_seconds)}"
+            lines.append(line)
+        return lines
+
     def cpu_lines(self) -> list[str]:
         """Signs that the run does not get the processors it asks for."""
         told = {

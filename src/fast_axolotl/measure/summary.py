@@ -21,7 +21,7 @@ from typing import Any
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
-from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
+from fast_axolotl.measure.machine import describe_growth, find_growth, fold_machines, growth
 from fast_axolotl.measure.ranks import (
     Job,
     RankFigures,
@@ -375,6 +375,11 @@ class _Fold:
         for name, value in values.items():
             self.put(name, value, reasons.get(name, ""), is_system=True)
         self.values["notes"] += tuple(notes)
+        rank, system = self.chosen, self.record.systems.get(values["node"])
+        if rank is not None:
+            self.values["growth"] = find_growth(
+                system, rank.steady_from, rank.steady_to, rank.steady.steps
+            )
 
     def add_job(self) -> None:
         """What ranks lose to each other, and what the meter itself costs."""

@@ -1,7 +1,7 @@
 """Decide what limits a run: rules in order, the first that holds.
 
-    memory → inconclusive → swap → cpu → checkpoint, evaluation → io → data → communication
-    → start-up → compute → mixed
+    memory → inconclusive → swap → memory that grows → cpu → checkpoint, evaluation → io → data
+    → communication → start-up → compute → mixed
 
 The order goes from what makes all other figures worthless to what is left over. A run that was
 killed for want of memory is told so, however short it was. A swapping or busy machine also looks
@@ -51,7 +51,14 @@ def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
         *(_memory, _unseen, _warming, _short, _draining),
-        *(_swap, _cpu, lambda evidence: _lost(evidence, "checkpoint", "evaluation"), _io, _data),
+        *(
+            _swap,
+            _growing,
+            _cpu,
+            lambda evidence: _lost(evidence, "checkpoint", "evaluation"),
+            _io,
+            _data,
+        ),
         *(_communication, lambda evidence: _lost(evidence, "startup", "resume"), _compute),
     )
     verdict = next(filter(None, (rule(evidence) for rule in rules)), None) or _mixed(evidence)
@@ -72,8 +79,10 @@ def judge(evidence: Evidence) -> Verdict:
             "the run is over, it probably ran out of memory"
         )
         lines.append(evidence.say(text))
+    if verdict.kind != "memory":
+        lines += evidence.growth_lines()
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines), action=action)
-    if verdict.kind == "memory" or figures.end_reason != "exception":
+    if (verdict.kind == "memory" and not verdict.subtype) or figures.end_reason != "exception":
         return verdict
     # The error comes first if there is no other verdict.
     text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
@@ -263,6 +272,23 @@ def _swap(evidence: Evidence) -> Verdict | None:
         f"The machine is short of memory: {how}. Ignore the other figures until this is fixed."
     )
     return _verdict(evidence, "swap", headline, lines, advice.lower_working_set(evidence))
+
+
+def _growing(evidence: Evidence) -> Verdict | None:
+    """Memory grows with every step, and is full within a day."""
+    first = next(iter(evidence.figures.growth), None)
+    if first is None or (first.full_in_seconds or math.inf) > thresholds.FULL_SECONDS:
+        return None
+    full = format_duration(first.full_in_seconds or 0.0)
+    return _verdict(
+        evidence,
+        "memory",
+        f"Memory grows with every step, and is full in about {full}.",
+        [*evidence.growth_lines(), evidence.stall_line()],
+        f"Find what is kept from step to step in {first.part}: losses as tensors (use "
+        "loss.item()), lists, caches, batches.",
+        subtype="growing",
+    )
 
 
 def _cpu(evidence: Evidence) -> Verdict | None:

@@ -39,7 +39,7 @@ from fast_axolotl.report.terminal import print_document
 
 VERDICTS: dict[str, tuple[str, Tone]] = {
     "inconclusive": ("Inconclusive", "plain"),
-    "memory": ("Out of memory", "bad"),
+    "memory": ("Memory", "bad"),
     "swap": ("Swap-bound", "bad"),
     "cpu": ("CPU-bound", "bad"),
     "io": ("I/O-bound", "bad"),
