@@ -272,7 +272,7 @@ def find_growth(
     from_, to = (at - system.start.time for at in (begin + (end - begin) / 3, end))
     samples = [one for one in system.samples if from_ <= one.t <= to]
     limits = [size for size in (system.start.limit_bytes, system.start.memory_bytes) if size]
-    used, parts = 0, defaultdict(list)
+    used, parts = 0, defaultdict[str, list[tuple[float, int, int | None]]](list)
     for one in samples[:: len(samples) // _MOST_POINTS + 1]:
         used = one.working_set_bytes or used
         for part, size in _divide(one).items():
@@ -283,12 +283,12 @@ def find_growth(
                 parts[f"GPU {gpu.index}"].append((one.t, gpu.memory_bytes, free))
     found = []
     for part, points in parts.items():
-        slope, third, (last, _, free) = _slope(points), len(points) // 3, points[-1]
+        slope, third, (last, _, left) = _slope(points), len(points) // 3, points[-1]
         slopes = [_slope(points[n * third : (n + 1) * third]) for n in range(3)]
         grown = slope * (last - points[0][0])
         is_steady = min(slopes) >= max(slope, slopes[0]) / 2
         if is_steady and grown >= thresholds.LEAST_GROWTH_BYTES:
-            full = None if free is None else max(1.0, free / slope)
+            full = None if left is None else max(1.0, left / slope)
             found.append(Growth(part, slope, slope * (end - begin) / steps, full))
     return tuple(sorted(found, key=lambda one: one.full_in_seconds or math.inf))
 

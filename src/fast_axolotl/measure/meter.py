@@ -352,6 +352,7 @@ class Meter:
         """Report that an optimizer step has ended. Ignored inside a span."""
         now = self._clock()
         if not self._span_name:
+            self._queue.follow()
             self._take(self._tracker.tell(now))
             if self._is_early:
                 # The loader was found exhausted ahead of this step: the wait begins only now.
