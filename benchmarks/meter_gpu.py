@@ -5,8 +5,8 @@ products, and the loader waits 20 to 200 ms, with and without a synchronise a st
 that the meter reports beside the idle time that torch's profiler saw in the same steps, and beside
 naive host timing. Capture: the same where a step is a replayed CUDA graph, and the meter times a
 fetch while it is captured. Epochs: the same where a batch sampler plans for half a second before
-each epoch. Trainers: a small Llama trained by HF ``Trainer`` from a fast loader, from one whose waits hide in
-part behind queued work, and from a slow one: the verdicts.
+each epoch. Trainers: a small Llama trained by HF ``Trainer`` from a fast loader, from one whose
+waits hide in part behind queued work, and from a slow one: the verdicts.
 
 It runs from the source tree, where nothing of ours is installed: ``PYTHONPATH=src python -m
 benchmarks.meter_gpu``. ``… --train WAIT STEPS FOLDER`` trains alone, with so many seconds of wait
