@@ -162,6 +162,45 @@ def test_a_command_that_is_terminated_was_stopped_by_sigterm(tmp_path: Path, who
     assert (end.reason, end.error) == ("interrupted", "stopped by SIGTERM")
 
 
+@pytest.mark.parametrize(
+    ("code", "headline", "action"),
+    [
+        (
+            "sys.modules['fast_axolotl'] = None; import torch",
+            "The training was not measured: {python} cannot load fast-axolotl.",
+            "Install it into that Python: {python} -m pip install fast-axolotl.",
+        ),
+        ("import torch", "No training loop detected", "Wrap the loader in your code"),
+        ("pass", "No training loop detected", "no Python of this command was reached"),
+        (
+            "import torch; raise ValueError('no data')",
+            "The run failed before the first step: exit code 1.",
+            "Fix this error first",
+        ),
+        (
+            "import torch; os.kill(os.getpid(), signal.SIGINT)",
+            "The run was interrupted before the first step.",
+            "let it train",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            "The run was stopped by SIGTERM before the first step.",
+            "let it train",
+        ),
+    ],
+)
+def test_a_run_without_a_step_says_why(
+    tmp_path: Path, run: Run, code: str, headline: str, action: str
+) -> None:
+    (tmp_path / "torch.py").write_text("")
+    code = f"import os, signal, sys; {code}"
+    run("--measure", "--output", "run", "--", sys.executable, "-c", code)
+    verdict = summarise(read_run(tmp_path / "run")).verdict
+    assert verdict.headline.startswith(headline.format(python=sys.executable))
+    assert action.format(python=sys.executable) in verdict.action
+    assert (verdict.kind, verdict.subtype) == ("inconclusive", "unseen")
+
+
 def test_a_signal_ignored_by_who_starts_us_stays_ignored(run: Run) -> None:
     code = (
         "import os, signal, subprocess, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "

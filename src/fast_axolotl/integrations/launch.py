@@ -148,8 +148,10 @@ def supervise(
         assert code is not None
         reason: Literal["finished", "exception", "interrupted"] = "exception"
         text = f"exit code {code}" if code else ""
-        if code in (0, -signal.SIGINT, 128 + signal.SIGINT):
-            reason = "interrupted" if code else "finished"
+        if not code:
+            reason = "finished"
+        elif signal.SIGINT in (-code, code - 128, signals.last):
+            reason = "interrupted"
         elif signal.SIGTERM in (-code, code - 128, signals.last):
             reason, text = "interrupted", "stopped by SIGTERM"
         sampler.stop(reason, text)

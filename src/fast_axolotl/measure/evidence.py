@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fast_axolotl.measure.ranks import Drain, number_of
@@ -36,6 +36,8 @@ class Evidence:
     slow_rank: int | None = None
     drain: Drain | None = None
     """What became of the ready queue of the rank that decides, if it drained."""
+    interpreters: Mapping[str, str] = field(default_factory=dict)
+    """Every Python that was to be measured, and why it could not be."""
     killed: str = ""
     """What of the run was killed, or ended without a word, if anything."""
     machine_oom_kills: int = 0

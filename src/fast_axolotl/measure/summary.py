@@ -88,6 +88,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             skew_share=job.skew_share,
             slow_rank=job.slow_rank,
             drain=next(held, None if chosen is None else chosen.drain),
+            interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
             memory_growth=describe_growth(system, chosen.steady_from if chosen else None)

@@ -90,10 +90,12 @@ def judge(evidence: Evidence) -> Verdict:
     if verdict.kind != "inconclusive":
         line = f"the run ended with an error: {error}"
         return replace(verdict, evidence=(*verdict.evidence, line))
+    is_early = verdict.subtype == "unseen" and not figures.steps
+    when = "the first step" if is_early else "it could be judged"
     return replace(
         verdict,
-        headline=f"The run failed before it could be judged: {error}.",
-        evidence=(verdict.headline, *verdict.evidence),
+        headline=f"The run failed before {when}: {error}.",
+        evidence=verdict.evidence if is_early else (verdict.headline, *verdict.evidence),
         action=f"Fix this error first, then measure again: {error}.",
         seconds_needed=None,
     )
@@ -134,6 +136,16 @@ def _unseen(evidence: Evidence) -> Verdict | None:
             "the stall; {PRESSURE_IO})"
         )
         return _io(evidence, evidence.say(line))
+    if not figures.steps and figures.end_reason == "interrupted":
+        how = figures.error if figures.error.startswith("stopped") else "interrupted"
+        headline = f"The run was {how} before the first step."
+        action = "Measure again, and let it train."
+        return _verdict(evidence, "inconclusive", headline, (), action, subtype="unseen")
+    for python, error in evidence.interpreters.items():
+        if error and not figures.ranks:
+            headline = f"The training was not measured: {python} cannot load fast-axolotl."
+            action = f"Install it into that Python: {python} -m pip install fast-axolotl."
+            return _verdict(evidence, "inconclusive", headline, [error], action, subtype="unseen")
     what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
     seen = "" if figures.ranks else ", because the process was only watched from outside"
     headline = f"No {what} was recorded{seen}."
