@@ -274,8 +274,8 @@ def test_memory_that_grows_is_told_for_the_training_and_its_workers(
     assert done.returncode == 0, done.stderr
     growth = {one.part: one.bytes_per_step for one in summarise(read_run(tmp_path / "run")).growth}
     assert growth == {
-        "the training process": pytest.approx(1e6, rel=0.05),
-        "the workers": pytest.approx(0.5e6, rel=0.05),
+        "the training process": pytest.approx(1e6, rel=0.2),
+        "the workers": pytest.approx(0.5e6, rel=0.2),
     }
     assert "Memory (growing)" in done.stderr
 

@@ -413,6 +413,7 @@ class Meter:
         self._tracker.queue_room = None
         if isinstance(workers, int) and isinstance(prefetch, int) and workers > 0:
             self._tracker.queue_room = workers * (prefetch - 1)
+        self._counter.batch_size = self._journal.values.get("batch_size", 0)
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded

@@ -301,7 +301,9 @@ class _Fold:
             return None if None in known else ratio(total(known), copies)
 
         rates = {kind: sum_rates(kind) for kind in kinds}
-        samples, rows = rates["samples"] or None, rates["rows"]
+        # Where some batches could not be counted, there is no sum.
+        samples = None if "samples" in self._recorded else rates["samples"] or None
+        rows = rates["rows"]
         uncounted = "the batches have no first dimension along which to count samples"
         packed = "samples are packed, and the rows in them were not counted"
         is_packed = any(map(_is_packed, self.job.ranks))
