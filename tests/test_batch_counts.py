@@ -234,7 +234,6 @@ JOINED = torch.zeros(400, dtype=torch.long)
         [(torch.zeros(8), 1)] * 32,
         ["text"] * 32,
         {"text": ["text"] * 32, "x": X},
-        {"input_ids": JOINED, "labels": JOINED, "cu_seqlens": torch.zeros(33)},
     ],
     ids=lambda batch: type(batch).__name__,
 )

@@ -144,20 +144,6 @@ def test_a_run_that_was_killed_at_its_limit_ran_out_of_memory_however_short(fetc
     assert verdict_of(before_any_step).kind == "memory"
 
 
-def test_what_grew_is_told_with_the_largest_part_first() -> None:
-    record = killed(counter="oom_kills")
-    samples = record.system.samples
-    grown = {"largest_anon_bytes": 9 * GIGABYTE, "anon_bytes": 11 * GIGABYTE, "processes": 9}
-    # The last sample finds a process that is being killed, which holds nothing any more.
-    samples[-2:] = [replace(samples[-2], **grown), replace(samples[-1], anon_bytes=0)]
-    verdict = verdict_of(record)
-    assert verdict.headline == "Out of memory: the kernel killed 1 process."
-    assert verdict.evidence[-1] == (
-        "memory that grew: the largest process from 2 GB to 9 GB; the other processes from 1 GB "
-        "to 2 GB; 3 processes became 9"
-    )
-
-
 def growing(size: Callable[[float], float], field: str = "training_anon_bytes") -> RunRecord:
     """A run of 60 seconds and 60 steps a second, of which a part holds so much at a time."""
     record = run(fetches=3600, own_seconds=1 / 60, system={"largest_anon_bytes": GIGABYTE})

@@ -63,12 +63,11 @@ def _accelerate() -> None:
 
 
 def _measure() -> None:
-    error = "it was interrupted"
+    error = ""
     try:
         from fast_axolotl.integrations.attach import attach
 
         attach()
-        error = ""
     except Exception as reason:
         error = f"{type(reason).__name__}: {reason}"
         raise

@@ -40,8 +40,6 @@ _MOST_WAITING = 8
 _MOST_PARTS = 9
 """A longer list holds rows."""
 _ITEMS = 99
-_ENDS = ("cu_seqlens", "cu_seq_lens_q")
-"""Where the rows end that are joined into one: one number more than there are rows."""
 _MOST_ERROR_TEXT = 160
 
 _TOKEN_RATES = ("tokens_per_second", "trainable_tokens_per_second")
@@ -155,9 +153,6 @@ class BatchCounter:
             return 1
         if wanted and (wanted in firsts or firsts[0] < wanted):
             return wanted if wanted in firsts else firsts[0]  # the last of an epoch
-        for name in _ENDS if isinstance(batch, Mapping) else ():
-            if name in batch:
-                return len(batch[name]) - 1
         is_even = len(sizes) > 1 and len(set(firsts)) == 1
         # A loader that makes no batches may hand on those of its dataset.
         least = _ITEMS if wanted is None and not is_even else 2
@@ -227,21 +222,20 @@ def _find_sizes(part: Any, batch_size: int | None, depth: int = 3) -> Iterator[t
         if len(part.shape):
             yield int(part.shape[0]), len(part.shape)
     elif isinstance(part, list | tuple):
-        inner: list[tuple[int, int]] = []
-        if depth and len(part) < _MOST_PARTS and len(part) != batch_size:
-            inner = [size for one in part for size in _find_sizes(one, batch_size, depth - 1)]
-        # Parts of a batch, or its rows: rows are of one type, and lists of arrays or dictionaries.
-        if inner and len(set(map(type, part))) == 1 and isinstance(part, list):
-            is_same = len({first for first, _ in inner}) == 1
-            least = 1 if hasattr(part[0], "shape") else 2
-            if not is_same or isinstance(part[0], list | tuple) or inner[0][1] < least:
+        seen = part if depth and len(part) < _MOST_PARTS and len(part) != batch_size else ()
+        inner = [size for one in seen for size in _find_sizes(one, batch_size, depth - 1)]
+        if inner and isinstance(part, list) and len(set(map(type, part))) == 1:
+            # Parts of a batch are alike in length; rows are of one dimension less, or of several.
+            is_one = len({first for first, _ in inner}) == 1
+            is_deep = inner[0][1] >= 2 - hasattr(part[0], "shape")
+            if isinstance(part[0], list | tuple) or not (is_one and is_deep):
                 inner = []
         is_flat = bool(part) and isinstance(part[0], int | float)
         yield from inner or [(len(part), 1 if is_flat else _ITEMS)]
     elif depth:
-        names = getattr(part, "__dataclass_fields__", None) or getattr(part, "__dict__", ())
-        parts = part if isinstance(part, Mapping) else {one: getattr(part, one) for one in names}
-        for one in parts.values():
+        names = getattr(part, "__dataclass_fields__", None) or getattr(part, "__dict__", {})
+        is_table = isinstance(part, Mapping)
+        for one in part.values() if is_table else [getattr(part, name) for name in names]:
             yield from _find_sizes(one, batch_size, depth - 1)
 
 

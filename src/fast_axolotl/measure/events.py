@@ -11,8 +11,7 @@ which the garbage collector finds what its parent has dropped, or that exits. So
 destroyed: each is immortal from the start, and what a meter has read is used again by the next one.
 
 While the current stream captures a graph, nothing is recorded or asked: either would end up in the
-graph or break it. An event that fails is put aside; so many in a row, and events are not used any
-more.
+graph or break it. An event that fails is put aside.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EventPair = tuple[Any, Any]
 
 _POLL_SECONDS = 0.002
 _MOST_FAILURES = 8
-"""Events that fail, one after another, before the device is taken to be lost."""
+"""Events that fail before the device is taken to be lost."""
 
 _FREE: dict[int, set[Any]] = {}
 """Events of each device that nobody uses now."""
@@ -79,7 +78,7 @@ class CudaEvents:
         self._native = native
         self._is_capturing = getattr(cuda, "is_current_stream_capturing", lambda: False)
         self._broken: set[Any] = set()
-        self._failed_in_row = 0
+        self._num_failures = 0
         self._followed: tuple[Any, Any, int] | None = None
         self._used: dict[Any, int] = {}
         """Events that were recorded and not read yet, and their devices."""
@@ -155,10 +154,7 @@ class CudaEvents:
             # One that ends a stretch of time and begins another comes back twice.
             if event in self._used:
                 _FREE[self._used.pop(event)].add(event)
-        if found is None:
-            return None
-        self._failed_in_row = 0
-        return max(0.0, float(found))
+        return None if found is None else max(0.0, float(found))
 
     def settle(self, event: Any, seconds: float) -> None:
         """Let at most so much time pass until an event has passed: at the end of a run."""
@@ -174,11 +170,11 @@ class CudaEvents:
                 _FREE[device].add(event)
 
     def _fail(self, event: Any, error: RuntimeError) -> None:
-        """Put an event aside for good; after some in a row, all of them."""
+        """Put an event aside for good; after some, all of them."""
         self._used.pop(event, None)
         self._broken.add(event)
-        self._failed_in_row += 1
-        if self._failed_in_row >= _MOST_FAILURES:
+        self._num_failures += 1
+        if self._num_failures >= _MOST_FAILURES:
             text = str(error).strip()
             first_line = text.splitlines()[0] if text else type(error).__name__
             self.failure = self.failure or f"CUDA events failed: {first_line}"

@@ -42,8 +42,6 @@ class Evidence:
     """What of the run was killed, or ended without a word, if anything."""
     machine_oom_kills: int = 0
     """Processes that the kernel killed for memory meanwhile, of any program of the machine."""
-    memory_growth: str = ""
-    """What of its memory has grown, the largest part first."""
 
     @property
     def stall(self) -> float:

@@ -29,7 +29,6 @@ from fast_axolotl.record import (
 )
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.units import format_bytes
 
 _MOST_POINTS = 60
 """Samples between which slopes are taken, of a long run evenly spread."""
@@ -308,29 +307,6 @@ def _divide(one: SystemSample) -> dict[str, int]:
         "the other processes" if known is None else "the workers": (one.anon_bytes or 0) - largest,
         "shared memory (/dev/shm)": one.shared_bytes or 0,
     }
-
-
-def describe_growth(system: SystemRecord, begin: float | None = None) -> str:
-    """What of the processes' memory has grown most, from the first sample after ``begin``, in
-    seconds since 1970, to the fullest; empty where two samples do not tell."""
-    known = [sample for sample in system.samples if sample.anon_bytes]
-    steady = [one for one in known if begin is not None and system.start.time + one.t >= begin]
-    compared = steady if len(steady) > 1 else known
-    if len(compared) < 2:
-        return ""
-    # Not the last: of a run that is being killed, processes have gone by then.
-    first = compared[0]
-    last = max(compared, key=lambda one: (one.anon_bytes or 0) + (one.shared_bytes or 0))
-
-    before, after = _divide(first), _divide(last)
-    parts = [
-        f"{name} from {format_bytes(before[name])} to {format_bytes(after[name])}"
-        for name in sorted(before, key=lambda name: before[name] - after.get(name, 0))
-        if after.get(name, 0) > before[name]
-    ]
-    if last.processes > first.processes:
-        parts.append(f"{first.processes} processes became {last.processes}")
-    return "; ".join(parts)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
-from fast_axolotl.measure.machine import describe_growth, find_growth, fold_machines, growth
+from fast_axolotl.measure.machine import find_growth, fold_machines, growth
 from fast_axolotl.measure.ranks import (
     Job,
     RankFigures,
@@ -91,9 +91,6 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
-            memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
-            if system
-            else "",
         )
     )
     change = find_late_change(job) if since is None else None

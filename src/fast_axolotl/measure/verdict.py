@@ -79,8 +79,7 @@ def judge(evidence: Evidence) -> Verdict:
             "the run is over, it probably ran out of memory"
         )
         lines.append(evidence.say(text))
-    if verdict.kind != "memory":
-        lines += evidence.growth_lines()
+    lines += evidence.growth_lines()
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines), action=action)
     if (verdict.kind == "memory" and not verdict.subtype) or figures.end_reason != "exception":
         return verdict
@@ -266,8 +265,6 @@ def _memory(evidence: Evidence) -> Verdict | None:
             "({MEMORY_NEAR})"
         )
         lines.append(evidence.say(line))
-    if evidence.memory_growth:
-        lines.append(f"memory that grew: {evidence.memory_growth}")
     return _verdict(evidence, "memory", headline, lines, advice.lower_working_set(evidence))
 
 
@@ -296,7 +293,7 @@ def _growing(evidence: Evidence) -> Verdict | None:
         evidence,
         "memory",
         f"Memory grows with every step, and is full in about {full}.",
-        [*evidence.growth_lines(), evidence.stall_line()],
+        [evidence.stall_line()],
         f"Find what is kept from step to step in {first.part}: losses as tensors (use "
         "loss.item()), lists, caches, batches.",
         subtype="growing",
