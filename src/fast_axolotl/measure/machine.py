@@ -257,19 +257,21 @@ def _peak(system: SystemRecord, name: str, trained_from: float | None) -> float 
     return _highest(getattr(sample, name) for sample in known)
 
 
-def find_growth(
-    system: SystemRecord | None, begin: float | None, end: float | None, steps: int
-) -> tuple[Growth, ...]:
+def find_growth(system: SystemRecord | None, rank: RankFigures | None) -> tuple[Growth, ...]:
     """The parts of the memory that grow in the steady phase; first that which is full first.
 
     The slope is Theil and Sen's over all samples but those of the first third. What grows does so
     in each third of the others, half as fast or more as in all and in the first of them: what only
     warms up or fills does not.
     """
-    if system is None or begin is None or end is None or not steps:
+    if system is None or rank is None or rank.steady_from is None or rank.steady_to is None:
         return ()
-    from_, to = (at - system.start.time for at in (begin + (end - begin) / 3, end))
-    samples = [one for one in system.samples if from_ <= one.t <= to]
+    begin = rank.steady_from + (rank.steady_to - rank.steady_from) / 3
+    zero, own_zero = system.start.time, rank.record.start.time
+    samples = [one for one in system.samples if begin <= zero + one.t <= rank.steady_to]
+    blocks = [block for block in rank.steady_blocks if own_zero + block.t >= begin]
+    took = total(one.wall_seconds + sum(one.spans.values()) for one in blocks)
+    step_seconds = ratio(took, sum(block.steps for block in blocks)) or 0.0
     limits = [size for size in (system.start.limit_bytes, system.start.memory_bytes) if size]
     used, parts = 0, defaultdict[str, list[tuple[float, int, int | None]]](list)
     for one in samples[:: len(samples) // _MOST_POINTS + 1]:
@@ -288,7 +290,7 @@ def find_growth(
         is_steady = min(slopes) >= max(slope, slopes[0]) / 2
         if is_steady and grown >= thresholds.LEAST_GROWTH_BYTES:
             full = None if left is None else max(1.0, left / slope)
-            found.append(Growth(part, slope, slope * (end - begin) / steps, full))
+            found.append(Growth(part, slope, slope * step_seconds, full))
     return tuple(sorted(found, key=lambda one: one.full_in_seconds or math.inf))
 
 

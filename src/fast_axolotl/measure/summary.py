@@ -375,11 +375,8 @@ class _Fold:
         for name, value in values.items():
             self.put(name, value, reasons.get(name, ""), is_system=True)
         self.values["notes"] += tuple(notes)
-        rank, system = self.chosen, self.record.systems.get(values["node"])
-        if rank is not None:
-            self.values["growth"] = find_growth(
-                system, rank.steady_from, rank.steady_to, rank.steady.steps
-            )
+        system = self.record.systems.get(values["node"])
+        self.values["growth"] = find_growth(system, self.chosen)
 
     def add_job(self) -> None:
         """What ranks lose to each other, and what the meter itself costs."""
