@@ -112,6 +112,12 @@ def see_fetches(evidence: Evidence) -> str:
             "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your "
             "code: for batch in meter.watch(loader)."
         )
+    if evidence.source == "run" and not evidence.interpreters:
+        return (
+            "Install fast-axolotl into the Python that trains, and add a MeterCallback or "
+            "meter.watch(loader) there: no Python of this command was reached. It may run with "
+            "-I or -E, in a container or on another machine."
+        )
     return (
         "Wrap the loader in your code, because no torch DataLoader was seen: with measure(RUN) as "
         "meter, then for batch in meter.watch(loader)."

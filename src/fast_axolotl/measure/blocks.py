@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
-from fast_axolotl.measure.events import DeviceEvents, EventPair
+from fast_axolotl.measure.events import DeviceEvents, EventPair, explain_no_events
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import Step
 from fast_axolotl.record import Histogram, StepBlock
@@ -292,7 +292,7 @@ class StepQueue:
     def no_device_reason(self) -> str:
         """Why there is no device that could be timed; empty where there is one."""
         if self._events is None:
-            return "this process has not initialised CUDA, so there is no GPU to time"
+            return explain_no_events()
         return self._events.failure
 
     def record(self) -> Any:
@@ -301,6 +301,11 @@ class StepQueue:
             self._is_sought = False
             self._events = self._find_events()
         return None if self._events is None else self._events.record()
+
+    def follow(self) -> None:
+        """A step has been queued on the current stream of the device."""
+        if self._events is not None:
+            self._events.follow()
 
     def pair(self, first: Any) -> EventPair | None:
         """The event recorded earlier, and one recorded now."""

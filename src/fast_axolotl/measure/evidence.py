@@ -57,12 +57,12 @@ class Evidence:
     slow_rank: int | None = None
     drain: Drain | None = None
     """What became of the ready queue of the rank that decides, if it drained."""
+    interpreters: Mapping[str, str] = field(default_factory=dict)
+    """Every Python that was to be measured, and why it could not be."""
     killed: str = ""
     """What of the run was killed, or ended without a word, if anything."""
     machine_oom_kills: int = 0
     """Processes that the kernel killed for memory meanwhile, of any program of the machine."""
-    memory_growth: str = ""
-    """What of its memory has grown, the largest part first."""
 
     @property
     def stall(self) -> float:
@@ -326,6 +326,16 @@ class Evidence:
                 "{PRESSURE_MEMORY})"
             )
         return list(map(self.say, lines))
+
+    def growth_lines(self) -> list[str]:
+        """Memory that the run takes more of with every step."""
+        lines = []
+        for one in self.figures.growth:
+            line = f"the memory of {one.part} grows by {format_bytes(one.bytes_per_step)} per step"
+            if one.full_in_seconds is not None:
+                line += f", and is full in {format_duration(one.full_in_seconds)}"
+            lines.append(line)
+        return lines
 
     def cpu_lines(self) -> list[str]:
         """Signs that the run does not get the processors it asks for."""

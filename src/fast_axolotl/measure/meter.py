@@ -394,6 +394,7 @@ class Meter:
         """Report that an optimizer step has ended. Ignored inside a span."""
         now = self._clock()
         if not self._span_name:
+            self._queue.follow()
             self._take(self._tracker.tell(now))
             if self._stacks is not None:
                 self._stacks.thread = threading.get_ident()
@@ -458,6 +459,7 @@ class Meter:
         self._tracker.queue_room = None
         if isinstance(workers, int) and isinstance(prefetch, int) and workers > 0:
             self._tracker.queue_room = workers * (prefetch - 1)
+        self._counter.batch_size = self._journal.values.get("batch_size", 0)
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded

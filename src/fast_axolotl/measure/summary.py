@@ -21,7 +21,7 @@ from typing import Any
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
-from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
+from fast_axolotl.measure.machine import find_growth, fold_machines, growth
 from fast_axolotl.measure.phases import (
     MODEL,
     OTHER,
@@ -56,6 +56,8 @@ from fast_axolotl.record.catalogue import FIGURES
 _NOTED = ("error", "clock_step", "note")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
+_LEAST_OF_CONSUMED = 0.95
+"""Share of what was consumed that the reader's rate reaches by its measurement, to be believed."""
 _KILLED = ("exit code -9", "exit code 137")
 """How a command ends that signal 9 ended, or whose shell tells so."""
 _LOST_CHILD = re.compile(
@@ -104,11 +106,9 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             skew_share=job.skew_share,
             slow_rank=job.slow_rank,
             drain=next(held, None if chosen is None else chosen.drain),
+            interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
-            memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
-            if system
-            else "",
         )
     )
     change = find_late_change(job) if since is None else None
@@ -183,7 +183,17 @@ class _Fold:
             settings.update(rank.settings)
 
         ends = [rank.record.end for rank in ranks] or ([system.end] if system else [])
-        errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end}
+        errors: dict[str, str] = {} if ranks else {end.reason: end.error for end in ends if end}
+        # An error of one rank becomes one of all: the earliest counts.
+        ended = [
+            (rank.record.start.time + rank.record.end.t, rank.rank, rank.record.end)
+            for rank in ranks
+            if rank.record.end
+        ]
+        for _, number, end in sorted(ended):
+            is_named = end.error and end.reason == "exception" and job.world_size > 1
+            text = f"rank {number}: {end.error}" if is_named else end.error
+            errors.setdefault(end.reason, text)
         reason = "cut off" if None in ends or not ends else "finished"
         reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
         if ranks and reason in ("cut off", "finished"):
@@ -306,7 +316,9 @@ class _Fold:
             return None if None in known else ratio(total(known), copies)
 
         rates = {kind: sum_rates(kind) for kind in kinds}
-        samples, rows = rates["samples"] or None, rates["rows"]
+        # Where some batches could not be counted, there is no sum.
+        samples = None if "samples" in self._recorded else rates["samples"] or None
+        rows = rates["rows"]
         uncounted = "the batches have no first dimension along which to count samples"
         packed = "samples are packed, and the rows in them were not counted"
         is_packed = any(map(_is_packed, self.job.ranks))
@@ -334,6 +346,10 @@ class _Fold:
         reader = times(ratio(together, copies), rows_per_sample)
         has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
         unknown = "" if has_workers else "it is not known whether the loader reads ahead"
+        if reader is not None and rows is not None and reader < rows:
+            # What was consumed has been delivered.
+            unknown = "the times of the batches that were looked at do not explain what was read"
+            reader = rows if reader >= _LEAST_OF_CONSUMED * rows else None
         self.put_steady("reader_rows_per_second", reader, unknown)
         self.put_steady("reader_ratio", ratio(reader, rows))
         for kind in kinds[2:]:
@@ -377,6 +393,8 @@ class _Fold:
         for name, value in values.items():
             self.put(name, value, reasons.get(name, ""), is_system=True)
         self.values["notes"] += tuple(notes)
+        system = self.record.systems.get(values["node"])
+        self.values["growth"] = find_growth(system, self.chosen)
 
     def add_phases(self) -> Phases:
         """Where the time of a step goes, by looks at the stack of the rank that decides."""

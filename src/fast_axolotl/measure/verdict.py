@@ -1,7 +1,7 @@
 """Decide what limits a run: rules in order, the first that holds.
 
-    memory → inconclusive → swap → cpu → checkpoint, evaluation → io → data → communication
-    → start-up → compute → mixed
+    memory → inconclusive → swap → memory that grows → cpu → checkpoint, evaluation → io → data
+    → communication → start-up → compute → mixed
 
 The order goes from what makes all other figures worthless to what is left over. A run that was
 killed for want of memory is told so, however short it was. A swapping or busy machine also looks
@@ -55,7 +55,8 @@ def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
         *(_memory, _unseen, _warming, _short, _draining),
-        *(_swap, _cpu, lambda evidence: _lost(evidence, "checkpoint", "evaluation", "between")),
+        *(_swap, _growing, _cpu),
+        lambda evidence: _lost(evidence, "checkpoint", "evaluation", "between"),
         *(_straggler, _code, _io, _data),
         *(_communication, lambda evidence: _lost(evidence, "startup", "resume"), _compute),
     )
@@ -85,8 +86,9 @@ def judge(evidence: Evidence) -> Verdict:
         if evidence.drift[1] >= _MUCH_DRIFT * evidence.drift[0]:
             headline = f"{verdict.headline} Steps became longer: {first}, then {last}."
             verdict = replace(verdict, headline=headline)
+    lines += evidence.growth_lines()
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines), action=action)
-    if verdict.kind == "memory" or figures.end_reason != "exception":
+    if (verdict.kind == "memory" and not verdict.subtype) or figures.end_reason != "exception":
         return verdict
     # The error comes first if there is no other verdict.
     text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
@@ -94,10 +96,12 @@ def judge(evidence: Evidence) -> Verdict:
     if verdict.kind != "inconclusive":
         line = f"the run ended with an error: {error}"
         return replace(verdict, evidence=(*verdict.evidence, line))
+    is_early = verdict.subtype == "unseen" and not figures.steps
+    when = "the first step" if is_early else "it could be judged"
     return replace(
         verdict,
-        headline=f"The run failed before it could be judged: {error}.",
-        evidence=(verdict.headline, *verdict.evidence),
+        headline=f"The run failed before {when}: {error}.",
+        evidence=verdict.evidence if is_early else (verdict.headline, *verdict.evidence),
         action=f"Fix this error first, then measure again: {error}.",
         seconds_needed=None,
     )
@@ -140,6 +144,16 @@ def _unseen(evidence: Evidence) -> Verdict | None:
             "the stall; {PRESSURE_IO})"
         )
         return _io(evidence, evidence.say(line))
+    if not figures.steps and figures.end_reason == "interrupted":
+        how = figures.error if figures.error.startswith("stopped") else "interrupted"
+        headline = f"The run was {how} before the first step."
+        action = "Measure again, and let it train."
+        return _verdict(evidence, "inconclusive", headline, (), action, subtype="unseen")
+    for python, error in evidence.interpreters.items():
+        if error and not figures.ranks:
+            headline = f"The training was not measured: {python} cannot load fast-axolotl."
+            action = f"Install it into that Python: {python} -m pip install fast-axolotl."
+            return _verdict(evidence, "inconclusive", headline, [error], action, subtype="unseen")
     what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
     seen = "" if figures.ranks else ", because the process was only watched from outside"
     headline = f"No {what} was recorded{seen}."
@@ -262,8 +276,6 @@ def _memory(evidence: Evidence) -> Verdict | None:
             "({MEMORY_NEAR})"
         )
         lines.append(evidence.say(line))
-    if evidence.memory_growth:
-        lines.append(f"memory that grew: {evidence.memory_growth}")
     return _verdict(evidence, "memory", headline, lines, advice.lower_working_set(evidence))
 
 
@@ -283,6 +295,23 @@ def _swap(evidence: Evidence) -> Verdict | None:
         f"The machine is short of memory: {how}. Ignore the other figures until this is fixed."
     )
     return _verdict(evidence, "swap", headline, lines, advice.lower_working_set(evidence))
+
+
+def _growing(evidence: Evidence) -> Verdict | None:
+    """Memory grows with every step, and is full within a day."""
+    first = next(iter(evidence.figures.growth), None)
+    if first is None or (first.full_in_seconds or math.inf) > thresholds.FULL_SECONDS:
+        return None
+    full = format_duration(first.full_in_seconds or 0.0)
+    return _verdict(
+        evidence,
+        "memory",
+        f"Memory grows with every step, and is full in about {full}.",
+        [evidence.stall_line()],
+        f"Find what is kept from step to step in {first.part}: losses as tensors (use "
+        "loss.item()), lists, caches, batches.",
+        subtype="growing",
+    )
 
 
 def _cpu(evidence: Evidence) -> Verdict | None:

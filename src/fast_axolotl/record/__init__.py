@@ -7,6 +7,7 @@ is killed is readable up to its last line. A summary comes from the lines alone,
 
 from __future__ import annotations
 
+from fast_axolotl.record.figures import Growth as Growth
 from fast_axolotl.record.figures import RunSummary as RunSummary
 from fast_axolotl.record.figures import Verdict as Verdict
 from fast_axolotl.record.folder import LineWriter as LineWriter

@@ -33,7 +33,7 @@ class Verdict:
     kind: VerdictKind
     subtype: str = ""
     """Of data: rate, burst, periodic, prepare. Of code: between. Of communication: network, skew.
-    Of inconclusive: short, warming, draining, unseen."""
+    Of memory: growing. Of inconclusive: short, warming, draining, unseen."""
     headline: str
     """One sentence."""
     evidence: tuple[str, ...] = ()
@@ -44,6 +44,18 @@ class Verdict:
     """How much longer the run has to be; of inconclusive only."""
     gain: float | None = None
     """Share by which tokens/s can grow at most if the action works; ``None``: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory that a run takes more of with every step."""
+
+    part: str
+    """Who takes it, as text."""
+    bytes_per_second: float
+    bytes_per_step: float
+    full_in_seconds: float | None
+    """Until what was free at the end is taken; ``None``: the limit is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +148,8 @@ class RunSummary:
     node: str = ""
     """The machine whose memory, CPU, disk, swap and GPU figures these are: with several, the one
     under most pressure."""
+    growth: tuple[Growth, ...] = ()
+    """The parts of the memory that grow; first that which is full first."""
     replacements: tuple[str, ...] | None = None
     """Functions of Axolotl that this package had replaced; ``None``: not recorded."""
 

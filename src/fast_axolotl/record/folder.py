@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ _LISTS = {line: home for line, home in _KINDS.values() if home}
 _DECODERS: dict[str, Any] = {name: msgspec.json.Decoder(line) for name, (line, _) in _KINDS.items()}
 SYSTEM_FILES = "system*.jsonl"
 JOB_FILE = "job.json"
+INTERPRETERS_FILE = "interpreters.txt"
+"""Which Pythons were to be measured: written by the start-up hook."""
 _CLOCK_SECONDS = 60.0
 """How far the clocks of two nodes may be apart."""
 
@@ -150,6 +153,8 @@ class RunRecord:
     """By the node that was watched."""
     notes: list[str] = field(default_factory=list)
     """What was wrong with the files, one sentence each."""
+    interpreters: dict[str, str] = field(default_factory=dict)
+    """Every Python that was to be measured, and why it could not be, if it could not."""
     is_first_training: bool = True
     """Whether the command's start is this training's: not of one that follows another."""
 
@@ -256,6 +261,9 @@ def read_run(path: str | Path) -> RunRecord:
             record.ranks[home.start.rank] = home
         else:
             record.notes.append(f"{file.name} has no start line and was skipped")
+    with suppress(OSError):
+        lines = (folder / INTERPRETERS_FILE).read_text(errors="replace").splitlines()
+        record.interpreters = {line.partition("\t")[0]: line.partition("\t")[2] for line in lines}
     homes = [_read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))]
     systems = [home for home in homes if isinstance(home, SystemRecord)]
     # Of two files of one node, that which began last.

@@ -336,6 +336,8 @@ class SystemSample:
     anon_bytes: int | None = None
     largest_anon_bytes: int | None = None
     """Of the process that holds most."""
+    training_anon_bytes: int | None = None
+    """Of the processes that record a training."""
     shared_bytes: int | None = None
     hwm_bytes: int | None = None
     """Highest resident sizes of the living processes, summed."""

@@ -45,6 +45,11 @@ order."""
 MEMORY_NEAR = 0.80
 """Of the memory that may be taken, by a run that was killed. Ours: the sample before the kill is up
 to a second old, and what the kernel itself takes is not in it."""
+LEAST_GROWTH_BYTES = 32e6
+"""Of a part of the memory, from the second third of the steady phase on, to be growth. Ours:
+allocators and caches settle with less."""
+FULL_SECONDS = 24 * 3600.0
+"""Until memory that grows is full, to be what limits a run. Ours: runs of a day are common."""
 SWAP_RATE = 1e6
 """Bytes per second swapped in. Ours: less than any swap device would notice."""
 PROCESS_SWAP_BYTES = 64e6

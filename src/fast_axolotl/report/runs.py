@@ -39,7 +39,7 @@ from fast_axolotl.report.terminal import print_document
 
 VERDICTS: dict[str, tuple[str, Tone]] = {
     "inconclusive": ("Inconclusive", "plain"),
-    "memory": ("Out of memory", "bad"),
+    "memory": ("Memory", "bad"),
     "swap": ("Swap-bound", "bad"),
     "cpu": ("CPU-bound", "bad"),
     "io": ("I/O-bound", "bad"),
@@ -447,7 +447,7 @@ def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
     error = f" ({' '.join(summary.error.split())})" if summary.error else ""
     ends = {
         "exception": f"An error ended the run after {after}{error}",
-        "interrupted": f"The run was interrupted after {after}",
+        "interrupted": f"The run was interrupted after {after}{error}",
         "cut off": f"The run stopped without a final record after {after}, or is still running",
     }
     if summary.end_reason in ends:
