@@ -152,7 +152,7 @@ def test_a_queue_of_the_loops_own_is_waited_for(tmp_path: Path) -> None:
             optimizer.step()
     summary = meter.summary()
     assert summary.stall_source == "stacks"
-    assert 0.45 < summary.stall_fraction < 0.95
+    assert 0.25 < summary.stall_fraction < 0.95
     assert summary.verdict.kind == "data"
     assert "queue" in summary.verdict.action
 

@@ -86,6 +86,8 @@ def judge(evidence: Evidence) -> Verdict:
         if evidence.drift[1] >= _MUCH_DRIFT * evidence.drift[0]:
             headline = f"{verdict.headline} Steps became longer: {first}, then {last}."
             verdict = replace(verdict, headline=headline)
+    if verdict.kind not in ("swap", "memory", "inconclusive"):
+        lines += evidence.memory_lines()
     lines += evidence.growth_lines()
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines), action=action)
     if (verdict.kind == "memory" and not verdict.subtype) or figures.end_reason != "exception":
@@ -282,9 +284,11 @@ def _memory(evidence: Evidence) -> Verdict | None:
 def _swap(evidence: Evidence) -> Verdict | None:
     """The machine is short of memory."""
     figures, lines = evidence.figures, evidence.memory_lines()
-    # A short pressure of the whole machine does not explain a long wait.
-    explained = max(thresholds.BOUND_PRESSURE, evidence.largest_share / 2)
-    is_pressed = (figures.psi_memory_full or 0.0) >= explained
+    # A short pressure of the whole machine does not explain a long wait; where the run fills the
+    # memory itself, less is enough.
+    is_full = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
+    least = thresholds.PRESSURE_MEMORY if is_full else thresholds.BOUND_PRESSURE
+    is_pressed = (figures.psi_memory_full or 0.0) >= max(least, evidence.largest_share / 2)
     if not lines or not (is_pressed or evidence.is_swapping):
         return None
     how = "it is swapping" if figures.is_swap_sustained else "its tasks wait for memory to be freed"
@@ -378,7 +382,8 @@ def _lost(evidence: Evidence, *parts: str) -> Verdict | None:
     share, (kind, what) = evidence.lost_share(part), _LOST[part]
     least = thresholds.LEAST_STARTUP_SECONDS
     if kind != "startup":
-        least = max(seconds.get(name, 0.0) for name in ("data", "communication"))
+        larger = ("data", "communication", "preparing", "code")
+        least = max(seconds.get(name, 0.0) for name in larger)
     if share < thresholds.LOST_TIME or seconds[part] < least:
         return None
     headline = f"{what} {format_share(share)} of the wall clock."
