@@ -1,11 +1,12 @@
 """Is the stall fraction true on a GPU, where host timing lies? ``make bench-meter-gpu``.
 
-Three parts, all on a real GPU; ``--parts`` chooses. Loops: a step queues about 64 ms of matrix
+Four parts, all on a real GPU; ``--parts`` chooses. Loops: a step queues about 64 ms of matrix
 products, and the loader waits 20 to 200 ms, with and without a synchronise a step: the device stall
 that the meter reports beside the idle time that torch's profiler saw in the same steps, and beside
-naive host timing. Epochs: the same where a batch sampler plans for half a second before each epoch.
-Trainers: a small Llama trained by HF ``Trainer`` from a fast loader, from one whose waits hide in
-part behind queued work, and from a slow one: the verdicts.
+naive host timing. Capture: the same where a step is a replayed CUDA graph, and the meter times a
+fetch while it is captured. Epochs: the same where a batch sampler plans for half a second before
+each epoch. Trainers: a small Llama trained by HF ``Trainer`` from a fast loader, from one whose
+waits hide in part behind queued work, and from a slow one: the verdicts.
 
 It runs from the source tree, where nothing of ours is installed: ``PYTHONPATH=src python -m
 benchmarks.meter_gpu``. ``… --train WAIT STEPS FOLDER`` trains alone, with so many seconds of wait
@@ -28,7 +29,7 @@ from benchmarks.result import Result, Table, record_table
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.units import format_share
 
-PARTS = ("loops", "epochs", "trainers")
+PARTS = ("loops", "capture", "epochs", "trainers")
 _STEP_SECONDS = 0.064
 _WAITS = (0.020, 0.060, 0.100, 0.200)
 _WARMUP, _STEPS = 5, 60
@@ -38,6 +39,7 @@ _RIGHT_NOTE = (
     f"right: device stall within {100 * _TOLERANCE:.0f} points of the profiler's idle time, or the "
     "verdict that was made"
 )
+_COLUMNS = ("loader", "way", "wait_seconds", "is_synchronised", "is_captured", "verdict", "right")
 _EPOCHS, _EPOCH_STEPS, _PLAN_SECONDS = 4, 25, 0.5
 _TRAINER_STEPS = 230
 _TRAINER_WAITS = {"fast": 0.0, "half hidden": 0.5, "slow": 2.0}
@@ -71,6 +73,11 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
             tell(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
             place = folder / f"loop-{wait}-{is_synchronised}"
             loops.append(_run_loop(torch, queue_work, wait, is_synchronised, place))
+    if "capture" in parts:
+        for wait in _WAITS:
+            tell(f"capture: wait {wait:.3f} s")
+            place = folder / f"capture-{wait}"
+            loops.append(_run_loop(torch, queue_work, wait, False, place, is_captured=True))
     if "epochs" in parts:
         for way, is_synchronised in product(("watch", "watch_torch"), (False, True)):
             tell(f"epochs: {way}, synchronised: {is_synchronised}")
@@ -117,7 +124,7 @@ def _tables(
     for title, records in shown:
         columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
             key.replace("_", " "): lambda item, key=key: str(item[key])  # type: ignore[misc]
-            for key in ("loader", "way", "wait_seconds", "is_synchronised", "verdict", "right")
+            for key in _COLUMNS
             if records and key in records[0]
         }
         for heading, key in stalls.items():
@@ -149,7 +156,13 @@ def _calibrate(torch: Any) -> Callable[[], None]:
 
 
 def _run_loop(
-    torch: Any, queue_work: Callable[[], None], wait: float, is_synchronised: bool, folder: Path
+    torch: Any,
+    queue_work: Callable[[], None],
+    wait: float,
+    is_synchronised: bool,
+    folder: Path,
+    *,
+    is_captured: bool = False,
 ) -> dict[str, Any]:
     """The meter over every step, the profiler over those after the warm-up."""
     from fast_axolotl.integrations.profiler import open_profile, read_events, window_of
@@ -159,12 +172,18 @@ def _run_loop(
     waited = begun = 0.0
 
     def slow_batches() -> Iterator[int]:
-        for number in range(_WARMUP + _STEPS):
+        for number in range(_WARMUP + _STEPS + is_captured):
             time.sleep(wait)
             yield number
 
     with measure(folder, sample_system=False) as meter:
         batches = meter.watch(slow_batches())
+        if is_captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                queue_work()
+                next(batches)
+            queue_work = graph.replay
         for number in range(_WARMUP + _STEPS):
             if number == _WARMUP:
                 torch.cuda.synchronize()
@@ -189,6 +208,7 @@ def _run_loop(
     return {
         "wait_seconds": wait,
         "is_synchronised": is_synchronised,
+        "is_captured": is_captured,
         "naive_host_fraction": waited / wall,
         "host_stall_fraction": summary.host_stall_fraction,
         "device_stall_fraction": device,

@@ -49,14 +49,20 @@ def load_slowly(rows: list[int]) -> list[int]:
 
 def train(folder: Path, rows: int, workers: int) -> RunSummary:
     """What is measured of a real loop over a DataLoader with so many workers."""
+    torch = pytest.importorskip("torch")
     data = pytest.importorskip("torch.utils.data")
     from fast_axolotl.integrations.torch_meter import watch_torch
 
+    class Model(torch.nn.Module):
+        def forward(self) -> None:
+            time.sleep(OWN_SECONDS)
+
+    model = Model()
     options = {"batch_size": 1, "num_workers": workers, "collate_fn": load_slowly}
     meter = measure(folder, sample_system=False, environment={"cores": 4})
     with meter, watch_torch(meter):
         for _ in data.DataLoader(range(rows), **options):
-            time.sleep(OWN_SECONDS)
+            model()
     return meter.summary()
 
 

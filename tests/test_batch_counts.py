@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -203,6 +205,76 @@ def test_batches_of_every_make_have_samples_and_bytes(
     found = counter.count(batch)
     assert (found.samples, found.num_bytes, found.real_tokens) == (samples, num_bytes, None)
     assert set(counter.reasons) == {"tokens_per_second"}
+
+
+@dataclass(slots=True)
+class Inputs:
+    input_ids: Any
+    target: Any
+
+
+X, Y = torch.zeros(32, 8), torch.zeros(32)
+ROW = {"x": torch.zeros(8), "mask": torch.zeros(8)}
+JOINED = torch.zeros(400, dtype=torch.long)
+
+
+@pytest.mark.parametrize("batch_size", [0, 32, None], ids=["unknown", "known", "no batches"])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Inputs(X, Y),
+        SimpleNamespace(x=X, y=Y),
+        ({"input_ids": X, "attention_mask": X}, Y),
+        [{"input_ids": X}, Y],
+        [{"x": X}, {"y": Y}],
+        ((X, X), Y),
+        {"inputs": {"input_ids": X, "mask": X}, "target": Y},
+        {"a": {"b": {"input_ids": X}}, "y": Y},
+        [ROW] * 32,
+        [(torch.zeros(8), 1)] * 32,
+        ["text"] * 32,
+        {"text": ["text"] * 32, "x": X},
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_a_batch_of_32_has_32_samples_however_it_is_built(
+    batch: Any, batch_size: int | None
+) -> None:
+    counter = BatchCounter()
+    counter.batch_size = batch_size
+    assert counter.count(batch).samples == 32
+    assert "samples" not in counter.reasons
+
+
+@pytest.mark.parametrize(
+    ("batch", "batch_size", "samples"),
+    [
+        # The loader makes no batches: the dataset's, or its rows.
+        (torch.zeros(8), None, None),
+        (torch.zeros(8, 16), None, None),
+        (ROW, None, None),
+        ({"image": torch.zeros(3, 9, 9), "label": 4}, None, None),
+        ({"x": X, "y": Y}, None, 32),
+        ({"x": X, "y": Y}, 0, 32),
+        (torch.zeros(8), 0, None),
+        ({"input_ids": [5, 6, 7], "labels": [5, 6, 7]}, 0, None),
+        # Rows that are joined into one.
+        ({"input_ids": JOINED, "labels": JOINED}, 32, None),
+        ({"input_ids": JOINED, "labels": Y}, 32, 32),
+        ({"input_ids": JOINED}, 0, None),
+        # The last batch of an epoch, and one of images as they are.
+        ({"x": torch.zeros(5, 8)}, 32, 5),
+        ([torch.zeros(3, 9, 9)] * 4, 4, 4),
+        (torch.zeros(32), 32, 32),
+    ],
+)
+def test_what_may_be_a_row_or_a_batch_has_samples_or_a_reason(
+    batch: Any, batch_size: int | None, samples: int | None
+) -> None:
+    counter = BatchCounter()
+    counter.batch_size = batch_size
+    assert counter.count(batch).samples == (samples or 0)
+    assert ("samples" in counter.reasons) == (samples is None)
 
 
 def test_a_mapping_that_is_no_dictionary_is_one_all_the_same() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.measure.events import _FREE, CudaEvents, find_events
+from fast_axolotl.measure.events import _FREE, CudaEvents, explain_no_events, find_events
 from support.children import run_child
 
 
@@ -58,9 +58,66 @@ def test_events_follow_the_current_stream(cuda: Any) -> None:
     )
     cuda.current_stream = lambda: f"stream {current[0][0]}"
     events = CudaEvents(cuda, native)
+    Event.moments *= 2
     assert [events.record().stream, events.record().stream] == ["stream a", "stream a"]
     current[0] = ("b", 0, 1)
     assert events.record().stream == "stream b"
+    # A prefetcher's side stream is none that computes; a training's own is.
+    current[0] = (0, 0, 1)
+    events.follow()
+    assert events.record().stream == "stream 0"
+    current[0] = ("side", 0, 1)
+    assert events.record().stream == "stream 0"
+    events.follow()
+    assert events.record().stream == "stream side"
+
+
+def test_each_gpu_has_events_of_its_own(cuda: Any) -> None:
+    device = [0]
+    cuda.current_stream = lambda: SimpleNamespace(device_index=device[0])
+    native = SimpleNamespace(
+        _cuda_getDevice=lambda: device[0],
+        _cuda_getCurrentStream=lambda number: (0, number, 1),
+    )
+    for events in (CudaEvents(cuda, native), CudaEvents(cuda)):
+        Event.moments, device[0] = [10.0, 74.0, 80.0, 90.0], 0
+        events.seconds(pair := (events.record(), events.record()))
+        device[0] = 1
+        others = (events.record(), events.record())
+        assert {one.stream.device_index for one in others} == {1}
+        assert not set(pair) & set(others)
+        events.close()
+
+
+def test_while_a_graph_is_captured_the_device_is_left_alone(cuda: Any) -> None:
+    is_capturing = [False]
+    cuda.is_current_stream_capturing = lambda: is_capturing[0]
+    events = CudaEvents(cuda)
+    pair = (events.record(), events.record())
+
+    def fail() -> bool:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    is_capturing[0], query, pair[1].query = True, pair[1].query, fail
+    events.follow()
+    assert (events.record(), events.has_passed(pair[1])) == (None, False)
+    events.settle(pair[1], 0.005)
+    assert len(Event.moments) == 2
+    is_capturing[0], pair[1].query = False, query
+    assert events.has_passed(pair[1])
+    assert events.seconds(pair) == pytest.approx(0.064)
+    assert events.failure == ""
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps", "npu"])
+def test_other_accelerators_are_said_to_be_unsupported(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(current_accelerator=lambda: SimpleNamespace(type=kind))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(accelerator=found))
+    assert explain_no_events().startswith(f"device times are not supported on {kind.upper()}")
+    monkeypatch.delitem(sys.modules, "torch")
+    assert "has not initialised CUDA" in explain_no_events()
 
 
 def test_two_events_give_the_time_between_them_once_both_have_passed_and_are_used_again(
@@ -78,7 +135,21 @@ def test_two_events_give_the_time_between_them_once_both_have_passed_and_are_use
     assert Event.made == 2
 
 
-def test_an_error_of_the_device_is_a_reason_and_no_exception(cuda: Any) -> None:
+def test_one_event_that_fails_is_put_aside_and_the_others_are_used(cuda: Any) -> None:
+    events = CudaEvents(cuda)
+    pair = (events.record(), events.record())
+    pair[0].elapsed_time = lambda other: (_ for _ in ()).throw(RuntimeError("invalid handle"))
+    assert [events.seconds(pair) for _ in range(20)] == [None] * 20
+    assert events.has_passed(pair[1])
+    later = (events.record(), events.record())
+    assert pair[1] not in later
+    assert (events.seconds(later), events.failure) == (pytest.approx(0.01), "")
+
+
+def test_an_error_of_the_device_is_a_reason_and_no_exception(
+    cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fast_axolotl.measure.events._MOST_FAILURES", 1)
     events = CudaEvents(cuda)
     pair = (events.record(), events.record())
 

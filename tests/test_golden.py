@@ -54,8 +54,8 @@ def test_all_verdicts_are_among_the_runs() -> None:
         verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
         found.add("/".join(filter(None, (verdict["kind"], verdict["subtype"]))))
     kinds = {"memory", "swap", "cpu/others", "io", "io/near", "checkpoint", "evaluation"}
-    kinds |= {"startup", "compute", "mixed"}
-    kinds |= {f"data/{name}" for name in ("rate", "burst", "periodic")}
+    kinds |= {"startup", "compute", "mixed", "code", "memory/growing"}
+    kinds |= {f"data/{name}" for name in ("rate", "burst", "periodic", "prepare")}
     kinds |= {f"communication/{name}" for name in ("network", "skew")}
     subtypes = ("short", "warming", "draining", "unseen")
     assert found == kinds | {f"inconclusive/{name}" for name in subtypes}

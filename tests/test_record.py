@@ -28,6 +28,8 @@ from fast_axolotl.record import (
     ProfileWindow,
     RunSummary,
     Settings,
+    StackLine,
+    Stacks,
     Start,
     StepBlock,
     SystemSample,
@@ -64,6 +66,12 @@ EVERY = [
     Mark(t=1.0, name="epoch", step=0, fetch=0, row=0, text="ä 中"),
     Log(t=1.0, step=3, values={"loss": 2.5}),
     Phase(t=1.0, name="start", seconds=0.5),
+    Stacks(
+        t=1.0,
+        who="workers",
+        seconds=2.0,
+        lines=(StackLine(phase="loading", file="a.py", line=3, function="get", seconds=2.0),),
+    ),
     ModelShape(num_parameters=3, layers=1, attention_width=2),
     ProfileWindow(t=1.0, steps=3, wall_seconds=2.0, collectives=(0.1, 0.2)),
     End(t=9.0, reason="exception", error="ValueError: x"),
@@ -122,17 +130,17 @@ def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:
 
 
 def test_a_run_is_read_by_rank_and_kind(tmp_path: Path) -> None:
-    write(tmp_path / "rank-0.jsonl", *EVERY[:9])
+    write(tmp_path / "rank-0.jsonl", *EVERY[:10])
     write(tmp_path / "rank-1.jsonl", Start(time=1, rank=1, pid=8, host="there", version="1"))
-    write(tmp_path / "system.jsonl", EVERY[9], EVERY[10], End(t=2.0, reason="finished"))
+    write(tmp_path / "system.jsonl", EVERY[10], EVERY[11], End(t=2.0, reason="finished"))
     record = read_run(tmp_path)
     assert sorted(record.ranks) == [0, 1]
     rank = record.ranks[0]
-    assert (rank.start, rank.blocks, rank.end) == (START, [BLOCK], EVERY[8])
+    assert (rank.start, rank.blocks, rank.end) == (START, [BLOCK], EVERY[9])
     assert len(rank.marks) == len(rank.phases) == len(rank.models) == len(rank.windows) == 1
     assert rank.values == {"num_workers": 0, "is_on": False}
     assert rank.reasons == {"mfu": "no model"}
-    assert record.system.samples == [EVERY[10]]
+    assert record.system.samples == [EVERY[11]]
     assert record.system.end is not None
     assert record.notes == []
 

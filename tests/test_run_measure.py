@@ -19,6 +19,7 @@ from fast_axolotl.integrations.attach import Attachment, attach
 from fast_axolotl.integrations.launch import Order, launch_environment, order
 from fast_axolotl.integrations.training_meter import end_of as describe_end
 from fast_axolotl.measure import measure
+from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import read_rank
 from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file
@@ -144,6 +145,62 @@ def test_a_command_that_dies_of_a_signal_takes_this_one_along(run: Run) -> None:
     assert "measuring into" in done.stderr
 
 
+@pytest.mark.parametrize("who", ["itself", "its launcher"])
+def test_a_command_that_is_terminated_was_stopped_by_sigterm(tmp_path: Path, who: str) -> None:
+    # A launcher hears the signal and ends with a code of its own.
+    trap = "trap 'exit 1' TERM; " if who == "its launcher" else ""
+    script = f"{trap}echo $$; while :; do sleep 0.05; done"
+    command = [*FAST_AXOLOTL, "measure", "--output", "run", "--", "sh", "-c", script]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen(command, cwd=tmp_path, env=clean_environment(), **piped)
+    inner = int(child.stdout.readline())
+    os.kill(child.pid if trap else inner, signal.SIGTERM)
+    _, err = child.communicate(timeout=60)
+    assert "interrupted after" in err, err
+    assert "(stopped by SIGTERM)" in err
+    end = read_run(tmp_path / "run").system.end
+    assert (end.reason, end.error) == ("interrupted", "stopped by SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("code", "headline", "action"),
+    [
+        (
+            "sys.modules['fast_axolotl'] = None; import torch",
+            "The training was not measured: {python} cannot load fast-axolotl.",
+            "Install it into that Python: {python} -m pip install fast-axolotl.",
+        ),
+        ("import torch", "No training loop detected", "Wrap the loader in your code"),
+        ("pass", "No training loop detected", "no Python of this command was reached"),
+        (
+            "import torch; raise ValueError('no data')",
+            "The run failed before the first step: exit code 1.",
+            "Fix this error first",
+        ),
+        (
+            "import torch; os.kill(os.getpid(), signal.SIGINT)",
+            "The run was interrupted before the first step.",
+            "let it train",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            "The run was stopped by SIGTERM before the first step.",
+            "let it train",
+        ),
+    ],
+)
+def test_a_run_without_a_step_says_why(
+    tmp_path: Path, run: Run, code: str, headline: str, action: str
+) -> None:
+    (tmp_path / "torch.py").write_text("")
+    code = f"import os, signal, sys; {code}"
+    run("--measure", "--output", "run", "--", sys.executable, "-c", code)
+    verdict = summarise(read_run(tmp_path / "run")).verdict
+    assert verdict.headline.startswith(headline.format(python=sys.executable))
+    assert action.format(python=sys.executable) in verdict.action
+    assert (verdict.kind, verdict.subtype) == ("inconclusive", "unseen")
+
+
 def test_a_signal_ignored_by_who_starts_us_stays_ignored(run: Run) -> None:
     code = (
         "import os, signal, subprocess, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
@@ -181,6 +238,46 @@ def record(folder: Path, steps: int) -> None:
     with measure(folder, sample_system=False, environment={}) as meter:
         for _ in meter.watch([["row"]] * steps):
             time.sleep(0.001)
+
+
+LEAK = """
+import time
+import torch
+from torch.utils.data import DataLoader
+
+KEPT = []
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, number):
+        KEPT.append(b"x" * 500_000)
+        return torch.ones(4)
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for batch in DataLoader(Rows(), 1, num_workers=1):
+    model(batch).sum().backward()
+    optimizer.step()
+    KEPT.append(b"y" * 1_000_000)
+    time.sleep(0.02)
+"""
+
+
+@NEEDS_TORCH
+def test_memory_that_grows_is_told_for_the_training_and_its_workers(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(LEAK)
+    done = run("--measure", "--output", "run", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    growth = {one.part: one.bytes_per_step for one in summarise(read_run(tmp_path / "run")).growth}
+    assert growth == {
+        "the training process": pytest.approx(1e6, rel=0.2),
+        "the workers": pytest.approx(0.5e6, rel=0.2),
+    }
+    assert "Memory (growing)" in done.stderr
 
 
 def test_the_training_with_the_most_steps_is_shown_and_the_others_are_named(

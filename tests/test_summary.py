@@ -26,6 +26,8 @@ from fast_axolotl.record import (
     RankRecord,
     RunRecord,
     RunSummary,
+    StackLine,
+    Stacks,
     Start,
     SystemRecord,
     SystemSample,
@@ -62,6 +64,17 @@ def bare_system(*samples: SystemSample) -> SystemRecord:
     )
 
 
+STACKS = Stacks(
+    t=9.0,
+    who="training",
+    seconds=9.0,
+    lines=(
+        StackLine(phase="preparing", file="/a/train.py", line=7, function="tokenise", seconds=2.0),
+        StackLine(phase="other", file="/a/train.py", line=9, function="main", seconds=1.0),
+    ),
+)
+
+
 def full_run() -> RunRecord:
     """Two ranks with everything that can be recorded."""
     settings = {"num_workers": 2, "prefetch_factor": 2, "sample_packing": True}
@@ -76,14 +89,16 @@ def full_run() -> RunRecord:
         settings={**settings, "tensor_parallel": 1, "replacements": ["fetch"]},
         rows=16,
         produced=10,
-        producing_seconds=0.5,
+        producing_seconds=0.05,
         trainable_tokens=5000,
         num_bytes=64_000,
         sequence_tokens=7000,
         sequence_squares=7000 * 500,
         spans={"evaluate": 0.5},
+        phases={"waiting": 0.2, "preparing": 0.1, "forward": 0.3, "other": 0.1, "between/other": 1},
     )
     for rank in ranks:
+        rank.add(STACKS)
         for name, seconds in (("first_fetch", 1.0), ("first_batch", 1.5), ("first_step", 2.5)):
             rank.marks.insert(0, Mark(t=seconds, name=name))
         # More devices than one, for an MFU that can be.
@@ -401,7 +416,33 @@ def test_the_end_of_the_worst_rank_is_the_end_of_the_run() -> None:
     broken.add(End(t=1.0, reason="exception", error="ValueError: no"))
     summary = summarise(make_run(fine, broken))
     assert (summary.is_finished, summary.end_reason) == (False, "exception")
-    assert summary.error == "ValueError: no"
+    assert summary.error == "rank 1: ValueError: no"
+
+
+def test_of_several_errors_the_earliest_by_the_wall_clock_counts() -> None:
+    first = make_rank(world_size=2, end=None)
+    first.add(End(t=70.0, reason="exception", error="RuntimeError: gloo: closed by peer"))
+    other = make_rank(rank=1, world_size=2, end=None)
+    other.start = replace(other.start, time=other.start.time + 20.0)
+    other.add(End(t=49.0, reason="exception", error="ValueError: no"))
+    assert summarise(make_run(first, other)).error == "rank 1: ValueError: no"
+    other.start = replace(other.start, time=other.start.time + 2.0)
+    assert summarise(make_run(first, other)).error.startswith("rank 0: RuntimeError")
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.005, 2.0), (0.0102, 1.0), (0.02, None)])
+def test_a_reader_can_deliver_no_less_than_was_consumed(
+    seconds: float, expected: float | None
+) -> None:
+    counted = {"produced": 10, "producing_seconds": 10 * seconds}
+    rank = make_rank(settings={"num_workers": 2, "prefetch_factor": 2}, **counted)
+    summary = summarise(make_run(rank))
+    consumed = summary.rows_per_second
+    assert summary.reader_ratio == (None if expected is None else pytest.approx(expected))
+    if expected is None:
+        assert "do not explain" in summary.reasons["reader_rows_per_second"]
+    else:
+        assert summary.reader_rows_per_second >= consumed
 
 
 def test_a_record_tells_what_is_wrong_with_itself() -> None:

@@ -231,7 +231,8 @@ def test_the_parts_of_the_wall_clock_are_what_the_trainer_s_own_clock_says(
     assert parts["evaluation"] >= 0.95 * truth["evaluation"]
     assert parts["checkpoint"] >= truth["checkpoint"] >= 0.6
     assert truth["data"] <= parts["data"] <= truth["all"] - truth["steps"]
-    assert parts["compute"] >= 0.6
+    # The step begins with a sleep before the model is called.
+    assert parts["compute"] + parts["preparing"] + parts["code"] >= 0.6
 
 
 def test_batches_that_a_resumed_stream_skips_are_no_steps(make: Make, tmp_path: Path) -> None:

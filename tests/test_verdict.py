@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -143,18 +144,72 @@ def test_a_run_that_was_killed_at_its_limit_ran_out_of_memory_however_short(fetc
     assert verdict_of(before_any_step).kind == "memory"
 
 
-def test_what_grew_is_told_with_the_largest_part_first() -> None:
-    record = killed(counter="oom_kills")
-    samples = record.system.samples
-    grown = {"largest_anon_bytes": 9 * GIGABYTE, "anon_bytes": 11 * GIGABYTE, "processes": 9}
-    # The last sample finds a process that is being killed, which holds nothing any more.
-    samples[-2:] = [replace(samples[-2], **grown), replace(samples[-1], anon_bytes=0)]
-    verdict = verdict_of(record)
-    assert verdict.headline == "Out of memory: the kernel killed 1 process."
-    assert verdict.evidence[-1] == (
-        "memory that grew: the largest process from 2 GB to 9 GB; the other processes from 1 GB "
-        "to 2 GB; 3 processes became 9"
-    )
+def growing(size: Callable[[float], float], field: str = "training_anon_bytes") -> RunRecord:
+    """A run of 60 seconds and 60 steps a second, of which a part holds so much at a time."""
+    record = run(fetches=3600, own_seconds=1 / 60, system={"largest_anon_bytes": GIGABYTE})
+    for number, sample in enumerate(record.system.samples):
+        sizes = {"training_anon_bytes": GIGABYTE, "anon_bytes": 2 * GIGABYTE, "shared_bytes": 0}
+        sizes["pss_bytes"] = 4 * GIGABYTE
+        grown = int(size(sample.t))
+        sizes[field] += grown
+        if field == "training_anon_bytes":
+            sizes["anon_bytes"] += grown
+        sizes["gpus"] = (DeviceSample(index=1, memory_bytes=GIGABYTE, total_bytes=2 * GIGABYTE),)
+        record.system.samples[number] = replace(sample, **sizes)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [
+        ("training_anon_bytes", "the training process"),
+        ("anon_bytes", "the workers"),
+        ("shared_bytes", "shared memory (/dev/shm)"),
+    ],
+)
+def test_memory_that_grows_with_every_step_is_named_with_when_it_is_full(
+    field: str, part: str
+) -> None:
+    summary = summarise(growing(lambda t: 60e6 * t, field))
+    (growth,), verdict = summary.growth, summary.verdict
+    assert (growth.part, growth.bytes_per_step) == (part, pytest.approx(1e6, rel=0.02))
+    assert growth.full_in_seconds == pytest.approx(60e9 / 60e6)
+    assert (verdict.kind, verdict.subtype) == ("memory", "growing")
+    assert "16 min 40 s" in verdict.headline
+    assert part in verdict.action
+    assert summarise(growing(lambda t: 0.7e6 * t, field)).growth == ()
+    # Not within a day: a line beside another verdict.
+    large = growing(lambda t: 1e6 * t, field)
+    large.system.start = replace(large.system.start, memory_bytes=100_000 * GIGABYTE)
+    verdict = summarise(large).verdict
+    assert verdict.kind == "compute"
+    assert f"the memory of {part} grows by 16.7 kB per step" in verdict.evidence[-1]
+
+
+def test_a_gpu_that_fills_first_is_what_grows() -> None:
+    record = growing(lambda t: 6e6 * t)
+    for number, sample in enumerate(record.system.samples):
+        gpu = replace(sample.gpus[0], memory_bytes=int(GIGABYTE + 6e6 * sample.t))
+        record.system.samples[number] = replace(sample, gpus=(gpu,))
+    assert summarise(record).growth[0].part == "GPU 1"
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda t: 0.0,
+        lambda t: 60e6 * min(t, 20.0),
+        lambda t: 60e6 * min(t, 45.0),
+        lambda t: 2e9 * (1 - math.exp(-t / 15)),
+        lambda t: 300e6 * (t % 10),
+        lambda t: 1e9 if t > 40 else 0.0,
+        lambda t: 100e6 * math.sin(t),
+    ],
+    ids=["level", "warm-up", "fills", "saturates", "saw", "once", "wave"],
+)
+def test_what_warms_up_fills_or_swings_does_not_grow(size: Callable[[float], float]) -> None:
+    summary = summarise(growing(size))
+    assert (summary.growth, summary.verdict.kind) == ((), "compute")
 
 
 @pytest.mark.parametrize(

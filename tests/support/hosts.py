@@ -52,6 +52,7 @@ class FakeMeter:
         self.fetch_begin = lambda queue_depth=None: self.told.append("begin")
         self.fetch_end = lambda batch: self.told.append(len(batch))
         self.fetch_failed = lambda error=None: self.told.append(type(error).__name__)
+        self.worker_start = lambda original: original
         self.exhausted = partial(self.told.append, "exhausted")
         self.step = partial(self.told.append, "step")
         self.settings = self.known.update

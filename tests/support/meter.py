@@ -42,6 +42,9 @@ class Device:
     def synchronise(self) -> None:
         self.clock.now = max(self.clock.now, self.free_at)
 
+    def follow(self) -> None:
+        pass
+
     def record(self) -> float:
         self.num_recorded += 1
         return max(self.clock.now, self.free_at)

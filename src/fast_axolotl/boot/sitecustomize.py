@@ -63,9 +63,20 @@ def _accelerate() -> None:
 
 
 def _measure() -> None:
-    from fast_axolotl.integrations.attach import attach
+    error = ""
+    try:
+        from fast_axolotl.integrations.attach import attach
 
-    attach()
+        attach()
+    except Exception as reason:
+        error = f"{type(reason).__name__}: {reason}"
+        raise
+    finally:
+        # What reads the record learns which Python this was, and whether it can measure.
+        folder = os.environ["FAST_AXOLOTL_MEASURE"]
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        with open(os.path.join(folder, "interpreters.txt"), "a") as file:  # noqa: PTH118, PTH123
+            file.write(f"{sys.executable}\t{error}\n")
 
 
 def _run_the_next_one() -> None:

@@ -39,6 +39,9 @@ PeakTflops = Annotated[
     float | None, Option(help="Peak TFLOP/s of one GPU, if its name is unknown here.", min=0.001)
 ]
 ProfileSteps = Annotated[int, Option(help="Number of steps to profile with torch.profiler.", min=0)]
+NoStacks = Annotated[
+    bool, Option("--no-stacks", help="Do not look at Python stacks: no phases, no lines of code.")
+]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Do not print the summary at the end.")]
 
 
@@ -53,6 +56,7 @@ def run(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
+    no_stacks: NoStacks = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a command with a faster Axolotl: same results, no change to your files.
@@ -83,13 +87,13 @@ def run(
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"no replacement is named {unknown[0]!r}; there are {', '.join(known)}")
-    recorded = (live, output, data_path, peak_tflops, profile_steps, quiet)
+    recorded = (live, output, data_path, peak_tflops, profile_steps, no_stacks, quiet)
     if measure or live:
         _measure(command, *recorded, skip=names)
     if any(recorded):
         raise UsageError(
-            "--output, --quiet, --data-path, --peak-tflops and --profile-steps need a measured "
-            "run: add --measure"
+            "--output, --quiet, --data-path, --peak-tflops, --profile-steps and --no-stacks need a "
+            "measured run: add --measure"
         )
     environment = launch_environment(os.environ, names)
     program = find_program(command[0], environment)
@@ -110,6 +114,7 @@ def measure(
     data_path: DataPath = None,
     peak_tflops: PeakTflops = None,
     profile_steps: ProfileSteps = 0,
+    no_stacks: NoStacks = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure a training run without changing it, and say what limits it.
@@ -124,7 +129,7 @@ def measure(
     With --live, you see the figures while the command runs. Its output goes to log.txt in the
     folder of the record.
     """
-    _measure(command, live, output, data_path, peak_tflops, profile_steps, quiet)
+    _measure(command, live, output, data_path, peak_tflops, profile_steps, no_stacks, quiet)
 
 
 def _measure(
@@ -134,6 +139,7 @@ def _measure(
     data_path: Path | None,
     peak_tflops: float | None,
     profile_steps: int,
+    no_stacks: bool,
     quiet: bool,
     skip: Sequence[str] | None = None,
 ) -> NoReturn:
@@ -154,6 +160,7 @@ def _measure(
         data_paths=(str(data_path),) if data_path else (),
         peak_tflops=peak_tflops,
         profile_steps=profile_steps,
+        stacks=not no_stacks,
     )
     environment = launch_environment(
         os.environ, skip or (), order=order, accelerate=skip is not None

@@ -6,7 +6,8 @@ rank into a file of its own:
 
 - a ``transformers`` trainer: a ``MeterCallback`` joins its callbacks as they are made,
 - a Lightning trainer likewise,
-- any other loop: its first training fetch opens a meter, its optimizer reports the steps.
+- any other loop: its first training fetch or optimizer step opens a meter, its optimizer reports
+  the steps.
 
 A trainer that begins replaces the meter of a plain loop: what came before was not yet training.
 A process that never trains writes nothing.
@@ -28,6 +29,8 @@ from fast_axolotl.integrations.launch import Order, order
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
 
+_TORCH = ("torch.utils.data.dataloader", "torch.optim.optimizer")
+"""What is hooked into for loops of the user's own. Both load before the rest of torch."""
 _ATTACHED: list[Attachment] = []
 
 
@@ -44,7 +47,8 @@ def attach() -> bool:
     def hook(name: str, action: Callable[[ModuleType], None]) -> None:
         wrapt.register_post_import_hook(_guarded(name, action), name)
 
-    hook("torch.utils.data.dataloader", attachment.watch_loops)
+    for name in _TORCH:
+        hook(name, attachment.watch_loops)
     for name, owner, action in (
         ("transformers.trainer_callback", "CallbackHandler", attachment.join_transformers),
         ("lightning.pytorch.trainer.trainer", "Trainer", attachment.join_lightning),
@@ -60,18 +64,25 @@ class Attachment:
 
     def __init__(self, wanted: Order) -> None:
         self._order = wanted
+        self._loaded: set[str] = set()
         self._folders: list[Path] = []
         self._settings: dict[str, Any] = {}
 
     def watch_loops(self, module: ModuleType) -> None:
-        """Once torch's loaders are loaded: a plain loop opens a meter with its first fetch."""
+        """Once torch's loaders and optimizers are loaded: a plain loop opens a meter with its first
+        fetch, or its first step."""
+        self._loaded.add(module.__name__)
+        if not self._loaded.issuperset(_TORCH):
+            return
         from fast_axolotl.integrations.torch_meter import TorchWatch
+        from fast_axolotl.measure.worker_stacks import WorkerLines
+        from fast_axolotl.measure.writers import read_rank
 
         def open_loop_meter() -> Meter | None:
             from fast_axolotl.integrations.training_meter import open_meter
-            from fast_axolotl.measure.meter import is_fetching
+            from fast_axolotl.measure.meter import is_measured
 
-            if is_fetching():
+            if is_measured():
                 # The loop measures itself: meter.watch(loader).
                 return None
             return open_meter(
@@ -79,10 +90,18 @@ class Attachment:
                 source="torch",
                 peak_tflops=self._order.peak_tflops,
                 data_paths=self._order.data_paths,
+                stacks=self._order.stacks,
             )
 
-        steps = self._order.profile_steps
-        TorchWatch(None, open_meter=open_loop_meter, profile_steps=steps).start()
+        order = self._order
+        TorchWatch(
+            None,
+            open_meter=open_loop_meter,
+            worker_start=WorkerLines(Path(order.run_dir), read_rank()[0] or 0).start_before
+            if order.stacks
+            else None,
+            profile_steps=order.profile_steps,
+        ).start()
 
     def join_transformers(self, handler: Any) -> None:
         """A trainer of transformers has a list of callbacks: ours joins it."""

@@ -48,6 +48,7 @@ class Order:
     peak_tflops: float | None = None
     profile_steps: int = 0
     data_paths: tuple[str, ...] = ()
+    stacks: bool = True
 
     def variables(self) -> dict[str, str]:
         """The variables that ``order`` reads this from, in a child wherever it runs."""
@@ -147,9 +148,14 @@ def supervise(
         code = _peek(child, 0)
         assert code is not None
         reason: Literal["finished", "exception", "interrupted"] = "exception"
-        if code in (0, -signal.SIGINT, 128 + signal.SIGINT):
-            reason = "interrupted" if code else "finished"
-        sampler.stop(reason, f"exit code {code}" if code else "")
+        text = f"exit code {code}" if code else ""
+        if not code:
+            reason = "finished"
+        elif signal.SIGINT in (-code, code - 128, signals.last):
+            reason = "interrupted"
+        elif signal.SIGTERM in (-code, code - 128, signals.last):
+            reason, text = "interrupted", "stopped by SIGTERM"
+        sampler.stop(reason, text)
         # Once the child is waited for, its number may be another process's.
         signals.pass_to(None)
         return child.wait()
@@ -191,6 +197,8 @@ class _PassedSignals:
     """Passes the signals of this process on to another; those that come too early, later."""
 
     def __init__(self) -> None:
+        self.last = 0
+        """The number of the last one."""
         self._pid: int | None = None
         self._early: list[int] = []
         self._before: dict[int, Any] = {}
@@ -213,6 +221,7 @@ class _PassedSignals:
             self._hear(number, None)
 
     def _hear(self, number: int, frame: object) -> None:
+        self.last = number
         if number in _FROM_THE_TERMINAL and _is_in_the_foreground():
             return
         if self._pid is None:

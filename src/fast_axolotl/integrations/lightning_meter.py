@@ -84,10 +84,9 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
 
     @never_raises
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the wait for the first batch of the next epoch: Lightning counts batches, and may
-        never find a loader exhausted."""
+        """Leave the loop: Lightning counts batches, and may never find a loader exhausted."""
         if self.meter is not None and self._watch is not None:
-            self.meter.wait_begin()
+            self.meter.loop_end()
 
     @never_raises
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

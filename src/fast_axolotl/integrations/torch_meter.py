@@ -20,12 +20,15 @@ not seen. Training and evaluation on parts of one dataset object are only told a
 from __future__ import annotations
 
 import logging
+import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.integrations.parallelism import read_parallelism
@@ -73,7 +76,9 @@ class TorchWatch:
 
     Args:
         meter: Where fetches and steps go; or ``None`` with ``open_meter``.
-        open_meter: Asked for a meter at the first training fetch.
+        open_meter: Asked for a meter at the first training fetch or optimizer step.
+        worker_start: What a loader's workers call first, made of the loader's own function, until
+            there is a meter.
         optimizers: Whether the first optimizer seen reports the steps; else ``step`` does.
         is_training: Whether fetches of a dataset are the training's; by default those are while
             gradients are on, of datasets that optimizer steps follow.
@@ -87,6 +92,7 @@ class TorchWatch:
         meter: Meter | None,
         *,
         open_meter: Callable[[], Meter | None] | None = None,
+        worker_start: Callable[[Any], Any] | None = None,
         optimizers: bool = True,
         is_training: Callable[[Any], bool] | None = None,
         profile_steps: int = 0,
@@ -95,6 +101,7 @@ class TorchWatch:
         self.meter = meter
         self.profiler: WindowProfiler | None = None
         self.open_meter = open_meter
+        self._worker_start = worker_start
         self._optimizers = optimizers
         self._is_training = is_training
         self._profile_steps = profile_steps
@@ -109,12 +116,19 @@ class TorchWatch:
         self._datasets = _TrainedDatasets()
 
     def start(self) -> None:
-        """Hook into torch; without a meter, into its loaders alone, which load before the rest."""
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        """Hook into torch."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.utils.data.dataloader import (
+            _BaseDataLoaderIter,
+            _MultiProcessingDataLoaderIter,
+        )
 
         for name, watched in _HOOKS.items():
             _hook(_BaseDataLoaderIter, name, watched)
+        _hook(_MultiProcessingDataLoaderIter, "__init__", _watched_workers)
         _WATCHES.append(self)
+        if self._optimizers:
+            self._handle = register_optimizer_step_post_hook(self.optimizer_step)
         if self.meter is not None:
             self._use(self.meter)
 
@@ -140,6 +154,12 @@ class TorchWatch:
         if self.meter is not None and loader is not None and self._is_ours(loader.dataset):
             self._end_span()
             self.meter.wait_begin()
+
+    @_survives
+    def start_of_workers(self, loader: Any) -> Any:
+        """What the workers of a loader are to call first; ``None``: what it says."""
+        start = self._worker_start if self.meter is None else self.meter.worker_start
+        return start and self._is_ours(loader.dataset) and start(loader.worker_init_fn)
 
     @_survives
     def begin(self, iterator: Any) -> bool:
@@ -193,8 +213,9 @@ class TorchWatch:
     @_survives
     def optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Of several optimizers the first one seen reports the steps, as long as it lives."""
-        if self.meter is None:
+        if self.meter is None and not self._open():
             return
+        assert self.meter is not None
         if self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer:
@@ -208,6 +229,8 @@ class TorchWatch:
             )
         self._thread = here
         self._datasets.step()
+        if self._datasets.was_checked:
+            self.meter.read_over = "evaluate"
         # A loop may evaluate between a fetch and its step, and the meter takes no step in a span.
         self._end_span()
         self.meter.step()
@@ -275,13 +298,10 @@ class TorchWatch:
 
     def _use(self, meter: Meter) -> None:
         import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook
 
         _hook(torch, "save", _watched_save)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
-        if self._optimizers:
-            self._handle = register_optimizer_step_post_hook(self.optimizer_step)
 
 
 class _TrainedDatasets:
@@ -296,48 +316,79 @@ class _TrainedDatasets:
     checked first; the second step, which follows the trained ones alone, tells.
 
     A dataset is held weakly. Where none that is known lives any more (a new one for each epoch),
-    the next one takes its place at once.
+    the next one takes its place at once, if it is read at a line at which a known one was.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Callable[[], Any]] = {}
-        self._fetched: dict[int, Callable[[], Any]] = {}
+        self.was_checked = False
+        """Whether one was read before the first step that is not trained on."""
+        self._known: dict[int, _Read] = {}
+        self._fetched: dict[int, _Read] = {}
         """Since the last step."""
+        self._lines: set[tuple[str, int]] = set()
+        """Where the loops over trained datasets stand."""
         self._num_steps = 0
 
     def is_trained(self, dataset: Any) -> bool:
         """Whether a dataset counts as trained on, by what is known now."""
         if self._is_known(id(dataset)):
             return True
-        self._known = {key: held for key, held in self._known.items() if held() is not None}
-        return not self._known
+        self._known = {key: read for key, read in self._known.items() if read.held() is not None}
+        return not self._known and (not self._lines or _loop_line() in self._lines)
 
     def fetch(self, dataset: Any) -> None:
         """A dataset is fetched from."""
         key = id(dataset)
-        if key not in self._fetched:
-            try:
-                self._fetched[key] = weakref.ref(dataset)
-            except TypeError:  # a list cannot be held weakly, and is taken to live on
-                self._fetched[key] = lambda: True
+        if key in self._fetched:
+            return
+        if self._is_known(key):
+            self._fetched[key] = self._known[key]
+            return
+        try:
+            held: Callable[[], Any] = weakref.ref(dataset)
+        except TypeError:  # a list cannot be held weakly, and is taken to live on
+            held = lambda: True  # noqa: E731
+        self._fetched[key] = _Read(held, _loop_line())
 
     def step(self) -> None:
         """An optimizer step follows what was fetched."""
         fetched, self._fetched = self._fetched, {}
         if not fetched:
             return
-        explained = {key: held for key, held in fetched.items() if self._is_known(key)}
+        explained = {key: read for key, read in fetched.items() if self._is_known(key)}
         self._num_steps += 1
         if not explained:
             self._known.update(fetched)
         elif self._num_steps <= _SETTLING_STEPS:
+            self.was_checked = len(explained) < len(self._known)
             self._known = explained
+        self._lines = {read.line for read in self._known.values()}
 
     def _is_known(self, key: int) -> bool:
-        held = self._known.get(key)
-        return held is not None and held() is not None
+        read = self._known.get(key)
+        return read is not None and read.held() is not None
 
 
+class _Read(NamedTuple):
+    """A dataset that is read."""
+
+    held: Callable[[], Any]
+    line: tuple[str, int]
+    """Where the loop over it stands."""
+
+
+def _loop_line() -> tuple[str, int]:
+    """Where the loop stands that fetches now: the innermost line that is no part of torch or ours.
+
+    A loop that is made of generators shares their line with all that they feed.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and _OF_LOADERS.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno or 0)
+
+
+_OF_LOADERS = re.compile(r"[/\\](torch|accelerate|fast_axolotl)[/\\]")
 _WATCHES: list[TorchWatch] = []
 _ORIGINALS: dict[tuple[Any, str], Callable[..., Any]] = {}
 """What of torch ours stands in for, while it does: owner and name → the original."""
@@ -377,6 +428,20 @@ def _watched_start(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *arguments, **named)
 
     return start
+
+
+def _watched_workers(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def __init__(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
+        own = loader.worker_init_fn
+        starts = filter(None, (watch.start_of_workers(loader) for watch in _WATCHES[::-1]))
+        loader.worker_init_fn = next(starts, own)
+        try:
+            original(self, loader, *arguments, **named)
+        finally:
+            loader.worker_init_fn = own
+
+    return __init__
 
 
 _HOOKS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {

@@ -76,6 +76,7 @@ class TrainingMeter:
         profile_steps: So many steps are run under torch's profiler, once.
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
+        stacks: Whether the Python stack is looked at, to tell where the time of a step goes.
         log: Whether figures join the trainer's logs.
         settings: More that is known of the run.
     """
@@ -88,6 +89,7 @@ class TrainingMeter:
         profile_steps: int = 0,
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
+        stacks: bool = True,
         log: bool = True,
         settings: dict[str, Any] | None = None,
     ) -> None:
@@ -105,7 +107,7 @@ class TrainingMeter:
         self._is_logging = log
         self._profile_steps = profile_steps
         options: dict[str, Any] = {"peak_tflops": peak_tflops, "data_paths": tuple(data_paths)}
-        self._options = {**options, "sample_system": sample_system}
+        self._options = {**options, "sample_system": sample_system, "stacks": stacks}
         self._settings = dict(settings or {})
         self._prepare()
 

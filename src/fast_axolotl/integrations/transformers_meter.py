@@ -87,9 +87,9 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
 
     @never_raises
     def on_epoch_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Begin the wait for the first batch of the next epoch."""
+        """Leave the loop: what follows, up to the next epoch's iterator, lies between two."""
         if self.meter is not None and self._watch is not None:
-            self.meter.wait_begin()
+            self.meter.loop_end()
 
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:

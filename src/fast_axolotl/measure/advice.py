@@ -112,6 +112,12 @@ def see_fetches(evidence: Evidence) -> str:
             "Run the training with fast-axolotl measure -- COMMAND, or wrap the loader in your "
             "code: for batch in meter.watch(loader)."
         )
+    if evidence.source == "run" and not evidence.interpreters:
+        return (
+            "Install fast-axolotl into the Python that trains, and add a MeterCallback or "
+            "meter.watch(loader) there: no Python of this command was reached. It may run with "
+            "-I or -E, in a container or on another machine."
+        )
     return (
         "Wrap the loader in your code, because no torch DataLoader was seen: with measure(RUN) as "
         "meter, then for batch in meter.watch(loader)."
@@ -271,6 +277,9 @@ def lose_less(evidence: Evidence, part: str) -> str:
     if part == "evaluation":
         less_often = _less_often(evidence, part, "eval")
         return f"Evaluate less often: {less_often}. Or evaluate on fewer rows."
+    if part == "between":
+        place = evidence.line_of(part)
+        return f"Look at {place or 'what the loop does between two loaders'}: do it less often."
     if part == "resume" and source == "axolotl":
         return f"Train on a prepared dataset, whose rows are skipped without being read: {prepare}."
     if part == "resume":
@@ -299,10 +308,30 @@ def _less_often(evidence: Evidence, part: str, verb: str) -> str:
 # What to do about late data.
 
 
+def prepare_in_workers(evidence: Evidence, place: str, share: float) -> Action:
+    """What the loop does to a batch can be done in the loader's processes, beside the model."""
+    what = f"what {place} does" if place else "the preparation"
+    workers = evidence.number("num_workers") or 0
+    setting = "" if workers else f" with {_name(evidence.source, num_workers=2)}"
+    return Action(
+        f"Move {what} into the loader (the dataset, or its collate_fn){setting}: then it runs "
+        "beside the model.",
+        possible_gain(share),
+    )
+
+
 def feed(evidence: Evidence) -> Action:
     """What to change for waits by rate, in bursts, or once in a while."""
     figures, follows = evidence.figures, evidence.figures.stall_period_of
     everything = possible_gain(evidence.stall)
+    if figures.stall_source == "stacks":
+        place = evidence.line_of("waiting")
+        where = f" at {place}" if place else ""
+        return Action(
+            f"The loop waits{where} for what feeds it: have more threads or processes fill that "
+            "queue, or read with a DataLoader and workers.",
+            everything,
+        )
     if evidence.pattern == "rate":
         return _speed_up(evidence)
     if follows not in ("epoch", "shard"):

@@ -23,7 +23,7 @@ import itertools
 import math
 import sys
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,9 @@ _COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 """What tokens are counted by."""
 _MOST_WAITING = 8
 
+_MOST_PARTS = 9
+"""A longer list holds rows."""
+_ITEMS = 99
 _MOST_ERROR_TEXT = 160
 
 _TOKEN_RATES = ("tokens_per_second", "trainable_tokens_per_second")
@@ -46,6 +49,7 @@ _ON_DEVICE = (
     "the batches are on the GPU when they reach the meter, and reading them would block the CPU: "
     f"{_TELL}"
 )
+_UNCLEAR = "the arrays of a batch may be one row as well as several, and no batch_size is known"
 _NO_INPUT_IDS = f"the batches hold no input_ids that can be counted: {_TELL}"
 _NO_LABELS = "the batches hold no labels of the same shape as input_ids"
 _PACKED_WITHOUT_MASK = (
@@ -95,6 +99,8 @@ class BatchCounter:
     def __init__(self, on_reason: Callable[[str, str], None] | None = None) -> None:
         self.pad_token_id: int | None = None
         """What rows are filled up with, where batches come without a mask (Axolotl's packs)."""
+        self.batch_size: int | None = 0
+        """The loader's; 0 where it is not known, ``None`` where it makes no batches."""
         self.reasons: dict[str, str] = {}
         """Why something is missing, by the name of the figure."""
         self._on_reason = on_reason
@@ -116,8 +122,9 @@ class BatchCounter:
             ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
             shape = getattr(ids, "shape", None)
             if shape:
+                samples = shape[0] if len(shape) > 1 else self._count_samples(batch)
                 found = BatchCount(
-                    samples=shape[0], num_bytes=_count_bytes(batch), padded_tokens=math.prod(shape)
+                    samples=samples, num_bytes=_count_bytes(batch), padded_tokens=math.prod(shape)
                 )
                 if _is_on_host(ids):
                     held = {name: batch[name] for name in _COLUMNS if name in batch}
@@ -127,12 +134,31 @@ class BatchCounter:
                 else:
                     self._note(_ON_DEVICE, *_TOKEN_RATES)
                 return found
-            found = BatchCount(samples=_count_samples(batch), num_bytes=_count_bytes(batch))
+            found = BatchCount(samples=self._count_samples(batch), num_bytes=_count_bytes(batch))
             self._note(_NO_INPUT_IDS, "tokens_per_second")
         except Exception as error:  # noqa: BLE001
             # What an unknown array raises must not end the timing; so below.
             self._note_failure(error)
             return BatchCount()
+        return found
+
+    def _count_samples(self, batch: Any) -> int:
+        """Items along the first dimension of a batch's parts; one for an item that is no batch;
+        none where what there is may be a row as well."""
+        if isinstance(getattr(batch, "num_rows", None), int):
+            return int(batch.num_rows)
+        sizes, wanted = list(_find_sizes(batch, self.batch_size)), self.batch_size
+        firsts = [first for first, _ in sizes]
+        if not sizes:
+            return 1
+        if wanted and (wanted in firsts or firsts[0] < wanted):
+            return wanted if wanted in firsts else firsts[0]  # the last of an epoch
+        is_even = len(sizes) > 1 and len(set(firsts)) == 1
+        # A loader that makes no batches may hand on those of its dataset.
+        least = _ITEMS if wanted is None and not is_even else 2
+        found = next((first for first, dimensions in sizes if dimensions >= least), 0)
+        if not found and any(firsts):
+            self._note(_UNCLEAR, "samples")
         return found
 
     def settle(self) -> None:
@@ -189,20 +215,28 @@ class BatchCounter:
             found.sequence_squares = sum(length * length for length in lengths)
 
 
-def _count_samples(batch: Any) -> int:
-    """Items along the first dimension; one for an item that is no batch."""
-    first: Any = batch
-    if isinstance(batch, Mapping):
-        first = next(iter(batch.values()), None)
-        if isinstance(first, list | tuple):
-            return len(first)
-    elif isinstance(batch, list | tuple):
-        first = batch[0] if batch else None
-        if not hasattr(first, "shape"):
-            return len(batch)
-    shape: Any = getattr(first, "shape", ())
-    rows = getattr(first, "num_rows", None)
-    return rows if isinstance(rows, int) else int(shape[0]) if len(shape) else 1
+def _find_sizes(part: Any, batch_size: int | None, depth: int = 3) -> Iterator[tuple[int, int]]:
+    """The length of every array and list, and the number of its dimensions: of a list, whose items
+    are no numbers, more than any array has."""
+    if hasattr(part, "shape"):
+        if len(part.shape):
+            yield int(part.shape[0]), len(part.shape)
+    elif isinstance(part, list | tuple):
+        seen = part if depth and len(part) < _MOST_PARTS and len(part) != batch_size else ()
+        inner = [size for one in seen for size in _find_sizes(one, batch_size, depth - 1)]
+        if inner and isinstance(part, list) and len(set(map(type, part))) == 1:
+            # Parts of a batch are alike in length; rows are of one dimension less, or of several.
+            is_one = len({first for first, _ in inner}) == 1
+            is_deep = inner[0][1] >= 2 - hasattr(part[0], "shape")
+            if isinstance(part[0], list | tuple) or not (is_one and is_deep):
+                inner = []
+        is_flat = bool(part) and isinstance(part[0], int | float)
+        yield from inner or [(len(part), 1 if is_flat else _ITEMS)]
+    elif depth:
+        names = getattr(part, "__dataclass_fields__", None) or getattr(part, "__dict__", {})
+        is_table = isinstance(part, Mapping)
+        for one in part.values() if is_table else [getattr(part, name) for name in names]:
+            yield from _find_sizes(one, batch_size, depth - 1)
 
 
 def _count_bytes(batch: Any) -> int | None:

@@ -20,10 +20,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
-from fast_axolotl.measure.events import DeviceEvents, EventPair
+from fast_axolotl.measure.events import DeviceEvents, EventPair, explain_no_events
 from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import Step
 from fast_axolotl.record import Histogram, StepBlock
@@ -154,6 +155,8 @@ class BlockBuilder:
     def __init__(self, journal: Journal) -> None:
         self.phase: PhaseName | None = None
         """Phase of the last step."""
+        self.take_phases: Callable[[], dict[str, float]] = dict
+        """Seconds by what looks at the stack have seen since the last call."""
         self._journal = journal
         self._block: _Block | None = None
         self._totals: dict[PhaseName, WaitTotals] = {}
@@ -199,11 +202,13 @@ class BlockBuilder:
         self._owed_seconds = max(0.0, -wall)
         block.add(step, max(0.0, wall), self._slow_seconds)
 
-    def leave_out(self, num_skipped: int, at: float) -> None:
+    def leave_out(self, num_skipped: int, at: float, why: str) -> None:
         """So many batches were read over before the training began: they are start-up."""
         self.flush()
         text = f"about {num_skipped:,} batches were skipped before the first step"
-        self._journal.mark("resume", at=at, text=text, fetch=num_skipped)
+        if why != "resume":
+            text = f"about {num_skipped:,} batches were evaluated before the first step"
+        self._journal.mark(why, at=at, text=text, fetch=num_skipped)
         self._totals.clear()
         self._taken = (None, WaitTotals())
         self._waits = Histogram()
@@ -218,7 +223,8 @@ class BlockBuilder:
             journal.since_start(block.last.end),
             with_singles=journal.has_room,
         )
-        journal.write(line)
+        phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
+        journal.write(replace(line, phases=phases))
         totals = self._totals.setdefault(line.phase, WaitTotals())
         totals.add_block(line)
         self._waits.merge(line.device_waits or line.host_waits)
@@ -286,7 +292,7 @@ class StepQueue:
     def no_device_reason(self) -> str:
         """Why there is no device that could be timed; empty where there is one."""
         if self._events is None:
-            return "this process has not initialised CUDA, so there is no GPU to time"
+            return explain_no_events()
         return self._events.failure
 
     def record(self) -> Any:
@@ -295,6 +301,11 @@ class StepQueue:
             self._is_sought = False
             self._events = self._find_events()
         return None if self._events is None else self._events.record()
+
+    def follow(self) -> None:
+        """A step has been queued on the current stream of the device."""
+        if self._events is not None:
+            self._events.follow()
 
     def pair(self, first: Any) -> EventPair | None:
         """The event recorded earlier, and one recorded now."""

@@ -9,6 +9,9 @@ torch is never imported: without it, or before it has initialised CUDA, there is
 Destroying an event calls CUDA, and CUDA aborts a forked child that calls it: a DataLoader worker in
 which the garbage collector finds what its parent has dropped, or that exits. So no event is ever
 destroyed: each is immortal from the start, and what a meter has read is used again by the next one.
+
+While the current stream captures a graph, nothing is recorded or asked: either would end up in the
+graph or break it. An event that fails is put aside.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Protocol
 
 EventPair = tuple[Any, Any]
 """The events before and after something."""
 
 _POLL_SECONDS = 0.002
+_MOST_FAILURES = 8
+"""Events that fail before the device is taken to be lost."""
 
 _FREE: dict[int, set[Any]] = {}
 """Events of each device that nobody uses now."""
@@ -33,6 +39,7 @@ class DeviceEvents(Protocol):
     failure: str
     """Why the events cannot be used; empty while they can."""
 
+    def follow(self) -> None: ...
     def record(self) -> Any: ...
     def has_passed(self, event: Any) -> bool: ...
     def seconds(self, pair: EventPair) -> float | None: ...
@@ -49,65 +56,99 @@ def find_events() -> DeviceEvents | None:
     return CudaEvents(cuda, getattr(torch, "_C", None))
 
 
+def explain_no_events() -> str:
+    """Why there is no device that could be timed."""
+    accelerator = getattr(sys.modules.get("torch"), "accelerator", None)
+    device = None if accelerator is None else accelerator.current_accelerator()
+    if device is not None and device.type != "cuda":
+        return f"device times are not supported on {device.type.upper()}, only on CUDA and ROCm"
+    return "this process has not initialised CUDA, so there is no GPU to time"
+
+
 class CudaEvents:
-    """Events on the current stream of the current device, used again and again."""
+    """Events on the stream that computes, used again and again.
+
+    That is the current stream of the current device. But where data is fetched under a side stream,
+    as prefetchers do, it is the stream of the last optimizer step.
+    """
 
     def __init__(self, cuda: Any, native: Any = None) -> None:
         self.failure = ""
         self._cuda = cuda
         self._native = native
+        self._is_capturing = getattr(cuda, "is_current_stream_capturing", lambda: False)
+        self._broken: set[Any] = set()
+        self._num_failures = 0
+        self._followed: tuple[Any, Any, int] | None = None
         self._used: dict[Any, int] = {}
         """Events that were recorded and not read yet, and their devices."""
         self._stream: Any = None
         self._stream_key: Any = None
         self._device = 0
 
+    def follow(self) -> None:
+        """The current stream is the one that computes: an optimizer step has been queued on it."""
+        with suppress(RuntimeError):
+            if not self._is_capturing():
+                self._followed = self._find_stream()
+
     def record(self) -> Any:
-        """An event behind all that is queued on the current stream; ``None`` where that failed."""
-        if self.failure:
-            return None
+        """An event behind all that is queued on the stream that computes; ``None`` where that
+        failed, or while a graph is captured."""
+        event = None
         try:
-            # ``torch.cuda.current_stream`` reads the environment at every call; what it asks the
-            # driver for in the end tells whether the stream is still the one that was found last.
-            try:
-                self._device = self._native._cuda_getDevice()
-                key = self._native._cuda_getCurrentStream(self._device)
-            except AttributeError:
-                key = None
-            if key is None or key != self._stream_key:
-                self._stream, self._stream_key = self._cuda.current_stream(), key
-            free = _FREE.setdefault(self._device, set())
+            if self.failure or self._is_capturing():
+                return None
+            stream, key, device = self._find_stream()
+            if self._followed is not None and key is not None and key[0]:
+                stream, _, device = self._followed
+            free = _FREE.setdefault(device, set())
             if free:
                 event = free.pop()
             else:
                 event = self._cuda.Event(enable_timing=True)
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
-            self._used[event] = self._device
-            event.record(self._stream)
+            self._used[event] = device
+            event.record(stream)
         except RuntimeError as error:
-            self._fail(error)
+            self._fail(event, error)
             return None
         return event
+
+    def _find_stream(self) -> tuple[Any, Any, int]:
+        """The current stream, what the driver knows it by, and its device."""
+        # ``torch.cuda.current_stream`` reads the environment at every call; what it asks the
+        # driver for in the end tells whether the stream is still the one that was found last. The
+        # number of the default stream is 0.
+        try:
+            self._device = self._native._cuda_getDevice()
+            key = self._native._cuda_getCurrentStream(self._device)
+        except AttributeError:
+            key = None
+        if key is None or key != self._stream_key:
+            self._stream, self._stream_key = self._cuda.current_stream(), key
+            self._device = getattr(self._stream, "device_index", self._device)
+        return self._stream, key, self._device
 
     def has_passed(self, event: Any) -> bool:
         """Whether the stream has reached an event; of a broken one, yes: nothing more will come."""
         try:
-            return bool(event.query())
+            return event in self._broken or (not self._is_capturing() and bool(event.query()))
         except RuntimeError as error:
-            self._fail(error)
+            self._fail(event, error)
             return True
 
     def seconds(self, pair: EventPair) -> float | None:
         """Device time between two events, which go back to the pool."""
         first, last = pair
-        if first is None or last is None or self.failure:
+        if first is None or last is None or self.failure or not self._broken.isdisjoint(pair):
             return None
         found = None
         try:
-            if last.query():
+            if not self._is_capturing() and last.query():
                 found = 0.0 if first is last else first.elapsed_time(last) / 1000.0
         except RuntimeError as error:
-            self._fail(error)
+            self._fail(last, error)
             return None
         for event in pair:
             # One that ends a stretch of time and begins another comes back twice.
@@ -128,7 +169,12 @@ class CudaEvents:
             if not self.failure:
                 _FREE[device].add(event)
 
-    def _fail(self, error: RuntimeError) -> None:
-        text = str(error).strip()
-        first_line = text.splitlines()[0] if text else type(error).__name__
-        self.failure = self.failure or f"CUDA events failed: {first_line}"
+    def _fail(self, event: Any, error: RuntimeError) -> None:
+        """Put an event aside for good; after some, all of them."""
+        self._used.pop(event, None)
+        self._broken.add(event)
+        self._num_failures += 1
+        if self._num_failures >= _MOST_FAILURES:
+            text = str(error).strip()
+            first_line = text.splitlines()[0] if text else type(error).__name__
+            self.failure = self.failure or f"CUDA events failed: {first_line}"

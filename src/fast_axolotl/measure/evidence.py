@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from fast_axolotl.measure.phases import (
+    BETWEEN,
+    OTHER,
+    PREPARING,
+    Phases,
+    looks_error,
+)
 from fast_axolotl.measure.ranks import Drain, number_of
+from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.record import RunSummary, thresholds
-from fast_axolotl.record.arithmetic import ratio
+from fast_axolotl.record.arithmetic import middle, ratio
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
-from fast_axolotl.record.units import format_bytes, format_duration, format_share
+from fast_axolotl.record.units import format_bytes, format_duration, format_seconds, format_share
 
 _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisation", "DISK_NEAR": ""}
 """Where a threshold comes from that is not our own choice, or says so itself."""
@@ -20,6 +28,14 @@ _CAUSES = {
     "epoch": "at the start of an epoch",
     "shard": "at a new shard",
 }
+_PHASES = {
+    LOADING: "the workers load",
+    PREPARING: "batches are prepared",
+    OTHER: "other code",
+    BETWEEN: "between loops",
+}
+_LEAST_PHASE = 0.02
+"""Of a step, for a phase to be told. Ours."""
 _LEAST_CAUSE = 0.05
 """Of the waiting, for a cause to be worth a line. Ours."""
 
@@ -29,19 +45,24 @@ class Evidence:
     """What the rules look at."""
 
     figures: RunSummary
+    phases: Phases = field(default_factory=Phases)
     source: str = ""
     """What the meter was plugged into; of a run without one, what watched it: run, watch."""
+    stall_error: float | None = None
+    """Half of the 95 % interval of the stall; ``None``: not known."""
+    drift: tuple[float, float] | None = None
+    """Seconds of a step without waits, at first and at the end, where they grew all the while."""
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
     slow_rank: int | None = None
     drain: Drain | None = None
     """What became of the ready queue of the rank that decides, if it drained."""
+    interpreters: Mapping[str, str] = field(default_factory=dict)
+    """Every Python that was to be measured, and why it could not be."""
     killed: str = ""
     """What of the run was killed, or ended without a word, if anything."""
     machine_oom_kills: int = 0
     """Processes that the kernel killed for memory meanwhile, of any program of the machine."""
-    memory_growth: str = ""
-    """What of its memory has grown, the largest part first."""
 
     @property
     def stall(self) -> float:
@@ -52,6 +73,49 @@ class Evidence:
     def exposed(self) -> float:
         """Nothing where it is not known."""
         return self.figures.exposed_communication_fraction or 0.0
+
+    @property
+    def beside(self) -> float:
+        """Share of a step that goes to preparing batches or to other code, whichever is larger."""
+        return max(self.phases.cost(PREPARING), self.phases.cost(OTHER))
+
+    @property
+    def largest_share(self) -> float:
+        """Of a step, that one known cause takes."""
+        return max(self.stall, self.beside)
+
+    @property
+    def is_swapping(self) -> bool:
+        """Whether memory of this run is read back from swap all the time."""
+        figures = self.figures
+        is_pressed = (figures.psi_memory_full or 0.0) > thresholds.PRESSURE_MEMORY
+        is_own = (figures.process_swap_bytes or 0) >= thresholds.PROCESS_SWAP_BYTES
+        return bool(figures.is_swap_sustained) and (is_pressed or is_own)
+
+    def compare_ranks(self, what: str) -> str:
+        """How long the slow rank waits for data, or works, in a step, and how long the others."""
+        slow = self.figures.straggler_rank
+        times = {rank.rank: getattr(rank, f"{what}_seconds") for rank in self.figures.ranks}
+        others = [time for rank, time in times.items() if rank != slow and time is not None]
+        if slow is None or times.get(slow) is None or not others:
+            return f"Rank {slow} is slow"
+        verb = "waits {} for data in a step" if what == "wait" else "works {} in a step"
+        own = verb.format(format_seconds(times[slow]))
+        return f"Rank {slow} {own}, the others {format_seconds(middle(others))}"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a short run can be judged all the same: its shares are clear of the thresholds by
+        more than their error."""
+        seconds = self.figures.measured_seconds
+        if self.stall_error is None or seconds < thresholds.LEAST_FETCHES_SECONDS:
+            return False
+        shares = [self.phases.cost(PREPARING), self.phases.cost(OTHER)]
+        least = [share - looks_error(share, seconds) for share in shares]
+        if max(self.stall - self.stall_error, *least) >= thresholds.DATA_STALL:
+            return True
+        most = self.stall + self.stall_error + sum(shares) + looks_error(sum(shares), seconds)
+        return seconds >= thresholds.LEAST_SETTLED_SECONDS and most < thresholds.FREE_STALL
 
     @property
     def pattern(self) -> str:
@@ -153,10 +217,35 @@ class Evidence:
             f"{format_share(self.lost_share(part))} of the wall clock"
         )
 
+    def line_of(self, phase: str) -> str:
+        """The line of code that most of a phase was spent in; empty where it is not known."""
+        line = next((line for line in self.figures.where if line.phase == phase), None)
+        return "" if line is None else line.place
+
+    def phase_lines(self) -> list[str]:
+        """How the looks at the stack divide a step, and where the rest of it was spent."""
+        steps = [
+            f"{name} {format_share(share)}"
+            for name, share in self.phases.step.items()
+            if share >= _LEAST_PHASE
+        ]
+        lines = [f"of a step: {', '.join(steps)}"] if steps else []
+        if self.phases.visible < 1.0 - _LEAST_PHASE:
+            lines.append("these are phases of the host: a busy GPU hides most of them")
+        for phase in (LOADING, PREPARING, OTHER, BETWEEN):
+            where = [line for line in self.figures.where if line.phase == phase]
+            told = [f"{line.place}, {format_share(line.share)} of it" for line in where[:2]]
+            is_large = phase in (LOADING, BETWEEN) or self.phases.cost(phase) >= _LEAST_PHASE
+            if told and is_large:
+                lines.append(f"{_PHASES[phase]}: {'; '.join(told)}")
+        return lines
+
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
         is_device = self.figures.stall_source == "device"
         who = "the GPU had nothing to run" if is_device else "the loop waited for data"
+        if self.figures.stall_source == "stacks":
+            who = "looks at the stack found the loop waiting for data"
         # The stall is that of all ranks together, or of the one that reads for all.
         ranks, where = len(self.figures.ranks), ""
         if ranks > 1:
@@ -164,6 +253,10 @@ class Evidence:
             if self.setting("dispatcher"):
                 where = f" on rank {self.figures.deciding_rank}"
         line = "stall {stall_fraction}: share of the time after warm-up in which {who}{where}"
+        if self.stall_error is not None and not self.figures.is_long_enough:
+            line += f"; between {format_share(max(0.0, self.stall - self.stall_error))} and "
+            line += f"{format_share(min(1.0, self.stall + self.stall_error))}, by only "
+            line += f"{format_duration(self.figures.measured_seconds)}"
         if self.drain is not None and self.drain.is_over:
             line += f"; steps before {self.drain.dry_step:,}, when a queue hid waits, are left out"
         return self.say(f"{line} ({threshold})" if threshold else line, who=who, where=where)
@@ -220,8 +313,7 @@ class Evidence:
         """Signs that the run is short of memory: swap, then pressure."""
         lines, figures = [], self.figures
         is_pressed = (figures.psi_memory_full or 0.0) > thresholds.PRESSURE_MEMORY
-        is_own = (figures.process_swap_bytes or 0) >= thresholds.PROCESS_SWAP_BYTES
-        if figures.is_swap_sustained and (is_pressed or is_own):
+        if self.is_swapping:
             rate = format_bytes(thresholds.SWAP_RATE)
             lines.append(
                 "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
@@ -234,6 +326,16 @@ class Evidence:
                 "{PRESSURE_MEMORY})"
             )
         return list(map(self.say, lines))
+
+    def growth_lines(self) -> list[str]:
+        """Memory that the run takes more of with every step."""
+        lines = []
+        for one in self.figures.growth:
+            line = f"the memory of {one.part} grows by {format_bytes(one.bytes_per_step)} per step"
+            if one.full_in_seconds is not None:
+                line += f", and is full in {format_duration(one.full_in_seconds)}"
+            lines.append(line)
+        return lines
 
     def cpu_lines(self) -> list[str]:
         """Signs that the run does not get the processors it asks for."""

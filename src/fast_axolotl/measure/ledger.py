@@ -6,7 +6,8 @@ its watcher saw it, or else of the first record, to the last line.
     start-up │ first fetch ─ steps and waits ─ evaluation, checkpoints, … ─ last step │ other
 
 Ranks wait for each other, so a part costs the job what it costs the rank that takes longest for it:
-while rank 0 saves, the others wait in their next step. What is left of the loop is compute. Other
+while rank 0 saves, the others wait in their next step. What is left of the loop is divided by looks
+at the stack (see ``phases``); without them all of it counts as compute. Other
 ranks' waits for data show as communication in a profiler window, and are taken out of that.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fast_axolotl.measure.phases import OTHER, PREPARING, WAITING, Phases
 from fast_axolotl.measure.ranks import Job, RankFigures
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.arithmetic import finite, ratio, total
@@ -23,9 +25,24 @@ _PARTS_OF_SPANS = {
     "evaluate": "evaluation",
     "checkpoint": "checkpoint",
     "log": "logging",
+    "between": "between",
     "resume": "resume",
 }
 """Spans of other names belong to the rest."""
+_PARTS_BESIDE = {
+    PREPARING: "preparing",
+    OTHER: "code",
+    "checkpoint": "checkpoint",
+    "evaluation": "evaluation",
+}
+"""What looks at the stack saw in steps, beside the model."""
+_PARTS_BETWEEN = {
+    "data": "preparing",
+    PREPARING: "preparing",
+    "checkpoint": "checkpoint",
+    "evaluation": "evaluation",
+}
+"""What they saw between loops; the rest stays there."""
 
 
 def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, float]:
@@ -49,10 +66,13 @@ def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, fl
     return begin, max([begin, *filter(lambda end: finite(end) is not None, ends)])
 
 
-def fold_ledger(record: RunRecord, job: Job, since: float | None = None) -> dict[str, Any]:
+def fold_ledger(
+    record: RunRecord, job: Job, phases: Phases, since: float | None = None
+) -> dict[str, Any]:
     """The whole wall clock, its parts, and the goodput: tokens ÷ all of it.
 
-    ``since`` leaves out what came before, start-up included.
+    ``phases`` divide what is not waited for. ``since`` leaves out what came before, start-up
+    included.
     """
     chosen, ranks = job.chosen, job.ranks
     begin, end = find_clock(record, chosen)
@@ -71,9 +91,9 @@ def fold_ledger(record: RunRecord, job: Job, since: float | None = None) -> dict
     if chosen is None or not whole:
         return values
 
-    phases = (chosen.warmup, chosen.steady)
-    steps = sum(phase.wall_seconds for phase in phases)
-    own_waits = sum(map(_waits_of, phases))
+    both = (chosen.warmup, chosen.steady)
+    steps = sum(phase.wall_seconds for phase in both)
+    own_waits = sum(map(_waits_of, both))
     stall = job.stall_fraction or 0.0
     job_waits = _waits_of(chosen.warmup) + stall * chosen.steady.wall_seconds
     data = min(steps, max(job_waits, own_waits))
@@ -87,12 +107,16 @@ def fold_ledger(record: RunRecord, job: Job, since: float | None = None) -> dict
     loop = steps + sum(_span(chosen, name) for name in _PARTS_OF_SPANS)
     startup, first_step = (0.0, 0.0) if since is not None else _find_start(chosen, begin, end)
     is_apart = exposed is not None or job.world_size < 2
+    working = max(0.0, loop - data - communication - first_step - sum(spans.values()))
+    rest = sum(share for phase, share in phases.step.items() if phase != WAITING) or 1.0
+    beside = {part: working * phases.cost(phase) / rest for phase, part in _PARTS_BESIDE.items()}
     parts = {
-        "compute" if is_apart else "compute_and_communication": max(
-            0.0, loop - data - communication - first_step - sum(spans.values())
-        ),
+        "compute" if is_apart else "compute_and_communication": working - sum(beside.values()),
         "communication": communication,
         "data": data,
+        "preparing": 0.0,
+        "code": 0.0,
+        "between": 0.0,
         "evaluation": 0.0,
         "checkpoint": 0.0,
         "logging": 0.0,
@@ -102,6 +126,12 @@ def fold_ledger(record: RunRecord, job: Job, since: float | None = None) -> dict
     }
     for name, part in _PARTS_OF_SPANS.items():
         parts[part] += spans[name]
+    for part, seconds in beside.items():
+        parts[part] += seconds
+    for phase, part in _PARTS_BETWEEN.items():
+        moved = spans["between"] * phases.between.get(phase, 0.0)
+        parts["between"] -= moved
+        parts[part] += moved
     known = sum(parts.values())
     if known > whole:
         # Times of a device, or of two files, overlap a little.

@@ -12,6 +12,7 @@ missing) counts as nothing. Swap is the machine's, not the run's: another progra
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -19,6 +20,7 @@ from typing import Any
 
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import (
+    Growth,
     RunRecord,
     SystemRecord,
     SystemSample,
@@ -27,7 +29,9 @@ from fast_axolotl.record import (
 )
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.units import format_bytes
+
+_MOST_POINTS = 60
+"""Samples between which slopes are taken, of a long run evenly spread."""
 
 LEAST_SWAP_SHARE = 0.5
 """Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
@@ -253,35 +257,58 @@ def _peak(system: SystemRecord, name: str, trained_from: float | None) -> float 
     return _highest(getattr(sample, name) for sample in known)
 
 
-def describe_growth(system: SystemRecord, begin: float | None = None) -> str:
-    """What of the processes' memory has grown most, from the first sample after ``begin``, in
-    seconds since 1970, to the fullest; empty where two samples do not tell."""
-    known = [sample for sample in system.samples if sample.anon_bytes]
-    steady = [one for one in known if begin is not None and system.start.time + one.t >= begin]
-    compared = steady if len(steady) > 1 else known
-    if len(compared) < 2:
-        return ""
-    # Not the last: of a run that is being killed, processes have gone by then.
-    first = compared[0]
-    last = max(compared, key=lambda one: (one.anon_bytes or 0) + (one.shared_bytes or 0))
+def find_growth(system: SystemRecord | None, rank: RankFigures | None) -> tuple[Growth, ...]:
+    """The parts of the memory that grow in the steady phase; first that which is full first.
 
-    def sizes(one: SystemSample) -> dict[str, int]:
-        largest = one.largest_anon_bytes or 0
-        return {
-            "the largest process": largest,
-            "the other processes": (one.anon_bytes or 0) - largest,
-            "shared memory (/dev/shm)": one.shared_bytes or 0,
-        }
+    The slope is Theil and Sen's over all samples but those of the first third. What grows does so
+    in each third of the others, half as fast or more as in all and in the first of them: what only
+    warms up or fills does not.
+    """
+    if system is None or rank is None or rank.steady_from is None or rank.steady_to is None:
+        return ()
+    begin = rank.steady_from + (rank.steady_to - rank.steady_from) / 3
+    zero, own_zero = system.start.time, rank.record.start.time
+    samples = [one for one in system.samples if begin <= zero + one.t <= rank.steady_to]
+    blocks = [block for block in rank.steady_blocks if own_zero + block.t >= begin]
+    took = total(one.wall_seconds + sum(one.spans.values()) for one in blocks)
+    step_seconds = ratio(took, sum(block.steps for block in blocks)) or 0.0
+    limits = [size for size in (system.start.limit_bytes, system.start.memory_bytes) if size]
+    used, parts = 0, defaultdict[str, list[tuple[float, int, int | None]]](list)
+    for one in samples[:: len(samples) // _MOST_POINTS + 1]:
+        used = one.working_set_bytes or used
+        for part, size in _divide(one).items():
+            parts[part].append((one.t, size, min(limits) - used if limits and used else None))
+        for gpu in one.gpus:
+            if gpu.memory_bytes is not None and gpu.total_bytes is not None:
+                free = gpu.total_bytes - gpu.memory_bytes
+                parts[f"GPU {gpu.index}"].append((one.t, gpu.memory_bytes, free))
+    found = []
+    for part, points in parts.items():
+        slope, third, (last, _, left) = _slope(points), len(points) // 3, points[-1]
+        slopes = [_slope(points[n * third : (n + 1) * third]) for n in range(3)]
+        grown = slope * (last - points[0][0])
+        is_steady = min(slopes) >= max(slope, slopes[0]) / 2
+        if is_steady and grown >= thresholds.LEAST_GROWTH_BYTES:
+            full = None if left is None else max(1.0, left / slope)
+            found.append(Growth(part, slope, slope * step_seconds, full))
+    return tuple(sorted(found, key=lambda one: one.full_in_seconds or math.inf))
 
-    before, after = sizes(first), sizes(last)
-    parts = [
-        f"{name} from {format_bytes(before[name])} to {format_bytes(after[name])}"
-        for name in sorted(before, key=lambda name: before[name] - after[name])
-        if after[name] > before[name]
-    ]
-    if last.processes > first.processes:
-        parts.append(f"{first.processes} processes became {last.processes}")
-    return "; ".join(parts)
+
+def _slope(points: Sequence[tuple[float, int, int | None]]) -> float:
+    """The median of the slopes between any two points; nothing of fewer."""
+    pairs = itertools.combinations(points, 2)
+    return middle((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs) or 0.0
+
+
+def _divide(one: SystemSample) -> dict[str, int]:
+    """Memory that cannot give way, by who holds it."""
+    known = one.training_anon_bytes
+    largest = (one.largest_anon_bytes or 0) if known is None else known
+    return {
+        "the largest process" if known is None else "the training process": largest,
+        "the other processes" if known is None else "the workers": (one.anon_bytes or 0) - largest,
+        "shared memory (/dev/shm)": one.shared_bytes or 0,
+    }
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

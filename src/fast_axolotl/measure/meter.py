@@ -21,13 +21,14 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
@@ -37,10 +38,12 @@ from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal, as_json
 from fast_axolotl.measure.loaders import read_loader, ready_batches
 from fast_axolotl.measure.sampler import SystemSampler
+from fast_axolotl.measure.stacks import Looks, StackSampler
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
+from fast_axolotl.measure.worker_stacks import WorkerLines
 from fast_axolotl.measure.writers import open_system_file, read_rank
-from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Start, SystemSample
+from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Stacks, Start, SystemSample
 from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.run_folders import share_record
 from fast_axolotl.record.schema import Phase, Reason
@@ -51,6 +54,14 @@ _RUN = "FAST_AXOLOTL_RUN"
 
 _WRITTEN_SPANS = ("evaluate", "checkpoint")
 """Spans with a line of their own: one after the last step is in no block."""
+
+_LEAST_STACKS_SECONDS, _MOST_STACKS_SECONDS = 10.0, 600.0
+"""Between two lines of the record that name lines of code; in between a sixtieth of its age."""
+
+_LEAST_BETWEEN_SECONDS = 1e-3
+"""Between two loops, for it to be no wait."""
+_LEARNED = 4
+"""Fetches and steps whose lines of code tell what lies between them."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -68,6 +79,7 @@ def measure(
     source: str = "loop",
     data_paths: Sequence[str | Path] = (),
     sample_system: bool = True,
+    stacks: bool = True,
     peak_tflops: float | None = None,
     command: Sequence[str] | None = None,
     environment: Mapping[str, Any] | None = None,
@@ -84,6 +96,7 @@ def measure(
 
     On each node, the process with local rank 0 also samples the processes of all ranks. It does
     not if ``sample_system`` is off, or if ``fast-axolotl run`` samples them into the same folder.
+    ``stacks`` is whether to look at the loop's Python stack, about 20 times a second.
     The disk of the first of ``data_paths`` is probed for at most two seconds. ``peak_tflops`` is
     the peak of one GPU, if its name is not known here. A record that is already in the folder is
     kept under another name. If another process is still writing one, this one writes nothing.
@@ -125,6 +138,9 @@ def measure(
     _show_in_run(journal)
     if journal.is_refused:
         return meter
+    # A clock of a test's own does not go on by itself.
+    if stacks and clock is time.perf_counter:
+        meter.look_at_stacks()
     # A trainer that does not know the local rank says −1: the first of the node to come samples.
     is_first = (local_rank or 0) <= 0
     if sample_system and is_first and (writer := open_system_file(run_dir)) is not None:
@@ -158,9 +174,9 @@ def _show_in_run(journal: Journal) -> None:
             _say(f"this program already records into {journal.folder}: {where}")
 
 
-def is_fetching() -> bool:
-    """Whether a meter of this process is timing a fetch now."""
-    return any(meter.is_fetching for meter in _meters())
+def is_measured() -> bool:
+    """Whether a meter of this process is at work."""
+    return any(not meter.is_quiet for meter in _meters())
 
 
 def _say(line: str) -> None:
@@ -202,6 +218,8 @@ class Meter:
         self.rank, self.world_size = journal.start.rank, journal.start.world_size
         self.is_quiet = False
         """Nothing is measured any more: closed, given up, or a forked child."""
+        self.read_over: Literal["resume", "evaluate"] = "resume"
+        """Why batches were read over before the first step, if they were."""
         self._is_closed = False
         self._journal = journal
         self._clock = journal.clock
@@ -211,15 +229,23 @@ class Meter:
         self._queue = StepQueue(self._blocks, self._counter, find_events)
         self._peak_tflops = peak_tflops
         self._sampler: SystemSampler | None = None
+        self._stacks: StackSampler | None = None
+        self._workers = WorkerLines(journal.folder, self.rank)
+        self._stacks_from = self._stacks_due = self._stacks_cpu_seconds = 0.0
+        """When the lines of code were last written, will be next, and what the looks had cost when
+        the warm-up ended."""
         self._working_set_bytes: int | None = None
         self._fetch_start: float | None = None
         self._fetch_event: Any = None
         self._is_fetching = self._is_early = False
-        """Whether the wait began before the fetch: at the end of the loop before."""
+        """Whether the time before the first fetch of a loop is timed."""
+        self._is_due = False
+        """Whether that time is a wait: the loop has begun. Else it lies between two loops."""
         self._is_watch_fetch = False
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
+        self._is_loss_told = False
         self._begin_seconds = 0.0
         self._overhead_seconds = 0.0
         """What the meter itself took, but for what was hidden behind the device's work; of the
@@ -229,9 +255,12 @@ class Meter:
         _meters().add(self)
 
     @property
-    def is_fetching(self) -> bool:
-        """Whether a fetch has begun and not ended."""
-        return self._is_fetching and not self.is_quiet
+    def place(self) -> str:
+        """Where the loop is: ``waiting`` for data, ``between`` loops, in a span by its name; empty
+        inside of a step."""
+        if self._span_name or self._is_fetching:
+            return self._span_name or "waiting"
+        return ("waiting" if self._is_due else "between") if self._is_early else ""
 
     def __enter__(self) -> Meter:
         return self
@@ -277,7 +306,7 @@ class Meter:
             self.fetch_failed(error)
             raise
         finally:
-            self.wait_begin()
+            self.loop_end()
 
     @_guarded
     def fetch_begin(self, queue_depth: int | None = None) -> None:
@@ -293,7 +322,10 @@ class Meter:
             return
         tracker = self._tracker
         if not self._is_fetching:
+            self._end_between(now)
             began = self._fetch_start if self._is_early and self._fetch_start is not None else now
+            if self._stacks is not None and tracker.num_fetches < _LEARNED:
+                self._stacks.looks.learn("fetch", sys._getframe())
             if not tracker.has_begun:
                 self._mark("first_fetch", began)
             elif tracker.is_new_epoch:
@@ -325,19 +357,29 @@ class Meter:
     def exhausted(self) -> None:
         """Report the end of an epoch: the loader has no more batches. Replaces ``fetch_end``.
 
-        The time from here to the first batch of the next epoch counts as waiting, without spans.
+        The time from here to ``wait_begin`` or the next fetch lies between two loops.
         """
         if self._is_fetching:
             now = self._clock()
             self._tracker.fail_fetch(*self._end_wait(now))
-            self._begin_early_wait(now)
+            self._begin_early_wait(now, is_due=False)
 
     @_guarded
     def wait_begin(self) -> None:
-        """Report that the wait for the first batch of a loop begins: the loop before has ended, or
-        the iterator of a loader is about to be created. Ignored inside a span and a fetch."""
+        """Report that the wait for the first batch of a loop begins: the iterator of a loader is
+        about to be created. Ignored inside a span and a fetch."""
+        if not self._span_name and not self._is_fetching:
+            now = self._clock()
+            self._end_between(now)
+            if not self._is_early:
+                self._begin_early_wait(now, is_due=True)
+
+    @_guarded
+    def loop_end(self) -> None:
+        """Report that the loop over a loader has ended: what follows, up to ``wait_begin`` or the
+        next fetch, lies between two loops."""
         if not self._span_name and not self._is_fetching and not self._is_early:
-            self._begin_early_wait(self._clock())
+            self._begin_early_wait(self._clock(), is_due=False)
 
     @_guarded
     def fetch_failed(self, error: BaseException | None = None) -> None:
@@ -352,14 +394,19 @@ class Meter:
         """Report that an optimizer step has ended. Ignored inside a span."""
         now = self._clock()
         if not self._span_name:
+            self._queue.follow()
             self._take(self._tracker.tell(now))
+            if self._stacks is not None:
+                self._stacks.thread = threading.get_ident()
+                if self._tracker.num_steps < _LEARNED:
+                    self._stacks.looks.learn("step", sys._getframe())
             if self._is_early:
-                # The loader was found exhausted ahead of this step: the wait begins only now.
-                self._begin_early_wait(now)
+                # The loader was found exhausted ahead of this step: the loop ends only now.
+                self._begin_early_wait(now, is_due=self._is_due)
             num_skipped = self._tracker.find_skipped()
             if num_skipped:
                 self._queue.flush()
-                self._blocks.leave_out(num_skipped, now)
+                self._blocks.leave_out(num_skipped, now, self.read_over)
             self._overhead_seconds += self._clock() - now
 
     @_guarded
@@ -412,6 +459,7 @@ class Meter:
         self._tracker.queue_room = None
         if isinstance(workers, int) and isinstance(prefetch, int) and workers > 0:
             self._tracker.queue_room = workers * (prefetch - 1)
+        self._counter.batch_size = self._journal.values.get("batch_size", 0)
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 
     @_guarded
@@ -453,6 +501,19 @@ class Meter:
         self._sampler = sampler
         sampler.start()
 
+    def look_at_stacks(self) -> None:
+        """Start to look at the stack of this thread; later, of the one that reports steps."""
+        looks = Looks()
+        self._stacks = StackSampler(looks, lambda: self.place)
+        self._blocks.take_phases = looks.take_phases
+        self._stacks_from = self._clock()
+        self._stacks_due = self._stacks_from + _LEAST_STACKS_SECONDS
+        self._stacks.start()
+
+    def worker_start(self, original: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
+        """What the workers of a loader call first, in the place of the loader's own function."""
+        return original if self._stacks is None else self._workers.start_before(original)
+
     def see_sample(self, sample: SystemSample) -> None:
         """Take the working set of a sample; called from the sampler's thread."""
         if sample.working_set_bytes is not None:
@@ -487,8 +548,13 @@ class Meter:
         self._finish()
         self.is_quiet = self._is_closed = True
         _meters().discard(self)
-        if self._sampler is not None:
-            self._sampler.stop()
+        for sampler in (self._sampler, self._stacks):
+            if sampler is not None:
+                sampler.stop()
+        self._write_stacks(self._clock())
+        self._workers.close()
+        if self._stacks is not None:
+            self._overhead_seconds += self._stacks.cpu_seconds - self._stacks_cpu_seconds
         num_fetches = self._tracker.num_fetches - self._overhead_from
         self._journal.end(reason, error, self._overhead_seconds, num_fetches)
         self._queue.close()
@@ -512,12 +578,34 @@ class Meter:
         host_wait_seconds = 0.0 if start is None else max(0.0, now - start)
         return host_wait_seconds, self._queue.wait_pair(self._fetch_event)
 
-    def _begin_early_wait(self, now: float) -> None:
-        """The next loop's first batch is waited for, though no fetch has begun."""
+    def _begin_early_wait(self, now: float, *, is_due: bool) -> None:
+        """The next loop has begun, or will, though no fetch has."""
         self._tracker.leave(now)
-        self._is_early = True
+        self._is_early, self._is_due = True, is_due
         self._fetch_event = self._queue.record()
         self._fetch_start = now
+
+    def _end_between(self, now: float) -> None:
+        """What lay between two loops is over: the next batch is waited for from here."""
+        if self._is_early and not self._is_due:
+            if now - (self._fetch_start or now) >= _LEAST_BETWEEN_SECONDS:
+                self._tracker.add_span("between", *self._end_wait(now))
+                self._begin_early_wait(now, is_due=True)
+            self._is_due = True
+
+    def _write_stacks(self, now: float) -> None:
+        """Note the lines of code that most time went to since the last time."""
+        if self._stacks is None:
+            return
+        journal, seconds = self._journal, now - self._stacks_from
+        age = journal.since_start(now)
+        self._stacks_from = now
+        self._stacks_due = now + min(max(_LEAST_STACKS_SECONDS, age / 60), _MOST_STACKS_SECONDS)
+        if lines := self._stacks.looks.take_lines():
+            journal.write(Stacks(t=age, who="training", seconds=round(seconds, 3), lines=lines))
+        seconds, lines = self._workers.take()
+        if lines:
+            journal.write(Stacks(t=age, who="workers", seconds=round(seconds, 3), lines=lines))
 
     def _mark(self, name: str, at: float, text: str = "") -> None:
         done = self._tracker
@@ -532,8 +620,18 @@ class Meter:
             self.note_replacements()
         elif step.number == WARMUP_STEPS - 1:
             self._overhead_seconds, self._overhead_from = 0.0, self._tracker.num_fetches
+            if self._stacks is not None:
+                self._stacks_cpu_seconds = self._stacks.cpu_seconds
             self._note_device()
         self._queue.add(step)
+        if self._tracker.is_lost and not self._is_loss_told:
+            self._is_loss_told = True
+            text = (
+                "the optimizer is not called any more (a CUDA graph?): steps are counted by fetches"
+            )
+            self._mark("note", step.end, text)
+        if step.end >= self._stacks_due:
+            self._write_stacks(step.end)
 
     def _note_device(self) -> None:
         self.settings(**_read_cuda())
@@ -544,7 +642,12 @@ class Meter:
     def _begin_span(self, name: str) -> None:
         now = self._clock()
         if self._is_early:
-            self._tracker.add_early_wait(*self._end_wait(now))
+            is_due, wait = self._is_due, self._end_wait(now)
+            if is_due:
+                self._tracker.add_early_wait(*wait)
+            else:
+                self._tracker.add_span("between", *wait)
+            self._is_due = is_due
         self._span_name, self._span_start = name, now
         self._span_event = self._queue.record()
 
@@ -561,7 +664,7 @@ class Meter:
                 self._journal.write(Phase(t=at, name=name, seconds=round(seconds, 6)))
                 self.settings(**_read_cuda())
             if self._tracker.waits_since is not None:
-                self._begin_early_wait(now)
+                self._begin_early_wait(now, is_due=self._is_due)
 
     @_guarded
     def _fold(self, *, write: bool) -> None:

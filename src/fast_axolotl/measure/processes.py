@@ -110,6 +110,7 @@ class ProcessTree:
         self._members: dict[int, _Member] = {}
         self._foreign: set[int] = set()
         self._joining: set[int] = set()
+        self._ranks: set[int] = set()
         self._before = Counters()
         """What processes that joined had counted before that: it is not of the time watched."""
         self._ended = Counters()
@@ -124,7 +125,8 @@ class ProcessTree:
         return tuple(self._members)
 
     def add_root(self, pid: int) -> None:
-        """Have another process and its descendants in the tree from the next sample on."""
+        """Have a rank's process and its descendants in the tree from the next sample on."""
+        self._ranks.add(pid)
         if pid not in self._members:
             self._joining.add(pid)
             self._foreign.clear()
@@ -158,7 +160,10 @@ class ProcessTree:
         memory: dict[str, Any] = {}
         if self.is_alive:
             memory = {name: sum(member.memory[name] for member in living) for name in _MEMORY}
-            memory["largest_anon_bytes"] = max(member.memory["anon_bytes"] for member in living)
+            sizes = {pid: one.memory["anon_bytes"] for pid, one in self._members.items()}
+            memory["largest_anon_bytes"] = max(sizes.values())
+            if ranks := self._ranks & sizes.keys():
+                memory["training_anon_bytes"] = sum(sizes[pid] for pid in ranks)
         return SystemSample(
             t=0.0,
             processes=sum(member.stat.is_alive for member in living),

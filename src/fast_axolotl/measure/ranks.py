@@ -69,6 +69,16 @@ _SIZES = {
 """Setting → names of the same in a framework's configuration."""
 
 
+_IDLE = "backward/idle"
+LEAST_LOOKED_SECONDS = 3.0
+"""Of looks, to tell how long a rank works. Ours: sixty looks."""
+LEAST_WORK_SHARE = 0.05
+"""Of a step, by which the work of one rank is longer than that of the others. Ours."""
+LEAST_JUDGED = 20
+"""Steps, to tell how sure a share of their time is."""
+_STRETCHES, _T_OF_STRETCHES = 10, 2.262
+"""Of a run, and Student's t for them at 95 %."""
+
 Point = tuple[int, float, int]
 """Number of a block that tells of the queue, ready batches, fetches."""
 
@@ -128,6 +138,52 @@ class RankFigures:
         return thresholds.is_long_enough(self.steady.fetches, self.steady.wall_seconds)
 
     @property
+    def is_fed_unseen(self) -> bool:
+        """Whether its data does not come from a loader in its own thread, so that only looks at
+        the stack tell how long it waits."""
+        has_reason = "stall_fraction" in self.record.reasons
+        return bool(self.steady.steps) and (not self.steady.fetches or has_reason)
+
+    @property
+    def work_seconds(self) -> float | None:
+        """In a step, without waits for data and for other ranks, by looks at the stack."""
+        seen: dict[str, float] = {}
+        for block in self.steady_blocks:
+            for name, seconds in block.phases.items():
+                seen[name] = seen.get(name, 0.0) + seconds
+        inside = sum(seen.get(name, 0.0) for name in seen if "/" not in name or name == _IDLE)
+        if "cuda_memory" in self.settings or inside < LEAST_LOOKED_SECONDS:
+            return None
+        idle = sum(seen.get(name, 0.0) for name in ("waiting", "data", "communication", _IDLE))
+        return self.steady.wall_seconds * (1.0 - idle / inside) / max(1, self.steady.steps)
+
+    @property
+    def stall_error(self) -> float | None:
+        """Half of the 95 % interval of the stall that fetches tell, by a jackknife over ten
+        stretches of the run; ``None``: too few steps."""
+        is_device = self.steady.source == "device"
+        pairs: list[tuple[float, float]] = []
+        for block in self.steady_blocks:
+            singles = block.devices if is_device else block.hosts
+            wait = (block.device_wait_seconds if is_device else block.host_wait_seconds) or 0.0
+            if block.walls is not None and singles is not None:
+                pairs += zip(block.walls, singles, strict=True)
+            else:
+                pairs.append((block.wall_seconds, wait))
+        count = len(pairs)
+        wall, wait = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+        if count < LEAST_JUDGED or wall <= 0:
+            return None
+        without = []
+        for part in range(_STRETCHES):
+            cut = pairs[part * count // _STRETCHES : (part + 1) * count // _STRETCHES]
+            rest = wall - sum(pair[0] for pair in cut)
+            without.append((wait - sum(pair[1] for pair in cut)) / rest if rest > 0 else 0.0)
+        mean = sum(without) / _STRETCHES
+        spread = sum((share - mean) ** 2 for share in without)
+        return _T_OF_STRETCHES * math.sqrt((_STRETCHES - 1) / _STRETCHES * spread)
+
+    @property
     def windows(self) -> Sequence[ProfileWindow]:
         """The profiler's windows of its steady phase; where none is, its last one."""
         own, begin = self.record.windows, self.record.start.time
@@ -154,6 +210,8 @@ class RankFigures:
             samples_per_second=ratio(steady.count("samples"), steady.wall_seconds),
             is_finished=end is not None and end.reason == "finished",
             node=self.record.start.host,
+            wait_seconds=ratio(steady.host_wait_seconds, steady.steps),
+            work_seconds=self.work_seconds,
         )
 
 
@@ -442,6 +500,18 @@ def _find_straggler(job: Job, skew_fraction: float) -> None:
             reason = ""
             if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
                 found.append((skew_fraction, job.slow_rank, "compute"))
+        works = {rank.rank: rank.work_seconds for rank in job.ranks if rank.steady.steps}
+        known = {number: work for number, work in works.items() if work is not None}
+        if len(known) == len(works):
+            reason = ""
+            slowest = max(known, key=known.__getitem__)
+            others = middle(work for number, work in known.items() if number != slowest)
+            paces = {
+                one.rank: ratio(one.steady.wall_seconds, one.steady.steps) for one in job.ranks
+            }
+            excess = (known[slowest] - (others or 0.0)) / (paces[slowest] or 1.0)
+            if excess >= LEAST_WORK_SHARE:
+                found.append((excess, slowest, "compute"))
     fraction, rank, part = max(found, default=(0.0, 0, ""))
     if fraction >= LEAST_FRACTION:
         job.figures |= {"straggler_fraction": fraction, "straggler_rank": rank}

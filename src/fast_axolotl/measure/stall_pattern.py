@@ -81,6 +81,10 @@ class LateChange(NamedTuple):
     """Median of the tenths before."""
 
 
+_LEAST_DRIFT, _LEAST_DRIFTING = 1.3, 20
+"""Times that steps become longer, to be told; steps in each third of a run."""
+
+
 def find_late_change(job: Job) -> LateChange | None:
     """The change at the end of a run, by the rank that waits longest in each tenth."""
     chosen = job.chosen
@@ -117,6 +121,24 @@ def find_late_change(job: Job) -> LateChange | None:
     spans = total(first.spans.values()) or 0.0
     begin = chosen.record.start.time + first.t - first.wall_seconds - spans
     return LateChange(begin, first.first_step, statistics.median(before))
+
+
+def find_drift(blocks: Sequence[StepBlock]) -> tuple[float, float] | None:
+    """Seconds of a step without its waits, in the first third of the steps and in the last, where
+    they grew all the while."""
+    own = [
+        (block.wall_seconds - block.host_wait_seconds) / block.steps
+        for block in blocks
+        for _ in range(block.steps)
+    ]
+    third = len(own) // 3
+    if third < _LEAST_DRIFTING:
+        return None
+    first, middle, last = (
+        statistics.median(own[part * third : (part + 1) * third]) for part in range(3)
+    )
+    grows = first * _LEAST_DRIFT <= last and first <= middle <= last
+    return (first, last) if grows and first > 0 else None
 
 
 def _wall_seconds(blocks: Sequence[StepBlock]) -> float:

@@ -34,6 +34,9 @@ _MOST_FETCHES = 4096
 """Fetches after which a step ends though nobody told its end, so that memory stays bounded. Those
 before the first step that is told are only added up."""
 
+_LEAST_TOLD, _LOST_FACTOR = 3, 16
+"""Steps told, and times the fetches of one that come without another, for no more to be told."""
+
 _SKIPPING_FACTOR = 10
 """A first step with more than so many times the fetches of the second has skipped batches: fewer
 may have been fetched ahead, or belong to steps that a gradient scaler left out."""
@@ -167,6 +170,8 @@ class StepTracker:
         self._accumulation = accumulation
         self._is_told = is_told
         self._fetches_at_tell: list[int] = []
+        self._lost_at: int | None = None
+        """The fetch from which on steps are counted by fetches, because none was told any more."""
         self._origin = origin
         self._warm_steps = 0
         self._open: Step | None = None
@@ -188,6 +193,7 @@ class StepTracker:
         if step is None:
             step = self._open = self._new(start)
         else:
+            self._find_lost(len(step.fetches))
             is_full = len(step.fetches) >= (_MOST_FETCHES if self._is_told else self._accumulation)
             if is_full and self._is_told and not self._fetches_at_tell:
                 # A resumed run skips batches: before the first step is told there is none.
@@ -249,10 +255,12 @@ class StepTracker:
 
     def tell(self, now: float) -> Step | None:
         """The trainer says that a step has ended; the one before it, where no fetch ended that."""
+        if self._lost_at is not None:
+            self._is_told = True
         if not self._is_told:
             # What was taken for steps until now were fetches of this one: warm up from here.
             self._is_told, self._warm_steps = True, 0
-        if len(self._fetches_at_tell) <= 2:
+        if len(self._fetches_at_tell) <= _LEAST_TOLD:
             self._fetches_at_tell.append(self.num_fetches)
         ended = None
         step = self._open
@@ -327,6 +335,21 @@ class StepTracker:
         for span in step.spans:
             span.is_inside = span.is_inside and not span.is_after_step
         return self._end(step, step.told_at)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether steps were told and are not any more, as where a CUDA graph replays them."""
+        return self._lost_at is not None and not self._is_told
+
+    def _find_lost(self, num_fetches: int) -> None:
+        """Count steps by fetches, once far more have come than a step has."""
+        told = self._fetches_at_tell
+        if not self._is_told or self._lost_at is not None or len(told) < _LEAST_TOLD:
+            return
+        per_step = max(1, told[-1] - told[-2])
+        if num_fetches > _LOST_FACTOR * (per_step + 1):
+            self._is_told, self._accumulation = False, per_step
+            self._lost_at = self.num_fetches
 
     def _new(self, start: float) -> Step:
         spans, self._early_spans = self._early_spans, ()

@@ -21,7 +21,16 @@ from typing import Any
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
-from fast_axolotl.measure.machine import describe_growth, fold_machines, growth
+from fast_axolotl.measure.machine import find_growth, fold_machines, growth
+from fast_axolotl.measure.phases import (
+    MODEL,
+    OTHER,
+    PREPARING,
+    WAITING,
+    Phases,
+    fold_phases,
+    looks_error,
+)
 from fast_axolotl.measure.ranks import (
     Job,
     RankFigures,
@@ -33,15 +42,22 @@ from fast_axolotl.measure.ranks import (
     others_span_seconds,
     read_queue,
 )
-from fast_axolotl.measure.stall_pattern import Pattern, find_late_change, find_pattern
+from fast_axolotl.measure.stall_pattern import (
+    Pattern,
+    find_drift,
+    find_late_change,
+    find_pattern,
+)
 from fast_axolotl.measure.verdict import judge, judge_change
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.catalogue import FIGURES
 
-_NOTED = ("error", "clock_step")
+_NOTED = ("error", "clock_step", "note")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
+_LEAST_OF_CONSUMED = 0.95
+"""Share of what was consumed that the reader's rate reaches by its measurement, to be believed."""
 _KILLED = ("exit code -9", "exit code 137")
 """How a command ends that signal 9 ended, or whose shell tells so."""
 _LOST_CHILD = re.compile(
@@ -72,7 +88,8 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     fold.add_flops()
     fold.add_machines()
     fold.add_job()
-    for name, value in fold_ledger(record, job, since).items():
+    divided = fold.add_phases()
+    for name, value in fold_ledger(record, job, divided, since).items():
         fold.put(name, value, "", "tokens")
     draft = fold.build()
     system, chosen = record.systems.get(draft.node), job.chosen
@@ -82,15 +99,16 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     verdict = judge(
         Evidence(
             figures=draft,
+            phases=divided,
             source=source if chosen is None else chosen.record.start.source,
+            stall_error=_stall_error(chosen, draft),
+            drift=None if chosen is None else find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
             slow_rank=job.slow_rank,
             drain=next(held, None if chosen is None else chosen.drain),
+            interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
-            memory_growth=describe_growth(system, chosen.steady_from if chosen else None)
-            if system
-            else "",
         )
     )
     change = find_late_change(job) if since is None else None
@@ -165,7 +183,17 @@ class _Fold:
             settings.update(rank.settings)
 
         ends = [rank.record.end for rank in ranks] or ([system.end] if system else [])
-        errors: dict[str, str] = {end.reason: end.error for end in reversed(ends) if end}
+        errors: dict[str, str] = {} if ranks else {end.reason: end.error for end in ends if end}
+        # An error of one rank becomes one of all: the earliest counts.
+        ended = [
+            (rank.record.start.time + rank.record.end.t, rank.rank, rank.record.end)
+            for rank in ranks
+            if rank.record.end
+        ]
+        for _, number, end in sorted(ended):
+            is_named = end.error and end.reason == "exception" and job.world_size > 1
+            text = f"rank {number}: {end.error}" if is_named else end.error
+            errors.setdefault(end.reason, text)
         reason = "cut off" if None in ends or not ends else "finished"
         reason = next((name for name in ("exception", "interrupted") if name in errors), reason)
         if ranks and reason in ("cut off", "finished"):
@@ -288,7 +316,9 @@ class _Fold:
             return None if None in known else ratio(total(known), copies)
 
         rates = {kind: sum_rates(kind) for kind in kinds}
-        samples, rows = rates["samples"] or None, rates["rows"]
+        # Where some batches could not be counted, there is no sum.
+        samples = None if "samples" in self._recorded else rates["samples"] or None
+        rows = rates["rows"]
         uncounted = "the batches have no first dimension along which to count samples"
         packed = "samples are packed, and the rows in them were not counted"
         is_packed = any(map(_is_packed, self.job.ranks))
@@ -316,6 +346,10 @@ class _Fold:
         reader = times(ratio(together, copies), rows_per_sample)
         has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
         unknown = "" if has_workers else "it is not known whether the loader reads ahead"
+        if reader is not None and rows is not None and reader < rows:
+            # What was consumed has been delivered.
+            unknown = "the times of the batches that were looked at do not explain what was read"
+            reader = rows if reader >= _LEAST_OF_CONSUMED * rows else None
         self.put_steady("reader_rows_per_second", reader, unknown)
         self.put_steady("reader_ratio", ratio(reader, rows))
         for kind in kinds[2:]:
@@ -359,6 +393,36 @@ class _Fold:
         for name, value in values.items():
             self.put(name, value, reasons.get(name, ""), is_system=True)
         self.values["notes"] += tuple(notes)
+        system = self.record.systems.get(values["node"])
+        self.values["growth"] = find_growth(system, self.chosen)
+
+    def add_phases(self) -> Phases:
+        """Where the time of a step goes, by looks at the stack of the rank that decides."""
+        rank, values = self.chosen, self.values
+        idle = None
+        if "cuda_memory" in values["settings"]:
+            busy = values["gpu_utilization"]
+            idle = values["device_idle_fraction"] if busy is None else 1.0 - busy
+            idle = (idle or 0.0) - (self.job.device_stall_fraction or 0.0)
+        phases = Phases()
+        if rank is not None:
+            phases = fold_phases(rank, self.job.host_stall_fraction, idle)
+        for phase in (PREPARING, *MODEL, OTHER):
+            share = phases.step.get(phase, 0.0) if phases.step else None
+            self.put_steady(f"{phase}_fraction", share, "", "phases")
+        values.update(phases=phases.step, where=phases.lines)
+        if rank is not None and rank.is_fed_unseen:
+            # Then the stall is what the looks at the stack say.
+            share = phases.step.get(WAITING, 0.0) if phases.step else None
+            self.job.host_stall_fraction = share
+            values["stall_source"] = "stacks" if phases.step else ""
+            if why := self._recorded.get("stall_fraction"):
+                values["notes"] += (why,)
+            why = "no DataLoader was seen, and the stack was not looked at"
+            for name in ("stall_fraction", "host_stall_fraction"):
+                self.reasons.pop(name, None)
+                self.put(name, share, why)
+        return phases
 
     def add_job(self) -> None:
         """What ranks lose to each other, and what the meter itself costs."""
@@ -384,6 +448,15 @@ class _Fold:
             share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
         no_share = reason if per_fetch is None else self.unseen or reason
         self.put("overhead_fraction", share, no_share)
+
+
+def _stall_error(rank: RankFigures | None, figures: RunSummary) -> float | None:
+    """How sure the stall is, by the fetches of the rank that decides, or by looks at its stack."""
+    if rank is None or figures.stall_fraction is None:
+        return None
+    if figures.stall_source == "stacks":
+        return looks_error(figures.stall_fraction, figures.measured_seconds)
+    return rank.stall_error
 
 
 def _is_packed(rank: RankFigures) -> bool:

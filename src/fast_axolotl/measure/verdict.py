@@ -1,7 +1,7 @@
 """Decide what limits a run: rules in order, the first that holds.
 
-    memory → inconclusive → swap → cpu → checkpoint, evaluation → io → data → communication
-    → start-up → compute → mixed
+    memory → inconclusive → swap → memory that grows → cpu → checkpoint, evaluation → io → data
+    → communication → start-up → compute → mixed
 
 The order goes from what makes all other figures worthless to what is left over. A run that was
 killed for want of memory is told so, however short it was. A swapping or busy machine also looks
@@ -28,22 +28,26 @@ from dataclasses import replace
 
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import Evidence
+from fast_axolotl.measure.phases import OTHER, PREPARING
 from fast_axolotl.measure.stall_pattern import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
 from fast_axolotl.record.figures import VerdictKind
-from fast_axolotl.record.units import count_words, format_duration, format_share
+from fast_axolotl.record.units import count_words, format_duration, format_seconds, format_share
 
 _MOST_LETTERS = 200
-_LEAST_GAIN = 0.01
-"""Below it nobody would see it."""
+_LEAST_GAIN, _MOST_GAIN = 0.01, 9.0
+"""Below it nobody would see it; above it nobody should believe it."""
+_MUCH_DRIFT = 1.5
+"""Times that steps become longer, for the headline."""
 _LOST: dict[str, tuple[VerdictKind, str]] = {
     "checkpoint": ("checkpoint", "Checkpoints take"),
     "evaluation": ("evaluation", "Evaluation takes"),
     "startup": ("startup", "Start-up takes"),
+    "between": ("code", "Code between two loops takes"),
     "resume": ("startup", "Skipping rows that were already trained on takes"),
 }
-_OF_THE_LOOP = ("io", "data", "communication", "compute", "mixed")
+_OF_THE_LOOP = ("io", "data", "code", "communication", "compute", "mixed")
 """Verdicts that a change of the stall sets aside, and that may take their place."""
 
 
@@ -51,7 +55,9 @@ def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
         *(_memory, _unseen, _warming, _short, _draining),
-        *(_swap, _cpu, lambda evidence: _lost(evidence, "checkpoint", "evaluation"), _io, _data),
+        *(_swap, _growing, _cpu),
+        lambda evidence: _lost(evidence, "checkpoint", "evaluation", "between"),
+        *(_straggler, _code, _io, _data),
         *(_communication, lambda evidence: _lost(evidence, "startup", "resume"), _compute),
     )
     verdict = next(filter(None, (rule(evidence) for rule in rules)), None) or _mixed(evidence)
@@ -62,9 +68,11 @@ def judge(evidence: Evidence) -> Verdict:
     lines = list(map(evidence.lost_line, large))
     if verdict.gain is not None and verdict.gain >= _LEAST_GAIN:
         # Checkpoints, evaluation and start-up lie outside of the steps that tokens/s are of.
-        is_outside = verdict.kind in ("checkpoint", "evaluation", "startup")
+        outside = ("checkpoint", "evaluation", "startup", "between")
+        is_outside = verdict.kind in outside or verdict.subtype in outside
         rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
-        action += f" Expect up to +{100 * verdict.gain:,.0f} % {rate}."
+        gain = f"+{100 * min(verdict.gain, _MOST_GAIN):,.0f} %"
+        action += f" Expect up to {gain} {rate}."
     is_near = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
     if verdict.kind != "memory" and figures.end_reason == "cut off" and is_near:
         text = (
@@ -72,8 +80,17 @@ def judge(evidence: Evidence) -> Verdict:
             "the run is over, it probably ran out of memory"
         )
         lines.append(evidence.say(text))
+    if evidence.drift is not None:
+        first, last = map(format_seconds, evidence.drift)
+        lines.append(f"the work of a step grew from {first} to {last} during the run")
+        if evidence.drift[1] >= _MUCH_DRIFT * evidence.drift[0]:
+            headline = f"{verdict.headline} Steps became longer: {first}, then {last}."
+            verdict = replace(verdict, headline=headline)
+    if verdict.kind not in ("swap", "memory", "inconclusive"):
+        lines += evidence.memory_lines()
+    lines += evidence.growth_lines()
     verdict = replace(verdict, evidence=(*verdict.evidence, *lines), action=action)
-    if verdict.kind == "memory" or figures.end_reason != "exception":
+    if (verdict.kind == "memory" and not verdict.subtype) or figures.end_reason != "exception":
         return verdict
     # The error comes first if there is no other verdict.
     text = next(iter(figures.error.strip().splitlines()), "no message was recorded")
@@ -81,10 +98,12 @@ def judge(evidence: Evidence) -> Verdict:
     if verdict.kind != "inconclusive":
         line = f"the run ended with an error: {error}"
         return replace(verdict, evidence=(*verdict.evidence, line))
+    is_early = verdict.subtype == "unseen" and not figures.steps
+    when = "the first step" if is_early else "it could be judged"
     return replace(
         verdict,
-        headline=f"The run failed before it could be judged: {error}.",
-        evidence=(verdict.headline, *verdict.evidence),
+        headline=f"The run failed before {when}: {error}.",
+        evidence=verdict.evidence if is_early else (verdict.headline, *verdict.evidence),
         action=f"Fix this error first, then measure again: {error}.",
         seconds_needed=None,
     )
@@ -115,6 +134,8 @@ def _unseen(evidence: Evidence) -> Verdict | None:
     figures = evidence.figures
     if figures.fetches or (figures.warmup_steps and not figures.steps):
         return None
+    if figures.steps and figures.stall_fraction is not None:
+        return None
     swapping = _swap(evidence)
     if swapping is not None:
         return swapping
@@ -125,6 +146,16 @@ def _unseen(evidence: Evidence) -> Verdict | None:
             "the stall; {PRESSURE_IO})"
         )
         return _io(evidence, evidence.say(line))
+    if not figures.steps and figures.end_reason == "interrupted":
+        how = figures.error if figures.error.startswith("stopped") else "interrupted"
+        headline = f"The run was {how} before the first step."
+        action = "Measure again, and let it train."
+        return _verdict(evidence, "inconclusive", headline, (), action, subtype="unseen")
+    for python, error in evidence.interpreters.items():
+        if error and not figures.ranks:
+            headline = f"The training was not measured: {python} cannot load fast-axolotl."
+            action = f"Install it into that Python: {python} -m pip install fast-axolotl."
+            return _verdict(evidence, "inconclusive", headline, [error], action, subtype="unseen")
     what = "data loader detected: no fetch" if figures.steps else "training loop detected: no step"
     seen = "" if figures.ranks else ", because the process was only watched from outside"
     headline = f"No {what} was recorded{seen}."
@@ -136,7 +167,7 @@ def _unseen(evidence: Evidence) -> Verdict | None:
 def _warming(evidence: Evidence) -> Verdict | None:
     """All steps are warm-up."""
     figures = evidence.figures
-    if figures.fetches:
+    if figures.steps:
         return None
     pace = figures.duration_seconds / max(1, figures.warmup_steps)
     needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
@@ -147,10 +178,12 @@ def _warming(evidence: Evidence) -> Verdict | None:
 
 def _short(evidence: Evidence) -> Verdict | None:
     """The steady phase is too short."""
-    fetches, seconds = evidence.figures.fetches, evidence.figures.measured_seconds
-    if thresholds.is_long_enough(fetches, seconds):
+    figures = evidence.figures
+    if figures.is_long_enough or evidence.is_settled:
         return None
-    count = f"{count_words(fetches, 'fetch')} in {format_duration(seconds)}"
+    fetches, seconds = figures.fetches or figures.steps, figures.measured_seconds
+    count = count_words(fetches, "fetch" if figures.fetches else "step")
+    count += f" in {format_duration(seconds)}"
     lines = [
         f"the steady phase has {count}; a verdict needs at least {thresholds.LEAST_FETCHES} "
         f"fetches over {thresholds.LEAST_FETCHES_SECONDS:.0f} s, or "
@@ -245,15 +278,18 @@ def _memory(evidence: Evidence) -> Verdict | None:
             "({MEMORY_NEAR})"
         )
         lines.append(evidence.say(line))
-    if evidence.memory_growth:
-        lines.append(f"memory that grew: {evidence.memory_growth}")
     return _verdict(evidence, "memory", headline, lines, advice.lower_working_set(evidence))
 
 
 def _swap(evidence: Evidence) -> Verdict | None:
     """The machine is short of memory."""
     figures, lines = evidence.figures, evidence.memory_lines()
-    if not lines:
+    # A short pressure of the whole machine does not explain a long wait; where the run fills the
+    # memory itself, less is enough.
+    is_full = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
+    least = thresholds.PRESSURE_MEMORY if is_full else thresholds.BOUND_PRESSURE
+    is_pressed = (figures.psi_memory_full or 0.0) >= max(least, evidence.largest_share / 2)
+    if not lines or not (is_pressed or evidence.is_swapping):
         return None
     how = "it is swapping" if figures.is_swap_sustained else "its tasks wait for memory to be freed"
     if figures.limit_share is not None:
@@ -265,13 +301,33 @@ def _swap(evidence: Evidence) -> Verdict | None:
     return _verdict(evidence, "swap", headline, lines, advice.lower_working_set(evidence))
 
 
+def _growing(evidence: Evidence) -> Verdict | None:
+    """Memory grows with every step, and is full within a day."""
+    first = next(iter(evidence.figures.growth), None)
+    if first is None or (first.full_in_seconds or math.inf) > thresholds.FULL_SECONDS:
+        return None
+    full = format_duration(first.full_in_seconds or 0.0)
+    return _verdict(
+        evidence,
+        "memory",
+        f"Memory grows with every step, and is full in about {full}.",
+        [evidence.stall_line()],
+        f"Find what is kept from step to step in {first.part}: losses as tensors (use "
+        "loss.item()), lists, caches, batches.",
+        subtype="growing",
+    )
+
+
 def _cpu(evidence: Evidence) -> Verdict | None:
     """The run does not get the processors it asks for. One that fills them by itself does."""
     figures = evidence.figures
-    # A small loss does not explain a long stall, and a GPU that never pauses has lost nothing.
-    least = max(thresholds.CPU_LOST, evidence.stall / 2)
+    # A small loss does not explain a long stall, nor what the loop itself does. A GPU that never
+    # pauses has lost nothing, nor has a run that hardly asks for a processor.
+    least = max(thresholds.CPU_LOST, evidence.stall / 2, evidence.beside)
     subtype = next((name for name, share in evidence.cpu_losses.items() if share >= least), "")
     if (figures.gpu_utilization or 0.0) > 1.0 - thresholds.CPU_LOST or not subtype:
+        return None
+    if subtype == "others" and (figures.cpu_cores or 0.0) < thresholds.LEAST_OWN_CORES:
         return None
     lines = evidence.cpu_lines()
     if figures.cpu_cores is not None:
@@ -326,7 +382,8 @@ def _lost(evidence: Evidence, *parts: str) -> Verdict | None:
     share, (kind, what) = evidence.lost_share(part), _LOST[part]
     least = thresholds.LEAST_STARTUP_SECONDS
     if kind != "startup":
-        least = max(seconds.get(name, 0.0) for name in ("data", "communication"))
+        larger = ("data", "communication", "preparing", "code")
+        least = max(seconds.get(name, 0.0) for name in larger)
     if share < thresholds.LOST_TIME or seconds[part] < least:
         return None
     headline = f"{what} {format_share(share)} of the wall clock."
@@ -339,11 +396,45 @@ def _lost(evidence: Evidence, *parts: str) -> Verdict | None:
 # What bounds a run that can be judged.
 
 
-def _data(evidence: Evidence) -> Verdict | None:
-    """The loop waits for data."""
-    figures = evidence.figures
-    if evidence.stall < thresholds.DATA_STALL:
+def _straggler(evidence: Evidence) -> Verdict | None:
+    """One rank takes longer than the others for something else than data."""
+    lost = evidence.figures.straggler_fraction or 0.0
+    if not evidence.holds_up or lost < max(thresholds.DATA_STALL, evidence.stall):
         return None
+    lines = [*evidence.rank_lines(), evidence.stall_line(), *evidence.phase_lines()]
+    headline, action = _straggling(evidence), advice.even_out(evidence)
+    return _verdict(evidence, "communication", headline, lines, action, subtype="skew")
+
+
+def _code(evidence: Evidence) -> Verdict | None:
+    """The loop does something else than to load, to prepare and to train."""
+    share, data = evidence.phases.cost(OTHER), evidence.stall + evidence.phases.cost(PREPARING)
+    if share < thresholds.LOST_TIME or share < max(data, evidence.exposed):
+        return None
+    place = evidence.line_of(OTHER)
+    headline = f"Code beside the model takes {format_share(share)} of the time"
+    lines = [*evidence.phase_lines(), evidence.stall_line(), *evidence.cpu_lines()]
+    action = advice.Action(
+        f"Look at {place or 'the loop'}: do it less often, in another thread, or not at all.",
+        advice.possible_gain(share),
+    )
+    return _verdict(evidence, "code", f"{headline}{place and ': '}{place}.", lines, action)
+
+
+def _data(evidence: Evidence) -> Verdict | None:
+    """The loop waits for data, or prepares it."""
+    figures, prepared = evidence.figures, evidence.phases.cost(PREPARING)
+    if evidence.stall + prepared < thresholds.DATA_STALL:
+        return None
+    if prepared > evidence.stall:
+        place = evidence.line_of(PREPARING)
+        headline = f"Preparing batches in the loop takes {format_share(prepared)} of the time"
+        action = advice.prepare_in_workers(evidence, place, prepared)
+        lines = [*evidence.phase_lines(), evidence.stall_line(), *evidence.cpu_lines()]
+        return _verdict(
+            *(evidence, "data", f"{headline}{place and ': '}{place}.", lines, action),
+            subtype="prepare",
+        )
     what = {
         "rate": "The loader is too slow",
         "burst": "Data arrives in bursts",
@@ -358,8 +449,11 @@ def _data(evidence: Evidence) -> Verdict | None:
         depth, capacity = figures.queue_depth, figures.queue_capacity
         queue.append(evidence.say(text, depth=depth, capacity=capacity))
     headline = f"{what}: {{stall_fraction}} of the time is spent waiting for data."
+    if figures.straggler_part == "data":
+        headline = f"{evidence.compare_ranks('wait')}: {what[:1].lower()}{what[1:]} there."
     lines = [evidence.stall_line("{DATA_STALL}"), *evidence.rank_lines()]
-    lines += [*evidence.pattern_lines(), *queue, *evidence.hidden_lines(), *evidence.cpu_lines()]
+    lines += [*evidence.pattern_lines(), *queue, *evidence.phase_lines()]
+    lines += [*evidence.hidden_lines(), *evidence.cpu_lines()]
     action = advice.feed(evidence)
     return _verdict(evidence, "data", headline, lines, action, subtype=evidence.pattern)
 
@@ -390,14 +484,23 @@ def _communication(evidence: Evidence) -> Verdict | None:
 
 
 def _compute(evidence: Evidence) -> Verdict | None:
-    """The model never waits."""
+    """The model hardly waits, and it is what takes the time."""
     figures = evidence.figures
     if figures.stall_fraction is None or evidence.stall >= thresholds.FREE_STALL:
         return None
+    phases, lines = evidence.phases, []
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
-    if evidence.exposed >= thresholds.FREE_COMMUNICATION or is_unprofiled:
+    if evidence.exposed >= thresholds.FREE_COMMUNICATION:
         return None
-    lines = []
+    if phases.step and phases.model < thresholds.MOST_COMPUTE:
+        return None
+    if is_unprofiled:
+        if not phases.step:
+            return None
+        lines.append(
+            f"how much of it is communication of the {figures.world_size} ranks was not measured: "
+            "fast-axolotl measure --profile-steps 5 tells"
+        )
     if figures.world_size == 1 and figures.device_stall_fraction is not None:
         lines.append(
             "one GPU has no communication, so N GPUs will give less than N times its tokens/s; "
@@ -412,14 +515,14 @@ def _compute(evidence: Evidence) -> Verdict | None:
     headline = "The model is the limit: it hardly ever waits for data."
     better = advice.even_out if evidence.holds_up else advice.compute_better
     told = [evidence.stall_line("{FREE_STALL}"), *map(evidence.say, lines)]
-    told += [*evidence.hidden_lines(), *evidence.rank_lines(), *evidence.cpu_lines()]
+    told += [*evidence.phase_lines(), *evidence.hidden_lines(), *evidence.rank_lines()]
+    told += evidence.cpu_lines()
     headline = _straggling(evidence) if evidence.holds_up else headline
     return _verdict(evidence, "compute", headline, told, better(evidence))
 
 
 def _straggling(evidence: Evidence) -> str:
-    rank = evidence.figures.straggler_rank
-    return f"Rank {rank} is slow: it costs the others {{straggler_fraction}} of the time."
+    return f"{evidence.compare_ranks('work')}: it costs them {{straggler_fraction}} of the time."
 
 
 _EXPOSED = "exposed communication {exposed_communication_fraction} ({FREE_COMMUNICATION})"

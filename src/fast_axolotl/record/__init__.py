@@ -7,6 +7,7 @@ is killed is readable up to its last line. A summary comes from the lines alone,
 
 from __future__ import annotations
 
+from fast_axolotl.record.figures import Growth as Growth
 from fast_axolotl.record.figures import RunSummary as RunSummary
 from fast_axolotl.record.figures import Verdict as Verdict
 from fast_axolotl.record.folder import LineWriter as LineWriter
@@ -23,6 +24,8 @@ from fast_axolotl.record.schema import Mark as Mark
 from fast_axolotl.record.schema import ModelShape as ModelShape
 from fast_axolotl.record.schema import ProfileWindow as ProfileWindow
 from fast_axolotl.record.schema import Settings as Settings
+from fast_axolotl.record.schema import StackLine as StackLine
+from fast_axolotl.record.schema import Stacks as Stacks
 from fast_axolotl.record.schema import Start as Start
 from fast_axolotl.record.schema import StepBlock as StepBlock
 from fast_axolotl.record.schema import SystemSample as SystemSample

@@ -24,6 +24,7 @@ _NO_TIME = "the steady phase has no duration"
 _NO_IDS = "the batches hold no token ids; report the number with meter.tokens(n)"
 _NO_LABELS = "the batches hold no labels; report the number with meter.tokens(n, trainable=…)"
 _NO_PERIOD = "the waits are all about as long"
+_NO_STACKS = "the Python stack was not looked at, or an earlier version recorded the run"
 _NO_SWAP = "/proc/vmstat has no swap counters"
 _NO_QUEUE = "the loader has no queue that can be inspected"
 
@@ -82,6 +83,14 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
             "the first batch was not recorded"),
         Figure("first_step_seconds", "first fetch to first step", "s", "lower",
             "the first step was not recorded"),
+    ),
+    "Where the time of a step goes": (
+        Figure("preparing_fraction", "preparing batches", "share", "lower", _NO_STACKS,
+            _SHARE_NEAR_ZERO),
+        Figure("forward_fraction", "forward", "share", "", _NO_STACKS),
+        Figure("backward_fraction", "backward", "share", "", _NO_STACKS),
+        Figure("optimizer_fraction", "optimizer", "share", "", _NO_STACKS),
+        Figure("other_fraction", "other code", "share", "lower", _NO_STACKS, _SHARE_NEAR_ZERO),
     ),
     "Reading": (
         Figure("rows_per_second", "rows", "rows/s", "higher"),
@@ -208,6 +217,9 @@ LEDGER: dict[str, str] = {
     "compute_and_communication": "compute and communication",
     "communication": "exposed communication",
     "data": "waiting for data",
+    "preparing": "preparing batches",
+    "code": "other code in steps",
+    "between": "between loops",
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
     "logging": "logging",
@@ -217,6 +229,12 @@ LEDGER: dict[str, str] = {
     "other": "other",
 }
 """The parts of the wall clock in their order, and what they are called."""
+
+STEP = (
+    *("waiting", "preparing", "forward", "backward", "optimizer"),
+    *("communication", "checkpoint", "evaluation", "other"),
+)
+"""The phases of a step, in their order."""
 
 PRIMARY = ("tokens_per_second", "samples_per_second", "rows_per_second", "duration_seconds")
 """Which figure answers whether an arm is faster: the first that both arms have."""

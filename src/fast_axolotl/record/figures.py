@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any, Literal
+
+from fast_axolotl.record import thresholds
 
 VerdictKind = Literal[
     "inconclusive",
@@ -17,6 +20,7 @@ VerdictKind = Literal[
     "evaluation",
     "communication",
     "startup",
+    "code",
     "compute",
     "mixed",
 ]
@@ -28,8 +32,8 @@ class Verdict:
 
     kind: VerdictKind
     subtype: str = ""
-    """Of data: rate, burst, periodic. Of communication: network, skew. Of inconclusive: short,
-    warming, draining, unseen."""
+    """Of data: rate, burst, periodic, prepare. Of code: between. Of communication: network, skew.
+    Of memory: growing. Of inconclusive: short, warming, draining, unseen."""
     headline: str
     """One sentence."""
     evidence: tuple[str, ...] = ()
@@ -40,6 +44,18 @@ class Verdict:
     """How much longer the run has to be; of inconclusive only."""
     gain: float | None = None
     """Share by which tokens/s can grow at most if the action works; ``None``: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory that a run takes more of with every step."""
+
+    part: str
+    """Who takes it, as text."""
+    bytes_per_second: float
+    bytes_per_step: float
+    full_in_seconds: float | None
+    """Until what was free at the end is taken; ``None``: the limit is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +73,37 @@ class RankSummary:
     is_finished: bool
     node: str = ""
     """The machine it ran on."""
+    wait_seconds: float | None = None
+    """For data, in a step on average."""
+    work_seconds: float | None = None
+    """In a step on average, without waits for data and for other ranks, by looks at the stack;
+    ``None`` with a GPU, whose work the host does not see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLine:
+    """A line of code that much of a phase was spent in."""
+
+    phase: str
+    """waiting, preparing, checkpoint, evaluation, other, between; loading in the workers."""
+    file: str
+    line: int
+    function: str
+    call: str = ""
+    """The function of a library that it was calling most."""
+    seconds: float
+    share: float
+    """Of its phase."""
+
+    @property
+    def place(self) -> str:
+        """As it stands in a sentence: of a library with its package, else the file alone."""
+        path = PurePath(self.file)
+        if "site-packages" in path.parts:
+            path = PurePath(*path.parts[path.parts.index("site-packages") + 1 :])
+        else:
+            path = PurePath(path.name)
+        return f"{path.as_posix()}:{self.line} {self.function}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +136,11 @@ class RunSummary:
     """What it is late with: data or compute."""
     data_parallel_size: int | None = None
 
+    phases: dict[str, float] = field(default_factory=dict)
+    """Share of the time of a step by phase, in its order, as the host's stack was seen; they add up
+    to 1. Empty where nobody looked."""
+    where: tuple[CodeLine, ...] = ()
+    """The lines of code in which the time beside the model was spent."""
     ledger: dict[str, float] = field(default_factory=dict)
     """Seconds of the whole wall clock by part; they add up to it."""
     nodes: tuple[Mapping[str, Any], ...] = ()
@@ -96,6 +148,8 @@ class RunSummary:
     node: str = ""
     """The machine whose memory, CPU, disk, swap and GPU figures these are: with several, the one
     under most pressure."""
+    growth: tuple[Growth, ...] = ()
+    """The parts of the memory that grow; first that which is full first."""
     replacements: tuple[str, ...] | None = None
     """Functions of Axolotl that this package had replaced; ``None``: not recorded."""
 
@@ -106,7 +160,7 @@ class RunSummary:
     """The first step that counts; ``None`` if there is none."""
     measured_seconds: float
     """Wall time of the steady phase."""
-    stall_source: Literal["device", "host", ""]
+    stall_source: Literal["device", "host", "stacks", ""]
     stall_pattern: Literal["steady", "burst", "periodic", ""]
     stall_period_of: str
     """What the period follows: rows, shard or epoch."""
@@ -125,6 +179,12 @@ class RunSummary:
         if not name.startswith("_") and name in self.figures:
             return self.figures[name]
         raise AttributeError(f"a summary has no figure {name!r}")
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether so much of a steady phase can be judged whatever its figures are."""
+        count = self.fetches or self.steps
+        return thresholds.is_long_enough(count, self.measured_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything by name, figures beside the rest."""

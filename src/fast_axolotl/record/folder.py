@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -35,17 +36,22 @@ _KINDS: dict[str, tuple[type, str]] = {
     "model": (schema.ModelShape, "models"),
     "log": (schema.Log, "logs"),
     "window": (schema.ProfileWindow, "windows"),
+    "stacks": (schema.Stacks, "stacks"),
     "end": (schema.End, ""),
     "system_start": (schema.SystemStart, ""),
     "system": (schema.SystemSample, ""),
     "disk": (schema.DiskProbe, ""),
 }
 """The kinds of lines, and where a rank keeps them."""
+_READ_OVER = ("resume", "evaluate")
+"""Marks with the number of batches that were read before the first step, and not trained on."""
 _NAMES = {line: name for name, (line, _) in _KINDS.items()}
 _LISTS = {line: home for line, home in _KINDS.values() if home}
 _DECODERS: dict[str, Any] = {name: msgspec.json.Decoder(line) for name, (line, _) in _KINDS.items()}
 SYSTEM_FILES = "system*.jsonl"
 JOB_FILE = "job.json"
+INTERPRETERS_FILE = "interpreters.txt"
+"""Which Pythons were to be measured: written by the start-up hook."""
 _CLOCK_SECONDS = 60.0
 """How far the clocks of two nodes may be apart."""
 
@@ -69,9 +75,11 @@ class RankRecord:
     models: list[schema.ModelShape] = field(default_factory=list)
     windows: list[schema.ProfileWindow] = field(default_factory=list)
     logs: list[schema.Log] = field(default_factory=list)
+    stacks: list[schema.Stacks] = field(default_factory=list)
     end: schema.End | None = None
     num_skipped: int = 0
     """Batches that were read over before the training began."""
+    _skipped_as: str = "resume"
 
     def add(self, line: object) -> None:
         """Sort one line in."""
@@ -79,9 +87,9 @@ class RankRecord:
             self.end = line
         elif type(line) in _LISTS:
             getattr(self, _LISTS[type(line)]).append(line)
-        if isinstance(line, schema.Mark) and line.name == "resume" and line.fetch:
-            # What was taken for steps before it was known better is start-up.
-            self.num_skipped = line.fetch
+        if isinstance(line, schema.Mark) and line.name in _READ_OVER and line.fetch:
+            # What was taken for steps before it was known better is none.
+            self.num_skipped, self._skipped_as = line.fetch, line.name
             self.blocks = [self._without_skipped(block) for block in self.blocks]
             self.marks = [mark for mark in self.marks if mark.name != "first_step"]
             self.marks.append(schema.Mark(t=line.t, name="first_step", step=0))
@@ -102,7 +110,7 @@ class RankRecord:
             wall_seconds=0.0,
             host_wait_seconds=0.0,
             device_wait_seconds=None if block.device_wait_seconds is None else 0.0,
-            spans={**block.spans, "resume": block.wall_seconds},
+            spans={**block.spans, self._skipped_as: block.wall_seconds},
         )
 
     @property
@@ -145,6 +153,8 @@ class RunRecord:
     """By the node that was watched."""
     notes: list[str] = field(default_factory=list)
     """What was wrong with the files, one sentence each."""
+    interpreters: dict[str, str] = field(default_factory=dict)
+    """Every Python that was to be measured, and why it could not be, if it could not."""
     is_first_training: bool = True
     """Whether the command's start is this training's: not of one that follows another."""
 
@@ -251,6 +261,9 @@ def read_run(path: str | Path) -> RunRecord:
             record.ranks[home.start.rank] = home
         else:
             record.notes.append(f"{file.name} has no start line and was skipped")
+    with suppress(OSError):
+        lines = (folder / INTERPRETERS_FILE).read_text(errors="replace").splitlines()
+        record.interpreters = {line.partition("\t")[0]: line.partition("\t")[2] for line in lines}
     homes = [_read_file(file, record) for file in sorted(folder.glob(SYSTEM_FILES))]
     systems = [home for home in homes if isinstance(home, SystemRecord)]
     # Of two files of one node, that which began last.

@@ -125,6 +125,8 @@ class StepBlock:
     """… and how long that took: together the rate that the loader can reach."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
     """Host wait of the fetches in which something happened, by what it was: epoch, shard."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds by what looks at the Python stack saw meanwhile, spans included: see ``Stacks``."""
     step_waits: str = ""
     """The waits of all single steps, condensed to a byte each; see ``waits``."""
     host_waits: dict[str, int] = field(default_factory=dict)
@@ -140,6 +142,34 @@ class StepBlock:
     """Host wait of every single step."""
     devices: tuple[float, ...] | None = None
     """Device wait of every single step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackLine:
+    """A line of code that time was spent in."""
+
+    phase: str
+    """waiting, data, preparing, forward, backward, optimizer, communication, checkpoint,
+    evaluation, other; ``backward/idle`` while the thread slept in it. After ``between/`` and the
+    name of a span what was seen there; loading in a process of the loader."""
+    file: str
+    line: int
+    function: str
+    call: str = ""
+    """The function of a library that it was calling."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """The lines that most time was spent in since the line before, by looks at Python stacks."""
+
+    t: float
+    who: Literal["training", "workers"]
+    seconds: float
+    """Of all looks; of workers: in which they loaded."""
+    lines: tuple[StackLine, ...] = ()
+    """The largest of each phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +336,8 @@ class SystemSample:
     anon_bytes: int | None = None
     largest_anon_bytes: int | None = None
     """Of the process that holds most."""
+    training_anon_bytes: int | None = None
+    """Of the processes that record a training."""
     shared_bytes: int | None = None
     hwm_bytes: int | None = None
     """Highest resident sizes of the living processes, summed."""

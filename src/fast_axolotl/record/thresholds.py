@@ -9,6 +9,10 @@ LEAST_FETCHES_SECONDS = 2.0
 LEAST_SECONDS = 60.0
 """Seconds. Ours: enough for slow steps, and for a periodic wait to show."""
 
+LEAST_SETTLED_SECONDS = 8.0
+"""Seconds in which nothing was waited for, to say that nothing will be. Ours: eight times the
+longest queue that a loader fills by itself."""
+
 DATA_STALL = 0.10
 """Share of steady time. MLPerf Storage passes a run at 90 % accelerator utilisation: the rest."""
 FREE_STALL = 0.05
@@ -29,6 +33,9 @@ DISK_NEAR, DISK_FULL = 0.70, 0.90
 PRESSURE_MEMORY = 0.01
 """Share of time. Linux PSI ``full``: no task made progress for want of memory; a healthy machine
 shows 0, and 1 % is well above the noise."""
+BOUND_PRESSURE = 0.10
+"""Share of time in which no task made progress for want of memory, to be the limit. Ours: the line
+of a stall."""
 PRESSURE_IO = 0.10
 """Share of time. Linux PSI ``full``: no task made progress for want of a disk; as much as the line
 of a stall."""
@@ -38,6 +45,11 @@ order."""
 MEMORY_NEAR = 0.80
 """Of the memory that may be taken, by a run that was killed. Ours: the sample before the kill is up
 to a second old, and what the kernel itself takes is not in it."""
+LEAST_GROWTH_BYTES = 32e6
+"""Of a part of the memory, from the second third of the steady phase on, to be growth. Ours:
+allocators and caches settle with less."""
+FULL_SECONDS = 24 * 3600.0
+"""Until memory that grows is full, to be what limits a run. Ours: runs of a day are common."""
 SWAP_RATE = 1e6
 """Bytes per second swapped in. Ours: less than any swap device would notice."""
 PROCESS_SWAP_BYTES = 64e6
@@ -45,6 +57,8 @@ PROCESS_SWAP_BYTES = 64e6
 CPU_LOST = 0.10
 """Share of the processor time that was refused or stolen; share of the processors that other
 programs take; share of time spent waiting for one. Ours: as much as the line of a stall."""
+LEAST_OWN_CORES = 0.2
+"""Processors that a run uses itself, to be held up by others. Ours."""
 SMALL_MEMORY_SHARE = 0.5
 """Of the memory that may be taken. Ours: a run that took less is not what fills it."""
 
@@ -61,6 +75,9 @@ FREE_COMMUNICATION = 0.10
 LEAST_SKEW_SHARE = 0.5
 """Of communication, to be waiting for a slow rank. Ours: the larger part of it."""
 
+MOST_COMPUTE = 0.5
+"""Share of a step in forward, backward and optimizer, for the model to be the limit. Ours: the
+larger part."""
 LOST_TIME = 0.10
 """Share of the wall clock, for evaluation, checkpoints, start-up and resume. Ours: the line of
 data."""

@@ -31,7 +31,7 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
-from fast_axolotl.report.runs import verdict_badge
+from fast_axolotl.report.runs import shown_phases, verdict_badge, where_rows
 from fast_axolotl.report.series import stall_track
 from fast_axolotl.report.terminal import BADGES
 
@@ -224,7 +224,9 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
         if summary.queue_depth is not None:
             of = "" if summary.queue_capacity is None else f" of {summary.queue_capacity:,}"
             queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
-        rows += [("step", step), ("ready queue", queue)]
+        phases = [f"{name} {format_share(share)}" for name, share in shown_phases(now)]
+        where = [f"{label}: {place} {share}" for label, place, share in where_rows(summary)[:2]]
+        rows += [("step", step), ("", phases), ("", where), ("ready queue", queue)]
     system = moment.record.systems.get(summary.node, moment.record.system)
     samples = system.samples if system is not None else []
     if samples:

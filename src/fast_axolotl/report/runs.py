@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import IO, Any
 
 from fast_axolotl.record import RunRecord, RunSummary
-from fast_axolotl.record.arithmetic import finite
-from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER
+from fast_axolotl.record.arithmetic import finite, ratio
+from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER, STEP
 from fast_axolotl.record.units import (
     count_words,
     format_count,
@@ -39,7 +39,7 @@ from fast_axolotl.report.terminal import print_document
 
 VERDICTS: dict[str, tuple[str, Tone]] = {
     "inconclusive": ("Inconclusive", "plain"),
-    "memory": ("Out of memory", "bad"),
+    "memory": ("Memory", "bad"),
     "swap": ("Swap-bound", "bad"),
     "cpu": ("CPU-bound", "bad"),
     "io": ("I/O-bound", "bad"),
@@ -48,6 +48,7 @@ VERDICTS: dict[str, tuple[str, Tone]] = {
     "evaluation": ("Evaluation-bound", "bad"),
     "communication": ("Communication-bound", "warn"),
     "startup": ("Start-up-bound", "warn"),
+    "code": ("Code-bound", "bad"),
     "compute": ("Compute-bound", "good"),
     "mixed": ("Mixed", "warn"),
 }
@@ -62,12 +63,19 @@ _ONE_SCREEN = (
 )
 _ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_bytes", "limit_share"}
 """Of those: why one of these is missing is not worth a line."""
+_LEAST_PHASE = 0.005
+"""Of a step, to be shown."""
+_WHERE = {"loading": "workers", "between": "between loops"}
+"""Lines that lie in no step of the training, and what they are called."""
 _MOST_NOTES = 2
 """Of a record, on one screen."""
 _PART_ROLES = dict(
     zip(
         LEDGER,
-        ("step", "step", "anon", "wait", "pss", "hwm", "good", "accent", "bad", "calls", "host"),
+        (
+            *("step", "step", "anon", "wait", "warn", "limit", "muted"),
+            *("pss", "hwm", "good", "accent", "bad", "calls", "host"),
+        ),
         strict=True,
     )
 )
@@ -117,6 +125,9 @@ def show_short_summary(
     if clock := divide_clock(summary.ledger):
         parts = (f"{LEDGER[part]} {format_share(share)}" for part, _, share in clock)
         pairs.append(("wall clock", " · ".join(parts)))
+    if summary.phases:
+        phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
+        pairs.append(("step", " · ".join(phases)))
     if summary.replacements is not None:
         pairs.append(("replaced", describe_replacements(summary)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
@@ -169,7 +180,8 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
     """Where the time went, charts where there are any, every figure, and the settings."""
     if not runs:
         return []
-    blocks: list[Block] = [*_clock_section(runs), *charts, *_course_section(runs)]
+    blocks: list[Block] = [*_clock_section(runs), *step_section(runs), *charts]
+    blocks += _course_section(runs)
     figures = [figure_group(title, names, runs) for title, names in GROUPS.items()]
     is_single = len(runs) == 1
     blocks.append(Section(title="All figures", blocks=figures, is_open=is_single, layout="groups"))
@@ -212,6 +224,52 @@ def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
     header = ("part", *parts) if len(parts) > 1 else ()
     text = Paragraph("Each second of a run belongs to exactly one part.", "muted")
     return [Section(title="Wall clock", blocks=[text, *blocks, Table(header=header, rows=rows)])]
+
+
+def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:
+    """The phases of a step that are worth a line."""
+    return [(name, share) for name, share in summary.phases.items() if share >= _LEAST_PHASE]
+
+
+def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
+    """Phase, line of code and its share of the phase, where most of the time was spent."""
+    large = dict(shown_phases(summary))
+    return [
+        (
+            _WHERE.get(line.phase, line.phase),
+            line.place + (f" → {line.call}" if line.call else ""),
+            format_share(line.share),
+        )
+        for line in summary.where
+        if line.phase in _WHERE or line.phase in large
+    ]
+
+
+def step_section(runs: Sequence[ReportRun]) -> list[Block]:
+    """A step of each run as a tree, and the lines of code that its parts were spent in."""
+    seen = [run for run in runs if run.summary.phases]
+    if not seen:
+        return []
+    names = [name for name in STEP if any(name in dict(shown_phases(run.summary)) for run in seen)]
+
+    def cell(summary: RunSummary, share: float | None) -> str:
+        mean = ratio(1.0, summary.steps_per_second)
+        if share is None or mean is None:
+            return "–"
+        return f"{format_share(share)} · {format_seconds(share * mean)}"
+
+    rows = [("step", *(cell(run.summary, 1.0) for run in seen))]
+    for name in names:
+        branch = "└─" if name == names[-1] else "├─"
+        cells = (cell(run.summary, run.summary.phases.get(name)) for run in seen)
+        rows.append((f"{branch} {name}", *cells))
+    header = ("", *(run.name for run in seen)) if len(seen) > 1 else ()
+    blocks: list[Block] = [Table(header=header, rows=rows)]
+    for run in seen:
+        if where := where_rows(run.summary):
+            of_run = f"line of code, {run.name}" if len(seen) > 1 else "line of code"
+            blocks.append(Table(header=("phase", of_run, "share of it"), rows=where))
+    return [Section(title="Where the time of a step goes", blocks=blocks)]
 
 
 def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
@@ -389,7 +447,7 @@ def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
     error = f" ({' '.join(summary.error.split())})" if summary.error else ""
     ends = {
         "exception": f"An error ended the run after {after}{error}",
-        "interrupted": f"The run was interrupted after {after}",
+        "interrupted": f"The run was interrupted after {after}{error}",
         "cut off": f"The run stopped without a final record after {after}, or is still running",
     }
     if summary.end_reason in ends:

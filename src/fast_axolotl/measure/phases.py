@@ -1,0 +1,146 @@
+"""Divide the time of a step, and the time between loops, by what looks at the Python stack saw.
+
+The wait for data is known exactly, by the clock of each fetch; the looks divide the rest. In a loop
+without fetches, the looks tell the waits, too. About twenty looks a second: after a minute a share
+of 10 % is known to within two points, and a line of code by its share of its phase.
+
+On a GPU the host's stack tells what the *host* did. That costs time only while the device idles:
+``Phases.cost`` counts of what the host did beside the model no more than the device's idle time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.stacks import LOADING, RATE
+from fast_axolotl.record import StackLine, StepBlock
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.catalogue import STEP
+from fast_axolotl.record.figures import CodeLine
+
+WAITING, PREPARING, OTHER, BETWEEN = "waiting", "preparing", "other", "between"
+MODEL = ("forward", "backward", "optimizer")
+_BESIDE = (PREPARING, "checkpoint", "evaluation", OTHER)
+"""Those that a GPU may hide."""
+_SAME = {"backward/idle": "backward", "evaluate": "evaluation"}
+_LEAST_SECONDS = 0.5
+"""Of looks, to divide anything by."""
+_TOLD = (WAITING, PREPARING, "checkpoint", "evaluation", OTHER, BETWEEN)
+_MOST_LINES = 3
+_LEAST_LINE = 0.05
+"""Of its phase, for a line to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """What the looks at one rank come to; empty where there were none."""
+
+    step: dict[str, float] = field(default_factory=dict)
+    """Share of the time of a step, in its order; they add up to 1."""
+    between: dict[str, float] = field(default_factory=dict)
+    """Share of the time between loops, by what was seen there."""
+    visible: float = 1.0
+    """Share of what the host did beside the model that the device did not hide."""
+    lines: tuple[CodeLine, ...] = ()
+
+    def cost(self, phase: str) -> float:
+        """Share of the time of a step that a phase costs."""
+        share = self.step.get(phase, 0.0)
+        return share * self.visible if phase in _BESIDE else share
+
+    @property
+    def model(self) -> float:
+        """Share of the time that forward, backward and optimizer take; of a GPU, what it hides."""
+        hidden = sum(self.step.get(phase, 0.0) * (1.0 - self.visible) for phase in _BESIDE)
+        return sum(self.step.get(phase, 0.0) for phase in MODEL) + hidden
+
+
+def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> Phases:
+    """Divide the steady phase of one rank.
+
+    ``stall`` is the share of it that the host waited for data; ``idle`` that in which the device
+    was idle beside its own waits for data, ``None`` where there is no device.
+    """
+    seen = _add_up(rank.steady_blocks)
+    inside = {name: seconds for name, seconds in seen.items() if "/" not in name}
+    if sum(inside.values()) < _LEAST_SECONDS:
+        return Phases()
+    waited = inside.pop("data", 0.0)
+    if rank.is_fed_unseen:
+        inside[WAITING] = inside.get(WAITING, 0.0) + waited
+        stall = inside[WAITING] / sum(inside.values())
+    else:  # a queue of the loop's own, behind the loader
+        inside[PREPARING] = inside.get(PREPARING, 0.0) + waited
+    wait = min(1.0, stall or 0.0)
+    rest = sum(seconds for name, seconds in inside.items() if name != WAITING)
+    step = {name: (1.0 - wait) * inside.get(name, 0.0) / (rest or 1.0) for name in STEP}
+    step[WAITING] = wait if rest else 1.0
+    outside = {
+        name.removeprefix(f"{BETWEEN}/"): seconds
+        for name, seconds in _add_up(rank.record.blocks).items()
+        if name.startswith(f"{BETWEEN}/")
+    }
+    whole = sum(outside.values()) or 1.0
+    beside = sum(step[name] for name in _BESIDE)
+    return Phases(
+        {name: share for name, share in step.items() if share > 0},
+        {name: seconds / whole for name, seconds in outside.items()},
+        1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
+        _find_lines(rank),
+    )
+
+
+def _add_up(blocks: Sequence[StepBlock]) -> dict[str, float]:
+    """Seconds of looks by phase."""
+    found: dict[str, float] = {}
+    for block in blocks:
+        for name, seconds in block.phases.items():
+            name = _SAME.get(name, name)
+            found[name] = found.get(name, 0.0) + (finite(seconds) or 0.0)
+    return found
+
+
+def _find_lines(rank: RankFigures) -> tuple[CodeLine, ...]:
+    """The lines that most of each phase was spent in. Of waits for workers, what these did."""
+    phases: dict[str, dict[tuple[str, int, str], list[StackLine]]] = {}
+    for stacks in rank.record.stacks:
+        for line in stacks.lines:
+            outer = line.phase.partition("/")[0]
+            phase = _SAME.get(line.phase, _SAME.get(outer, outer))
+            if phase == "data":
+                phase = WAITING if rank.is_fed_unseen else PREPARING
+            where = (line.file, line.line, line.function)
+            phases.setdefault(phase, {}).setdefault(where, []).append(line)
+    if LOADING in phases:
+        phases.pop(WAITING, None)
+    found = []
+    for phase in (LOADING, *_TOLD):
+        lines = phases.get(phase, {})
+        sums = {where: sum(line.seconds for line in same) for where, same in lines.items()}
+        whole = sum(sums.values())
+        for where in sorted(sums, key=lambda where: -sums[where])[:_MOST_LINES]:
+            if sums[where] < _LEAST_LINE * whole:
+                continue
+            calls: dict[str, float] = {}
+            for line in lines[where]:
+                calls[line.call] = calls.get(line.call, 0.0) + line.seconds
+            found.append(
+                CodeLine(
+                    phase=phase,
+                    file=where[0],
+                    line=where[1],
+                    function=where[2],
+                    call=max(calls, key=lambda call: calls[call]),
+                    seconds=sums[where],
+                    share=sums[where] / whole,
+                )
+            )
+    return tuple(found)
+
+
+def looks_error(share: float, seconds: float) -> float:
+    """Half of the 95 % interval of a share that the looks of so many seconds tell."""
+    return 2.0 * math.sqrt(max(share * (1.0 - share), 0.01) / (RATE * max(seconds, 1.0)))
