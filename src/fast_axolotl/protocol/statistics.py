@@ -94,9 +94,9 @@ def t_quantile(degrees: float, level: float = LEVEL) -> float:
 
 def bound_spread(degrees: float) -> float:
     """How many times a measured spread the true one is at most, in 95 % of cases."""
-    # The quantile of chi-squared by Wilson and Hilferty, 2 % off for 3 degrees.
-    part = 2 / (9 * max(3, int(degrees)))
-    few = {1: 15.95, 2: 4.415}
+    # The quantile of chi-squared: from a table, then by Wilson and Hilferty's approximation.
+    few = {1: 15.95, 2: 4.415, 3: 2.92}
+    part = 2 / (9 * max(4, int(degrees)))
     return few.get(int(degrees)) or (1 - part - 1.645 * math.sqrt(part)) ** -1.5
 
 
