@@ -90,7 +90,8 @@ def demo(
         rows = write_rows(data)
         say(
             f"{rows:,} rows generated. The baseline reads them in plain Python, the candidate with "
-            "fast-axolotl; both train the same small model. The runs take about a minute"
+            "fast-axolotl; both train the same small model. The runs take about a minute, and more "
+            "where other programs are busy"
         )
         result = run_plan(plan_demo(data), folder / "protocol")
         result = replace(result, notes=(*result.notes, _NOTE))

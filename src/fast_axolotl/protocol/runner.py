@@ -89,8 +89,8 @@ class Running:
     state: State
     environment: Mapping[str, str]
     progress: Callable[[str, int, int, float, float | None], None] = lambda *_: None
-    """Told what is running, runs done, runs in all, and seconds: of this run so far, and those left
-    by the runs so far, ``None`` before the first has ended."""
+    """Told what is running, runs done, most runs in all, and seconds: of this run so far, and most
+    that are left, ``None`` before the first run has ended."""
     warn: Callable[[str], None] = lambda line: None
     """Told at once what makes a run, or all of them, worth less."""
     launch: Launch = child.launch
@@ -213,7 +213,8 @@ class Running:
 
     def _tell_progress(self, turn: Turn, run_seconds: float) -> None:
         total, done = len(self.plan.turns()), len(self.state.runs)
-        part = "warm-up" if turn.pair < 0 else f"pair {turn.pair + 1} of {self.plan.pairs}"
+        most = f"{'up to ' * (self.plan.pairs > LEAST_PAIRS)}{self.plan.pairs}"
+        part = "warm-up" if turn.pair < 0 else f"pair {turn.pair + 1} of {most}"
         left = None
         if done:
             left = max(0.0, self.state.seconds / done * (total - done) - run_seconds)

@@ -9,8 +9,7 @@ needs values that are not near 0. Where there are some, differences take its pla
 
 A protocol looks at its pairs from the third on and ends when the answer is clear. Each look but the
 last spends an equal part of half of the 5 %, the last one what is left: ``spend_at``. Probabilities
-are divided by that part and intervals are as much wider, so that whatever is called a change at any
-look stays below 5 % in all. ``benchmarks/false_findings.py`` counts this.
+are divided by that part and intervals as much wider. ``benchmarks/false_findings.py`` counts this.
 
 A matrix tests many figures, so some change by chance. Holm's correction keeps the probability of
 even one such row at 5 %. How small a change a protocol can show is a question of power: half the
