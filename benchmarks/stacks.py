@@ -262,7 +262,9 @@ def _measure_cost(torch: Any, folder: Path, tell: Tell) -> dict[str, Any]:
         _train(
             *(torch, folder / f"cost-{number}", _COST_FROM + _COST_STEPS),
             lambda: time.sleep(_COST_STEP_SECONDS),
-            after=lambda step: begins.append(time.process_time()) if step == _COST_FROM else None,
+            after=lambda step, begins=begins: (
+                begins.append(time.process_time()) if step == _COST_FROM else None
+            ),
             stacks=stacks,
         )
         seconds[stacks].append((time.process_time() - begins[0]) / _COST_STEPS)
