@@ -259,12 +259,15 @@ def _measure_cost(torch: Any, folder: Path, tell: Tell) -> dict[str, Any]:
         stacks = bool(number % 2)
         tell(f"cost: {'with' if stacks else 'without'} looks")
         begins: list[float] = []
+
+        def note_begin(step: int, begins: list[float] = begins) -> None:
+            if step == _COST_FROM:
+                begins.append(time.process_time())
+
         _train(
             *(torch, folder / f"cost-{number}", _COST_FROM + _COST_STEPS),
             lambda: time.sleep(_COST_STEP_SECONDS),
-            after=lambda step, begins=begins: (
-                begins.append(time.process_time()) if step == _COST_FROM else None
-            ),
+            after=note_begin,
             stacks=stacks,
         )
         seconds[stacks].append((time.process_time() - begins[0]) / _COST_STEPS)
