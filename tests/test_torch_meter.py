@@ -271,7 +271,7 @@ def test_new_datasets_for_each_epoch_are_told_apart_by_the_lines_that_read_them(
 
     with watch_torch(meter):
         for _ in range(2):
-            train(Numbers(8), optimizer, model=model)
+            train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
             evaluate(Numbers(8))
     epoch = ["begin", 4, "step", "begin", 4, "step", "begin", "exhausted"]
     assert meter.told == [*epoch, "evaluate", "end evaluate"] * 2
