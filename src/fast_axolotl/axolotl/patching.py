@@ -55,11 +55,20 @@ class NotAsked(Unfamiliar):
 
 
 class Final(Exception):
-    """Carries an error past the point where the host's own function could still run instead."""
+    """Carries an error that the caller gets: the host's own function would raise it, too, or could
+    no longer run instead.
+
+    Workers send it to their parent, so all of it is in its arguments.
+    """
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+        super().__init__(error)
+
+    @property
+    def error(self) -> Exception:
+        """The error itself."""
+        error: Exception = self.args[0]
+        return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
