@@ -80,7 +80,8 @@ def test_ranks_and_epochs_get_the_rows_that_hugging_face_gives_them(
         assert mine == theirs
         seen += [row["id"] for row in mine]
     assert sorted(seen) == list(range(ROWS))
-    both = tuple(dataset.shuffle(seed=5, buffer_size=20) for dataset in both)
+    # Mapped before, as Axolotl's merged streams are: datasets 5 shuffles files in another way.
+    both = tuple(x.map(lambda row: row).shuffle(seed=5, buffer_size=20) for x in both)
     for epoch in range(3):
         for dataset in both:
             dataset.set_epoch(epoch)
@@ -127,7 +128,7 @@ def test_the_methods_of_a_dataset_give_the_same(tmp_path: Path, kind: str, name:
 def test_resume_at_any_row_gives_the_same_tail(
     tmp_path: Path, name: str, buffer_bytes: int
 ) -> None:
-    paths = files_of(tmp_path, 2)
+    paths = files_of(tmp_path, 1 if "shuffle" in name else 2)  # see BoundedDataset.shuffle
 
     def make() -> Any:
         return PIPELINES[name](exchange(load("json", paths), buffer_bytes))
@@ -298,10 +299,12 @@ def test_streamed_datasets_are_merged_as_by_axolotl_and_resume(
     cfg = config({"shuffle_before_merging_datasets": before, "shuffle_merged_datasets": True})
     cfg.seed = 3
     shared = Later("axolotl.utils.data.shared")
-    expected = [r["id"] for r in shared.merge_datasets([load("json", p) for p in paths], cfg)]
+    loaded = [load("json", path).map(lambda row: row) for path in paths]
+    expected = [row["id"] for row in shared.merge_datasets(loaded, cfg)]
 
     def make() -> Any:
-        return streaming.merge_datasets([exchange(load("json", p)) for p in paths], cfg)
+        streams = [exchange(load("json", path)).map(lambda row: row) for path in paths]
+        return streaming.merge_datasets(streams, cfg)
 
     dataset, again = make(), make()
     rows = iter(dataset)

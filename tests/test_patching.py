@@ -24,8 +24,8 @@ import torch
 
 from fast_axolotl.axolotl import fingerprints, patching
 from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint, mismatch
-from fast_axolotl.axolotl.patching import Patchwork, Replacement, Unfamiliar
-from fast_axolotl.axolotl.self_check import Check, Different
+from fast_axolotl.axolotl.patching import Different, Patchwork, Replacement, Unfamiliar
+from fast_axolotl.axolotl.self_check import Check
 
 HOST = {
     "patchhost/__init__.py": "",

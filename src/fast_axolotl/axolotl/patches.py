@@ -47,7 +47,7 @@ _CHAT_ROWS = (*_TOKENIZER, *_TEMPLATES, _CHAT, "axolotl.utils.dict")
 _COLLATION = (_COLLATORS, "transformers.tokenization_utils_base", "transformers.utils.generic")
 _PACKS = (_MULTIPACK, "torch.utils.data.sampler")
 
-_STREAMS = _of(
+STREAMS = _of(
     "datasets.iterable_dataset:",
     "ArrowExamplesIterable BufferShuffledExamplesIterable FilteredExamplesIterable "
     "FormattedExamplesIterable IterableDataset.__init__ IterableDataset.filter "
@@ -157,15 +157,23 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         f"{_SFT}:_load_streaming_dataset",
         "streaming:load_streaming_dataset",
         *(f"{_STREAMING}:wrap_streaming_dataset", f"{_SFT}:_extract_pretraining_config"),
-        *_STREAMS,
+        *STREAMS,
+        check="own:datasets",
     ),
     _replace(
         "stream",
         f"{_SFT}:_load_and_process_single_dataset",
         "streaming:load_and_process_single_dataset",
-        *(f"{_SHARED}:load_dataset_with_config", f"{_SFT}:_parse_dataset_type", *_STREAMS),
+        *(f"{_SHARED}:load_dataset_with_config", f"{_SFT}:_parse_dataset_type", *STREAMS),
+        check="own:datasets",
     ),
-    _replace("stream", f"{_SHARED}:merge_datasets", "streaming:merge_datasets", *_STREAMS),
+    _replace(
+        "stream",
+        f"{_SHARED}:merge_datasets",
+        "streaming:merge_datasets",
+        *STREAMS,
+        check="own:datasets",
+    ),
     *(
         _replace(
             f"trl-{trainer.lower()}",
@@ -182,6 +190,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "resume:init_training_state",
         *_of("transformers.trainer:Trainer", "_run_epoch _inner_training_loop"),
         "accelerate.data_loader:DataLoaderShard.__iter__",
+        check="own:transformers",
     ),
     _replace(
         "keys",
