@@ -177,6 +177,8 @@ def test_switched_off_by_name_and_by_environment(
     loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAST_AXOLOTL_SKIP", "save")
+    fast_axolotl.install()
+    fast_axolotl.uninstall()
     fast_axolotl.install(skip=["dedupe"])
     try:
         off = {patch.name for patch in fast_axolotl.status().patches if patch.state == "off"}
