@@ -32,7 +32,7 @@ FITTING = tuple(
     item
     for item in REPLACEMENTS
     if fingerprint(item.target) not in (ABSENT, "")
-    and (item.check or not mismatch((item.target, *item.relies_on), KNOWN))
+    and (item.check or item.proves or not mismatch((item.target, *item.relies_on), KNOWN))
 )
 """What can be replaced in the Axolotl that is installed; all of it in the newest, see below."""
 COMPARED = {item.target for item in FITTING if item.check}

@@ -88,20 +88,14 @@ class Replacement:
     relies_on: tuple[str, ...] = ()
     """Other functions of the host, ``module:qualname``, or whole modules, that ours reproduces."""
     check: str = ""
-    """How ``self_check`` compares both functions where a source is unknown; empty: not at all.
-
-    ``own:PACKAGE``: ours itself proves what it needs of that package, and raises ``Different``.
-    """
+    """How ``self_check`` compares both functions where a source is unknown; empty: not at all."""
+    proves: str = ""
+    """The package of which ours itself proves what it needs, or raises ``Different``."""
 
     @property
     def module(self) -> str:
         """The host module that holds the function."""
         return self.target.partition(":")[0]
-
-    @property
-    def proves(self) -> str:
-        """The package of which ours itself proves what it needs; empty: none."""
-        return self.check.removeprefix("own:") if self.check.startswith("own:") else ""
 
     @property
     def path(self) -> list[str]:
@@ -237,8 +231,8 @@ class Patchwork:
             return "active", ""
         if item.proves:
             others = [name for name in names if not name.startswith(f"{item.proves}.")]
-            if unknown := mismatch(others, self._known):
-                return "skipped", unknown
+            unknown = mismatch(others, self._known)
+            return ("skipped", unknown) if unknown else ("check", reason)
         return ("check" if item.check else "skipped"), reason
 
     def _apply_one(self, item: Replacement, module: ModuleType) -> _Applied | None:
@@ -310,7 +304,7 @@ def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> C
     from fast_axolotl.axolotl.self_check import Check
 
     load = functools.cache(functools.partial(pkgutil.resolve_name, item.ours))
-    check = Check(item.check, original) if item.check and not item.proves else None
+    check = Check(item.check, original) if item.check else None
     is_first = True
 
     def require_known() -> None:
