@@ -125,7 +125,7 @@ class FastAxolotlPlugin(BasePlugin):
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         """The callback that writes where a stream of ours is into checkpoints."""
         states = {patch.state for patch in status().patches if patch.name == "resume"}
-        if not cfg.get("dataset_use_rust_streaming") or states != {"active"}:
+        if not cfg.get("dataset_use_rust_streaming") or not states <= {"active", "check"}:
             return []
         from fast_axolotl.axolotl.resume import StreamCheckpoint, bounded_dataset
 

@@ -472,7 +472,7 @@ class Meter:
         """
         replacing = sys.modules.get("fast_axolotl.axolotl")
         patches = () if replacing is None else replacing.status().patches
-        active = [patch.name for patch in patches if patch.state == "active"]
+        active = [patch.name for patch in patches if patch.state in ("active", "check")]
         known = self._journal.values.get("replacements", [])
         if active and not known and self.rank == 0 and os.environ.get(_RUN) != "1":
             _say(
