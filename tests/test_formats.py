@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fast_axolotl import detect_format, open_dataset
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.reading import FormatWarning
-from support.files import make_rows, read_rows, squeeze, write_as, write_jsonl
+from support.files import jsonl_bytes, make_rows, read_rows, squeeze, write_as, write_jsonl
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,16 @@ def test_a_file_is_read_as_what_it_is(tmp_path: Path, kind: str, content: str) -
         else:
             with pytest.warns(FormatWarning, match=told):
                 assert read_rows(path) == rows
+
+
+def test_a_stream_may_begin_with_a_frame_without_data(tmp_path: Path) -> None:
+    """As pzstd writes it before each of its frames."""
+    for number, compression in ((0x50, "zstd"), (0x5F, "zstd"), (0x5A, "lz4")):
+        path = tmp_path / f"rows.jsonl.{'zst' if compression == 'zstd' else compression}"
+        frames = [squeeze(jsonl_bytes([row]), compression) for row in make_rows(3)]
+        skipped = bytes([number]) + b"\x2a\x4d\x18" + bytes([4, 0, 0, 0]) + b"size"
+        path.write_bytes(b"".join(skipped + frame for frame in frames))
+        assert read_rows(path) == make_rows(3)
 
 
 # Text.

@@ -395,8 +395,11 @@ def _named(path: str, place: str) -> Iterator[None]:
         raise
     except _DECODE_ERRORS as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        cause = f"the file is corrupt or truncated ({reason}); replace the file with an intact copy"
+        if "crypt" in reason:
+            cause = f"the file is encrypted ({reason}); write a copy without encryption"
         raise DataError(
-            f"the file is corrupt or truncated ({reason}); replace the file with an intact copy",
+            cause,
             path=path,
             place=place,
         ) from error

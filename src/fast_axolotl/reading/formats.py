@@ -12,6 +12,7 @@ line. Does not tell CSV from plain text by content: text is the one that loses n
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -53,8 +54,12 @@ _COMPRESSION_OF_ENDING = {
     ending: name for name, (_, endings) in _COMPRESSIONS.items() for ending in endings
 }
 
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""A frame that holds no data, which zstd (pzstd) and lz4 files may begin with."""
+
 _FORMAT_MAGIC = (
     (b"PAR1", "parquet"),
+    (b"PARE", "parquet"),  # encrypted
     (b"ARROW1", "arrow"),
     (b"FEA1", "feather"),
     (b"\xff\xff\xff\xff", "arrow"),
@@ -142,6 +147,8 @@ def _open(
     compression = next(
         (name for name, (magic, _) in _COMPRESSIONS.items() if head.startswith(magic)), None
     )
+    if _SKIPPABLE.match(head):
+        compression = "lz4" if named_compression == "lz4" else "zstd"
     if compression is not None:
         head = start_of(head, compression) or head_of(source, compression, _HEAD_BYTES)
     elif named_compression and _COMPRESSIONS[named_compression][0].startswith(head):
@@ -161,6 +168,9 @@ def _open(
             place="byte 0",
         )
     found = _sniff_format(head, promised)
+    is_wide = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if is_wide or (b"\0" in head[:2] and found in ("csv", "json", "jsonl")):
+        raise DataError("the file is UTF-16; convert it to UTF-8", path=source.path, place="line 1")
     for name, content in (
         (None if declared == found or {named, found} == {"arrow", "feather"} else named, found),
         (named_compression, compression or "uncompressed"),
@@ -202,7 +212,8 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
 
     Binary magic decides alone. Any other format that was promised stands, but JSON lines called
     ``.json`` and the reverse are told apart here: they are JSON lines where the first line is a
-    whole object, a document where it begins an array.
+    whole object, a document where it begins an array. So does one that is called JSON lines, and
+    no other: its first line may be damaged.
     """
     binary = next((name for magic, name in _FORMAT_MAGIC if head.startswith(magic)), None)
     if binary:
@@ -212,6 +223,8 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith((b"[", b"{")):
         return promised or "text"
+    if promised == "jsonl" and text.startswith(b"{"):
+        return promised
     line, _, rest = text.partition(b"\n")
     try:
         is_row = isinstance(json.loads(line), dict)

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +49,7 @@ _FEW_COLUMNS = 32
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 _INK = re.compile(rb"\S")
+_JOIN = re.compile(rb"\}[ \t\r]*\n\s*\{")
 _BLANK = re.compile(rb"\n\s")
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -155,14 +156,13 @@ def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | N
                     return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    # Two rows may stand where one should, or a null where an object should. Blank lines are no
-    # rows; they are looked for only where the numbers differ.
-    if table.num_rows != num_rows and table.num_rows != sum(1 for _ in _row_spans(rows)):
-        return None
-    if any(column.null_count == 0 for column in table.columns):
+    # Every line must end with an object, and the next one begin with one. Blank lines and white
+    # space around the objects are looked for only where there may be some.
+    if table.num_rows == num_rows == rows.data.count(b"}\n{", rows.start, rows.stop) + 1:
         return table
-    empty = [column.is_null() for column in table.columns]
-    return None if not empty or pc.any(reduce(pc.and_, empty)).as_py() else table
+    num_joins = sum(1 for _ in _JOIN.finditer(rows.data, rows.start, rows.stop))
+    is_exact = table.num_rows == num_joins + 1 == sum(1 for _ in _row_spans(rows))
+    return table if is_exact else None
 
 
 def _read(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table:

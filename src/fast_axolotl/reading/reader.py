@@ -217,7 +217,6 @@ class Reader(AbstractContextManager["Reader"]):
             scan=scan,
             num_threads=num_threads,
             budget=memory_budget // 2,
-            warn=not shard[0],
         )
         self.stats = ReadStats(ignored_files=ignored_files)
         """Counts of the current pass."""
