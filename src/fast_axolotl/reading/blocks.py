@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,9 @@ from fast_axolotl.reading.storage import Source
 
 PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
+
+_MANY_FILES = 16
+"""Small files are read together where there are so many in a row."""
 
 _OFFSET_BYTES = 4
 _LARGE = (pa.LargeStringArray, pa.LargeBinaryArray, pa.LargeListArray)
@@ -197,6 +201,28 @@ class Dataset:
         )
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
+    def grouped(self) -> Dataset:
+        """The same with small files of JSON lines put together, where there are many of them."""
+        if len(self.inputs) < _MANY_FILES:
+            return self
+        formats: list[FileFormat] = []
+        for together, group in groupby(self.formats, lambda file: getattr(file, "together", None)):
+            files = tuple(group)
+            if together and len(files) >= _MANY_FILES:
+                formats += [together(files, self.options)]
+                formats += [together((), self.options)] * (len(files) - 1)
+            else:
+                formats += files
+        return replace(self, formats=tuple(formats))
+
+    def ungrouped(self) -> Dataset:
+        """The same with every file on its own."""
+        formats = list(self.formats)
+        for index, file in enumerate(formats):
+            if files := getattr(file, "files", ()):
+                formats[index : index + len(files)] = files
+        return replace(self, formats=tuple(formats))
+
     def units(self) -> list[Unit]:
         return [unit for index, file in enumerate(self.formats) for unit in file.units(index)]
 
@@ -206,8 +232,15 @@ class Dataset:
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
-        formats = tuple(replace(file, options=options) for file in self.formats)  # type: ignore[type-var]
+        changed = {id(file): file for file in self.formats}  # one may stand for many
+        for key, file in changed.items():
+            changed[key] = replace(file, options=options)  # type: ignore[type-var]
+        formats = tuple(changed[id(file)] for file in self.formats)
         return replace(self, options=options, formats=formats)
+
+
+def rejection_of(error: DataError, num_rows: int | None = None) -> Rejection:
+    return Rejection(path=error.path, place=error.place, reason=error.message, num_rows=num_rows)
 
 
 def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOptions) -> Decoded:
@@ -219,10 +252,7 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
     except DataError as error:
         if options.on_error == "raise":
             raise
-        rejection = Rejection(
-            path=error.path, place=error.place, reason=error.message, num_rows=block.num_rows
-        )
-        return Decoded(pa.table({}), (rejection,))
+        return Decoded(pa.table({}), (rejection_of(error, block.num_rows),))
     table, columns = decoded.table, options.columns
     if columns is None or table.num_columns == 0:
         return decoded

@@ -15,7 +15,8 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
@@ -28,6 +29,9 @@ _HEAD_BYTES = 64 * 1024
 
 _OPENING_THREADS = 8
 """Footers and first bytes of many files are read so many at a time."""
+
+_OPENED_TOGETHER = 16
+"""A thread opens so many: handing out single ones costs more than to open a local file."""
 
 _FORMATS = {
     "parquet": ("parquet", "pq"),
@@ -94,7 +98,7 @@ def list_supported_formats() -> list[str]:
 
 def format_of_name(path: str) -> tuple[str | None, str | None]:
     """Like ``detect_format``, with ``None`` where the name tells no format."""
-    endings = [part.lower() for part in PurePosixPath(path).name.split(".")[1:]]
+    endings = path.rstrip("/").rpartition("/")[2].lower().split(".")[1:]
     compression = _COMPRESSION_OF_ENDING.get(endings[-1]) if endings else None
     if compression:
         endings.pop()
@@ -134,8 +138,10 @@ def open_files(
         return [open_or_reject(sources[0])]
     from concurrent.futures import ThreadPoolExecutor
 
+    parts = [sources[at : at + _OPENED_TOGETHER] for at in range(0, len(sources), _OPENED_TOGETHER)]
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        return list(pool.map(open_or_reject, sources))
+        opened = pool.map(lambda part: list(map(open_or_reject, part)), parts)
+        return list(chain.from_iterable(opened))
 
 
 def _open(

@@ -53,7 +53,7 @@ def unit_rows(dataset: Dataset) -> dict[Unit, int]:
         cuts = [(unit.start, unit.stop) for unit in units]
         counts = _kept(
             ("rows", choices, cuts),
-            [dataset.inputs[index]],
+            dataset.inputs[index : index + len(getattr(dataset.formats[index], "files", "1"))],
             lambda: list(of_units.map(partial(_count, dataset), units)),
             is_final=lambda counts: all(is_final for _, is_final in counts),
         )

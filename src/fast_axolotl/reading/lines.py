@@ -52,15 +52,19 @@ _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 class Lines:
     """Rows of text: ``data[start:stop]``; slicing it would copy it."""
 
+    path: str
     data: bytes
     start: int = 0
     stop: int
     first_line: Callable[[], int]
     """The line of the file in which ``data`` begins, from 1; counted only when it is asked for."""
     noun: str = "line"
+    rejections: tuple[Rejection, ...] = ()
+    """What had to be left out of them."""
 
-    def place(self, offset: int) -> str:
-        return f"{self.noun} {self.first_line() + self.data.count(10, 0, offset)}"
+    def place(self, offset: int) -> tuple[str, str]:
+        """The file, and where in it."""
+        return self.path, f"{self.noun} {self.first_line() + self.data.count(10, 0, offset)}"
 
     def num_rows(self) -> int:
         """Of lines, blank ones included."""
@@ -159,7 +163,8 @@ class LineFile:
         if start == offset == 0 and stop and data.startswith(BOM):
             start = len(BOM)
         first_line = partial(line_at, self.source, self.compression, offset)
-        return Lines(data=data, start=start, stop=stop, first_line=first_line)
+        path = self.source.path
+        return Lines(path=path, data=data, start=start, stop=stop, first_line=first_line)
 
     def _read(self, start: int, stop: int) -> Lines:
         """The lines that start in these bytes of a plain file."""

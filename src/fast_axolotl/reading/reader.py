@@ -166,7 +166,7 @@ def open_dataset(
         formats=tuple(file for _, file in opened),
         options=options,
         window_bytes=memory_budget // 8,
-    )
+    ).grouped()
     shard = check_shard(shard)
     if shard[1] > 1:
         dataset = with_csv_edges(dataset)

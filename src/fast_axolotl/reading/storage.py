@@ -14,13 +14,13 @@ into an unnamed temporary file (``spool``), so that memory stays bounded whateve
 
 from __future__ import annotations
 
+import io
 import lzma
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -62,10 +62,12 @@ class Source:
         length = max(0, min(length, self.num_bytes - offset))
         if self.content is not None:
             return bytes(self.content[offset : offset + length])
-        with translate_os_errors(self.path), Path(self.path).open("rb") as file:
+        with translate_os_errors(self.path), io.FileIO(self.path) as file:
             self._check_size(os.fstat(file.fileno()).st_size)
             file.seek(offset)
             data = file.read(length)
+            while len(data) < length and (more := file.read(length - len(data))):
+                data += more
         if len(data) < length:  # it shrank after that
             self._check_size(offset + len(data))
         return data

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -143,7 +144,8 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
         decoded = decode_or_reject(block, known.schema, options)
         return bool(known.widen(decoded, block, options).table.num_rows)
 
-    files = [file for file in dataset.formats if hasattr(file, "sample")]
+    files: list[Any] = [dataset.formats[index] for index in sorted({unit.file for unit in units})]
+    files = [file for file in files if hasattr(file, "sample")]
     files = files[:: -(-len(files) // _SAMPLED_FILES) or 1]
     size = max(_SAMPLE_BYTES, sum(unit.num_bytes for unit in units) // _SAMPLE_SHARE)
     heads = [look(file.sample(size // len(files))) for file in files]
