@@ -25,7 +25,7 @@ from fast_axolotl.reading.storage import Source
 PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
 
-_MANY_FILES = 16
+MANY_FILES = 16
 """Small files are read together where there are so many in a row."""
 
 _OFFSET_BYTES = 4
@@ -203,12 +203,15 @@ class Dataset:
 
     def grouped(self) -> Dataset:
         """The same with small files of JSON lines put together, where there are many of them."""
-        if len(self.inputs) < _MANY_FILES:
+        if len(self.inputs) < MANY_FILES:
             return self
         formats: list[FileFormat] = []
-        for together, group in groupby(self.formats, lambda file: getattr(file, "together", None)):
-            files = tuple(group)
-            if together and len(files) >= _MANY_FILES:
+        pairs = zip(self.inputs, self.formats, strict=True)
+        for (together, _), group in groupby(
+            pairs, lambda pair: (getattr(pair[1], "together", None), pair[0].source.keys)
+        ):
+            files = tuple(file for _, file in group)
+            if together and len(files) >= MANY_FILES:
                 formats += [together(files, self.options)]
                 formats += [together((), self.options)] * (len(files) - 1)
             else:
@@ -228,7 +231,14 @@ class Dataset:
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """A unit's blocks; where splitting fails, a block that says so in its place."""
-        return or_broken(self.formats[unit.file].blocks(unit))
+        blocks = or_broken(self.formats[unit.file].blocks(unit))
+        keys = self.inputs[unit.file].source.keys
+        return (_with_keys(block, keys) for block in blocks) if keys else blocks
+
+    def sample(self, file: int, num_bytes: int) -> Block:
+        """The first rows of a file whose types are inferred from them."""
+        block = self.formats[file].sample(num_bytes)  # type: ignore[attr-defined]
+        return _with_keys(block, self.inputs[file].source.keys)
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
@@ -237,6 +247,24 @@ class Dataset:
             changed[key] = replace(file, options=options)  # type: ignore[type-var]
         formats = tuple(changed[id(file)] for file in self.formats)
         return replace(self, options=options, formats=formats)
+
+
+def _with_keys(block: Block, keys: Sequence[tuple[str, pa.Scalar]]) -> Block:
+    """The rows with the columns that the folders tell, in place of their own of these names."""
+
+    def decode(schema: pa.Schema | None) -> Decoded:
+        names = [name for name, _ in keys]
+        if schema is not None:
+            schema = pa.schema([field for field in schema if field.name not in names])
+        decoded = block.decode(schema)
+        table = decoded.table.drop_columns([n for n in names if n in decoded.table.column_names])
+        if table.num_rows:
+            for name, value in keys:
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
+        more = (_with_keys(part, keys) for part in decoded.more)
+        return replace(decoded, table=table, more=more if decoded.more else ())
+
+    return replace(block, decode=decode)
 
 
 def rejection_of(error: DataError, num_rows: int | None = None) -> Rejection:
@@ -269,8 +297,18 @@ def check_names(names: Sequence[str], path: str, place: str = "", cure: str = ""
 
 def value_bytes(data: pa.Table | pa.RecordBatch) -> int:
     """The size of the values alone: buffers also hold what depends on how a block was decoded."""
+    if width := fixed_row_bytes(data.schema):  # there may be thousands of columns
+        return int(width * data.num_rows)
     chunks = (getattr(column, "chunks", (column,)) for column in data.columns)
     return sum(_array_bytes(chunk) for column in chunks for chunk in column)
+
+
+def fixed_row_bytes(schema: pa.Schema) -> float:
+    """What the values of a row take, or 0 where rows differ."""
+    types = schema.types
+    if not all(pa.types.is_primitive(kind) for kind in types):
+        return 0.0
+    return sum(int(kind.bit_width) for kind in types) / 8
 
 
 def _array_bytes(array: pa.Array) -> int:

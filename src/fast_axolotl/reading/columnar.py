@@ -34,6 +34,7 @@ from fast_axolotl.reading.blocks import (
     ReadOptions,
     Unit,
     check_names,
+    fixed_row_bytes,
     or_broken,
     ready_block,
     value_bytes,
@@ -46,6 +47,9 @@ so that only rows which differ much from all before them can surprise."""
 
 _PAGE_BUFFER_BYTES = 1024 * 1024
 """Read-ahead per column while a large row group is streamed; all columns share a part's size."""
+
+_LEAST_BUFFER_BYTES = 32 * 1024
+"""Less would be many small reads: thousands of columns take more than a part, 64 MB for 2,000."""
 
 _MARGIN = 1.05
 """A remote row group may be so many times its expected size, and still come in one request."""
@@ -115,8 +119,9 @@ class ParquetFile(_Columnar):
                     num_rows=num_rows,
                 )
             elif num_rows:
-                buffer = max(1, min(most // len(self.names), _PAGE_BUFFER_BYTES))
-                for table in self.parts(index, self.options.block_bytes, buffer_size=buffer):
+                buffer = min(most // len(self.names), _PAGE_BUFFER_BYTES)
+                buffer = max(buffer, _LEAST_BUFFER_BYTES)
+                for table in self.parts(index, most, buffer_size=buffer):
                     yield ready_block(table, weight * table.num_rows // num_rows)
 
     def parts(self, index: int, part_bytes: int, buffer_size: int = 0) -> Iterator[pa.Table]:
@@ -127,12 +132,14 @@ class ParquetFile(_Columnar):
         """
         group, target = self.metadata.row_group(index), self.options.block_bytes
         rows_left, encoded_left = group.num_rows, group.total_byte_size
+        width = fixed_row_bytes(self.schema)
         # Half a part: so far from a whole one, reading in steps would not cut the group either.
         # Whether the groups before it are known already, which is chance, must not show.
         is_small = self.row_bytes and max(self.row_bytes) * rows_left <= part_bytes // 2
         # pyarrow's own threads could abort the process at its exit if they hold a Python file.
         columns: dict[str, Any] = {"columns": self.schema.names, "use_threads": False}
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
+        step = max(1, int(part_bytes / width)) if width else step
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
             if is_small:
@@ -161,8 +168,9 @@ class ParquetFile(_Columnar):
                     num_bytes / max(1, batch.num_rows), encoded_left / max(1, rows_left)
                 )
                 del batch
-                step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
-                resize(step)
+                if not width:
+                    step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
+                    resize(step)
             if rows_left:
                 raise pa.ArrowInvalid(f"{rows_left:,} of {group.num_rows:,} rows are missing")
 

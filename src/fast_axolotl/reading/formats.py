@@ -15,22 +15,32 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
-from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
+from fast_axolotl.reading.blocks import (
+    MANY_FILES,
+    PART_BLOCKS,
+    BrokenFile,
+    FileFormat,
+    InputFile,
+    ReadOptions,
+)
 from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
-_SHORT_HEAD_BYTES = 4 * 1024
+_SHORT_HEAD_BYTES = 8 * 1024
 _HEAD_BYTES = 64 * 1024
 """Enough for any magic and, as a rule, for the first row of a JSON lines file."""
 
 _OPENING_THREADS = 8
 """Footers and first bytes of many files are read so many at a time."""
 
-_OPENED_TOGETHER = 16
+_OPENED_TOGETHER = 64
 """A thread opens so many: handing out single ones costs more than to open a local file."""
 
 _FORMATS = {
@@ -123,9 +133,13 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
+    # Small files are kept, since to open them again would cost more than all else.
+    num_bytes = sum(item.num_bytes for item in sources if item.num_bytes < _SHORT_HEAD_BYTES)
+    is_kept = len(sources) >= MANY_FILES and num_bytes <= PART_BLOCKS * options.block_bytes
+
     def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
         try:
-            return _open(source, declared, options)
+            return _open(source, declared, options, is_kept)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -145,7 +159,7 @@ def open_files(
 
 
 def _open(
-    source: Source, declared: str | None, options: ReadOptions
+    source: Source, declared: str | None, options: ReadOptions, is_kept: bool
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.identity)
     promised = declared or named
@@ -209,6 +223,8 @@ def _open(
     from fast_axolotl.reading.json_lines import JsonLinesFile
 
     if found == "jsonl":
+        if is_kept and compression is None and source.num_bytes < _SHORT_HEAD_BYTES:
+            text["source"] = replace(source, content=pa.py_buffer(head))
         return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))
     return file, JsonDocument(**text)
 

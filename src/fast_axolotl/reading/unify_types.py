@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -99,9 +98,13 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
     dataset = dataset.with_options(may_widen=True)
     options, schema = dataset.options, pa.schema([])
+    # What folders tell, which takes the place of columns of these names.
+    keys = {name: value.type for item in dataset.inputs for name, value in item.source.keys}
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
         if file.schema is not None:
-            schema = join_schemas(schema, file.schema, source=item.source.path)
+            own = [field for field in file.schema if field.name not in keys]
+            found = pa.schema(own, file.schema.metadata)
+            schema = join_schemas(schema, found, source=item.source.path)
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
     units = [unit for unit in dataset.units() if unit.file in undeclared]
 
@@ -119,6 +122,7 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
         schema = scanned_schema(dataset, scanned)
     elif undeclared:
         schema = _sampled(dataset, units, schema)
+    schema = join_schemas(schema, pa.schema(keys))
     if all(item.format == "csv" for item in dataset.inputs):
         # CSV columns without any value are empty text, not null.
         kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
@@ -127,7 +131,7 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
     columns = options.columns or fields
     if missing := [name for name in columns if name not in fields]:
         names = [name for file in dataset.formats for name in getattr(file, "names", ())]
-        names += _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
+        names += _sampled(dataset.with_options(columns=None), units, pa.schema(keys)).names
         hint = ' (infer="scan" also finds columns of later rows)' if undeclared else ""
         raise UsageError(
             f"there is no column {missing[0]!r}; the data has: {', '.join(dict.fromkeys(names))}"
@@ -144,11 +148,10 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
         decoded = decode_or_reject(block, known.schema, options)
         return bool(known.widen(decoded, block, options).table.num_rows)
 
-    files: list[Any] = [dataset.formats[index] for index in sorted({unit.file for unit in units})]
-    files = [file for file in files if hasattr(file, "sample")]
+    files = sorted({unit.file for unit in units if hasattr(dataset.formats[unit.file], "sample")})
     files = files[:: -(-len(files) // _SAMPLED_FILES) or 1]
     size = max(_SAMPLE_BYTES, sum(unit.num_bytes for unit in units) // _SAMPLE_SHARE)
-    heads = [look(file.sample(size // len(files))) for file in files]
+    heads = [look(dataset.sample(file, size // len(files))) for file in files]
     if not any(heads):
         small = dataset.with_options(block_bytes=_SAMPLE_BYTES)
         any(look(block) for unit in units for block in small.blocks(unit))
