@@ -15,7 +15,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -357,6 +357,17 @@ def test_a_damaged_footer_does_not_abort_the_process(tmp_path: Path) -> None:
         rows, error = read_until_error(path)
         outcomes.add(len(rows) if error is None else "error")
     assert outcomes >= {2, "error"}
+
+
+def test_a_compressed_record_batch_past_the_budget_is_named_with_its_size(tmp_path: Path) -> None:
+    path, table = tmp_path / "rows.arrow", pa.table({"text": ["x" * 1000] * 20_000})
+    for max_chunksize in (None, 1000):
+        settings = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(str(path), table.schema, options=settings) as writer:
+            writer.write_table(table, max_chunksize=max_chunksize)
+        told = pytest.warns(UserWarning, match=r"rows\.arrow: record batch 0 takes 19 MiB.*fewer")
+        with nullcontext() if max_chunksize else told:
+            assert len(read_rows(path, memory_budget=SMALL_BUDGET)) == 20_000
 
 
 def test_an_arrow_stream_without_its_end_is_an_error_after_its_rows(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ stream among them has no index, so it is one unit, read front to back.
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
@@ -56,6 +57,9 @@ _MARGIN = 1.05
 
 _LARGE_BATCH_BYTES = 4 * 1024 * 1024
 """A mapped record batch is cut into units of about this size where it is larger."""
+
+_LARGEST_BATCH_BLOCKS = 16
+"""A decoded record batch of more than so many blocks, half a memory budget, is worth a warning."""
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
@@ -279,7 +283,15 @@ class ArrowFile(_Columnar):
                 batch = next(batches, None)
                 if batch is not None:
                     held.append(self._checked(batch.select(self.schema.names)))
-                    size += held[-1].get_total_buffer_size()
+                    num_bytes = held[-1].get_total_buffer_size()
+                    size += num_bytes
+                    if num_bytes > _LARGEST_BATCH_BLOCKS * block_bytes:
+                        warnings.warn(
+                            f"{path}: record batch {index} takes {num_bytes / 2**20:,.0f} MiB, "
+                            "which cannot be decoded in parts, whatever the memory budget; write "
+                            "the file with fewer rows in each record batch (max_chunksize)",
+                            stacklevel=2,
+                        )
             if held and (batch is None or size >= block_bytes):
                 table = pa.Table.from_batches(held)
                 step = max(1, -(-table.num_rows // max(1, size // block_bytes)))

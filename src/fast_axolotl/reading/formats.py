@@ -155,7 +155,14 @@ def open_files(
     parts = [sources[at : at + _OPENED_TOGETHER] for at in range(0, len(sources), _OPENED_TOGETHER)]
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
         opened = pool.map(lambda part: list(map(open_or_reject, part)), parts)
-        return list(chain.from_iterable(opened))
+        files = list(chain.from_iterable(opened))
+    # What the rows of one Parquet file take says how those of the next ones are best read.
+    learned: dict[pa.Schema, Any] = {}
+    for index, (item, file) in enumerate(files):
+        if hasattr(file, "row_bytes"):
+            row_bytes = learned.setdefault(file.schema.remove_metadata(), file.row_bytes)  # type: ignore[union-attr]
+            files[index] = item, replace(file, row_bytes=row_bytes)  # type: ignore[type-var]
+    return files
 
 
 def _open(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -35,7 +36,7 @@ from fast_axolotl.reading.blocks import (
     Unit,
     rejection_of,
 )
-from fast_axolotl.reading.lines import BOM, PARSED_BYTES, BadRows, LineFile, Lines
+from fast_axolotl.reading.lines import BOM, PARSED_BYTES, BadRows, LineFile, Lines, count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
 
@@ -64,7 +65,10 @@ _FEW_COLUMNS = 32
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 _INK = re.compile(rb"\S")
-_JOIN = re.compile(rb"\}[ \t\r]*\n\s*\{")
+_CACHED_BYTES = 64 * 1024
+_MOST_BLANKS = 64
+"""Lines with more white space at their end are parsed by Python."""
+
 _BLANK = re.compile(rb"\n\s")
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -255,13 +259,22 @@ def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | N
                     return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    # Every line must end with an object, and the next one begin with one. Blank lines and white
-    # space around the objects are looked for only where there may be some.
-    if table.num_rows == num_rows == rows.data.count(b"}\n{", rows.start, rows.stop) + 1:
+    # Every line must begin and end as an object does: then there is one on each. Blank lines and
+    # white space around them are looked for only where there may be some.
+    raw, num_joins = np.frombuffer(rows.data, dtype=np.uint8)[rows.start : rows.stop], 0
+    for at in range(0, len(raw), _CACHED_BYTES):
+        piece = raw[at : at + _CACHED_BYTES + 2]
+        is_join = (piece[1:-1] == 10) & (piece[:-2] == ord("}")) & (piece[2:] == ord("{"))
+        num_joins += int(np.count_nonzero(is_join))
+    if table.num_rows == num_rows == num_joins + 1:
         return table
-    num_joins = sum(1 for _ in _JOIN.finditer(rows.data, rows.start, rows.stop))
-    is_exact = table.num_rows == num_joins + 1 == sum(1 for _ in _row_spans(rows))
-    return table if is_exact else None
+    num_objects = 0
+    for start, stop in _row_spans(rows):
+        end = rows.data[max(start, stop - _MOST_BLANKS) : stop].rstrip()
+        if rows.data[start] != ord("{") or not end.endswith(b"}"):
+            return None
+        num_objects += 1
+    return table if table.num_rows == num_objects else None
 
 
 def _read(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table:
@@ -310,7 +323,8 @@ def _may_be_deep(rows: Lines) -> bool:
         if probe >= end and data.find(b"\n", probe, probe + most) < 0:
             start, end = data.rfind(b"\n", end, probe) + 1, data.find(b"\n", probe, rows.stop)
             end = rows.stop if end < 0 else end
-            if data.count(b"]", start, end) + data.count(b"}", start, end) > most:
+            # Both closing brackets, which differ in one bit.
+            if count_byte(data, b"}", start, end, ignored=ord("}") ^ ord("]")) > most:
                 return True
     return False
 

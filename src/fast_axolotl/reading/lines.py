@@ -102,10 +102,15 @@ def line_at(source: Source, compression: str | None, offset: int) -> int:
     return count
 
 
-def count_byte(data: bytes, byte: bytes, start: int, stop: int) -> int:
-    """Several times faster than ``bytes.count``: in pieces that stay in the processor's cache."""
+def count_byte(data: bytes, byte: bytes, start: int, stop: int, ignored: int = 0) -> int:
+    """Several times faster than ``bytes.count``: in pieces that stay in the processor's cache.
+
+    Bits that are ignored are set in the byte.
+    """
     raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
     pieces = (raw[at : at + _PROBE_BYTES] for at in range(0, len(raw), _PROBE_BYTES))
+    if ignored:
+        pieces = (piece | np.uint8(ignored) for piece in pieces)
     return sum(int(np.count_nonzero(piece == ord(byte))) for piece in pieces)
 
 
