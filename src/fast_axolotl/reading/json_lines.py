@@ -96,11 +96,8 @@ class JsonLinesFile(LineFile):
         is_whole = self.compression is None and len(data) == self.source.num_bytes
         if self.compression is not None:
             data = start_of(data, self.compression)
-        start = len(BOM) if data.startswith(BOM) else 0
-        stop = len(data) if is_whole else max(start, data.rfind(b"\n") + 1)
-        path = self.source.path
-        rows = Lines(path=path, data=data, start=start, stop=stop, first_line=lambda: 1)
-        return json_block(stop, lambda: rows, self.options)
+        rows = self._lines(data, 0, len(data) if is_whole else data.rfind(b"\n") + 1, 0)
+        return json_block(len(data), lambda: rows, self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

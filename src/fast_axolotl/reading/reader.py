@@ -168,7 +168,7 @@ def open_dataset(
         window_bytes=memory_budget // 8,
     ).grouped()
     shard = check_shard(shard)
-    if shard[1] > 1:
+    if shard[1] > 1 or shuffle is not None:
         dataset = with_csv_edges(dataset)
     return Reader(
         dataset,
