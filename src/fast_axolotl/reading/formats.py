@@ -16,7 +16,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +153,8 @@ def open_files(
 
     parts = [sources[at : at + _OPENED_TOGETHER] for at in range(0, len(sources), _OPENED_TOGETHER)]
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        opened = pool.map(lambda part: list(map(open_or_reject, part)), parts)
-        files = list(chain.from_iterable(opened))
+        opened = pool.map(lambda part: [open_or_reject(source) for source in part], parts)
+        files = [item for part in opened for item in part]
     # What the rows of one Parquet file take says how those of the next ones are best read.
     learned: dict[pa.Schema, Any] = {}
     for index, (item, file) in enumerate(files):

@@ -104,9 +104,7 @@ def line_at(source: Source, compression: str | None, offset: int) -> int:
 
 def count_byte(data: bytes, byte: bytes, start: int, stop: int, ignored: int = 0) -> int:
     """Several times faster than ``bytes.count``: in pieces that stay in the processor's cache.
-
-    Bits that are ignored are set in the byte.
-    """
+    Bits that are ignored are set in the byte."""
     raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
     pieces = (raw[at : at + _PROBE_BYTES] for at in range(0, len(raw), _PROBE_BYTES))
     if ignored:
