@@ -119,7 +119,6 @@ def window_of(
         device_idle_seconds=idle_seconds,
         exposed_communication_seconds=exposed * _NANO if is_seen else None,
         collectives=tuple(round((event.end - event.start) * _NANO, 7) for event in begun),
-        num_collectives=len(begun),
         reasons=reasons,
     )
 

@@ -457,7 +457,7 @@ def _compare_windows(job: Job) -> float:
     alike = []
     for same in shared:
         known = [window for window in same if window is not None]
-        counts = {(one.num_collectives, len(one.collectives)) for one in known}
+        counts = {len(one.collectives) for one in known}
         if len(known) == len(seen) and known[0].collectives and len(counts) == 1:
             alike.append(known)
     if len(job.ranks) < 2:

@@ -41,8 +41,8 @@ _SKIPPING_FACTOR = 10
 """A first step with more than so many times the fetches of the second has skipped batches: fewer
 may have been fetched ahead, or belong to steps that a gradient scaler left out."""
 
-Fetch = tuple[int, float, EventPair | None]
-"""Samples delivered before it, seconds the host waited, events around it."""
+Fetch = tuple[float, EventPair | None]
+"""Seconds the host waited, events around it."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Step:
     @property
     def host_wait_seconds(self) -> float:
         """Time the host waited for data."""
-        return sum(fetch[1] for fetch in self.fetches) + self.other_host_wait_seconds
+        return sum(fetch[0] for fetch in self.fetches) + self.other_host_wait_seconds
 
     @property
     def device_wait_seconds(self) -> float | None:
@@ -133,7 +133,7 @@ class Step:
         """Read all events, which must have passed; those that have not are missing."""
         if events is None or self.last_event is None:
             return
-        pairs = [pair for _, _, pair in self.fetches]
+        pairs = [pair for _, pair in self.fetches]
         waits = [None if pair is None else events.seconds(pair) for pair in pairs]
         others = [events.seconds(pair) for pair in self.other_pairs]
         known = [wait for wait in waits if wait is not None]
@@ -223,7 +223,7 @@ class StepTracker:
         if self.cause:
             step.add_cause(self.cause, host_wait_seconds)
             self.cause = ""
-        step.fetches.append((self.num_samples, host_wait_seconds, pair))
+        step.fetches.append((host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]
         step.counts.append(counted)

@@ -75,18 +75,6 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowFetch:
-    """A fetch that waited far longer than most."""
-
-    fetch: int
-    """Number of the fetch in this rank's run, from 0."""
-    row: int
-    """Samples delivered before it."""
-    seconds: float
-    """Its wait: of the device where that is measured, else of the host."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
     """One or more consecutive optimizer steps, as sums; written about once a second."""
 
@@ -134,8 +122,6 @@ class StepBlock:
     device_waits: dict[str, int] | None = None
     step_times: dict[str, int] = field(default_factory=dict)
     """Histogram of the steps' wall times."""
-    slow: tuple[SlowFetch, ...] = ()
-    """At most eight."""
     walls: tuple[float, ...] | None = None
     """Wall seconds of every single step; left out once the record has grown large."""
     hosts: tuple[float, ...] | None = None
@@ -253,8 +239,6 @@ class ProfileWindow:
     """Time with a collective under way in which nothing else ran."""
     collectives: tuple[float, ...] = ()
     """Seconds of each collective in the order they were started; ranks are compared one by one."""
-    num_collectives: int | None = None
-    """How many there were, where neighbours are summed: see ``integrations.profiler``."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
