@@ -145,7 +145,7 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
     (tmp_path / "loop.py").write_text(LOOP)
     command = ("measure", "--live", "--output", "run", "--", sys.executable, "loop.py")
     with Terminal(tmp_path, *command) as terminal:
-        terminal.wait_for("tokens/s")
+        terminal.wait_for("rows/s")
         terminal.wait_for("batch 50")
         (tmp_path / "stop").write_text("")
         assert terminal.wait() == 7

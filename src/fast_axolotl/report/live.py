@@ -31,7 +31,13 @@ from fast_axolotl.record.units import (
     format_seconds,
     format_share,
 )
-from fast_axolotl.report.runs import shown_phases, verdict_badge, where_rows
+from fast_axolotl.report.runs import (
+    ReportRun,
+    figure_rows,
+    shown_phases,
+    verdict_badge,
+    where_rows,
+)
 from fast_axolotl.report.series import stall_track
 from fast_axolotl.report.terminal import BADGES
 
@@ -48,7 +54,15 @@ _NEWEST_BLOCKS = 600
 _LEVELS = "▁▂▃▄▅▆▇█"
 _MOST_RANKS = 16
 _MOST_LOG_LINES = 8
-_LABEL_WIDTH = 13
+_LABEL_WIDTH = 19
+_HOST_STALL = "host_stall_fraction"
+_FIGURES = (
+    *("stall_fraction", _HOST_STALL, "rows_per_second", "tokens_per_second", "step_p50_seconds"),
+    *("step_p95_seconds", "mfu", "queue_depth", "queue_capacity", "cpu_cores", "disk_share"),
+    *("read_bytes_per_second", "swap_in_bytes_per_second", "swap_out_bytes_per_second"),
+    *("gpu_utilization", "gpu_memory_bytes"),
+)
+"""In their order; the wait of the CPU only where the stall is that of the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,65 +215,29 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
     """A label and its parts; what is unknown is no row."""
     summary, now = moment.summary, moment.now
     when = "at the end" if moment.ending else "now"
+    names = [name for name in _FIGURES if getattr(now, name) or getattr(summary, name)]
+    if summary.stall_source != "device" and _HOST_STALL in names:
+        names.remove(_HOST_STALL)
+    runs = [ReportRun(name="", record=moment.record, summary=one) for one in (now, summary)]
     rows: list[tuple[str, list[str]]] = []
-    if moment.ranks:
-        for label, name, form in (
-            ("stall", "stall_fraction", format_share),
-            ("rows/s", "rows_per_second", format_count),
-            ("tokens/s", "tokens_per_second", format_count),
-        ):
-            latest, overall = getattr(now, name), getattr(summary, name)
-            parts = [f"{form(latest)} {when}"] if latest is not None else []
-            parts += [f"{form(overall)} overall"] if overall is not None else []
-            reason = summary.reasons.get(name, "") if summary.fetches else ""
-            rows.append((label, parts or [f"– {reason}".strip()]))
-        if summary.stall_source == "device" and summary.host_stall_fraction is not None:
-            rows[0][1].append(f"CPU-side {format_share(summary.host_stall_fraction)}")
-        step = []
-        if summary.step_p50_seconds is not None:
-            step.append(f"p50 {format_seconds(summary.step_p50_seconds)}")
-            step.append(f"p95 {format_seconds(summary.step_p95_seconds)}")
-        step += [f"MFU {format_share(summary.mfu)}"] if summary.mfu is not None else []
-        queue = []
-        if summary.queue_depth is not None:
-            of = "" if summary.queue_capacity is None else f" of {summary.queue_capacity:,}"
-            queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
-        phases = [f"{name} {format_share(share)}" for name, share in shown_phases(now)]
-        where = [f"{label}: {place} {share}" for label, place, share in where_rows(summary)[:2]]
-        rows += [("step", step), ("", phases), ("", where), ("ready queue", queue)]
+    for label, latest, overall in figure_rows(names, runs)[0]:
+        # Quantiles, and what else has several parts, are those of the whole run.
+        is_whole = latest == overall or " · " in overall
+        parts = [overall] if is_whole else [f"{latest} {when}", f"{overall} overall"]
+        rows.append((label, [part for part in parts if not part.startswith("–")]))
+    phases = [f"{name} {format_share(share)}" for name, share in shown_phases(now)]
+    where = [f"{label}: {place} {share}" for label, place, share in where_rows(summary)[:2]]
+    rows += [("step", phases), ("", where)]
     system = moment.record.systems.get(summary.node, moment.record.system)
-    samples = system.samples if system is not None else []
-    if samples:
-        known = [one.working_set_bytes for one in samples if one.working_set_bytes is not None]
-        used = known[-1] if known else samples[-1].rss_bytes
-        whose = f"{summary.node}: " if len(summary.nodes) > 1 else ""
-        memory = [f"{whose}{format_bytes(used)}"]
-        if summary.limit_bytes and used is not None:
-            memory[0] += f" of {format_bytes(summary.limit_bytes)}"
-            memory.append(format_share(used / summary.limit_bytes))
-        if summary.working_set_peak_bytes is not None:
-            memory.append(f"peak {format_bytes(summary.working_set_peak_bytes)}")
-        cores = [] if now.cpu_cores is None else [f"{now.cpu_cores:.1f} cores"]
-        disk = []
-        if now.read_bytes_per_second is not None:
-            disk.append(f"{format_bytes(now.read_bytes_per_second)}/s")
-            if summary.disk_bytes_per_second:
-                disk[0] += f" of {format_bytes(summary.disk_bytes_per_second)}/s"
-        swap = []
-        if now.swap_in_bytes_per_second or now.swap_out_bytes_per_second:
-            swap.append(f"in {format_bytes(now.swap_in_bytes_per_second)}/s")
-            swap.append(f"out {format_bytes(now.swap_out_bytes_per_second)}/s")
-        gpus = [
-            f"{gpu.index}: {format_share(gpu.utilization)} {format_bytes(gpu.memory_bytes)}"
-            for gpu in samples[-1].gpus
-        ]
-        rows += [
-            ("working set", memory),
-            ("disk", disk),
-            ("swap", swap),
-            ("GPU", gpus),
-            ("processes", [f"{samples[-1].processes:,}", *cores]),
-        ]
+    if system is not None and system.samples:
+        # From the first sample on, not only in the steady phase.
+        sizes = [one.working_set_bytes or one.rss_bytes for one in system.samples]
+        memory = [format_bytes(next((size for size in reversed(sizes) if size), None))]
+        for name, before in (("working_set_peak_bytes", "peak"), ("limit_bytes", "limit")):
+            if (size := getattr(summary, name)) is not None:
+                memory.append(f"{before} {format_bytes(size)}")
+        rows.append(("working set", memory))
+        rows.append(("processes", [f"{system.samples[-1].processes:,}"]))
     return [row for row in rows if row[1]]
 
 

@@ -121,7 +121,7 @@ def show_short_summary(
         for name in _ONE_SCREEN
         if name not in _ONLY_IF_KNOWN or read_figure(summary, name) is not None
     ]
-    pairs, reasons = _figure_rows(names, [run])
+    pairs, reasons = figure_rows(names, [run])
     if clock := divide_clock(summary.ledger):
         parts = (f"{LEDGER[part]} {format_share(share)}" for part, _, share in clock)
         pairs.append(("wall clock", " · ".join(parts)))
@@ -307,13 +307,13 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
 
 def figure_group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) -> Section:
     """Figures run by run, and why some are missing."""
-    rows, reasons = _figure_rows(names, runs)
+    rows, reasons = figure_rows(names, runs)
     header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
     blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
     return Section(title=title, blocks=[*blocks, Bullets(reasons, True)])
 
 
-def _figure_rows(
+def figure_rows(
     names: Sequence[str], runs: Sequence[ReportRun]
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Figures run by run, and why some are missing: one line for all that share the reason."""
