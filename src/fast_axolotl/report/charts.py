@@ -18,6 +18,7 @@ from typing import Any, Literal
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
+from fast_axolotl.record.units import format_share
 from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
 from fast_axolotl.report.runs import read_figure
 
@@ -30,6 +31,13 @@ _NEAR = 3.0
 _LEAST_SHARE = 0.25
 """Where the scale of a share ends at least."""
 _HEIGHT = 260
+_DISK = "disk_bytes_per_second"
+_LIMITS = {
+    "demand_rows_per_second": "model could consume",
+    "limit_bytes": "limit",
+    _DISK: "speed of the disk",
+}
+"""What figures are called that are lines across a chart."""
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "time": ((7200.0, 1 / 3600, "h"), (600.0, 1 / 60, "min"), (0.0, 1.0, "s")),
@@ -78,10 +86,15 @@ class Lane:
     title: str
     unit: str
     """``s``, ``bytes`` and ``bytes/s`` are scaled, ``share`` is in percent."""
-    curves: tuple[Curve, ...]
+    columns: tuple[str, ...]
+    """Of its curves."""
     limit: str | float = ""
-    """A line across: a number, or the figure of the run that it is."""
-    limit_label: str = ""
+    """A line across: a share, or the figure of the run that it is."""
+
+    @property
+    def curves(self) -> list[Curve]:
+        """What is drawn."""
+        return [CURVES[column] for column in self.columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +111,29 @@ class TimeChart:
     """Each is told where all the figures in it are known."""
 
 
+CURVES = {
+    curve.path: curve
+    for curve in (
+        Curve("steps/mean", "time per step", "step"),
+        Curve("steps/wait", "time waiting for data", "wait", "area"),
+        Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
+        Curve("stall/host", "CPU-side wait", "host", "dashed"),
+        Curve("throughput/rows", "rows per second", "step", "area"),
+        Curve("throughput/samples", "samples per second", "step", "area"),
+        Curve("throughput/tokens", "real tokens per second", "pss", "area"),
+        Curve("memory/working_set_bytes", "working set", "pss", "area"),
+        Curve("memory/anon_bytes", "anonymous (heap)", "anon"),
+        Curve("memory/hwm_bytes", "peak resident memory (sum over processes)", "hwm"),
+        Curve("disk/read_bytes", "read from disk", "step", "area"),
+        Curve("disk/read_chars", "all file reads, page cache included", "calls"),
+        Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
+        Curve("disk/swap_out_bytes", "swapped out", "hwm"),
+        Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),
+        Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),
+    )
+}
+"""Every curve over time by its column."""
+
 TIME_CHARTS = (
     TimeChart(
         "stall",
@@ -105,24 +141,8 @@ TIME_CHARTS = (
         "Top: time per step. Bottom: share of the time spent waiting for data. Shaded parts are "
         "not counted in the figures.",
         (
-            Lane(
-                "step time",
-                "s",
-                (
-                    Curve("steps/mean", "time per step", "step"),
-                    Curve("steps/wait", "time waiting for data", "wait", "area"),
-                ),
-            ),
-            Lane(
-                "stall",
-                "share",
-                (
-                    Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
-                    Curve("stall/host", "CPU-side wait", "host", "dashed"),
-                ),
-                DATA_STALL,
-                f"{100 * DATA_STALL:.0f} %",
-            ),
+            Lane("step time", "s", ("steps/mean", "steps/wait")),
+            Lane("stall", "share", ("stall/device", "stall/host"), DATA_STALL),
         ),
         (
             "Half of the steps took {step_p50_seconds} or less, 95 % took {step_p95_seconds} or "
@@ -137,21 +157,8 @@ TIME_CHARTS = (
         "Reader throughput",
         "What the model receives from the loader, all ranks together.",
         (
-            Lane(
-                "rows/s",
-                "",
-                (
-                    Curve("throughput/rows", "rows per second", "step", "area"),
-                    Curve("throughput/samples", "samples per second", "step", "area"),
-                ),
-                "demand_rows_per_second",
-                "model could consume",
-            ),
-            Lane(
-                "tokens/s",
-                "",
-                (Curve("throughput/tokens", "real tokens per second", "pss", "area"),),
-            ),
+            Lane("rows/s", "", ("throughput/rows", "throughput/samples"), "demand_rows_per_second"),
+            Lane("tokens/s", "", ("throughput/tokens",)),
         ),
         (
             "After the warm-up: {rows_per_second}.",
@@ -168,13 +175,8 @@ TIME_CHARTS = (
             Lane(
                 "memory",
                 "bytes",
-                (
-                    Curve("memory/working_set_bytes", "working set", "pss", "area"),
-                    Curve("memory/anon_bytes", "anonymous (heap)", "anon"),
-                    Curve("memory/hwm_bytes", "peak resident memory (sum over processes)", "hwm"),
-                ),
+                ("memory/working_set_bytes", "memory/anon_bytes", "memory/hwm_bytes"),
                 "limit_bytes",
-                "limit",
             ),
         ),
         (
@@ -189,24 +191,8 @@ TIME_CHARTS = (
         "Reads of all processes compared with the speed of the data's disk. If nothing is read "
         "from disk, the page cache held the data.",
         (
-            Lane(
-                "reads",
-                "bytes/s",
-                (
-                    Curve("disk/read_bytes", "read from disk", "step", "area"),
-                    Curve("disk/read_chars", "all file reads, page cache included", "calls"),
-                ),
-                "disk_bytes_per_second",
-                "speed of the disk",
-            ),
-            Lane(
-                "swap",
-                "bytes/s",
-                (
-                    Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
-                    Curve("disk/swap_out_bytes", "swapped out", "hwm"),
-                ),
-            ),
+            Lane("reads", "bytes/s", ("disk/read_bytes", "disk/read_chars"), _DISK),
+            Lane("swap", "bytes/s", ("disk/swap_in_bytes", "disk/swap_out_bytes")),
         ),
         (
             "{read_bytes_per_second} from disk.",
@@ -220,16 +206,8 @@ TIME_CHARTS = (
         "Top: share of time in which a kernel was running, which does not say how efficient it "
         "is. Bottom: memory in use.",
         (
-            Lane(
-                "utilisation",
-                "share",
-                (Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),),
-            ),
-            Lane(
-                "memory",
-                "bytes",
-                (Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),),
-            ),
+            Lane("utilisation", "share", ("gpu/utilization",)),
+            Lane("memory", "bytes", ("gpu/memory_bytes",)),
         ),
         (
             "A kernel ran for {gpu_utilization} of the time.",
@@ -300,8 +278,9 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                     line = {"x0": 0, "x1": 1, "y0": value, "y1": value}
                     style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
                     layout["shapes"].append({"type": "line", **on, **line, "line": style})
+                    words = _LIMITS.get(str(lane.limit)) or format_share(limit, decimals=0)
                     place = {**on, "x": 1, "xanchor": "right", "y": value, "yanchor": "bottom"}
-                    layout["annotations"].append(_words(lane.limit_label, "limit", **place))
+                    layout["annotations"].append(_words(words, "limit", **place))
             _add_phases(layout, run, by, is_named=spec.name == "stall")
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}

@@ -58,7 +58,7 @@ _LABEL_WIDTH = 19
 _HOST_STALL = "host_stall_fraction"
 _FIGURES = (
     *("stall_fraction", _HOST_STALL, "rows_per_second", "tokens_per_second", "step_p50_seconds"),
-    *("step_p95_seconds", "mfu", "queue_depth", "queue_capacity", "cpu_cores", "disk_share"),
+    *("step_p95_seconds", "mfu", "queue_depth", "cpu_cores", "disk_share"),
     *("read_bytes_per_second", "swap_in_bytes_per_second", "swap_out_bytes_per_second"),
     *("gpu_utilization", "gpu_memory_bytes"),
 )
