@@ -165,7 +165,7 @@ class RankFigures:
         pairs: list[tuple[float, float]] = []
         for block in self.steady_blocks:
             singles = block.devices if is_device else block.hosts
-            wait = (block.device_wait_seconds if is_device else block.host_wait_seconds) or 0.0
+            wait = block.wait_seconds(is_device=is_device)
             if block.walls is not None and singles is not None:
                 pairs += zip(block.walls, singles, strict=True)
             else:
@@ -243,8 +243,7 @@ def fold_rank(record: RankRecord) -> RankFigures:
         # Where the trainer did not say it, it is what was counted.
         settings.setdefault("gradient_accumulation", per_step)
     if steady:
-        took = (finite(steady[0].wall_seconds) or 0.0) + (total(steady[0].spans.values()) or 0.0)
-        folded.steady_from = finite(record.start.time + steady[0].t - took)
+        folded.steady_from = finite(record.start.time + steady[0].begin)
         folded.steady_to = finite(record.start.time + steady[-1].t)
     return folded
 
@@ -280,10 +279,7 @@ def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drai
         since, before = blocks[first:], blocks[first - 1]
         wall = total(block.wall_seconds for block in since) or 0.0
         waited = total(
-            block.host_wait_seconds
-            if block.device_wait_seconds is None
-            else block.device_wait_seconds
-            for block in since
+            block.wait_seconds(is_device=block.device_wait_seconds is not None) for block in since
         )
         if (ratio(waited, wall) or 0.0) >= thresholds.FREE_STALL:
             is_over = thresholds.is_long_enough(sum(block.fetches for block in since), wall)

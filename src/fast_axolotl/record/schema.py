@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from fast_axolotl.record.arithmetic import finite, total
+
 SCHEMA = 1
 """Version of the record's format: readers accept this one and older."""
 
@@ -128,6 +130,15 @@ class StepBlock:
     """Host wait of every single step."""
     devices: tuple[float, ...] | None = None
     """Device wait of every single step."""
+
+    @property
+    def begin(self) -> float:
+        """When its first step began, spans before it included."""
+        return self.t - (total([self.wall_seconds, *self.spans.values()]) or 0.0)
+
+    def wait_seconds(self, *, is_device: bool) -> float:
+        """The wait of the device, or of the host; a foreign record's numbers may be none."""
+        return finite(self.device_wait_seconds if is_device else self.host_wait_seconds) or 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,8 +216,7 @@ def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> Any:
         elif len(codes) == block.steps > 0:
             values = seconds_of[np.frombuffer(codes, dtype=np.uint8)]
         else:
-            known = block.host_wait_seconds if source == "host" else block.device_wait_seconds
-            seconds = finite(known) or 0.0
+            seconds = block.wait_seconds(is_device=source == "device")
             values = np.full(block.steps, seconds / max(1, block.steps))
         waits[inside] = values[max(0, -at) : len(steps) - at]
     return waits

@@ -136,7 +136,7 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
     phases: list[dict[str, Any]] = []
     phase = "steady"
     for block in blocks:
-        begin, end = offset + _begin(block), offset + block.t
+        begin, end = offset + block.begin, offset + block.t
         if block.phase != "steady" and block.phase == phase:
             phases[-1]["end"] = round(end, 3)
         elif block.phase != "steady":
@@ -158,7 +158,7 @@ def stall_track(blocks: Iterable[StepBlock], offset: float, is_device: bool) -> 
         waits = {"host": ratio(finite(block.host_wait_seconds), block.wall_seconds)}
         if is_device:
             waits["device"] = ratio(block.device_wait_seconds, block.wall_seconds)
-        track.add(offset + _begin(block), offset + block.t, block.wall_seconds, **waits)
+        track.add(offset + block.begin, offset + block.t, block.wall_seconds, **waits)
     return track
 
 
@@ -193,7 +193,7 @@ def _throughput(record: RunRecord, zero: float) -> Columns:
                 wall = block.wall_seconds
                 amounts = (block.rows, block.samples, block.real_tokens)
                 rows, samples, tokens = (ratio(amount, wall) for amount in amounts)
-                begin, end = offset + _begin(block), offset + block.t
+                begin, end = offset + block.begin, offset + block.t
                 track.add(begin, end, wall, rows=rows, samples=samples, tokens=tokens)
         if any(block.fetches for block in rank.blocks) and track.ends:
             tracks.append(track)
@@ -254,8 +254,3 @@ def round_figures(values: Iterable[float | None], figures: int = _FIGURES) -> li
         int(one) if one is not None and one.is_integer() and abs(one) < 1e15 else one
         for one in rounded
     ]
-
-
-def _begin(block: StepBlock) -> float:
-    spans = sum(finite(seconds) or 0.0 for seconds in block.spans.values())
-    return block.t - block.wall_seconds - spans
