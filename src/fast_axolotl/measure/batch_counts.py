@@ -56,9 +56,6 @@ _PACKED_WITHOUT_MASK = (
     "packed batches have no attention mask, and the padding token is not known: set it with "
     "meter.settings(pad_token_id=…)"
 )
-_PACKED_ROWS = (
-    "rows are packed, and the start of the padding is not known: set meter.settings(pad_token_id=…)"
-)
 _NO_MASK = (
     "the batches hold no attention_mask of the same shape as input_ids: every position counts "
     "as real"
@@ -201,9 +198,7 @@ class BatchCounter:
             self._note(_NO_MASK, "real_tokens")
             found.real_tokens = found.padded_tokens
         elif mask is None:
-            self._note(_PACKED_WITHOUT_MASK, "tokens_per_second")
-            if "rows_per_second" not in self.reasons and _count_starts(positions, None) > shape[0]:
-                self._note(_PACKED_ROWS, "rows_per_second")
+            self._note(_PACKED_WITHOUT_MASK, "tokens_per_second", "rows_per_second")
         if mask is not None:
             found.real_tokens = _count_nonzero(mask)
         is_full = mask is None or found.real_tokens == found.padded_tokens
@@ -224,12 +219,6 @@ def _find_sizes(part: Any, batch_size: int | None, depth: int = 3) -> Iterator[t
     elif isinstance(part, list | tuple):
         seen = part if depth and len(part) < _MOST_PARTS and len(part) != batch_size else ()
         inner = [size for one in seen for size in _find_sizes(one, batch_size, depth - 1)]
-        if inner and isinstance(part, list) and len(set(map(type, part))) == 1:
-            # Parts of a batch are alike in length; rows are of one dimension less, or of several.
-            is_one = len({first for first, _ in inner}) == 1
-            is_deep = inner[0][1] >= 2 - hasattr(part[0], "shape")
-            if isinstance(part[0], list | tuple) or not (is_one and is_deep):
-                inner = []
         is_flat = bool(part) and isinstance(part[0], int | float)
         yield from inner or [(len(part), 1 if is_flat else _ITEMS)]
     elif depth:

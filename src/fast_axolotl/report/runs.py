@@ -25,7 +25,6 @@ from fast_axolotl.record.units import (
     format_share,
 )
 from fast_axolotl.report.document import (
-    Bar,
     Block,
     Bullets,
     Card,
@@ -69,25 +68,6 @@ _WHERE = {"loading": "workers", "between": "between loops"}
 """Lines that lie in no step of the training, and what they are called."""
 _MOST_NOTES = 2
 """Of a record, on one screen."""
-_PART_ROLES = dict(
-    zip(
-        LEDGER,
-        (
-            *("step", "step", "anon", "wait", "warn", "limit", "muted"),
-            *("pss", "hwm", "good", "accent", "bad", "calls", "host"),
-        ),
-        strict=True,
-    )
-)
-"""Of each part of a run's time, the role of its colour."""
-_TILES = {
-    "stall_fraction": "waiting for data",
-    "tokens_per_second": "tokens, without padding",
-    "rows_per_second": "reader",
-    "step_p50_seconds": "step, median",
-    "mfu": "MFU",
-    "working_set_bytes": "working set",
-}
 _NODE_FIGURES = {
     "working set": "working_set_bytes",
     "of limit": "limit_share",
@@ -156,11 +136,6 @@ def verdict_blocks(runs: Sequence[ReportRun], *, is_named: bool = False) -> list
         verdict, name = run.summary.verdict, "" if is_single else run.name
         alarms = find_alarms(run.summary, run.record)
         blocks += [Paragraph(f"{name}: {text}" if name else text, "alarm") for text in alarms]
-        tiles = [
-            (label, FIGURES[figure].format(value))
-            for figure, label in _TILES.items()
-            if (value := getattr(run.summary, figure)) is not None
-        ]
         cards.append(
             Card(
                 name=name,
@@ -168,7 +143,6 @@ def verdict_blocks(runs: Sequence[ReportRun], *, is_named: bool = False) -> list
                 headline=verdict.headline,
                 evidence=verdict.evidence,
                 action=verdict.action,
-                tiles=tiles if is_single else (),
             )
         )
     if is_single:
@@ -204,12 +178,8 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
 
 
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
-    """Where the time of the runs went: a bar for each, and a table."""
+    """Where the time of the runs went."""
     parts = {run.name: divide_clock(run.summary.ledger) for run in runs if run.summary.ledger}
-    blocks: list[Block] = [
-        Bar(name=name, parts=[(LEDGER[part], share, _PART_ROLES[part]) for part, _, share in clock])
-        for name, clock in parts.items()
-    ]
     rows = []
     for part, label in LEDGER.items():
         columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
@@ -223,7 +193,7 @@ def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
         return []
     header = ("part", *parts) if len(parts) > 1 else ()
     text = Paragraph("Each second of a run belongs to exactly one part.", "muted")
-    return [Section(title="Wall clock", blocks=[text, *blocks, Table(header=header, rows=rows)])]
+    return [Section(title="Wall clock", blocks=[text, Table(header=header, rows=rows)])]
 
 
 def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fast_axolotl.record import RunRecord, RunSummary, StepBlock, SystemRecord
-from fast_axolotl.record.arithmetic import finite, ratio
+from fast_axolotl.record.arithmetic import finite, ratio, times
 
 MOST_POINTS = 1200
 """Points of a curve: about one for every pixel of a wide screen."""
@@ -49,7 +49,9 @@ class Track:
         for name, value in values.items():
             self.columns.setdefault(name, []).append(finite(value))
 
-    def thin(self, most: int = MOST_POINTS, *, spread: Sequence[str] = ()) -> Columns:
+    def thin(
+        self, most: int = MOST_POINTS, *, spread: Sequence[str] = (), is_folded: bool = False
+    ) -> Columns:
         """As columns of at most so many points, without what was never measured."""
         columns = {
             name: column
@@ -58,7 +60,7 @@ class Track:
         }
         if not columns:
             return {}
-        if len(self.ends) <= most:
+        if len(self.ends) <= most and not is_folded:
             thin: Columns = {"t": round_figures(self.ends, 7)}
             return thin | {name: round_figures(column) for name, column in columns.items()}
         begin = self.begins[0]
@@ -184,38 +186,28 @@ def _add_steps(steps: Track, block: StepBlock, end: float, is_device: bool) -> N
 
 
 def _throughput(record: RunRecord, zero: float) -> Columns:
-    """Rows (or samples) and tokens per second: a rate for every rank that fetches, summed."""
-    tracks = []
-    for rank in record.ranks.values():
-        track, offset = Track(), rank.start.time - zero
-        for block in rank.blocks:
-            if math.isfinite(block.t + block.wall_seconds):
-                wall = block.wall_seconds
-                amounts = (block.rows, block.samples, block.real_tokens)
-                rows, samples, tokens = (ratio(amount, wall) for amount in amounts)
-                begin, end = offset + block.begin, offset + block.t
-                track.add(begin, end, wall, rows=rows, samples=samples, tokens=tokens)
-        if any(block.fetches for block in rank.blocks) and track.ends:
-            tracks.append(track)
-    if not tracks:
+    """Rows (or samples) and tokens per second, of all ranks that fetch."""
+    ranks = [rank for rank in record.ranks.values() if any(one.fetches for one in rank.blocks)]
+    blocks = [
+        (rank.start.time - zero, block)
+        for rank in ranks
+        for block in rank.blocks
+        if math.isfinite(block.t + block.wall_seconds)
+    ]
+    track = Track()
+    for offset, block in sorted(blocks, key=lambda one: one[0] + one[1].t):
+        # The mean of what goes on side by side, times the number of ranks, is their sum.
+        wall, amounts = block.wall_seconds, (block.rows, block.samples, block.real_tokens)
+        rows, samples, tokens = (times(ratio(one, wall), len(ranks)) for one in amounts)
+        begin, end = offset + block.begin, offset + block.t
+        track.add(begin, end, wall, rows=rows, samples=samples, tokens=tokens)
+    if not track.ends:
         return {}
-    begin = min(track.begins[0] for track in tracks)
-    length = max(max(track.ends[-1] for track in tracks) - begin, 1e-9)
-    count = max(1, min(_MOST_WINDOWS, round(length)))
-    width = length / count
-    columns: Columns = {}
-    for name in ("rows", "samples", "tokens"):
-        if name == "samples" and "rows" in columns:
-            continue
-        means = [track.fold(name, begin, width, count)[0] for track in tracks]
-        sums = [
-            sum(known) if (known := [one for one in column if one is not None]) else None
-            for column in zip(*means, strict=True)
-        ]
-        if any(sums):
-            columns[name] = round_figures(sums)
-    t = round_figures((begin + (number + 0.5) * width for number in range(count)), 7)
-    return {"t": t, **columns} if columns else {}
+    num_seconds = round(track.ends[-1] - track.begins[0])
+    columns = track.thin(max(1, min(_MOST_WINDOWS, num_seconds)), is_folded=True)
+    if "rows" in columns:
+        columns.pop("samples", None)
+    return columns
 
 
 def _system_series(system: SystemRecord, offset: float) -> Columns:
