@@ -132,6 +132,9 @@ def test_packs_of_unknown_padding_have_no_real_tokens_and_no_rows(kind: str) -> 
     reasons = counter.reasons
     assert "pad_token_id" in reasons["tokens_per_second"]
     assert "pad_token_id" in reasons["rows_per_second"]
+    counter = BatchCounter()
+    counter.count({"input_ids": ids, "position_ids": array([[0, 1, 2, 3]], kind)})
+    assert "rows_per_second" not in counter.reasons
 
 
 def test_a_mask_of_a_strange_type_counts_and_one_of_another_shape_does_not() -> None:

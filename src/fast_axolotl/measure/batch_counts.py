@@ -198,7 +198,9 @@ class BatchCounter:
             self._note(_NO_MASK, "real_tokens")
             found.real_tokens = found.padded_tokens
         elif mask is None:
-            self._note(_PACKED_WITHOUT_MASK, "tokens_per_second", "rows_per_second")
+            self._note(_PACKED_WITHOUT_MASK, "tokens_per_second")
+            if "rows_per_second" not in self.reasons and _count_starts(positions, None) > shape[0]:
+                self._note(_PACKED_WITHOUT_MASK, "rows_per_second")
         if mask is not None:
             found.real_tokens = _count_nonzero(mask)
         is_full = mask is None or found.real_tokens == found.padded_tokens
