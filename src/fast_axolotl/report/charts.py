@@ -1,7 +1,7 @@
 """The charts of a report, declared as data.
 
-A chart has one panel for each run, on scales that all panels share, and beside every panel stands
-in words what it shows. A figure is a plain dictionary in Plotly's form; no Plotly is needed to make
+A chart has one panel for each run, on scales that all panels share, and below every panel stand
+the figures that it shows. A figure is a plain dictionary in Plotly's form; no Plotly is needed to make
 one. Two things in it are filled in by the page: ``{"ref": "runs/0/series/steps/t", "by": 1000}`` is
 a column of the embedded data times a factor, and ``{"role": "wait", "alpha": 0.3}`` is a colour of
 the theme.
@@ -10,7 +10,6 @@ the theme.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,6 +31,7 @@ _LEAST_SHARE = 0.25
 """Where the scale of a share ends at least."""
 _HEIGHT = 260
 _DISK = "disk_bytes_per_second"
+_SWAP = ("swap_in_bytes_per_second", "swap_out_bytes_per_second")
 _LIMITS = {
     "demand_rows_per_second": "model could consume",
     "limit_bytes": "limit",
@@ -107,8 +107,8 @@ class TimeChart:
     lanes: tuple[Lane, ...]
     """Above each other on one axis of time. Where the first has no curve there is no chart; where
     another has none, or only zeros, it is left out."""
-    sentences: tuple[str, ...]
-    """Each is told where all the figures in it are known."""
+    figures: tuple[str, ...]
+    """Those that stand below it."""
 
 
 CURVES = {
@@ -145,11 +145,8 @@ TIME_CHARTS = (
             Lane("stall", "share", ("stall/device", "stall/host"), DATA_STALL),
         ),
         (
-            "Half of the steps took {step_p50_seconds} or less, 95 % took {step_p95_seconds} or "
-            "less.",
-            "For {device_stall_fraction} of the time the GPU was idle and waited for data.",
-            "For {host_stall_fraction} of the time the training loop waited for data.",
-            "For {exposed_communication_fraction} of the profiled time only communication ran.",
+            *("step_p50_seconds", "step_p95_seconds", "device_stall_fraction"),
+            *("host_stall_fraction", "exposed_communication_fraction"),
         ),
     ),
     TimeChart(
@@ -160,11 +157,7 @@ TIME_CHARTS = (
             Lane("rows/s", "", ("throughput/rows", "throughput/samples"), "demand_rows_per_second"),
             Lane("tokens/s", "", ("throughput/tokens",)),
         ),
-        (
-            "After the warm-up: {rows_per_second}.",
-            "Real tokens: {tokens_per_second}.",
-            "The model could consume {demand_rows_per_second}.",
-        ),
+        ("rows_per_second", "tokens_per_second", "demand_rows_per_second"),
     ),
     TimeChart(
         "memory",
@@ -179,11 +172,7 @@ TIME_CHARTS = (
                 "limit_bytes",
             ),
         ),
-        (
-            "Working set {working_set_bytes}, peak {working_set_peak_bytes}.",
-            "That is {limit_share} of the limit, {limit_bytes}.",
-            "Peak resident memory {hwm_bytes}.",
-        ),
+        ("working_set_bytes", "working_set_peak_bytes", "limit_share", "limit_bytes", "hwm_bytes"),
     ),
     TimeChart(
         "disk",
@@ -194,11 +183,7 @@ TIME_CHARTS = (
             Lane("reads", "bytes/s", ("disk/read_bytes", "disk/read_chars"), _DISK),
             Lane("swap", "bytes/s", ("disk/swap_in_bytes", "disk/swap_out_bytes")),
         ),
-        (
-            "{read_bytes_per_second} from disk.",
-            "That is {disk_share} of the {disk_bytes_per_second} that the disk can deliver.",
-            "Swapped in: {swap_in_bytes_per_second}, out: {swap_out_bytes_per_second}.",
-        ),
+        ("read_bytes_per_second", "disk_share", _DISK, *_SWAP),
     ),
     TimeChart(
         "gpu",
@@ -209,11 +194,7 @@ TIME_CHARTS = (
             Lane("utilisation", "share", ("gpu/utilization",)),
             Lane("memory", "bytes", ("gpu/memory_bytes",)),
         ),
-        (
-            "A kernel ran for {gpu_utilization} of the time.",
-            "Peak memory of one GPU: {gpu_memory_bytes}.",
-            "{gpu_power_watts} per GPU.",
-        ),
+        ("gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     ),
 )
 
@@ -284,8 +265,14 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
             _add_phases(layout, run, by, is_named=spec.name == "stall")
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}
-        text = " ".join(_sentences(spec, run)) or "Not recorded."
-        panels.append(Panel(name=run.name, text=text, figure=figure))
+        known = {name: read_figure(run.summary, name) for name in spec.figures}
+        texts = [
+            f"{FIGURES[name].label}: {FIGURES[name].format(value)}"
+            for name, value in known.items()
+            if value is not None
+        ]
+        text = "; ".join(texts) or "not recorded"
+        panels.append(Panel(name=run.name, text=f"{text[0].upper()}{text[1:]}.", figure=figure))
     return Chart(name=spec.name, title=spec.title, text=spec.text, legend=legend, panels=panels)
 
 
@@ -358,18 +345,6 @@ def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) ->
             name = html.escape(plain_name(phase["name"].replace("warmup", "warm-up")))
             place = {"xref": "x", "x": ends["x0"], "xanchor": "left", "yref": "paper", "y": 1}
             layout["annotations"].append(_words(name, "muted", yanchor="bottom", **place))
-
-
-def _sentences(spec: TimeChart, run: RunCurves) -> list[str]:
-    """Those whose figures are known."""
-    lines = []
-    for template in spec.sentences:
-        names = re.findall(r"{(\w+)}", template)
-        values = {name: read_figure(run.summary, name) for name in names}
-        if all(value is not None for value in values.values()):
-            texts = {name: FIGURES[name].format(value) for name, value in values.items()}
-            lines.append(template.format_map(texts))
-    return lines
 
 
 def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
