@@ -78,16 +78,9 @@ class BatchCount:
     sequence_squares: int = 0
 
     def __add__(self, other: BatchCount) -> BatchCount:
-        return BatchCount(
-            samples=self.samples + other.samples,
-            rows=add_known(self.rows, other.rows),
-            real_tokens=add_known(self.real_tokens, other.real_tokens),
-            trainable_tokens=add_known(self.trainable_tokens, other.trainable_tokens),
-            padded_tokens=add_known(self.padded_tokens, other.padded_tokens),
-            num_bytes=add_known(self.num_bytes, other.num_bytes),
-            sequence_tokens=self.sequence_tokens + other.sequence_tokens,
-            sequence_squares=self.sequence_squares + other.sequence_squares,
-        )
+        names = BatchCount.__slots__
+        sums: Any = {name: add_known(getattr(self, name), getattr(other, name)) for name in names}
+        return BatchCount(**sums)
 
 
 class BatchCounter:

@@ -28,6 +28,7 @@ what they count is not added up twice. The sizes of these groups stand in the se
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -147,14 +148,13 @@ class RankFigures:
     @property
     def work_seconds(self) -> float | None:
         """In a step, without waits for data and for other ranks, by looks at the stack."""
-        seen: dict[str, float] = {}
+        seen = Counter[str]()
         for block in self.steady_blocks:
-            for name, seconds in block.phases.items():
-                seen[name] = seen.get(name, 0.0) + seconds
-        inside = sum(seen.get(name, 0.0) for name in seen if "/" not in name or name == _IDLE)
+            seen.update(block.phases)
+        inside = sum(seen[name] for name in seen if "/" not in name or name == _IDLE)
         if "cuda_memory" in self.settings or inside < LEAST_LOOKED_SECONDS:
             return None
-        idle = sum(seen.get(name, 0.0) for name in ("waiting", "data", "communication", _IDLE))
+        idle = sum(seen[name] for name in ("waiting", "data", "communication", _IDLE))
         return self.steady.wall_seconds * (1.0 - idle / inside) / max(1, self.steady.steps)
 
     @property

@@ -20,6 +20,7 @@ Pure bookkeeping: times come in as numbers, and a step that has ended goes out.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +81,7 @@ class Step:
     counts: list[BatchCount] = field(default_factory=list)
     """Of every batch; complete once the step is folded."""
     told_tokens: tuple[int, int | None, int | None] | None = None
-    waits_by_cause: dict[str, float] = field(default_factory=dict)
+    waits_by_cause: Counter[str] = field(default_factory=Counter)
     """Host waits with which an epoch or a shard began."""
     produced: int = 0
     """Batches that the workers finished while their queue had room …"""
@@ -106,10 +107,6 @@ class Step:
     def removed_seconds(self) -> float:
         """What is taken out of the step's time."""
         return sum(span.seconds for span in self.spans if span.is_inside)
-
-    def add_cause(self, cause: str, host_wait_seconds: float) -> None:
-        """Something began with a wait of this step."""
-        self.waits_by_cause[cause] = self.waits_by_cause.get(cause, 0.0) + host_wait_seconds
 
     def take_later_spans(self) -> tuple[Span, ...]:
         """Take out the spans that began after the step had ended."""
@@ -210,7 +207,7 @@ class StepTracker:
         waits, self._early_waits = self._early_waits, []
         for host_wait_seconds, pair in waits:
             self.fail_fetch(host_wait_seconds, pair)
-            step.add_cause("epoch", host_wait_seconds)
+            step.waits_by_cause["epoch"] += host_wait_seconds  # type: ignore[assignment]
         return ended
 
     def end_fetch(
@@ -221,7 +218,7 @@ class StepTracker:
         if step is None:
             return
         if self.cause:
-            step.add_cause(self.cause, host_wait_seconds)
+            step.waits_by_cause[self.cause] += host_wait_seconds  # type: ignore[assignment]
             self.cause = ""
         step.fetches.append((host_wait_seconds, pair))
         if pair is not None:

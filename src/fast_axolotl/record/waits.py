@@ -51,6 +51,12 @@ def encode_waits(waits: Iterable[float]) -> str:
     ).decode()
 
 
+_SUMS = (
+    *("steps", "fetches", "wall_seconds", "host_wait_seconds"),
+    *("device_wait_seconds", "device_wall_seconds"),
+)
+
+
 @dataclass(slots=True)
 class WaitTotals:
     """Wall time and waits, and what the batches held, summed over steps or blocks."""
@@ -103,16 +109,9 @@ class WaitTotals:
 
     def since(self, earlier: WaitTotals) -> WaitTotals:
         """What was added since these sums were ``earlier``."""
-        return WaitTotals(
-            steps=self.steps - earlier.steps,
-            fetches=self.fetches - earlier.fetches,
-            wall_seconds=self.wall_seconds - earlier.wall_seconds,
-            host_wait_seconds=self.host_wait_seconds - earlier.host_wait_seconds,
-            device_wait_seconds=self.device_wait_seconds - earlier.device_wait_seconds,
-            device_wall_seconds=self.device_wall_seconds - earlier.device_wall_seconds,
-            counts={name: own - earlier.counts.get(name, 0) for name, own in self.counts.items()},
-            uncounted=self.uncounted,
-        )
+        sums: Any = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMS}
+        counts = {name: own - earlier.counts.get(name, 0) for name, own in self.counts.items()}
+        return WaitTotals(**sums, counts=counts, uncounted=self.uncounted)
 
     def count(self, name: str) -> Any:
         """How much of something there was; ``None`` where a part was not counted."""

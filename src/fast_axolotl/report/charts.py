@@ -1,7 +1,7 @@
 """The charts of a report, declared as data.
 
 A chart has one panel for each run, on scales that all panels share, and below every panel stand
-the figures that it shows. A figure is a plain dictionary in Plotly's form; no Plotly is needed to make
+the figures that it shows. A figure of Plotly's is a plain dictionary; no Plotly is needed to make
 one. Two things in it are filled in by the page: ``{"ref": "runs/0/series/steps/t", "by": 1000}`` is
 a column of the embedded data times a factor, and ``{"role": "wait", "alpha": 0.3}`` is a colour of
 the theme.
