@@ -122,19 +122,16 @@ def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
             if stat.S_ISREG(info.st_mode) and info.st_blocks * 512 >= info.st_size:
                 sizes.append((file, info.st_size))
     sizes.sort(key=lambda item: item[1], reverse=True)
-    chosen: list[Path] = []
-    total = 0
-    for file, num_bytes in sizes[:_MOST_FILES]:
-        if total >= max_bytes:
-            break
-        chosen.append(file)
-        total += num_bytes
+    largest = sizes[:_MOST_FILES]
+    before = itertools.accumulate((num_bytes for _, num_bytes in largest), initial=0)
+    chosen = [one for one, earlier in zip(largest, before, strict=False) if earlier < max_bytes]
+    total = sum(num_bytes for _, num_bytes in chosen)
     if total < min(_LEAST_BYTES, max_bytes):
         return [], (
             f"{path} holds {total / 1e6:.1f} MB in files without holes or compression, too little "
             "to measure the disk"
         )
-    return chosen, ""
+    return [file for file, _ in chosen], ""
 
 
 def find_numbers(path: str | Path, *, proc: Path = PROC) -> tuple[int, int] | None:

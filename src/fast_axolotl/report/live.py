@@ -43,6 +43,8 @@ from fast_axolotl.report.terminal import BADGES
 
 NOW_SECONDS = 5.0
 """How far back *now* reaches: long enough to be calm, short enough to follow a change."""
+_NOW_SAMPLES = 6
+"""Of the machine: those of the same time, while there is one per second."""
 _INTERVAL_SECONDS = 1.0
 _MOST_SHARE = 0.1
 """Of one core, at most this for reading and summing up."""
@@ -109,12 +111,10 @@ def take_moment(
 ) -> Moment:
     """Sum up a record, and its last seconds."""
     ends = [end for rank in record.ranks.values() if (end := last_time(rank)) is not None]
-    newest = {}
-    for node, system in record.systems.items():
-        # The sample before the last seconds is what their counters are compared with.
-        t = system.samples[-1].t - NOW_SECONDS if system.samples else 0.0
-        first = next((at for at, one in enumerate(system.samples) if one.t > t), 0)
-        newest[node] = replace(system, samples=system.samples[max(0, first - 1) :])
+    newest = {
+        node: replace(system, samples=system.samples[-_NOW_SAMPLES:])
+        for node, system in record.systems.items()
+    }
     since = max(ends, default=0.0) - NOW_SECONDS
     return Moment(
         title=title,

@@ -68,16 +68,10 @@ _WHERE = {"loading": "workers", "between": "between loops"}
 """Lines that lie in no step of the training, and what they are called."""
 _MOST_NOTES = 2
 """Of a record, on one screen."""
-_NODE_FIGURES = {
-    "working set": "working_set_bytes",
-    "of limit": "limit_share",
-    "CPU": "cpu_cores",
-    "swap in": "swap_in_bytes_per_second",
-    "memory pressure": "psi_memory_full",
-    "disk pressure": "psi_io_full",
-    "GPU busy": "gpu_utilization",
-    "GPU clock": "gpu_clock_mhz",
-}
+_NODE_FIGURES = (
+    *("working_set_bytes", "limit_share", "cpu_cores", "swap_in_bytes_per_second"),
+    *("psi_memory_full", "psi_io_full", "gpu_utilization", "gpu_clock_mhz"),
+)
 _RANK_COLUMNS = ("rank", "stall", "CPU-side wait", "steps", "step p50", "samples/s", "tokens/s", "")
 
 
@@ -329,10 +323,10 @@ def _member_tables(run: ReportRun, *, is_named: bool) -> Iterator[Section]:
             ranks = ", ".join(map(str, own)) or "–"
             if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
                 ranks = f"{own[0]}–{own[-1]}"
-            texts = [FIGURES[name].format(node[name]) for name in _NODE_FIGURES.values()]
+            texts = [FIGURES[name].format(node[name]) for name in _NODE_FIGURES]
             rows.append((node["node"], ranks, *texts))
-        table = Table(header=("node", "ranks", *_NODE_FIGURES), rows=rows)
-        yield Section(title=f"Nodes{whose}", blocks=[table])
+        header = ("node", "ranks", *(FIGURES[name].label for name in _NODE_FIGURES))
+        yield Section(title=f"Nodes{whose}", blocks=[Table(header=header, rows=rows)])
     if len(summary.ranks) > 1:
         lines = [
             (
