@@ -66,9 +66,8 @@ class _Block:
         self.producing_seconds = 0.0
         self.host_waits, self.device_waits = Histogram(), Histogram()
         self.step_times = Histogram()
-        self.walls: list[float] = []
-        self.hosts: list[float] = []
-        self.devices: list[float] = []
+        self.singles: list[tuple[float, float, float]] = []
+        """Wall time, host and device wait of every step, as long as they are few."""
 
     def add(self, step: Step, wall: float) -> None:
         """Add one step."""
@@ -85,10 +84,8 @@ class _Block:
         self.produced += step.produced
         self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
-        if len(self.walls) <= _MOST_SINGLES:
-            self.walls.append(wall)
-            self.hosts.append(host_wait)
-            self.devices.append(device_wait or 0.0)
+        if len(self.singles) <= _MOST_SINGLES:
+            self.singles.append((_round(wall), _round(host_wait), _round(device_wait or 0.0)))
         if self.step_waits is not None:
             self.step_waits.append(host_wait if device_wait is None else device_wait)
         for wait_seconds, _ in step.fetches:
@@ -100,7 +97,9 @@ class _Block:
         """The line of the steps so far."""
         waits, counted = self.waits, self.counted or BatchCount()
         has_device = self.first.device_waits is not None
-        with_singles = with_singles and waits.steps <= _MOST_SINGLES
+        walls = hosts = devices = None
+        if with_singles and waits.steps <= _MOST_SINGLES:
+            walls, hosts, devices = zip(*self.singles, strict=True)
         return StepBlock(
             t=t,
             phase=self.first.phase,
@@ -123,9 +122,9 @@ class _Block:
             host_waits=self.host_waits.written(),
             device_waits=self.device_waits.written() if has_device else None,
             step_times=self.step_times.written(),
-            walls=tuple(map(_round, self.walls)) if with_singles else None,
-            hosts=tuple(map(_round, self.hosts)) if with_singles else None,
-            devices=tuple(map(_round, self.devices)) if with_singles and has_device else None,
+            walls=walls,
+            hosts=hosts,
+            devices=devices if has_device else None,
         )
 
 

@@ -226,12 +226,12 @@ def _system_series(system: SystemRecord, offset: float) -> Columns:
             gpu.add(begin, end, utilization=busy, memory_bytes=used or None)
         if before is None or end <= begin:
             continue
-        rates: dict[str, float | None] = {}
-        for name in _COUNTERS:
-            low, high = finite(getattr(before, name)), finite(getattr(sample, name))
-            grown = None if low is None or high is None else max(0.0, high - low)
-            rates[name] = ratio(grown, end - begin)
-        disk.add(begin, end, end - begin, **rates)
+        pairs = {name: (getattr(before, name), getattr(sample, name)) for name in _COUNTERS}
+        grown = {
+            name: max(0.0, high - low) / (end - begin) if None not in (low, high) else None
+            for name, (low, high) in pairs.items()
+        }
+        disk.add(begin, end, end - begin, **grown)
     return {
         "memory": memory.thin(spread=("working_set_bytes",)),
         "disk": disk.thin(),
