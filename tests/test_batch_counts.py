@@ -188,6 +188,7 @@ def test_a_tensor_on_a_device_is_never_read() -> None:
         ([], 0, None),
         ({}, 1, None),
         ({"text": ["a", "b"]}, 2, None),
+        ({"input_ids": [[5, 6, 7], [5, 6]]}, 2, None),
         ({"text": "one row"}, 1, None),
         ({"pixels": torch.zeros(7, 1), "ids": [1] * 7}, 7, 28),
         ({"ids": ["x"] * 7, "pixels": torch.zeros(7, 1)}, 7, 28),

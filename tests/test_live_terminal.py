@@ -114,7 +114,7 @@ def test_a_record_is_drawn_in_place_until_ctrl_c_and_the_terminal_is_left_alone(
     unfinished: Path,
 ) -> None:
     with Terminal(unfinished.parent, "watch", unfinished, width=60) as terminal:
-        drawn = terminal.wait_for("full height")
+        drawn = terminal.wait_for("processes")
         assert "Data-bound (rate)" in drawn
         assert max(len(line) for line in re.split(r"\r?\n", plain(drawn))) < 60
         terminal.wait_for("\x1b[1A")  # the next moment is drawn over this one
@@ -122,7 +122,7 @@ def test_a_record_is_drawn_in_place_until_ctrl_c_and_the_terminal_is_left_alone(
         assert terminal.wait() == 0
         assert OTHER_SCREEN not in drawn + terminal.text
         last, _, after = plain(terminal.text).partition("Watched until Ctrl-C.")
-        assert "full height" in last
+        assert "processes" in last
         assert "Every figure" in after
 
 

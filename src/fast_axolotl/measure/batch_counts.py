@@ -213,6 +213,8 @@ def _find_sizes(part: Any, batch_size: int | None, depth: int = 3) -> Iterator[t
             yield int(part.shape[0]), len(part.shape)
     elif isinstance(part, list | tuple):
         seen = part if depth and len(part) < _MOST_PARTS and len(part) != batch_size else ()
+        if isinstance(part, list) and all(isinstance(one, list | tuple) for one in part):
+            seen = ()  # of rows
         inner = [size for one in seen for size in _find_sizes(one, batch_size, depth - 1)]
         is_flat = bool(part) and isinstance(part[0], int | float)
         yield from inner or [(len(part), 1 if is_flat else _ITEMS)]

@@ -38,7 +38,6 @@ from fast_axolotl.report.runs import (
     verdict_badge,
     where_rows,
 )
-from fast_axolotl.report.series import stall_track
 from fast_axolotl.report.terminal import BADGES
 
 NOW_SECONDS = 5.0
@@ -51,9 +50,6 @@ _MOST_SHARE = 0.1
 _LONG_WITHOUT_STEP = 10.0
 """Seconds without a step, and at least so many times a step, before it is worth a word."""
 _MANY_STEPS = 5.0
-_NEWEST_BLOCKS = 600
-"""That the marks of the stall are drawn from."""
-_LEVELS = "▁▂▃▄▅▆▇█"
 _MOST_RANKS = 16
 _MOST_LOG_LINES = 8
 _LABEL_WIDTH = 19
@@ -156,7 +152,6 @@ def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Te
         names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
         pairs = zip(names, folded, strict=True)
         lines += [Text.assemble((name, "cyan"), line) for name, line in pairs]
-    lines += _marks(moment, width)
     if verdict.action:
         lines += _fold(Text.assemble(("→ ", "cyan"), verdict.action), width, most=3)
     lines += _ranks(moment)
@@ -239,26 +234,6 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
         rows.append(("working set", memory))
         rows.append(("processes", [f"{system.samples[-1].processes:,}"]))
     return [row for row in rows if row[1]]
-
-
-def _marks(moment: Moment, width: int) -> list[Text]:
-    """The stall over time, of the rank that decides."""
-    summary = moment.summary
-    rank = moment.record.ranks.get(summary.deciding_rank or 0)
-    is_device = summary.stall_source == "device"
-    track = stall_track(rank.blocks[-_NEWEST_BLOCKS:] if rank is not None else (), 0.0, is_device)
-    shares = track.thin(max(8, width - _LABEL_WIDTH)).get("device" if is_device else "host", [])
-    known = [share for share in shares if share is not None]
-    if not known:
-        return []
-    ceiling = next((one for one in (0.1, 0.25, 0.5) if max(known) <= one), 1.0)
-    line = Text.assemble((f"{'stall, time':<{_LABEL_WIDTH}}", "cyan"))
-    for share in shares:
-        level = math.ceil((share or 0.0) / ceiling * len(_LEVELS)) - 1
-        sign = _LEVELS[min(max(level, 0), len(_LEVELS) - 1)]
-        line.append(" " if share is None else sign, _stall_style(share))
-    text = f"{'':<{_LABEL_WIDTH}}full height {format_share(ceiling, decimals=0)}"
-    return [line, Text(text, "dim")]
 
 
 def _ranks(moment: Moment) -> list[Text]:

@@ -134,7 +134,7 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
     ]
     offset = rank.start.time - zero
     is_device = summary.stall_source == "device"
-    steps = Track()
+    steps, stall = Track(), Track()
     phases: list[dict[str, Any]] = []
     phase = "steady"
     for block in blocks:
@@ -145,23 +145,16 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
             phases.append({"name": block.phase, "begin": round(begin, 3), "end": round(end, 3)})
         phase = block.phase
         _add_steps(steps, block, end, is_device)
-    return {
-        "rank": summary.deciding_rank,
-        "steps": steps.thin(spread=("mean",)),
-        "stall": stall_track(blocks, offset, is_device).thin(_MOST_WINDOWS),
-        "phases": phases,
-    }
-
-
-def stall_track(blocks: Iterable[StepBlock], offset: float, is_device: bool) -> Track:
-    """The share of waiting block by block: by host, and by device if the run's stall is."""
-    track = Track()
-    for block in blocks:
         waits = {"host": ratio(finite(block.host_wait_seconds), block.wall_seconds)}
         if is_device:
             waits["device"] = ratio(block.device_wait_seconds, block.wall_seconds)
-        track.add(offset + block.begin, offset + block.t, block.wall_seconds, **waits)
-    return track
+        stall.add(begin, end, block.wall_seconds, **waits)
+    return {
+        "rank": summary.deciding_rank,
+        "steps": steps.thin(spread=("mean",)),
+        "stall": stall.thin(_MOST_WINDOWS),
+        "phases": phases,
+    }
 
 
 def _add_steps(steps: Track, block: StepBlock, end: float, is_device: bool) -> None:
