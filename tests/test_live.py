@@ -66,8 +66,6 @@ def test_what_matters_most_is_shown_in_every_usual_size() -> None:
         text = text_of(moment, width=width, height=height)
         for label in ("stall", "rows/s", "tokens/s", "working set", "rank"):
             assert label in text, label
-        assert "exce" in text or width < 60, "the rank that failed is among those shown"
-        assert "48 more that stall less" in text
     text = text_of(moment_of(running()), width=40, height=9)
     assert "Data-bound (rate)" in text
     assert re.search(r"^stall +30\.0 %$", text, re.M)

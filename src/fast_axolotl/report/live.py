@@ -23,12 +23,9 @@ from rich.live import Live
 from rich.text import Text
 
 from fast_axolotl.record import RankRecord, RunRecord, RunSummary
-from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.record.units import (
     format_bytes,
-    format_count,
     format_duration,
-    format_seconds,
     format_share,
 )
 from fast_axolotl.report.runs import (
@@ -50,7 +47,7 @@ _MOST_SHARE = 0.1
 _LONG_WITHOUT_STEP = 10.0
 """Seconds without a step, and at least so many times a step, before it is worth a word."""
 _MANY_STEPS = 5.0
-_MOST_RANKS = 16
+_MOST_RANKS = 8
 _MOST_LOG_LINES = 8
 _LABEL_WIDTH = 19
 _HOST_STALL = "host_stall_fraction"
@@ -154,7 +151,6 @@ def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Te
         lines += [Text.assemble((name, "cyan"), line) for name, line in pairs]
     if verdict.action:
         lines += _fold(Text.assemble(("→ ", "cyan"), verdict.action), width, most=3)
-    lines += _ranks(moment)
     if moment.log:
         lines.append(Text("─" * width, "dim"))
         lines += [Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:]]
@@ -220,6 +216,11 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
         is_whole = latest == overall or " · " in overall
         parts = [overall] if is_whole else [f"{latest} {when}", f"{overall} overall"]
         rows.append((label, [part for part in parts if not part.startswith("–")]))
+    if len(summary.ranks) > 1:
+        # Those that stall most.
+        ranks = sorted(summary.ranks, key=lambda one: -(one.stall_fraction or 0.0))[:_MOST_RANKS]
+        stalls = [f"{one.rank}: {format_share(one.stall_fraction)}" for one in ranks]
+        rows.insert(1, ("stall by rank", stalls))
     phases = [f"{name} {format_share(share)}" for name, share in shown_phases(now)]
     where = [f"{label}: {place} {share}" for label, place, share in where_rows(summary)[:2]]
     rows += [("step", phases), ("", where)]
@@ -234,33 +235,6 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
         rows.append(("working set", memory))
         rows.append(("processes", [f"{system.samples[-1].processes:,}"]))
     return [row for row in rows if row[1]]
-
-
-def _ranks(moment: Moment) -> list[Text]:
-    """The ranks, where there are several; of many, those that stall most."""
-    ranks = moment.summary.ranks
-    if len(ranks) < 2:
-        return []
-    now = {rank.rank: rank for rank in moment.now.ranks}
-    shown = sorted(ranks, key=lambda one: -(one.stall_fraction or 0.0))[:_MOST_RANKS]
-    lines = [Text(f"{'rank':>5}{'stall':>9}{'now':>9}{'step':>10}{'tokens/s':>12}", "cyan")]
-    for rank in sorted(shown, key=lambda one: one.rank):
-        latest = now[rank.rank].stall_fraction if rank.rank in now else None
-        end = moment.record.ranks[rank.rank].end
-        line = Text(f"{rank.rank:>5}")
-        line.append(f"{format_share(rank.stall_fraction):>9}", _stall_style(rank.stall_fraction))
-        line.append(f"{format_share(latest):>9}", _stall_style(latest))
-        line.append(f"{format_seconds(rank.step_p50_seconds):>10}")
-        line.append(f"{format_count(rank.tokens_per_second):>12}")
-        lines.append(line.append(f"  {end.reason}" if end is not None else "", "dim"))
-    left = len(ranks) - len(shown)
-    return [*lines, Text(f"   … {left} more that stall less", "dim")] if left else lines
-
-
-def _stall_style(share: float | None) -> str:
-    if share is None:
-        return ""
-    return "green" if share < FREE_STALL else "yellow" if share < DATA_STALL else "red"
 
 
 def _fold(text: Text, width: int, *, most: int) -> list[Text]:
