@@ -516,9 +516,8 @@ def _find_replicas(job: Job) -> None:
     for rank in job.ranks:
         config = rank.settings.get("config")
         for name, others in _SIZES.items():
-            sizes = [number_of(rank.settings, name)]
-            if isinstance(config, Mapping):
-                sizes += [number_of(config, other) for other in others]
+            own = config if isinstance(config, Mapping) else {}
+            sizes = [number_of(rank.settings, name), *(number_of(own, key) for key in others)]
             if whole := [round(size) for size in sizes if size is not None and size >= 1]:
                 known[name] = max(whole)
     copies = math.prod(known.values())
