@@ -94,7 +94,7 @@ class Lane:
     @property
     def curves(self) -> list[Curve]:
         """What is drawn."""
-        return [CURVES[column] for column in self.columns]
+        return [curve for curve in CURVES if curve.path in self.columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,28 +111,25 @@ class TimeChart:
     """Those that stand below it."""
 
 
-CURVES = {
-    curve.path: curve
-    for curve in (
-        Curve("steps/mean", "time per step", "step"),
-        Curve("steps/wait", "time waiting for data", "wait", "area"),
-        Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
-        Curve("stall/host", "CPU-side wait", "host", "dashed"),
-        Curve("throughput/rows", "rows per second", "step", "area"),
-        Curve("throughput/samples", "samples per second", "step", "area"),
-        Curve("throughput/tokens", "real tokens per second", "pss", "area"),
-        Curve("memory/working_set_bytes", "working set", "pss", "area"),
-        Curve("memory/anon_bytes", "anonymous (heap)", "anon"),
-        Curve("memory/hwm_bytes", "peak resident memory (sum over processes)", "hwm"),
-        Curve("disk/read_bytes", "read from disk", "step", "area"),
-        Curve("disk/read_chars", "all file reads, page cache included", "calls"),
-        Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
-        Curve("disk/swap_out_bytes", "swapped out", "hwm"),
-        Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),
-        Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),
-    )
-}
-"""Every curve over time by its column."""
+CURVES = (
+    Curve("steps/mean", "time per step", "step"),
+    Curve("steps/wait", "time waiting for data", "wait", "area"),
+    Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
+    Curve("stall/host", "CPU-side wait", "host", "dashed"),
+    Curve("throughput/rows", "rows per second", "step", "area"),
+    Curve("throughput/samples", "samples per second", "step", "area"),
+    Curve("throughput/tokens", "real tokens per second", "pss", "area"),
+    Curve("memory/working_set_bytes", "working set", "pss", "area"),
+    Curve("memory/anon_bytes", "anonymous (heap)", "anon"),
+    Curve("memory/hwm_bytes", "peak resident memory (sum over processes)", "hwm"),
+    Curve("disk/read_bytes", "read from disk", "step", "area"),
+    Curve("disk/read_chars", "all file reads, page cache included", "calls"),
+    Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
+    Curve("disk/swap_out_bytes", "swapped out", "hwm"),
+    Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),
+    Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),
+)
+"""Every curve over time."""
 
 TIME_CHARTS = (
     TimeChart(

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -94,30 +94,17 @@ class Moment:
 
 
 def take_moment(
-    title: str,
-    record: RunRecord,
-    summarise: Callable[..., RunSummary],
-    *,
-    clock: float,
-    log: Sequence[str] = (),
-    ending: str = "",
+    title: str, record: RunRecord, summarise: Callable[..., RunSummary], **known: Any
 ) -> Moment:
-    """Sum up a record, and its last seconds."""
+    """Sum up a record, and its last seconds; ``known`` is the rest of the moment."""
     ends = [end for rank in record.ranks.values() if (end := last_time(rank)) is not None]
+    since = max(ends, default=0.0) - NOW_SECONDS
     newest = {
         node: replace(system, samples=system.samples[-_NOW_SAMPLES:])
         for node, system in record.systems.items()
     }
-    since = max(ends, default=0.0) - NOW_SECONDS
-    return Moment(
-        title=title,
-        record=record,
-        summary=summarise(record),
-        now=summarise(replace(record, systems=newest), since=since),
-        clock=clock,
-        log=log,
-        ending=ending,
-    )
+    now = summarise(replace(record, systems=newest), since=since)
+    return Moment(title=title, record=record, summary=summarise(record), now=now, **known)
 
 
 def last_time(rank: RankRecord) -> float | None:
@@ -207,8 +194,7 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
     summary, now = moment.summary, moment.now
     when = "at the end" if moment.ending else "now"
     names = [name for name in _FIGURES if getattr(now, name) or getattr(summary, name)]
-    if summary.stall_source != "device" and _HOST_STALL in names:
-        names.remove(_HOST_STALL)
+    names = [name for name in names if name != _HOST_STALL or summary.stall_source == "device"]
     runs = [ReportRun(name="", record=moment.record, summary=one) for one in (now, summary)]
     rows: list[tuple[str, list[str]]] = []
     for label, latest, overall in figure_rows(names, runs)[0]:

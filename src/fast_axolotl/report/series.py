@@ -235,4 +235,4 @@ def _system_series(system: SystemRecord, offset: float) -> Columns:
 def round_figures(values: Iterable[float | None], figures: int = _FIGURES) -> list[float | None]:
     """Numbers as they stand in a page; what is not finite is ``None``."""
     rounded = (None if finite(one) is None else float(f"{one:.{figures}g}") for one in values)
-    return [int(one) if one is not None and one == one // 1 and abs(one) < 1e15 else one for one in rounded]
+    return [one if one is None or one % 1 or abs(one) >= 1e15 else int(one) for one in rounded]
