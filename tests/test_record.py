@@ -39,7 +39,7 @@ from fast_axolotl.record import (
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY
 from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.folder import _KINDS, dump_line, parse_line
-from fast_axolotl.record.schema import Phase, SlowFetch
+from fast_axolotl.record.schema import Phase
 from support.protocol import write_lines as write
 from support.records import make_run
 
@@ -56,7 +56,6 @@ BLOCK = StepBlock(
     spans={"log": 0.5},
     host_waits={"3": 2},
     step_times={"4": 2},
-    slow=(SlowFetch(fetch=1, row=4, seconds=0.2),),
     walls=(0.5, 0.5),
 )
 EVERY = [
@@ -122,11 +121,6 @@ def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:
     assert parse_line('{"kind": "hologram", "t": 1}') is None
     found = parse_line('{"kind": "mark", "t": 1, "name": "x", "colour": "red"}')
     assert found == Mark(t=1, name="x")
-    slow = {"fetch": 3, "row": 9, "seconds": 0.5}
-    line = json.loads(dump_line(BLOCK)) | {"slow": [slow | {"colour": "red"}]}
-    found = parse_line(json.dumps(line))
-    assert isinstance(found, StepBlock)
-    assert found.slow == (SlowFetch(**slow),)
 
 
 def test_a_run_is_read_by_rank_and_kind(tmp_path: Path) -> None:
