@@ -173,7 +173,7 @@ def compare(
     found = compare_folders(first, second, arm=arm, limits=limits, is_single=single, matters=least)
     checks = [(check.sentence, check.is_broken) for check in found.checks]
     document = comparison_document(
-        found.matrix, alarms=found.alarms, notes=found.notes, checks=checks
+        found.matrix, arms=found.arms, alarms=found.alarms, notes=found.notes, checks=checks
     )
     if as_markdown and not as_json:
         print(document_markdown(document), end="")

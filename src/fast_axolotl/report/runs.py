@@ -63,7 +63,7 @@ _ONE_SCREEN = (
 )
 _ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_bytes", "limit_share"}
 """Of those: why one of these is missing is not worth a line."""
-_LEAST_PHASE = 0.005
+LEAST_PHASE = 0.005
 """Of a step, to be shown."""
 _WHERE = {"loading": "workers", "between": "between loops"}
 """Lines that lie in no step of the training, and what they are called."""
@@ -228,7 +228,7 @@ def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
 
 def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:
     """The phases of a step that are worth a line."""
-    return [(name, share) for name, share in summary.phases.items() if share >= _LEAST_PHASE]
+    return [(name, share) for name, share in summary.phases.items() if share >= LEAST_PHASE]
 
 
 def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
