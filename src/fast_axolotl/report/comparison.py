@@ -194,12 +194,13 @@ def _describe_changes(arms: Sequence[Arm]) -> list[Block]:
             rows.append((f"verdict{of_arm}", same if len(set(badges)) == 1 else " → ".join(badges)))
         if all(one.phases for one in ends):
             shares = {phase: [one.phases.get(phase, 0.0) for one in ends] for phase in STEP}
-            large = {phase: both for phase, both in shares.items() if max(both) >= LEAST_PHASE}
-            texts = (
-                f"{phase} {' → '.join(map(format_share, both))}" for phase, both in large.items()
-            )
-            rows.append((f"step{of_arm}", " · ".join(texts)))
-    return [Table(rows=rows)] if rows else []
+            texts = [
+                f"{phase} {' → '.join(map(format_share, both))}"
+                for phase, both in shares.items()
+                if max(both) - min(both) >= LEAST_PHASE
+            ]
+            rows.append((f"step{of_arm}", " · ".join(texts) or "unchanged"))
+    return [Section(title="What changed", blocks=[Table(rows=rows)])] if rows else []
 
 
 def _matrix_table(matrix: Matrix) -> Table:

@@ -268,7 +268,7 @@ def step_section(runs: Sequence[ReportRun]) -> list[Block]:
     for run in seen:
         if where := where_rows(run.summary):
             of_run = f"line of code, {run.name}" if len(seen) > 1 else "line of code"
-            blocks.append(Table(header=("phase", of_run, "share of it"), rows=where))
+            blocks.append(Table(header=("phase", of_run, "share of the phase"), rows=where))
     return [Section(title="Where the time of a step goes", blocks=blocks)]
 
 
