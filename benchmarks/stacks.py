@@ -84,8 +84,10 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
 
 
 def _cases(torch: Any, is_cuda: bool) -> dict[str, Case]:
-    """The share of a phase is what is slept of what a step takes."""
-    both = _OTHER_SECONDS / (_OTHER_SECONDS + _MODEL_SECONDS)
+    """The share of a phase is what is slept of what a step takes. A device works meanwhile, and
+    idles for the rest."""
+    together = max(_OTHER_SECONDS, _MODEL_SECONDS) if is_cuda else _OTHER_SECONDS + _MODEL_SECONDS
+    both = (together - _MODEL_SECONDS) / together
     paused = 1.0 / (1.0 + _PAUSE_EVERY * _MODEL_SECONDS)
     cases = {
         "model alone": Case("forward", 0.0 if is_cuda else 1.0, "compute", {}),
@@ -170,6 +172,8 @@ def _run_case(
     found = summary.phases.get(case.phase, 0.0)
     if case.phase == "waiting":
         found = summary.stall_fraction or 0.0
+    if summary.gpu_utilization is not None:  # what the host does costs no more than the idle time
+        found = min(found, 1.0 - summary.gpu_utilization)
     is_near = abs(found - case.share) <= _TOLERANCE or case.verdict == "compute"
     line = next((one.place for one in summary.where if one.phase in (case.phase, "loading")), "")
     return {
