@@ -234,7 +234,7 @@ def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:
 def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
     """Phase, line of code and its share of the phase, where most of the time was spent."""
     large = {name for name, _ in shown_phases(summary)} | {"loading"}
-    if (ratio(summary.ledger.get("between"), summary.duration_seconds) or 0.0) >= _LEAST_PHASE:
+    if (ratio(summary.ledger.get("between"), summary.duration_seconds) or 0.0) >= LEAST_PHASE:
         large.add("between")
     return [
         (
