@@ -197,7 +197,7 @@ def test_two_protocols_are_compared_by_the_arm_that_both_have(folders: dict[str,
     assert any("not run alternately" in note for note in found.notes)
     same = compare_folders(folders["even"], folders["slower"], arm="baseline")
     assert cell_of(same, "samples_per_second").outcome == "no change that matters"
-    assert any("Rows that decide: real tokens." in note for note in same.matrix.notes)
+    assert any("Primary metrics: real tokens." in note for note in same.matrix.notes)
 
 
 def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[str, Path]) -> None:

@@ -44,7 +44,7 @@ def protocol(
     streaming: Annotated[bool, Option("--streaming", help="Also compare streaming.")] = False,
     dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe on your rows.")] = False,
     pairs: Annotated[
-        int, Option(help="Most measured runs of each variant; fewer if 3 or more are clear.", min=1)
+        int, Option(help="Largest number of pairs; ends earlier if the answer is clear.", min=1)
     ] = 10,
     warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,

@@ -257,8 +257,8 @@ class Evidence:
         line = "stall {stall_fraction}: share of the time after warm-up in which {who}{where}"
         if self.stall_error is not None and not self.figures.is_long_enough:
             line += f"; between {format_share(max(0.0, self.stall - self.stall_error))} and "
-            line += f"{format_share(min(1.0, self.stall + self.stall_error))}, by only "
-            line += f"{format_duration(self.figures.measured_seconds)}"
+            line += f"{format_share(min(1.0, self.stall + self.stall_error))}, because only "
+            line += f"{format_duration(self.figures.measured_seconds)} were measured"
         if self.drain is not None and self.drain.is_over:
             line += f"; steps before {self.drain.dry_step:,}, when a queue hid waits, are left out"
         return self.say(f"{line} ({threshold})" if threshold else line, who=who, where=where)
