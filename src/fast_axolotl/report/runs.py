@@ -265,11 +265,11 @@ def step_section(runs: Sequence[ReportRun]) -> list[Block]:
         branch = "└─" if name == names[-1] else "├─"
         cells = (cell(run.summary, run.summary.phases.get(name)) for run in seen)
         rows.append((f"{branch} {name}", *cells))
-    header = ("", *(run.name for run in seen)) if len(seen) > 1 else ()
+    header = ("", *(run.name for run in seen)) if len(runs) > 1 else ()
     blocks: list[Block] = [Table(header=header, rows=rows)]
     for run in seen:
         if where := where_rows(run.summary):
-            of_run = f"line of code, {run.name}" if len(seen) > 1 else "line of code"
+            of_run = f"line of code, {run.name}" if len(runs) > 1 else "line of code"
             blocks.append(Table(header=("phase", of_run, "share of the phase"), rows=where))
     return [Section(title="Where the time of a step goes", blocks=blocks)]
 
