@@ -247,7 +247,7 @@ class Evidence:
         is_device = self.figures.stall_source == "device"
         who = "the GPU had nothing to run" if is_device else "the loop waited for data"
         if self.figures.stall_source == "stacks":
-            who = "looks at the stack found the loop waiting for data"
+            who = "the stack showed the loop waiting for data"
         # The stall is that of all ranks together, or of the one that reads for all.
         ranks, where = len(self.figures.ranks), ""
         if ranks > 1:
@@ -342,8 +342,8 @@ class Evidence:
     def cpu_lines(self) -> list[str]:
         """Signs that the run does not get the processors it asks for."""
         told = {
-            "quota": "the CPU quota of the control group withheld {share} of the CPU time asked "
-            "for",
+            "quota": "the CPU quota of the control group withheld {share} of the requested CPU "
+            "time",
             "steal": "the hypervisor gave {share} of the CPU time to other virtual machines "
             "(steal)",
             "others": "other programs used {other_cpu_share} of the CPU cores, and the run waited "

@@ -108,7 +108,7 @@ class CodeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a record comes to: the figures by their names, and what is no figure.
+    """The summary of a record: every figure by its name, and what else is known of the run.
 
     A figure is read like a field, ``summary.stall_fraction``; one that is ``None`` was not
     measured, and ``reasons`` says why. docs/metrics.md and docs/metrics-machine.md explain each.
