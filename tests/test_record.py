@@ -270,7 +270,7 @@ def test_histograms_fold_the_same_way_however_they_are_cut(
     assert sum(count for _, count in merged.items()) == merged.count == len(first) + len(second)
 
 
-DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
+DOCS = sorted((Path(__file__).parents[1] / "docs").glob("metrics*.md"))
 
 
 def test_a_summary_has_every_figure_of_the_catalogue_and_nothing_twice() -> None:
@@ -297,16 +297,17 @@ def test_units_are_ones_that_a_value_can_be_written_in() -> None:
 
 def test_the_documentation_explains_every_figure_in_short_sentences() -> None:
     """What it tells, how it is measured, when it is blank or misleading: a paragraph each."""
-    text = DOCS.read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in DOCS)
     sections = {}
-    for title, body in re.findall(r"(?ms)^#### (.+?)\n\n(.+?)(?=\n#|\Z)", text):
+    for title, body in re.findall(r"(?ms)^### (.+?)\n\n(.+?)(?=\n#|\Z)", text):
         sections |= dict.fromkeys(re.findall(r"`(\w+)`", title), body.strip())
     assert set(sections) == set(FIGURES)
     names = [item.name for item in fields(RunSummary) if item.name != "figures"]
     assert [name for name in names if f"`{name}`" not in text] == []
     directions = {"higher": "; higher is better.", "lower": "; lower is better.", "": "."}
     for name, figure in FIGURES.items():
-        tells, method, caveat = (" ".join(part.split()) for part in sections[name].split("\n\n"))
+        parts = re.split(r"\n\n- |\n- ", sections[name])
+        tells, method, caveat = (" ".join(part.split()) for part in parts)
         label = figure.label if "Label: " in tells else figure.label.split(", ")[-1]
         assert re.search(rf"Labels?: .*[*]([^*]*, )?{re.escape(label)}[*]", tells), name
         unit = "percent" if figure.unit == "share" else figure.unit

@@ -62,7 +62,7 @@ _ONE_SCREEN = (
 )
 _ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_bytes", "limit_share"}
 """Of those: why one of these is missing is not worth a line."""
-_LEAST_PHASE = 0.005
+LEAST_PHASE = 0.005
 """Of a step, to be shown."""
 _WHERE = {"loading": "workers", "between": "between loops"}
 """Lines that lie in no step of the training, and what they are called."""
@@ -192,13 +192,13 @@ def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
 
 def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:
     """The phases of a step that are worth a line."""
-    return [(name, share) for name, share in summary.phases.items() if share >= _LEAST_PHASE]
+    return [(name, share) for name, share in summary.phases.items() if share >= LEAST_PHASE]
 
 
 def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
     """Phase, line of code and its share of the phase, where most of the time was spent."""
     large = {name for name, _ in shown_phases(summary)} | {"loading"}
-    if (ratio(summary.ledger.get("between"), summary.duration_seconds) or 0.0) >= _LEAST_PHASE:
+    if (ratio(summary.ledger.get("between"), summary.duration_seconds) or 0.0) >= LEAST_PHASE:
         large.add("between")
     return [
         (
@@ -229,12 +229,12 @@ def step_section(runs: Sequence[ReportRun]) -> list[Block]:
         branch = "└─" if name == names[-1] else "├─"
         cells = (cell(run.summary, run.summary.phases.get(name)) for run in seen)
         rows.append((f"{branch} {name}", *cells))
-    header = ("", *(run.name for run in seen)) if len(seen) > 1 else ()
+    header = ("", *(run.name for run in seen)) if len(runs) > 1 else ()
     blocks: list[Block] = [Table(header=header, rows=rows)]
     for run in seen:
         if where := where_rows(run.summary):
-            of_run = f"line of code, {run.name}" if len(seen) > 1 else "line of code"
-            blocks.append(Table(header=("phase", of_run, "share of it"), rows=where))
+            of_run = f"line of code, {run.name}" if len(runs) > 1 else "line of code"
+            blocks.append(Table(header=("phase", of_run, "share of the phase"), rows=where))
     return [Section(title="Where the time of a step goes", blocks=blocks)]
 
 
