@@ -20,11 +20,14 @@ not seen. Training and evaluation on parts of one dataset object are only told a
 from __future__ import annotations
 
 import logging
+import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.integrations.guard import guarded
@@ -313,7 +316,7 @@ class _TrainedDatasets:
     checked first; the second step, which follows the trained ones alone, tells.
 
     A dataset is held weakly. Where none that is known lives any more (a new one for each epoch),
-    the next one takes its place at once.
+    the next one takes its place at once, if a known one was read at the same line.
     """
 
     def __init__(self) -> None:
@@ -323,18 +326,25 @@ class _TrainedDatasets:
         """By ``id``, what tells whether it lives."""
         self._fetched: dict[int, Callable[[], Any]] = {}
         """Since the last step."""
+        self._lines: dict[int, tuple[str, int]] = {}
+        """Where the loops over datasets stand that are fetched from."""
+        self._trained_lines: set[tuple[str, int]] = set()
         self._num_steps = 0
 
     def is_trained(self, dataset: Any) -> bool:
         """Whether a dataset counts as trained on, by what is known now."""
         self._known = {key: held for key, held in self._known.items() if held() is not None}
-        return not self._known or id(dataset) in self._known
+        if self._known:
+            return id(dataset) in self._known
+        return not self._trained_lines or _loop_line() in self._trained_lines
 
     def fetch(self, dataset: Any) -> None:
         """A dataset is fetched from."""
         key = id(dataset)
         if key in self._fetched:
             return
+        if key not in self._known:
+            self._lines[key] = _loop_line()
         try:
             self._fetched[key] = weakref.ref(dataset)
         except TypeError:  # a list cannot be held weakly, and is taken to live on
@@ -352,8 +362,22 @@ class _TrainedDatasets:
         elif self._num_steps <= _SETTLING_STEPS:
             self.was_checked = len(explained) < len(self._known)
             self._known = explained
+        self._lines = {key: line for key, line in self._lines.items() if key in self._known}
+        self._trained_lines = set(self._lines.values())
 
 
+def _loop_line() -> tuple[str, int]:
+    """Where the loop stands that fetches now: the innermost line that is no part of torch or ours.
+
+    A loop over a generator has that one's line, whoever it feeds.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and _OF_LOADERS.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno or 0)
+
+
+_OF_LOADERS = re.compile(r"[/\\](torch|accelerate|fast_axolotl)[/\\]")
 _WATCHES: list[TorchWatch] = []
 _ORIGINALS: dict[tuple[Any, str], Callable[..., Any]] = {}
 """What of torch ours stands in for, while it does: owner and name → the original."""
