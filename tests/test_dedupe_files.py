@@ -218,31 +218,6 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(
     assert left_behind(tmp_path) == ["in.jsonl"]
 
 
-def test_wrong_arguments_are_named(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
-    wrong: list[tuple[str, dict[str, Any], str]] = [
-        ("out.csv", {}, "unknown file ending; use .parquet"),
-        ("out.parquet.gz", {}, "unknown file ending"),
-        ("nowhere/out.parquet", {}, "does not exist; create it"),
-        (".", {}, "unknown file ending|is a folder"),
-        ("in.jsonl", {"overwrite": True}, "is one of the input files"),
-        ("out.jsonl", {"report": "out.jsonl"}, "same file"),
-        ("out.jsonl", {"report": "sub/../out.jsonl"}, "same file"),
-        ("out.jsonl", {"memory_budget": 1000}, "192 MiB\\), not 1000"),
-        ("out.jsonl", {"columns": ["nope"]}, "the input has no column 'nope'; it has a, b"),
-        ("out.jsonl", {"columns": "a"}, "list of column names"),
-        ("out.jsonl", {"columns": []}, "list of column names"),
-        ("out.jsonl", {"format": "nope"}, "format"),
-    ]
-    for output, options, message in wrong:
-        with pytest.raises(FastAxolotlError, match=message):
-            dedupe_files("in.jsonl", output, **options)
-    assert left_behind(tmp_path) == ["in.jsonl", "sub"]
-
-
 def test_columns_that_a_format_cannot_hold_are_named_and_nothing_is_left(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [[b"x"]]}), tmp_path / "in.parquet")
     with pytest.raises(UsageError, match="which JSON cannot store; write"):

@@ -29,7 +29,6 @@ from fast_axolotl.errors import (
     DataError,
     FastAxolotlError,
     MissingFileError,
-    UsageError,
 )
 from fast_axolotl.reading import storage
 from support.files import (
@@ -135,38 +134,6 @@ def write(folder: Path, name: str, rows: Rows, compression: str = "none") -> Pat
 
 def expected(name: str, rows: Rows) -> Rows:
     return [{"text": row["text"]} for row in rows] if name == "text" else rows
-
-
-# Arguments
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"format": "xlsx"},
-        {"batch_size": 0},
-        {"batch_size": True},
-        {"num_threads": -1},
-        {"memory_budget": 10},
-        {"shuffle": -1},
-        {"shard": (2, 2)},
-        {"shard": 1},
-        {"on_error": "ignore"},
-        {"columns": []},
-        {"columns": "text"},
-        {"columns": ["absent"]},
-    ],
-    ids=str,
-)
-def test_an_argument_that_cannot_be_meant_is_a_usage_error(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    path = write(tmp_path, "jsonl", rows_of(2))
-    with pytest.raises(UsageError) as caught:
-        open_dataset(path, **options)
-    message = str(caught.value)
-    assert next(iter(options)) in message or repr(next(iter(options.values()))[0]) in message
-    assert "\n" not in message
 
 
 # Files that are not there, or may not be read

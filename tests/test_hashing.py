@@ -18,6 +18,7 @@ from fast_axolotl.dedupe import hashing
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.kernels import sha256
 from support.children import python_output
+from support.golden import check_calls
 
 pytestmark = pytest.mark.kernels
 
@@ -175,16 +176,6 @@ def test_chunks_may_have_dictionaries_of_their_own() -> None:
     assert hashed.to_pylist() == expected_column(rows)
 
 
-def test_another_type_of_column_is_refused_with_the_cure() -> None:
-    for kind in (pa.int64(), pa.list_(pa.string()), pa.dictionary(pa.int8(), pa.int16())):
-        named = kind.value_type if pa.types.is_dictionary(kind) else kind
-        for rows in (pa.array([], kind), pa.chunked_array([], kind)):
-            with pytest.raises(TypeError) as caught:
-                parallel_hash_rows(rows)
-            assert f"the Arrow type {named}" in str(caught.value)
-            assert "rows.cast(pyarrow.string())" in str(caught.value)
-
-
 @pytest.mark.parametrize("offsets", [[0, 9, 4], [0, -5, 4]])
 def test_offsets_outside_the_data_are_refused(offsets: list[int]) -> None:
     numbers = np.array(offsets + offsets[-1:] * MANY, np.int32)
@@ -214,27 +205,8 @@ def test_a_row_that_is_no_text_is_refused_with_its_index(
                 parallel_hash_rows(given_rows)
 
 
-def test_bad_arguments_are_refused() -> None:
-    for call in (parallel_hash_rows, deduplicate_indices):
-        for rows in (["a"], pa.array(["a"])):
-            with pytest.raises(UsageError, match=r"num_threads must be 0 .* not -1"):
-                call(rows, num_threads=-1)
-        for one in ("ab", b"ab"):
-            with pytest.raises(TypeError, match=f"rows is a single {type(one).__name__}"):
-                call(one)
-    for count in (1, MANY):
-        column = pa.array(["a"] * count + [None], pa.string())
-        for nulls in (column, pa.chunked_array([column]), column.dictionary_encode()):
-            with pytest.raises(TypeError, match=f"row {count} is null"):
-                deduplicate_indices(nulls)
-    with pytest.raises(UsageError, match="row 0 has"):
-        deduplicate_indices(["\udfff"])
-    with pytest.raises(TypeError, match="row 1 has the type int"):
-        deduplicate_indices(["a", 3])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="existing_hashes is a single str"):
-        deduplicate_indices(["a"], existing_hashes=parallel_hash_rows(["a"])[0])
-    with pytest.raises(TypeError, match="unhashable"):
-        deduplicate_indices(["a"], existing_hashes=[["a"]])  # type: ignore[list-item]
+def test_bad_arguments_are_named() -> None:
+    check_calls("hashing", many=MANY)
 
 
 # The first of equal rows

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import streaming_dataset_reader
-from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import OUTPUTS, convert
 from fast_axolotl.reading.schema import MIXED
 from support.files import make_rows, write_jsonl, write_parquet
@@ -210,12 +209,3 @@ def test_every_output_of_the_streaming_reader(tmp_path: Path, kind: str) -> None
         assert ids == list(range(50))
     python = streaming_dataset_reader(str(path), kind, 50)
     assert next(python) == {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def test_an_unknown_output_is_refused(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}])
-
-    with pytest.raises(UsageError, match="output must be one of"):
-        streaming_dataset_reader(str(path), "jsonl", output="pandas")
-    with pytest.raises(UsageError, match="output must be one of"):
-        convert(batch_of(pa.array([1])), "pandas")

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
-from fast_axolotl.errors import UsageError
 from support.children import python_output
+from support.golden import check_calls
 from support.sequences import OUTPUTS, as_lists, flat, oracle_pad
 
 pytestmark = pytest.mark.kernels
@@ -52,19 +52,6 @@ def test_rows_of_padding_precede_sequences_too_long_as_in_the_earlier_package() 
         ids = [[7] * length for length in lengths]
         packed = concatenate_and_pack(ids, ids, [[1] * length for length in lengths], 4, PAD)
         assert [sum(mask) for mask in packed["attention_mask"]] == used
-
-
-@pytest.mark.parametrize("form", [list, flat])
-def test_columns_that_disagree_are_refused_with_index_and_lengths(form: Any) -> None:
-    equal = "pass columns of equal length"
-    for ids, labels, masks, message in (
-        ([[5], [6]], [[5]], [[1], [1]], f"input_ids has 2 .* labels has 1; {equal}"),
-        ([[5]], [[5]], [[1], [1]], f"input_ids has 1 .* attention_masks has 2; {equal}"),
-        ([[5], [6, 7]], [[5], [6]], [[1], [1, 1]], "sequence 1 has 2 input_ids and 1 labels"),
-        ([[5]], [[5]], [[1, 1]], "sequence 0 has 1 input_ids and 2 attention_masks"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            concatenate_and_pack(form(ids), form(labels), masks, 4, PAD)
 
 
 def oracle_pack(sequences: list[list[int]], width: int, too_long: str) -> dict[str, Any]:
@@ -190,50 +177,8 @@ def test_many_sequences_on_several_threads_give_the_same_rows(
         assert (padded.tolist(), mask.tolist()) == oracle_pad(rows, 64, 0, side)
 
 
-@pytest.mark.parametrize("form", [list, flat])
-def test_too_long_sequences_are_named_whatever_the_input(form: Any) -> None:
-    rows = form([[2], [2, 3, 4, 5, 6]])
-    for output in ("lists", "numpy"):
-        with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens.*at least 7"):
-            pack_sequences(rows, 6, PAD, EOS, output=output)
-    with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens, but max_length is 4"):
-        concatenate_and_pack(rows, rows, rows, 4, PAD, too_long="error")
-    for too_long in ("error", "truncate", "split"):
-        with pytest.raises(UsageError, match="sequence 0 has 1 tokens, 3 with EOS and PAD"):
-            pack_sequences(rows, 1, PAD, EOS, too_long=too_long)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"output": "list"}, "output must be 'lists' or 'numpy' or 'torch', not 'list'"),
-        ({"too_long": "drop"}, "too_long must be 'error' or 'truncate' or 'split', not 'drop'"),
-        ({"dtype": "int8"}, "dtype must be 'int64' or 'int32', not 'int8'"),
-        ({"num_threads": -1}, "num_threads must be 0 .all processors. or more, not -1"),
-        ({"max_length": 0}, "max_length must be 1 or more, not 0"),
-        ({"max_length": -1}, "max_length must be 1 or more, not -1"),
-        ({"max_length": 8.0}, r"max_length must be an integer, not 8.0 \(float\)"),
-        ({"pad_token_id": None}, r"pad_token_id must be an integer, not None"),
-        ({"eos_token_id": "1"}, r"eos_token_id must be an integer, not '1' \(str\)"),
-        (
-            {"label_pad_id": 2**31, "dtype": "int32", "output": "numpy"},
-            f"label_pad_id is {2**31}, which does not fit in int32",
-        ),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
-    usual = {"max_length": 8, "pad_token_id": PAD, "eos_token_id": EOS}
-    with pytest.raises(UsageError, match=message):
-        pack_sequences([[5]], **(usual | options))
-    if "eos_token_id" not in options:
-        usual.pop("eos_token_id")
-        with pytest.raises(UsageError, match=message):
-            concatenate_and_pack([[5]], [[5]], [[1]], **(usual | options))
-
-
-def test_more_places_than_cu_seqlens_can_count_are_refused_before_anything_is_filled() -> None:
-    with pytest.raises(UsageError, match=f"cu_seqlens would reach {2**31}"):
-        pack_sequences(flat([[5]]), 2**31, PAD, EOS, output="numpy", cu_seqlens=True)
+def test_wrong_calls_and_sequences_too_long_are_named() -> None:
+    check_calls("packing", flat=flat)
 
 
 def test_lists_that_become_lists_load_nothing_beside_numpy() -> None:

@@ -32,15 +32,6 @@ def test_batches_are_dicts_of_lists(path: str) -> None:
     assert batches[0] == {name: [row[name] for row in rows[:100]] for name in rows[0]}
 
 
-def test_arguments_that_cannot_be_meant_are_value_errors(path: str) -> None:
-    with pytest.raises(ValueError, match="empty"):
-        streaming_dataset_reader("", "parquet")
-    with pytest.raises(ValueError, match="batch_size"):
-        streaming_dataset_reader(path, "parquet", 0)
-    with pytest.raises(ValueError, match="xlsx"):
-        streaming_dataset_reader(path, "xlsx")
-
-
 # RustStreamingDataset
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from fast_axolotl import SeenRows, unique_rows
 from fast_axolotl.dedupe import row_bytes, seen
 from fast_axolotl.errors import UsageError
+from support.golden import check_calls
 
 pytestmark = pytest.mark.kernels
 
@@ -139,23 +140,8 @@ def test_columns_do_not_run_into_one_another_and_chosen_ones_alone_decide() -> N
     assert unique_rows(table).tolist() == [0, 1, 2]
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
-    table = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
-    with pytest.raises(UsageError, match="two columns have the name 'x'"):
-        unique_rows(table)
-    wrong: list[tuple[Any, str]] = [
-        (["nope"], "the table has no column 'nope'; it has x, y"),
-        ("x", "list of column names, not 'x'"),
-        ([], "list of column names"),
-        (["x", "x"], "two columns have the name 'x'"),
-    ]
-    for columns, message in wrong:
-        with pytest.raises(UsageError, match=message):
-            unique_rows(pa.table({"x": [1], "y": [2]}), columns)
-    with pytest.raises(TypeError, match="list; pass a pyarrow Table"):
-        unique_rows([1, 2])
-    with pytest.raises(UsageError, match="num_threads"):
-        SeenRows(num_threads=-1)
+def test_what_cannot_be_compared_is_named() -> None:
+    check_calls("unique_rows")
 
 
 def test_buffers_off_their_alignment_are_read() -> None:
