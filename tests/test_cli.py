@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fast_axolotl.cli import app, options
+from support.children import FAST_AXOLOTL, clean_environment, run_child
+from support.files import write_jsonl
 
 ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
     "COLUMNS": "100",
     "TERM": "dumb",
     # Which shell started the tests does not count.
@@ -26,14 +25,12 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    rows = [{"id": index, "text": f"row {index}"} for index in range(2500)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_jsonl(path, [{"id": index, "text": f"row {index}"} for index in range(2500)])
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fast_axolotl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = clean_environment(**ENVIRONMENT, **variables)
+    return run_child(*FAST_AXOLOTL, *map(str, arguments), environment=environment)
 
 
 def test_head_prints_rows_as_json_lines_and_all_where_there_are_fewer(rows_file: Path) -> None:
@@ -45,9 +42,7 @@ def test_head_prints_rows_as_json_lines_and_all_where_there_are_fewer(rows_file:
 
 def test_a_closed_pipe_is_no_traceback(rows_file: Path) -> None:
     command = f"'{sys.executable}' -m fast_axolotl read '{rows_file}' --head 2500 | head -1"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
-    )
+    done = run_child("bash", "-c", command)
     assert done.stdout.splitlines() == ['{"id": 0, "text": "row 0"}']
     assert "Traceback" not in done.stderr
 
@@ -81,11 +76,8 @@ def test_arguments_have_their_help_and_commands_an_example() -> None:
 
 def test_a_shell_completes_commands_options_and_values() -> None:
     def complete(words: str, at: int) -> list[str]:
-        command = [sys.executable, "-m", "fast_axolotl"]
         asked = {"COMP_WORDS": words, "COMP_CWORD": str(at)}
-        environment = {**ENVIRONMENT, **asked, "_FAST_AXOLOTL_COMPLETE": "complete_bash"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        return done.stdout.split()
+        return run(**asked, _FAST_AXOLOTL_COMPLETE="complete_bash").stdout.split()
 
     assert complete("fast-axolotl pro", 1) == ["protocol"]
     assert complete("fast-axolotl read --on-e", 2) == ["--on-error"]

@@ -24,6 +24,7 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import index, unify_types
+from support.children import run_child
 from support.files import (
     compress,
     jsonl_bytes,
@@ -341,9 +342,7 @@ def test_the_command_prints_what_was_done_and_continues_after_an_interrupt(tmp_p
     write_jsonl(tmp_path / "a.jsonl", repeated_rows(50))
 
     def run(line: str, *program: str) -> subprocess.CompletedProcess[str]:
-        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
-        command = [*(program or COMMAND), *line.split()]
-        return subprocess.run(command, cwd=tmp_path, check=False, **options)
+        return run_child(*(program or COMMAND), *line.split(), cwd=tmp_path)
 
     done = run("dedupe a.jsonl -o out --engine local", sys.executable, "-c", INTERRUPTED)
     assert done.returncode == 130, done.stderr

@@ -21,6 +21,7 @@ from fast_axolotl.dedupe import files
 from fast_axolotl.dedupe import output as written
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, FastAxolotlError, UsageError
+from support.children import run_child
 from support.files import read_rows, write_jsonl
 
 BUDGET = 192 * 1024 * 1024
@@ -249,10 +250,7 @@ def test_nested_and_view_types_survive(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("source")
 def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND, "in.jsonl", "-o", "out.parquet", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
-        )
+        return run_child(*COMMAND, "in.jsonl", "-o", "out.parquet", *arguments, cwd=tmp_path)
 
     done = run("--report", "r.parquet")
     assert done.returncode == 0, done.stderr

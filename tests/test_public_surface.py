@@ -6,7 +6,6 @@ CHANGELOG.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import re
@@ -70,22 +69,6 @@ def test_every_public_name_resolves_and_is_offered_by_dir_and_no_other_does() ->
     assert set(names) <= set(dir(fast_axolotl))
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = fast_axolotl.no_such_name
-
-
-@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: file.stem)
-def test_only_what_users_import_from_lists_its_names(file: Path) -> None:
-    """A package, and the modules that users were shown. Elsewhere an underscore says it."""
-    body = ast.parse(file.read_text(encoding="utf-8")).body
-    lists = [
-        ast.literal_eval(node.value)
-        for node in body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    doors = ("errors.py", "streaming.py", "integrations/axolotl.py")
-    is_door = file.name == "__init__.py" or file.relative_to(ROOT).as_posix() in doors
-    assert is_door or not lists
-    for listed in lists:
-        assert len(listed) == len(set(listed))
 
 
 def test_the_commands_and_their_flags_are_frozen() -> None:

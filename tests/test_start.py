@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.children import python_output
 from support.files import flat_rows, write_as
 
 ELSEWHERE = (
@@ -36,8 +35,4 @@ def test_a_format_imports_only_what_it_needs(
         f"print(json.dumps([name for name in {(*ELSEWHERE, *unused)!r} if name in sys.modules]))"
     )
 
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-
-    assert json.loads(printed) == []
+    assert json.loads(python_output("-c", program)) == []

@@ -23,19 +23,6 @@ def fetch(tracker: StepTracker, begin: float, end: float) -> Step | None:
     return ended
 
 
-def test_without_a_trainer_a_step_is_a_fixed_number_of_fetches() -> None:
-    tracker = StepTracker(accumulation=2)
-    assert fetch(tracker, 0, 1) is None
-    assert fetch(tracker, 4, 5) is None
-    first = fetch(tracker, 9, 11)
-    assert (first.start, first.end, first.host_wait_seconds, first.first_fetch) == (0, 9, 2, 0)
-    assert sum(count.samples for count in first.counts) == 4
-    fetch(tracker, 12, 12.5)
-    second = fetch(tracker, 20, 20)
-    found = second.start, second.end, second.host_wait_seconds, second.first_fetch
-    assert found == (9, 20, 2.5, 2)
-
-
 def test_ahead_of_the_last_step_of_an_epoch_the_loader_is_found_exhausted() -> None:
     """Then the step's only fetch gave no batch, and the step still has its whole time."""
     tracker = StepTracker(is_told=True)

@@ -7,9 +7,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,22 +20,6 @@ from support.children import FAST_AXOLOTL, run_child
 
 linux = pytest.mark.skipif(not processes.has_procfs(), reason="there is no /proc here")
 
-SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for its standard input to close."""
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", SLEEPER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        process.stdout.readline()
-        yield process
-        process.kill()
-
 
 def run(*arguments: str | int | Path) -> subprocess.CompletedProcess[str]:
     return run_child(*FAST_AXOLOTL, "watch", *map(str, arguments))
@@ -45,7 +27,7 @@ def run(*arguments: str | int | Path) -> subprocess.CompletedProcess[str]:
 
 @linux
 def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
-    sleeper: subprocess.Popen[str], tmp_path: Path
+    sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     done = run(sleeper.pid, "--seconds", "0.3", "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -67,7 +49,7 @@ def test_one_line_a_sample_and_a_summary_with_what_it_cannot_know(
 @linux
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (None, 0)])
 def test_it_ends_with_the_process_or_an_interrupt_and_the_record_is_closed(
-    sleeper: subprocess.Popen[str], tmp_path: Path, number: signal.Signals | None, code: int
+    sleeper: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals | None, code: int
 ) -> None:
     with subprocess.Popen(
         [*FAST_AXOLOTL, "watch", str(sleeper.pid), "-o", str(tmp_path)],
@@ -91,7 +73,7 @@ def test_it_ends_with_the_process_or_an_interrupt_and_the_record_is_closed(
 
 
 @linux
-def test_json_alone_goes_to_standard_output(sleeper: subprocess.Popen[str]) -> None:
+def test_json_alone_goes_to_standard_output(sleeper: subprocess.Popen[bytes]) -> None:
     done = run(sleeper.pid, "--seconds", "0.2", "--json")
     found = json.loads(done.stdout)
     assert "processes 1" in done.stderr
@@ -101,7 +83,7 @@ def test_json_alone_goes_to_standard_output(sleeper: subprocess.Popen[str]) -> N
 
 @linux
 def test_what_is_no_process_that_can_be_watched_is_refused_with_the_reason(
-    sleeper: subprocess.Popen[str], tmp_path: Path
+    sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     for pid in (0, -5):
         with pytest.raises(UsageError, match=f"there is no process {pid}"):
@@ -124,7 +106,7 @@ def test_what_is_no_process_that_can_be_watched_is_refused_with_the_reason(
 
 
 def test_a_record_that_is_there_is_kept_and_a_folder_that_cannot_be_written_is_an_error_at_once(
-    sleeper: subprocess.Popen[str], tmp_path: Path
+    sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "system.jsonl").write_text("kept")
     done = run(sleeper.pid, "-o", tmp_path)
