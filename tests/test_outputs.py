@@ -13,7 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl import streaming_dataset_reader
+from fast_axolotl import (
+    RustStreamingDataset,
+    create_rust_streaming_dataset,
+    should_use_rust_streaming,
+    streaming_dataset_reader,
+)
 from fast_axolotl.reading import OUTPUTS, convert
 from fast_axolotl.reading.schema import MIXED
 from support.files import make_rows, write_jsonl, write_parquet
@@ -209,3 +214,47 @@ def test_every_output_of_the_streaming_reader(tmp_path: Path, kind: str) -> None
         assert ids == list(range(50))
     python = streaming_dataset_reader(str(path), kind, 50)
     assert next(python) == {name: [row[name] for row in rows] for name in rows[0]}
+
+
+# streaming_dataset_reader
+
+
+# RustStreamingDataset
+
+
+@pytest.mark.parametrize("make", [RustStreamingDataset, create_rust_streaming_dataset])
+def test_a_dataset_keeps_its_arguments_and_opens_nothing(make: Any) -> None:
+    dataset = make("no/such.parquet", "parquet", 7, 2, True)
+
+    assert isinstance(dataset, RustStreamingDataset)
+    assert list(vars(dataset).values()) == ["no/such.parquet", "parquet", 7, 2, True]
+    assert dataset.with_format("torch") is dataset
+    with pytest.raises(RuntimeError):
+        iter(dataset)
+
+
+# should_use_rust_streaming
+
+WANTED = {"dataset_use_rust_streaming": True, "sequence_len": 10_000}
+
+
+@pytest.mark.parametrize(
+    ("missing_bytes", "changes", "is_streamed"),
+    [
+        (0, {}, True),
+        (1, {}, False),
+        (0, {"dataset_use_rust_streaming": None}, False),
+        (0, {"dataset_use_rust_streaming": False}, False),
+        (0, {"dataset_keep_in_memory": True}, False),
+        (0, {"sequence_len": 9_999}, False),
+        (0, {"sequence_len": None}, False),
+    ],
+)
+def test_large_files_of_long_sequences_are_streamed_when_it_is_asked_for(
+    tmp_path: Path, missing_bytes: int, changes: dict[str, Any], is_streamed: bool
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1024**3 - missing_bytes)
+
+    assert should_use_rust_streaming(str(path), {}, {**WANTED, **changes}) is is_streamed
