@@ -30,6 +30,7 @@ from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.live import format_line, lay_out, take_moment
 from fast_axolotl.report.markdown import document_markdown
 from fast_axolotl.report.runs import show_short_summary
+from support import files
 from support.golden import (
     GOLDEN,
     PROTOCOLS,
@@ -328,7 +329,8 @@ def test_what_trainers_import_is_where_it_was_with_the_same_parameters() -> None
 
 def make_files(folder: Path) -> None:
     """Data of every kind that cannot be read, and some that can."""
-    texts = {
+    texts: dict[str, str | bytes] = {
+        "latin.jsonl": b'{"a": "\xe9"}\n',
         "rows.jsonl": '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": 1, "text": "a"}\n',
         "broken.jsonl": '{"id": 1}\n{broken\n',
         "array.jsonl": "[1, 2]\n",
@@ -346,11 +348,7 @@ def make_files(folder: Path) -> None:
         "protocol/protocol.json": "{",
         "nothing/x": "",
     }
-    for name, text in texts.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    (folder / "latin.jsonl").write_bytes(b'{"a": "\xe9"}\n')
+    files.lay_out(folder, texts)
     shutil.copytree(GOLDEN / "protocols" / "three-arms", folder / "three-arms")
     shutil.copytree(GOLDEN / "runs" / "data-rate", folder / "run")
 
