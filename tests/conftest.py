@@ -20,7 +20,7 @@ import pytest
 import fast_axolotl
 
 LONGEST = (
-    *("batch", "trl", "axolotl_resume", "tokenized_shards", "torch_layouts"),
+    *("batch", "trl", "axolotl_resume", "tokenized_shards", "torch_dataset"),
     *("axolotl_cli", "benchmarks", "cluster_prepare", "cluster_engines", "axolotl_install"),
     *("axolotl_plugin", "bench", "run_measure", "cluster_tables"),
 )

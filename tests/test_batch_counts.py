@@ -303,11 +303,17 @@ def test_counting_imports_neither_torch_nor_numpy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+class Broken:
+    @property
+    def shape(self) -> Any:
+        raise ZeroDivisionError("a batch of a strange make")
+
+
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
-@pytest.mark.parametrize("layout", ["strided", "jagged", "sparse"])
+@pytest.mark.parametrize("layout", ["strided", "jagged", "sparse", "broken"])
 def test_a_batch_that_cannot_be_counted_has_a_reason_and_the_next_one_counts(layout: str) -> None:
-    if layout == "sparse":
-        ids = torch.eye(2).to_sparse()
+    if layout in ("sparse", "broken"):
+        ids: Any = Broken() if layout == "broken" else torch.eye(2).to_sparse()
     else:
         rows = [torch.ones(3), torch.ones(5)]
         ids = torch.nested.nested_tensor(rows, layout=getattr(torch, layout))

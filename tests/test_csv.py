@@ -197,14 +197,6 @@ def test_past_the_size_that_is_scanned_a_column_is_text_for_the_whole_epoch(
     )
 
 
-def test_types_are_joined_over_files(tmp_path: Path) -> None:
-    write(tmp_path / "1.csv", "a,b\n1,1\n")
-    write(tmp_path / "2.csv", "a,b,c\n007,2.5,x\n")
-
-    rows = [tuple(row.values()) for row in read_rows(tmp_path)]
-    assert rows == [("1", 1.0, None), ("007", 2.5, "x")]
-
-
 def test_a_quoted_line_end_at_any_place_of_a_block_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
