@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -33,6 +32,7 @@ from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL, run_child
 from support.cluster import Driver
 from support.files import compress, write_jsonl
+from support.http_site import s3_bucket
 
 pytestmark = AGAINST_AXOLOTL
 
@@ -169,20 +169,12 @@ def files_of(output: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
     """A server whose address is in the environment before anybody starts."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        environment.setenv("AWS_ACCESS_KEY_ID", "someone")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with s3_bucket(BUCKET) as (filesystem, options), pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
+        environment.setenv("AWS_ACCESS_KEY_ID", options["key"])
+        environment.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
-        filesystem.call_s3("create_bucket", Bucket=BUCKET)
         yield filesystem
-        server.stop()
 
 
 @pytest.fixture(scope="module")

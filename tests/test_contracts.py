@@ -100,21 +100,6 @@ def test_every_format_and_compression_yields_the_same_rows(
 # 2. Shards partition the rows.
 
 
-@pytest.mark.parametrize("shuffle", [None, 7])
-@pytest.mark.parametrize("count", [1, 7])
-@pytest.mark.parametrize("kind", MEDIUM_KINDS)
-def test_shards_partition_the_rows(
-    medium: dict[str, Open], kind: str, count: int, shuffle: int | None
-) -> None:
-    ids = [
-        value
-        for index in range(count)
-        for value in ids_of(medium[kind](shard=(index, count), shuffle=shuffle, columns=["id"]))
-    ]
-
-    assert sorted(ids) == list(range(3000))
-
-
 @pytest.mark.parametrize(("shuffle", "compression"), [(None, "none"), (7, "gzip")])
 @pytest.mark.parametrize("num_rows", [0, 1, 200])
 def test_64_shards_partition_a_tiny_file(

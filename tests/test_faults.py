@@ -31,6 +31,7 @@ from fast_axolotl.errors import (
     MissingFileError,
 )
 from fast_axolotl.reading import storage
+from support import files
 from support.files import (
     COMPRESSIONS,
     SMALL_BUDGET,
@@ -42,6 +43,7 @@ from support.files import (
     read_rows,
     squeeze,
 )
+from support.golden import check_calls
 
 CURES = (
     "again|check|convert|download|fix|make|must be|pass|re(ad|compress|move|name|place|write)|use"
@@ -103,6 +105,9 @@ def read_until_error(
 
 def rows_of(count: int) -> Rows:
     return [{"id": index, "text": f"rów {index}"} for index in range(count)]
+
+
+GOOD_LINES = jsonl_bytes(rows_of(3))
 
 
 def as_csv(rows: Rows) -> bytes:
@@ -216,54 +221,16 @@ def assert_is_cut(found: dict[str, Any], whole: dict[str, Any]) -> None:
         assert str(whole[key]).startswith(str(value or "")), (found, whole)
 
 
-GOOD_LINES = jsonl_bytes(rows_of(3))
-
-
-BROKEN_DOCUMENTS: dict[str, tuple[str, ...]] = {
-    "not closed": (
-        '[{"id": 1},\n {"id": 2}',
-        '[{"a": 1}',
-        '[{"a": 1},',
-        '[{"a": 1}, {"a"',
-        "words",
-    ),
-    "after the end": ('[{"a": 1}] x', '[{"id": 1}},{"id": 2}]'),
-    "malformed JSON": ('[{"a": 1} {"a": 2}]',),
-    "expected a JSON object": ("[1, 2]", '[{"a": 1}, 2]', '["x"]', '[{"a": 1}, null]'),
-}
-NO_OBJECTS = (b"null\n", b'null\n{"a": 1}\n', b'{"a": 1}\nnull\n', b"\n null\n", b"{}\nnull")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place", "match"),
-    [
-        *(
-            ("rows.json", text.encode(), "row", reason)
-            for reason, texts in BROKEN_DOCUMENTS.items()
-            for text in texts
-        ),
-        ("rows.json", b'[{"id": 1},\n {"id": }]', "row 2", "malformed JSON"),
-        ("rows.json", b'[{"id": 1},\n {"id": "a\nb"}]', "row 2", "malformed JSON"),
-        ("rows.json", b'[{"id": 1}]\n[{"id": 2}]', "row 1", "after the end"),
-        *(("rows.jsonl", text, "line", "expected a JSON object") for text in NO_OBJECTS),
-        ("rows.csv", b"\xfe\xff" + "a,b\n1,2\n".encode("utf-16-be"), "", "UTF-16"),
-        ("rows.csv", "a,b\n1,2\n".encode("utf-16"), "", "UTF-16"),
-        ("rows.jsonl.sz", b"\xff\x06\x00\x00sNaPpY" + b"\x00" * 20, "", "recompress"),
-        ("rows.feather", b"FEA1" + b"\x00" * 40 + b"FEA1", "", "version 1"),
-        ("rows.jsonl", GOOD_LINES + b'{"id": 1, "t\xffxt": "a"}\n', "line 4", "UTF-8"),
-        ("rows.jsonl", GOOD_LINES + b'{"text": "a\x00b"}\n' + GOOD_LINES, "line 4", "malformed"),
-        ("rows.jsonl", GOOD_LINES + b'{"id": 1}\x00\n' + GOOD_LINES, "line 4", "malformed"),
-        ("rows.jsonl", GOOD_LINES + b"\x00\n" + GOOD_LINES, "line 4", "malformed"),
-        ("rows.csv", b"a,a\n1,2\n", "line 1", "'a'"),
-    ],
-)
-def test_content_that_is_refused(
-    tmp_path: Path, name: str, content: bytes, place: str, match: str
+def test_content_that_is_refused_is_named_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with refusal(DataError, path, place, match=match):
-        read(path)
+    monkeypatch.chdir(tmp_path)
+
+    def read_as(name: str, content: str | bytes) -> Rows:
+        files.lay_out(tmp_path, {name: content})
+        return read(name)
+
+    check_calls("contents", read=read_as, good=GOOD_LINES)
 
 
 # Damage inside binary files

@@ -19,7 +19,7 @@ from fast_axolotl.measure.writers import find_new_ranks, find_owner, find_runnin
 from fast_axolotl.record import RunRecord, Start, read_run
 from fast_axolotl.record.folder import dump_line
 from fast_axolotl.system import node_name, pid_namespace
-from support.children import FAST_AXOLOTL, clean_environment
+from support.children import FAST_AXOLOTL, clean_environment, run_ranks
 from support.records import (
     GIGABYTE,
     START_TIME,
@@ -63,16 +63,7 @@ def most_memory(record: RunRecord, node: str = "") -> int:
 
 def test_one_sampler_covers_every_rank_of_its_node(tmp_path: Path) -> None:
     """Three ranks of one node that measure themselves."""
-    size = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK],
-            cwd=tmp_path,
-            env=clean_environment(RANK=rank, LOCAL_RANK=rank, **size),
-        )
-        for rank in "012"
-    ]
-    assert [process.wait(120) for process in started] == [0] * 3
+    run_ranks(sys.executable, "-c", RANK, count=3, cwd=tmp_path)
     record = read_run(tmp_path / "run")
     assert sorted(record.ranks) == [0, 1, 2]
     [system] = record.systems.values()

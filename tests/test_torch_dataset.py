@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
 import sys
 from collections import Counter
 from itertools import islice
@@ -15,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from support.children import clean_environment
+from support.children import run_ranks
 from support.files import SMALL_BUDGET, make_rows, write_jsonl, write_parquet
 
 torch = pytest.importorskip("torch")
@@ -306,21 +305,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         write_parquet(folder / f"mix-{half}.parquet", own, row_group_size=10)
     rows = [{**row, "tokens": ODD[: row["id"] % 5]} for row in rows]
     write_parquet(folder / "ragged.parquet", rows, row_group_size=40)
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    job |= {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "layouts"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, torch_layouts.__file__],
-            cwd=folder,
-            env=clean_environment(Path(__file__).parent, RANK=rank, LOCAL_RANK=rank, **job),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    said = [child.communicate(timeout=300)[1] for child in children]
-    assert [child.returncode for child in children] == [0, 0], "\n".join(said)[-4000:]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+    job |= {"TORCHELASTIC_RUN_ID": "layouts"}
+    run_ranks(sys.executable, torch_layouts.__file__, count=2, cwd=folder, **job)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in "01"]
 
 
