@@ -397,8 +397,12 @@ class _Fold:
         self.values["growth"] = find_growth(system, self.chosen)
 
     def add_phases(self) -> Phases:
-        """Where the time of a step goes, by looks at the stack of the rank that decides."""
-        rank, values = self.chosen, self.values
+        """Where the time of a step goes, by looks at the stack of the rank that decides, or of the
+        one that works longer than the others."""
+        values, slow = self.values, self.job.figures["straggler_rank"]
+        is_slow = self.job.straggler_part == "compute"
+        late = (one for one in self.job.ranks if is_slow and one.rank == slow)
+        rank = next(late, self.chosen)
         idle = None
         if "cuda_memory" in values["settings"]:
             busy = values["gpu_utilization"]
@@ -414,6 +418,8 @@ class _Fold:
         if rank is not None and rank.is_fed_unseen:
             # Then the stall is what the looks at the stack say.
             share = phases.step.get(WAITING, 0.0) if phases.step else None
+            if share is not None and idle is not None:
+                share = min(share, max(0.0, idle))
             self.job.host_stall_fraction = share
             values["stall_source"] = "stacks" if phases.step else ""
             if why := self._recorded.get("stall_fraction"):
