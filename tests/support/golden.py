@@ -75,7 +75,7 @@ def _describe_error(call: str, names: dict[str, object]) -> str:
         found = eval(call, names)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is written down
         text = f"{type(error).__name__}: {error}".replace(str(Path.cwd()), "HERE")
-        text = re.sub(r"(cannot store the columns) \(.*\)", r"\1 (BY PYARROW)", text)
+        text = re.sub(r"(cannot store the columns|is encrypted) \(.*\)", r"\1 (BY PYARROW)", text)
         # How scalars are written depends on the version of numpy.
         return re.sub(r" at 0x\w+|\bnp\.\w+\(([^()]*)\)", r"\1", text)
     return f"no error, a {type(found).__name__}"
