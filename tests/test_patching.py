@@ -28,6 +28,7 @@ from fast_axolotl.axolotl import fingerprints, patching
 from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint, mismatch
 from fast_axolotl.axolotl.patching import Different, Patchwork, Replacement, Unfamiliar
 from fast_axolotl.axolotl.self_check import Check
+from support.files import lay_out
 
 HOST = {
     "patchhost/__init__.py": "",
@@ -120,10 +121,7 @@ ALIKE = Replacement(
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    for name, text in {**HOST, "patchhost_ours.py": OURS}.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    lay_out(tmp_path, {**HOST, "patchhost_ours.py": OURS})
     monkeypatch.syspath_prepend(str(tmp_path))
     forget()
     yield importlib.import_module
