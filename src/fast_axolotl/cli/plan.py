@@ -426,11 +426,11 @@ def trace(
 
 
 def trace_document(summary: TraceSummary) -> Document:
-    """The mean step of each rank, and communication; ``--json`` has every step and kernel."""
+    """The mean step of each rank, and communication; ``--json`` has every step."""
     means: list[Row] = []
     for one in summary.ranks:
         shares = (one.compute_seconds, one.overlapped_seconds, one.exposed_seconds)
-        rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds)
+        rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds, one.host_seconds)
         whole = one.seconds or 1
         cells = [format_share(None if part is None else part / whole) for part in (*shares, *rest)]
         count = sum(step.rank == one.rank for step in summary.steps)
@@ -439,9 +439,6 @@ def trace_document(summary: TraceSummary) -> Document:
     if len(means) > 1:
         rank = "none" if summary.straggler is None else f"rank {summary.straggler}"
         notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
-    if summary.slowdown is not None:
-        slower = f"{summary.slowdown:.2f} times as long while communication runs"
-        notes.append(f"Kernels take {slower}; --json lists them.")
     rows: list[Row] = []
     for row in summary.collectives:
         speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
@@ -451,7 +448,8 @@ def trace_document(summary: TraceSummary) -> Document:
         cells.append(format_seconds(row.waiting_seconds))
         rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
-    blocks: list[Block] = [Table(header=[*header, "idle"], rows=means), Bullets(notes, True)]
+    header += ["idle", "of it host"]
+    blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
         table = Table(header=[*header, "bus bandwidth"], rows=rows)
