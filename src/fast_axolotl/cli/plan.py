@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from fast_axolotl.plan.trace import TraceSummary
     from fast_axolotl.record.protocol_result import Trial
 
+_BATCH_TOKENS = 262_144
+"""Of a step, without a record."""
+_MOST_GPUS = 1_000_000
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -64,28 +67,52 @@ def plan(
     network: Annotated[
         float | None, Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
     ] = None,
-    sequence_len: Annotated[int, Option(help="Without RUN: tokens per sample.")] = 4096,
-    micro_batch: Annotated[int, Option(help="Without RUN: samples per GPU and forward pass.")] = 1,
+    sequence_len: Annotated[int, Option(help="Without RUN: tokens per sample.", min=1)] = 4096,
     method: Annotated[
         Literal["full", "lora", "qlora"], Option(help="Without RUN: training method.")
     ] = "full",
+    precision: Annotated[
+        Literal["bf16", "fp8", "fp4"], Option(help="Without RUN: of matrix products.")
+    ] = "bf16",
+    optimizer: Annotated[
+        str | None,
+        Option(help="Only this: adamw, adamw_8bit, lion, muon, sgd, adafactor, offload."),
+    ] = None,
+    micro_batch: Annotated[int | None, Option(help="Only this: samples per pass.", min=1)] = None,
+    accumulation: Annotated[int | None, Option(help="Only this: passes per step.", min=1)] = None,
+    recompute: Annotated[
+        Literal["none", "selective", "full"] | None, Option(help="Only this: of activations.")
+    ] = None,
+    tp: Annotated[int | None, Option(help="Only this tensor parallelism.", min=1)] = None,
+    pp: Annotated[int | None, Option(help="Only this pipeline parallelism.", min=1)] = None,
+    cp: Annotated[int | None, Option(help="Only this context parallelism.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict tokens/s, memory, time and cost on other kinds and numbers of GPUs.
 
     The record of a short run calibrates the prediction: its throughput, memory, communication and
     what its loader can deliver. Every prediction has a 90 % interval and says what limits it:
-    compute, memory, communication or data. Without a record, the intervals are wide.
+    compute, memory, communication or data. Without a record, the intervals are wide. Of all layouts
+    of the same global batch, the fastest that fits is taken.
     """
-    from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import find_price, make_plan, read_reference
+    from fast_axolotl.plan.memory import MOMENTS, Layout
+    from fast_axolotl.plan.predict import Range, find_price, make_plan, read_reference
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.devices import find_gpu
 
-    positive = {"network": network, "micro-batch": micro_batch, "sequence-len": sequence_len}
-    for name, value in positive.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"--{name} {value:g}: pass a number above 0")
+    if network is not None and not 0 < network < float("inf"):
+        raise UsageError(f"--network {network:g}: pass a number above 0")
+    if optimizer is not None and optimizer not in MOMENTS:
+        raise UsageError(f"--optimizer {optimizer!r}: choose one of {', '.join(MOMENTS)}")
+    sizes: dict[str, Any] = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+    }
+    sizes |= {"accumulation": accumulation, "optimizer": optimizer}
+    pinned = {name: value for name, value in sizes.items() if value is not None}
     amount = None
     if tokens is not None:
         unit = tokens[-1:].lower() if tokens[-1:].isalpha() else ""
@@ -103,7 +130,15 @@ def plan(
     elif shape is None or not parse_names(gpu or ""):
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
     else:
-        layout = Layout(gpus=1, seq_len=sequence_len, micro_batch=micro_batch, method=method)
+        samples = max(1, round(_BATCH_TOKENS / sequence_len))
+        layout = Layout(
+            gpus=1,
+            seq_len=sequence_len,
+            accumulation=samples,
+            method=method,
+            precision=precision,
+            optimizer=optimizer or "adamw",
+        )
     kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
     if reference is not None and not kinds:
         kinds = [reference.gpu]
@@ -118,13 +153,20 @@ def plan(
                 f"price, or {len(kinds)}: one per kind of GPU"
             )
         dollars *= 1 if len(dollars) == len(kinds) else len(kinds)
-        costs = [(each, "by --price") for each in dollars]
+        costs = [(Range(each, each, each), "by --price") for each in dollars]
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
-    if not counts or min(counts) < 1:
-        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
+    if not counts or min(counts) < 1 or max(counts) > _MOST_GPUS:
+        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64; at most {_MOST_GPUS:,}")
     priced = [(kind, *cost) for kind, cost in zip(kinds, costs, strict=True)]
     found = make_plan(
-        shape, priced, counts, layout, reference=reference, tokens=amount, network=network
+        shape,
+        priced,
+        counts,
+        layout,
+        reference=reference,
+        tokens=amount,
+        network=network,
+        pinned=pinned,
     )
     print_result(found, plan_document(found), as_json=as_json)
 
@@ -148,8 +190,13 @@ def plan_document(plan: Plan) -> Document:
     rates: dict[str, float] = {}
     costs: dict[str, float] = {}
     for one in plan.candidates:
-        rate, lasts, cost = one.tokens_per_second, one.seconds, one.dollars
-        row = [f"{one.gpus} × {one.gpu}", "–", "–", format_bytes(one.memory_bytes)]
+        rate, lasts, cost, need = one.tokens_per_second, one.seconds, one.dollars, one.memory_bytes
+        fits = {"yes": "", "may": ", may fit", "no": ", does not fit"}[one.fits]
+        memory = (
+            f"{format_bytes(need.value)} ({format_bytes(need.low)} to {format_bytes(need.high)})"
+        )
+        row = [f"{one.gpus} × {one.gpu}", "–", "–", f"{memory}{fits}"]
+        row += [format_count(one.global_batch_tokens), format_count(one.steps and round(one.steps))]
         row += [format_share(one.communication_share, decimals=0), "–", "–", one.binds]
         words = []
         if rate is not None:
@@ -157,25 +204,27 @@ def plan_document(plan: Plan) -> Document:
             row[2] = f"{format_count(rate.low)} to {format_count(rate.high)}"
             words.append(f"{row[1]} tokens/s")
         if lasts is not None:
-            row[5] = format_duration(lasts.value)
-            words.append(row[5])
+            row[7] = format_duration(lasts.value)
+            words.append(row[7])
         if cost is not None:
-            row[6] = f"{dollars(cost.value)} ({dollars(cost.low)} to {dollars(cost.high)})"
+            row[8] = f"{dollars(cost.value)} ({dollars(cost.low)} to {dollars(cost.high)})"
             words.append(dollars(cost.value))
         text = ", ".join([row[0], *words])
-        rates |= {text: rate.value} if rate else {}
-        costs |= {text: cost.value} if cost else {}
+        if not one.doubt:
+            rates |= {text: rate.value} if rate else {}
+            costs |= {text: cost.value} if cost else {}
         rows.append(row)
     fastest = max(rates, key=rates.__getitem__, default="")
     cheapest = min(costs, key=costs.__getitem__, default="")
     headline = f"Fastest: {fastest}. Cheapest: {cheapest}."
     if not fastest:
-        headline = "No candidate fits into GPU memory."
+        headline = "No candidate fits into GPU memory, or is a sensible choice: see the notes."
     elif cheapest in ("", fastest):
         headline = f"{'Fastest and cheapest' if cheapest else 'Fastest'}: {fastest}."
     title = f"Plan: {format_count(plan.parameters / 1e9)} B parameters on {plan.gpu}"
     title += "" if plan.tokens is None else f", {format_count(plan.tokens / 1e9)} B tokens"
-    header = ["GPUs", "tokens/s", "90 %", "memory", "communication", "time", "cost", "limited by"]
+    header = ["GPUs", "tokens/s", "90 %", "memory (interval)", "global batch", "steps"]
+    header += ["communication", "time", "cost", "limited by"]
     return Document(
         title=title,
         blocks=[

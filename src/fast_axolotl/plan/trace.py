@@ -181,8 +181,8 @@ def _measure(trace: Trace, wanted: range | None, notes: list[str]) -> _Rank:
             f"optimizer included. The longest kernels: {'; '.join(longest)}",
             path=trace.path,
         )
-    parts = (merge(spans[classes == kind]) for kind in (COMPUTE, COPY, COMMUNICATION))
-    compute, copies, communication = parts
+    kinds = (COMPUTE, COPY, COMMUNICATION)
+    compute, copies, communication = (merge(spans[classes == kind]) for kind in kinds)
     either = merge(np.concatenate((compute, communication)))
     busy = merge(np.concatenate((either, copies)))
     # When and on which thread each event was launched; -1 where that is not known.

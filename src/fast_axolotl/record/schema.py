@@ -210,6 +210,8 @@ class ModelShape:
     num_devices: int = 1
     peak_tflops: float | None = None
     """Given by the user; else looked up by ``device_name``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """What transformers built it from, whole; empty for other models."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
