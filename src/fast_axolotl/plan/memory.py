@@ -62,7 +62,8 @@ class Layout:
     """One of ``MOMENTS``."""
     state_bytes: float | None = None
     """Of the optimizer for each trained weight, where it was measured."""
-    attention_kernel: Literal["flash", "triton"] = "flash"
+    attention_kernel: Literal["cudnn", "flash", "triton"] = "flash"
+    """Of Megatron and Transformer Engine; torch's and transformers' own; the first Triton ones."""
     is_fused: bool = False
     """Fused norms, activations and loss (Liger, Megatron, ``torch.compile``)."""
 

@@ -34,25 +34,15 @@ from fast_axolotl.plan.memory import (
 )
 from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
 from fast_axolotl.plan.shape import Shape, parse_config
-from fast_axolotl.plan.steptime import StepTime, predict_step
+from fast_axolotl.plan.steptime import StepTime, fitted, predict_step
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import times
 from fast_axolotl.record.devices import Gpu, find_gpu
 from fast_axolotl.record.thresholds import BOUND_COMMUNICATION
 from fast_axolotl.record.units import format_bytes, format_count, format_share
 
-_SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
-"""Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
-length, recomputation or parallelism; the same with experts."""
-_OTHER_GPU, _OTHER_PRECISION = 0.27, 0.15
-_UNKNOWN_STACK, _UNKNOWN_EXPERTS = 0.40, 0.55
-_OCTAVE = 0.15
-"""For each doubling of the length that the calibration has not seen."""
-_KNOWN_LENGTH = 8192
-"""Most published rows have at most that."""
-_UNSEEN = 0.35
-"""Of a generation of GPUs that no published row is of."""
 _SEEN = ("ampere", "hopper", "blackwell", "blackwell-ultra", "tpu")
+"""Generations that published rows are of."""
 _COMMUNICATION = 0.5
 """Of the predicted communication that the reference did not have: links reach half or twice it."""
 _FROM_ONE = 0.15
@@ -246,25 +236,40 @@ class Plan:
     """Warnings with their evidence, what layouts had to change, what is assumed, the price."""
 
 
-def interval_width(
+def list_differences(
     reference: Reference | None, shape: Shape, gpu: Gpu, layout: Layout, own: Shape | None = None
-) -> float:
-    """Half of the 90 % interval of log tokens/s, but for communication; ``own`` is the shape of the
-    reference, where it is another."""
+) -> dict[str, float]:
+    """How far a candidate is from what is known, by the names of ``constants.json``; ``own``
+    is the shape of the reference, where it is another."""
     if reference is None:
-        base = _UNKNOWN_EXPERTS if shape.experts else _UNKNOWN_STACK
-        octaves = max(0.0, math.log2(layout.seq_len / _KNOWN_LENGTH))
-        return math.hypot(base, _OCTAVE * octaves, _UNSEEN * (gpu.generation not in _SEEN))
-    known = reference.layout
-    names = ("tp", "pp", "cp", "ep", "sharding", "recompute", "method", "seq_len")
+        return {
+            "stack": 1.0,
+            "stack_experts": float(shape.experts > 0),
+            "stack_octave": max(0.0, math.log2(layout.seq_len / 8192)),
+            "unseen": float(gpu.generation not in _SEEN),
+        }
+    known, own = reference.layout, own or shape
+    names = ("tp", "pp", "cp", "ep", "sharding", "recompute", "method")
     is_same = all(getattr(known, name) == getattr(layout, name) for name in names)
     # A batch half or twice as large is the same; far from that, kernels run at another rate.
-    is_same &= 0.45 < layout.tokens / known.tokens < 2.2 and (own or shape) == shape
-    base = _SAME if is_same else _EXPERTS if shape.experts or (own or shape).experts else _OTHER
-    other_gpu = _OTHER_GPU if gpu != reference.gpu else 0.0
-    octaves = abs(math.log2(layout.seq_len / known.seq_len))
-    precision = _OTHER_PRECISION * (layout.precision != known.precision)
-    return math.hypot(base, other_gpu, precision, _OCTAVE * octaves)
+    is_same &= 0.45 < layout.tokens / known.tokens < 2.2
+    is_other = not is_same or own != shape or known.seq_len != layout.seq_len
+    return {
+        "same": 1.0,
+        "model": float(own != shape),
+        "layout": float(not is_same),
+        "experts": float(is_other and bool(shape.experts or own.experts)),
+        "octave": abs(math.log2(layout.seq_len / known.seq_len)),
+        "gpu": float(gpu != reference.gpu),
+        "generation": float(gpu.generation != reference.gpu.generation),
+        "precision": float(layout.precision != known.precision),
+    }
+
+
+def interval_width(far: Mapping[str, float], widths: Mapping[str, float] | None = None) -> float:
+    """Half of the 90 % interval of log tokens/s, but for communication."""
+    widths = widths or fitted("widths")
+    return math.hypot(*(widths[name] * distance for name, distance in far.items()))
 
 
 @dataclass(slots=True)
@@ -351,7 +356,7 @@ def make_plan(
             seconds = step.total
             share = (step.communication + step.bubble) / seconds
             binds = "communication" if share >= BOUND_COMMUNICATION else "compute"
-            width = interval_width(reference, shape, gpu, chosen)
+            width = interval_width(list_differences(reference, shape, gpu, chosen))
             demand = real_share * chosen.step_tokens / seconds
             startup, pause = STARTUP_SECONDS, PAUSES * seconds
             if reference is not None:
@@ -538,7 +543,7 @@ def _describe(
             f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
             "the time for evaluation and checkpoints."
         )
-        if gpu.generation not in _SEEN or start.seq_len > 4 * _KNOWN_LENGTH:
+        if gpu.generation not in _SEEN or start.seq_len > 32_768:
             yield "No published run was on such a GPU or so long: this is an extrapolation."
     elif gpu != reference.gpu:
         yield (

@@ -219,62 +219,63 @@ def _ask_transformers(config: Mapping[str, Any], path: str) -> Shape:
 
     table = model.get_input_embeddings().weight
     head = getattr(model.get_output_embeddings(), "weight", table)
-    lookups = {id(p) for m in model.modules() if "Embedding" in type(m).__name__
-               for p in m.parameters(recurse=False)}  # fmt: skip
-    experts, sums = find(*_NUM_EXPERTS), Counter[str]()
-    members: dict[str, set[int]] = {"routed": set(), "ffn": set(), "all": set()}
-    feeds: list[tuple[int, int]] = []
+    lookups = {
+        id(weight)
+        for module in model.modules()
+        if "Embedding" in type(module).__name__
+        for weight in module.parameters(recurse=False)
+    }
+    experts, gates = find(*_NUM_EXPERTS), 0
+    sums: dict[str, Counter[int]] = {kind: Counter() for kind in ("routed", "ffn", "rest", "above")}
     for name, weight in model.named_parameters():
-        parts, size = name.lower().split("."), weight.numel()
+        parts = name.lower().split(".")
         if any(word in name.lower() for word in _REFUSED):
             message = f"{kind!r} has {name}: state-space layers are not supported in a plan"
             raise DataError(message, path=path)
         layer = next((int(part) for part in parts if part.isdecimal()), -1)
-        members["all"].add(layer)
-        sums["total"] += size
-        is_matrix = weight.dim() > 1 and not name.endswith("bias") and id(weight) not in lookups
-        if weight is head or not is_matrix or layer < 0:
-            sums["above"] += size if is_matrix and weight is not head else 0
+        is_matrix = (
+            weight.dim() > 1 and not parts[-1].endswith("bias") and id(weight) not in lookups
+        )
+        group = "rest"
+        if layer < 0 or not is_matrix or weight is head:
+            group = "above"
         elif "experts" in parts or (weight.dim() > 2 and weight.shape[0] == experts):
-            sums["routed"] += size
-            members["routed"].add(layer)
+            group = "routed"
         elif weight.shape[0] != experts and any(part.startswith(_FEED_FORWARD) for part in parts):
-            feeds.append((layer, size))
-            sums["gate"] += "gate" in name or parts[-2] in ("w3", "wi")
-        else:
-            sums["attention"] += size
-    sparse, top_k = members["routed"], find(*_TOP_K)
+            group, gates = "ffn", gates + ("gate" in name or parts[-2] in ("w3", "wi"))
+        sums[group][layer] += weight.numel()
+    sparse, top_k = sums["routed"].keys(), find(*_TOP_K)
+    layers, hidden, heads = len(sums["rest"]), find("hidden_size"), find("num_attention_heads")
     kinds = list(getattr(own, "layer_types", None) or ())
     unknown = {one for one in kinds if not one.endswith("attention") or "linear" in one}
-    if unknown or (sparse and not top_k):
+    if unknown or not layers or (sparse and not top_k):
         reason = ", ".join(unknown) or "it does not say how many experts a token meets"
         raise DataError(f"{kind!r} is not supported in a plan: {reason}", path=path)
-    layers, hidden = len(members["all"] - {-1}), find("hidden_size")
-    heads = find("num_attention_heads")
     widths = find("qk_head_dim"), find("v_head_dim")
-    near = sum(each in ("sliding_attention", "chunked_attention") for each in kinds)
+    near = sum(one in ("sliding_attention", "chunked_attention") for one in kinds)
     window = find("sliding_window", "attention_chunk_size")
     window = window if getattr(own, "use_sliding_window", True) else 0
-    is_gated = sums["gate"] > 0 or (not feeds and bool(sparse))
-    gates = (3 if is_gated else 2) * hidden
-    dense = max(1, layers - len(sparse))
+    is_gated = gates > 0 or bool(sparse)
+    shared = sum(size for layer, size in sums["ffn"].items() if layer in sparse)
+    per_width = (3 if is_gated else 2) * hidden
     found = Shape(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=find("num_key_value_heads", "num_kv_heads") or heads,
         head_size=sum(widths) // 2 if all(widths) else find("head_dim") or hidden // heads,
-        ffn=sum(size for layer, size in feeds if layer not in sparse) / dense / gates,
+        ffn=(sums["ffn"].total() - shared) / max(1, layers - len(sparse)) / per_width,
         vocabulary=table.shape[0],
         is_gated=is_gated,
         is_tied=head is table,
         experts=experts if sparse else 0,
         top_k=top_k if sparse else 0,
-        expert_ffn=sums["routed"] / max(1, len(sparse) * experts) / gates,
-        shared_ffn=sum(s for layer, s in feeds if layer in sparse) / max(1, len(sparse)) / gates,
+        expert_ffn=sums["routed"].total() / max(1, len(sparse) * experts) / per_width,
+        shared_ffn=shared / max(1, len(sparse)) / per_width,
         dense_layers=layers - len(sparse) if sparse else 0,
-        attention_weights=sums["attention"] / layers,
+        attention_weights=sums["rest"].total() / layers,
         window=window or None,
         window_layers=(near if kinds else layers) if window else 0,
     )
-    return replace(found, other=sums["total"] - found.parameters)
+    total = sum(one.total() for one in sums.values())
+    return replace(found, other=total - found.parameters)
