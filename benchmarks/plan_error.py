@@ -37,13 +37,29 @@ from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.devices import Gpu, find_gpu
 
 _MODELS = json.loads(Path(__file__).with_name("plan_models.json").read_text(encoding="utf-8"))
-_TEXTBOOK = dict(
-    gemm=0.7, gemm_ampere=1.1, gemm_blackwell=1.0, gemm_tpu=1.0, gemm_low=0.55, ultra=1.15,
-    attention=0.4, attention_hopper=0.35,
-    attention_blackwell=0.35, attention_flash=0.7, attention_triton=0.6, attention_growth=0.1,
-    elementwise=1.0, experts=0.5, expert_seconds=0.001, link=0.7, exposed_tp=0.6, exposed_cp=0.4,
-    exposed=0.4, leak=0.15, jitter=0.003,
-)  # fmt: skip
+_TEXTBOOK = {
+    "gemm": 0.7,
+    "gemm_ampere": 1.1,
+    "gemm_blackwell": 1.0,
+    "gemm_tpu": 1.0,
+    "gemm_low": 0.55,
+    "ultra": 1.15,
+    "attention": 0.4,
+    "attention_hopper": 0.35,
+    "attention_blackwell": 0.35,
+    "attention_flash": 0.7,
+    "attention_triton": 0.6,
+    "attention_growth": 0.1,
+    "elementwise": 1.0,
+    "experts": 0.5,
+    "expert_seconds": 0.001,
+    "link": 0.7,
+    "exposed_tp": 0.6,
+    "exposed_cp": 0.4,
+    "exposed": 0.4,
+    "leak": 0.15,
+    "jitter": 0.003,
+}
 """Where every fit begins, and what it is drawn back to."""
 _WIDTHS = {
     "same": 0.12, "model": 0.12, "layout": 0.12, "experts": 0.4, "octave": 0.1, "gpu": 0.2,
@@ -104,9 +120,10 @@ def _published(row: dict[str, str]) -> Case:
         for pattern, numbers in _MODELS["shapes"].items()
         if re.fullmatch(pattern, plain)
     ]
-    if not row["n_gpus"] or not shapes:
-        raise UsageError("the model's shape or the number of GPUs is not stated")
-    shape = shapes[0]
+    total, active = _MODELS["sizes"].get(plain, (size, size))
+    if not row["n_gpus"] or not (shapes or total):
+        raise UsageError("the model or the number of GPUs is not stated")
+    shape = shapes[0] if shapes else guess_shape(total, active)
     gpus, tp, pp, cp = (int(row[key] or 1) for key in ("n_gpus", "tp", "pp", "cp"))
     hardware = row["hardware"].replace("A3 H100-80GB", "H100-800Gbps").removeprefix("DGX-")
     batch, micro = float(row["global_batch"] or 0), float(row["micro_batch"] or 1)
@@ -134,12 +151,26 @@ def _published(row: dict[str, str]) -> Case:
     if not row["micro_batch"] and pp == 1:
         layout = _largest_micro_batch(shape, gpu, layout, each)
     flops = 6.0 * (shape.active_parameters + shape.attention_width * shape.attended(layout.seq_len))
+    variant = precision + (note if note.endswith(" TP") else "")
     gbits = re.search(r"-(\d+)Gbps", hardware)
     return Case(
-        stack=(source, row["hardware"], precision), source=re.split("[@ ]", source)[0], name=name,
+        stack=(source, row["hardware"], variant), source=re.split("[@ ]", source)[0], name=name,
         shape=shape, gpu=gpu, layout=layout, network=float(gbits[1]) / 64 if gbits else None,
         tokens=float(row["tokens_per_s_per_gpu"] or 1e12 * float(row["tflops_per_gpu"]) / flops),
         memory=float(row["mem_gib"] or 0) or None,
+    )  # fmt: skip
+
+
+def guess_shape(total: float, active: float) -> Shape:
+    """What is usual at that size: 128 times as wide as deep; experts where not all is active."""
+    hidden = max(128, 128 * round((128 * active / 13) ** (1 / 3) / 128))
+    layers = max(2, round((active - 64_000 * hidden) / (13 * hidden * hidden)))
+    ffn = 3.5 * hidden
+    experts = round(8 * (total - active) / (3 * layers * hidden * ffn)) + 8
+    return Shape(
+        layers=layers, hidden=hidden, heads=max(1, hidden // 128), kv_heads=max(1, hidden // 512),
+        head_size=128, ffn=ffn, vocabulary=32_000, experts=experts if total > active else 0,
+        top_k=8 if total > active else 0, expert_ffn=ffn / 8 if total > active else 0,
     )  # fmt: skip
 
 
@@ -273,8 +304,8 @@ def predict_rows(cases: Sequence[Case], apart: Any) -> list[Prediction]:
         * (c.shape.active_parameters + c.shape.attention_width * c.shape.attended(c.layout.seq_len))
         for c in cases
     ]  # fmt: skip
-    kinds = {"fp8": "float8", "fp4": "float4", "bf16": "bfloat16"}
-    peaks = [c.gpu.tflops.get(kinds[c.layout.precision], c.gpu.bf16) for c in cases]
+    dtypes = {"fp8": "float8", "fp4": "float4", "bf16": "bfloat16"}
+    peaks = [c.gpu.tflops.get(dtypes[c.layout.precision], c.gpu.bf16) for c in cases]
     shares = np.log([c.tokens * f / p for c, f, p in zip(cases, flops, peaks, strict=True)])
     found = []
     files = defaultdict(list)
@@ -282,9 +313,9 @@ def predict_rows(cases: Sequence[Case], apart: Any) -> list[Prediction]:
         others = [shares[n] for n, other in enumerate(cases) if other.source != case.source]
         differences = list_differences(None, case.shape, case.gpu, case.layout)
         far = float(shares[number] - np.median(others))
-        names = ("not calibrated",)
-        found.append(Prediction(case.source, names, differences, float(apart[number]), far))
-        files[case.stack[0], case.layout.precision].append(number)
+        single = ("not calibrated",)
+        found.append(Prediction(case.source, single, differences, float(apart[number]), far))
+        files[case.stack[0], case.stack[2]].append(number)
     for rows in files.values():
         for known, other in permutations(rows, 2):
             one, two = cases[known], cases[other]
@@ -364,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     apart = np.zeros(len(cases))
     for source in sources:
         rows = [number for number, case in enumerate(cases) if case.source == source]
-        constants = fit([case for case in cases if case.source != source], rounds=7)
+        constants = fit([case for case in cases if case.source != source], rounds=5)
         apart[rows] = residuals([cases[number] for number in rows], constants)
     found = predict_rows(cases, apart)
     without = {name: fit_widths([row for row in found if row.source != name]) for name in sources}
@@ -404,9 +435,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _CONSTANTS.write_text(text + "\n", encoding="utf-8")
     for case in cases:
         if case.memory:
-            found = predict_memory(case.shape, case.layout).total / 2**30
+            need = predict_memory(case.shape, case.layout).total / 2**30
             where = f"memory, {case.name} ×{case.layout.gpus} at {case.layout.seq_len}"
-            print(f"{where:54}{case.memory:9.1f} GiB, predicted {found:.1f}")
+            print(f"{where:54}{case.memory:9.1f} GiB, predicted {need:.1f}")
 
 
 if __name__ == "__main__":

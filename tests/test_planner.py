@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fast_axolotl.cli.plan import describe_plan
 from fast_axolotl.cli.plan import plan as plan_command
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.integrations.model_shape import read_shape
@@ -207,9 +208,11 @@ def measured(**values: Any) -> Reference:
 def plan(counts: list[int], **values: Any) -> Plan:
     reference = values.pop("reference", None)
     layout = values.pop("layout", LAYOUT if reference is None else reference.layout)
-    price = values.pop("price", None)
-    offers = [(values.pop("gpu", H100), price and Range(price, price, price), "--price")]
-    return make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
+    gpu, price = values.pop("gpu", H100), values.pop("price", None)
+    offers = [(gpu, price and Range(price, price, price))]
+    found = make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
+    link = values.get("network") or gpu.network
+    return replace(found, notes=tuple(describe_plan(found, gpu, layout, reference, link)))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +405,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 def test_time_and_money_are_whole_and_hold_the_spread_of_the_price() -> None:
     run = measured(startup_seconds=600.0, pause_seconds=0.5)
-    offers = [(H100, Range(1.0, 2.0, 8.0), "a table")]
+    offers = [(H100, Range(1.0, 2.0, 8.0))]
     (one,) = make_plan(SHAPE, offers, [8], LAYOUT, reference=run, tokens=1e9).candidates
     assert one.steps == pytest.approx(1e9 / one.global_batch_tokens)
     assert one.tokens_per_second is not None

@@ -73,8 +73,8 @@ def microseconds(step: StepParts) -> dict[str, float]:
     return {f"{n}seconds": round(1e6 * getattr(step, f"{n}seconds"), 3) for n in names}
 
 
-def parts_of(*traces: Path, **options: Any) -> list[dict[str, float]]:
-    return [microseconds(step) for step in summarise_traces(traces, **options).steps]
+def parts_of(*traces: Path) -> list[dict[str, float]]:
+    return [microseconds(step) for step in summarise_traces(traces).steps]
 
 
 def two_steps(**info: Any) -> Gpu:
@@ -121,7 +121,7 @@ def test_without_steps_all_is_one_and_what_follows_the_last_is_not(tmp_path: Pat
     assert list(parts_of(trace.save(tmp_path))[0].values()) == [90, 20, 0, 0, 0, 70]
 
 
-def test_steps_are_chosen_by_their_numbers_and_traces_have_to_fit_together(tmp_path: Path) -> None:
+def test_traces_have_to_fit_together(tmp_path: Path) -> None:
     path = two_steps().save(tmp_path)
     again = two_steps().save(tmp_path, "again.json")
     other = two_steps(rank=1, world_size=4).save(tmp_path)
@@ -129,11 +129,6 @@ def test_steps_are_chosen_by_their_numbers_and_traces_have_to_fit_together(tmp_p
         summarise_traces([path, again])
     with pytest.raises(DataError, match=r"jobs of \[2, 4\] ranks"):
         summarise_traces([path, other])
-    summary = summarise_traces([path], steps=range(4, 5))
-    assert [step.step for step in summary.steps] == [4]
-    assert sum(row.count for row in summary.collectives) == 1
-    with pytest.raises(DataError, match=r"the trace holds steps 3 to 5"):
-        summarise_traces([path], steps=range(7, 9))
 
 
 kernels = st.tuples(
@@ -438,15 +433,12 @@ def test_the_command_shows_ranks_steps_and_collectives_and_bad_calls_are_one_lin
     tmp_path: Path,
 ) -> None:
     skewed(tmp_path, range(4))
-    done = command("trace", str(tmp_path), "--steps", "1:3")
+    done = command("trace", str(tmp_path))
     assert done.code == 0, done.err
     assert "Straggler: rank 1." in done.out
     assert "30 GB/s" in done.out
     found = command("trace", str(tmp_path / "rank[01].json"), "--json").json()
     assert [mean["rank"] for mean in found["ranks"]] == [0, 1]
-    for words, code, message in (
-        (["nowhere.json"], 1, "no trace (.json"),
-        ([str(tmp_path), "--steps", "3"], 2, "cannot read '3' as steps"),
-    ):
+    for words, code, message in ((["nowhere.json"], 1, "no trace (.json"),):
         done = command("trace", *words)
         assert (done.code, done.err.count("\n"), message in done.err) == (code, 1, True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -39,9 +41,11 @@ from fast_axolotl.report.document import (
 )
 
 if TYPE_CHECKING:
-    from fast_axolotl.plan.predict import Plan
+    from fast_axolotl.plan.memory import Layout
+    from fast_axolotl.plan.predict import Plan, Reference
     from fast_axolotl.plan.scale import Run, Scaling
     from fast_axolotl.plan.trace import TraceSummary
+    from fast_axolotl.record.devices import Gpu
     from fast_axolotl.record.protocol_result import Trial
 
 _BATCH_TOKENS = 262_144
@@ -157,7 +161,7 @@ def plan(
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
     if not counts or min(counts) < 1 or max(counts) > _MOST_GPUS:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64; at most {_MOST_GPUS:,}")
-    priced = [(kind, *cost) for kind, cost in zip(kinds, costs, strict=True)]
+    priced = [(kind, cost) for kind, (cost, _) in zip(kinds, costs, strict=True)]
     found = make_plan(
         shape,
         priced,
@@ -168,6 +172,14 @@ def plan(
         network=network,
         pinned=pinned,
     )
+    notes: list[str] = []
+    for kind, (cost, source) in zip(kinds, costs, strict=True):
+        link = kind.network if network is None else network
+        said = [*describe_plan(found, kind, layout, reference, link)]
+        hourly = "" if cost is None else f"${cost.value:g}, "
+        said.append(f"Dollars per GPU and hour: {kind.key}: {hourly}{source}.")
+        notes += [f"{kind.key}: {note}" if len(kinds) > 1 else note for note in said]
+    found = replace(found, notes=tuple(notes))
     print_result(found, plan_document(found), as_json=as_json)
 
 
@@ -178,6 +190,73 @@ def _read_positive(text: str) -> float:
     except ValueError:
         return 0.0
     return value if 0 < value < float("inf") else 0.0
+
+
+def describe_plan(
+    plan: Plan, gpu: Gpu, start: Layout, reference: Reference | None, network: float
+) -> Iterator[str]:
+    """What users get wrong, where the candidates of a kind of GPU are about to; their layouts, and
+    what the prediction rests on."""
+    from fast_axolotl.plan.predict import PAUSES, SEEN, STARTUP_SECONDS, TRUSTED_LEVELS
+    from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
+
+    candidates = [one for one in plan.candidates if one.gpu == gpu.key]
+    possible = [one for one in candidates if one.tokens_per_second is not None]
+    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
+    if possible and possible[-1].binds != "data":
+        ends = (possible[0], possible[-1])
+        yield from warn_of_latency(
+            *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
+        )
+    for one in [one for one in possible if one.doubt][:1]:
+        yield (
+            f"From {one.gpus} GPUs on, {one.doubt}: no sensible choice. A larger batch needs "
+            "another learning rate and may generalise worse, and more GPUs bring ever less: in "
+            "MLPerf's LoRA of Llama 2 70B, 64 times the GPUs were 13.8 times as fast."
+        )
+    least, most = TRUSTED_LEVELS
+    if plan.level is not None and possible and not least < plan.level < most:
+        yield (
+            f"The run is {plan.level:.2g} times as fast as predicted, as no published stack is: "
+            "check its tokens, model and GPU, and whether a tiny batch slowed it down."
+        )
+    for starved in [one for one in possible if one.binds == "data"][:1]:
+        yield (
+            f"On {starved.gpus} GPUs, the loader must deliver "
+            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
+            f"{format_count(starved.loader_tokens_per_second)}."
+        )
+    last = possible[-1] if possible else None
+    if reference is not None and last is not None and reference.layout.gpus == 1 < last.gpus:
+        naive = reference.tokens_per_second * reference.real_share * last.gpus
+        yield (
+            f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
+            f"would be {format_count(naive)} tokens/s; the prediction is "
+            f"{format_count(last.demand_tokens_per_second)} tokens/s, with "
+            f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
+            "from the link rates alone. Measure a short run on two nodes before you rent more."
+        )
+    for one in candidates:
+        yield f"{one.gpus} × {gpu.key}: {one.changes}."
+    if reference is None:
+        batch, seconds = format_count(start.step_tokens), format_count(STARTUP_SECONDS)
+        yield (
+            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
+            "stacks, and its intervals are wide. A short measured run narrows them. Assumed: a "
+            f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
+            "the time for evaluation and checkpoints."
+        )
+        if gpu.generation not in SEEN or start.seq_len > 32_768:
+            yield "No published run was on such a GPU or so long: this is an extrapolation."
+    elif gpu != reference.gpu:
+        yield (
+            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
+            "same share of its predicted speed."
+        )
+    yield (
+        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): "
+        f"{network:g} GB/s per GPU, without congestion."
+    )
 
 
 def plan_document(plan: Plan) -> Document:
@@ -401,7 +480,7 @@ def batch(
                 found["longest_sentence"] = describe_longest(trial, tokens, sizes)
     write_text(folder / "batch.json", to_json(found))
     print_result(found, batch_document(found), as_json=as_json)
-    if chosen is None:
+    if advice.best is None:
         raise Exit(1)
 
 
@@ -441,7 +520,6 @@ def trace(
         list[str], Argument(help="Traces of torch.profiler, one per rank.", metavar="TRACE…")
     ],
     as_json: AsJson = False,
-    steps: Annotated[str | None, Option(help="Steps: 3:8 means 3 to 7. Default: all.")] = None,
 ) -> None:
     """Split step time into compute, communication and idle time, from torch.profiler traces.
 
@@ -451,15 +529,6 @@ def trace(
     """
     from fast_axolotl.plan.trace import summarise_traces
 
-    chosen = None
-    if steps is not None:
-        first, colon, end = steps.partition(":")
-        if colon and f"{first}{end}0".isdecimal():
-            chosen = range(int(first or 0), int(end or 2**62))
-        if not chosen:
-            raise UsageError(
-                f"cannot read {steps!r} as steps; write 3:8 for 3 to 7, or 3: for the rest"
-            )
     files: list[Path] = []
     for text in traces:
         path = Path(text)
@@ -470,7 +539,7 @@ def trace(
         if not found:
             raise MissingFileError("no trace (.json or .json.gz) found here", path=text)
         files += found
-    summary = summarise_traces(list(dict.fromkeys(files)), steps=chosen)
+    summary = summarise_traces(list(dict.fromkeys(files)))
     print_result(summary, trace_document(summary), as_json=as_json)
 
 

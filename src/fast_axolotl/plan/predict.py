@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from importlib.resources import files
 from itertools import product
 from statistics import median
@@ -32,7 +32,6 @@ from fast_axolotl.plan.memory import (
     list_layouts,
     predict_memory,
 )
-from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
 from fast_axolotl.plan.shape import Shape, parse_config
 from fast_axolotl.plan.steptime import StepTime, fitted, predict_step
 from fast_axolotl.record import RunRecord, RunSummary
@@ -41,7 +40,7 @@ from fast_axolotl.record.devices import Gpu, find_gpu
 from fast_axolotl.record.thresholds import BOUND_COMMUNICATION
 from fast_axolotl.record.units import format_bytes, format_count, format_share
 
-_SEEN = ("ampere", "hopper", "blackwell", "blackwell-ultra", "tpu")
+SEEN = ("ampere", "hopper", "blackwell", "blackwell-ultra", "tpu")
 """Generations that published rows are of."""
 _COMMUNICATION = 0.5
 """Of the predicted communication that the reference did not have: links reach half or twice it."""
@@ -54,7 +53,7 @@ _USABLE_MEMORY = 0.92
 """Of a GPU: the rest is CUDA's own, and fragments."""
 _MEMORY_LOW, _MEMORY_HIGH = 0.9, 1.2
 """What published peaks are of the predicted ones, without a run."""
-_ODD_LEVEL = (0.2, 1.8)
+TRUSTED_LEVELS = (0.2, 1.8)
 """Levels outside of which a record is doubted: published stacks have 0.5 to 1.4."""
 _LARGE_BATCH = 4.0
 """Times the reference's global batch from which the training is another."""
@@ -232,8 +231,8 @@ class Plan:
     level: float | None
     """Measured ÷ predicted tokens/s of the reference; ``None`` without one."""
     candidates: tuple[Candidate, ...]
-    notes: tuple[str, ...]
-    """Warnings with their evidence, what layouts had to change, what is assumed, the price."""
+    notes: tuple[str, ...] = ()
+    """Warnings with their evidence, the layouts, what is assumed, the price."""
 
 
 def list_differences(
@@ -246,7 +245,7 @@ def list_differences(
             "stack": 1.0,
             "stack_experts": float(shape.experts > 0),
             "stack_octave": max(0.0, math.log2(layout.seq_len / 8192)),
-            "unseen": float(gpu.generation not in _SEEN),
+            "unseen": float(gpu.generation not in SEEN),
         }
     known, own = reference.layout, own or shape
     names = ("tp", "pp", "cp", "ep", "sharding", "recompute", "method")
@@ -300,12 +299,8 @@ class _Calibration:
     def step(self, gpu: Gpu, layout: Layout) -> StepTime:
         """Seconds by part, as the reference's stack would take."""
         step = predict_step(self.shape, gpu, layout, network=self.network)
-        return StepTime(
-            compute=step.compute / self.level,
-            communication=self.slowness * step.communication / self.level,
-            bubble=step.bubble / self.level,
-            optimizer=step.optimizer / self.level,
-        )
+        compute, communication, *rest = (part / self.level for part in astuple(step))
+        return StepTime(compute, self.slowness * communication, *rest)
 
     def memory(self, gpu: Gpu, layout: Layout) -> Range:
         """Bytes of a GPU. What a run needs less than predicted is a share of everything; what it
@@ -320,14 +315,12 @@ class _Calibration:
         ratio = run.memory_bytes / own
         value = predicted * ratio if ratio < 1 else predicted + run.memory_bytes - own
         width = 0.03 + 0.15 * min(1.0, abs(math.log(predicted / own)) + abs(math.log(ratio)))
-        return Range(
-            value * (1 - width), value, max(value * (1 + width), predicted * min(1, ratio))
-        )
+        return Range(value * (1 - width), value, value * (1 + width))
 
 
 def make_plan(
     shape: Shape,
-    offers: Sequence[tuple[Gpu, Range | None, str]],
+    offers: Sequence[tuple[Gpu, Range | None]],
     counts: Sequence[int],
     layout: Layout,
     *,
@@ -337,28 +330,25 @@ def make_plan(
     pinned: Mapping[str, Any] | None = None,
 ) -> Plan:
     """A candidate for each kind and number of GPUs, at the global batch of ``layout``; ``offers``
-    are kinds with their dollars per hour and the source of that. ``pinned`` are the sizes of a
-    layout that no search changes."""
+    are kinds with their dollars per hour. ``pinned`` are the sizes that no search changes."""
     known = _Calibration(shape, reference, network)
     real_share = 1.0 if reference is None else reference.real_share
     candidates: list[Candidate] = []
-    for (gpu, price, _), count in product(offers, sorted(set(counts))):
+    for (gpu, price), count in product(offers, sorted(set(counts))):
         usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
         if reference is not None and gpu == reference.gpu:
             usable = max(usable, reference.memory_bytes or 0.0)  # it has run
         chosen, changes = _choose(known, gpu, layout, count, usable, pinned or {})
         need = known.memory(gpu, chosen)
         fits = "yes" if need.high <= usable else "may" if need.low <= usable else "no"
-        rate = time = money = share = demand = ceiling = steps = None
-        binds, doubt = "memory", ""
+        found: dict[str, Any] = {"binds": "memory"}
         if fits != "no":
             step = known.step(gpu, chosen)
-            seconds = step.total
-            share = (step.communication + step.bubble) / seconds
+            share = (step.communication + step.bubble) / step.total
             binds = "communication" if share >= BOUND_COMMUNICATION else "compute"
             width = interval_width(list_differences(reference, shape, gpu, chosen))
-            demand = real_share * chosen.step_tokens / seconds
-            startup, pause = STARTUP_SECONDS, PAUSES * seconds
+            demand, ceiling = real_share * chosen.step_tokens / step.total, None
+            startup, pause = STARTUP_SECONDS, PAUSES * step.total
             if reference is not None:
                 startup, pause = reference.startup_seconds, reference.pause_seconds
                 plain = predict_step(shape, gpu, chosen, network=network)
@@ -370,58 +360,47 @@ def make_plan(
             ends = [demand * math.exp(way * width) for way in (-1, 0, 1)]
             if ceiling is not None and ceiling < demand:
                 binds, ends = "data", [min(end, ceiling) for end in ends]
-            rate = Range(*ends)
             if chosen.step_tokens > min(_HUGE_BATCH, _LARGE_BATCH * layout.step_tokens):
-                doubt = f"a step has {format_count(chosen.step_tokens)} tokens"
+                found["doubt"] = f"a step has {format_count(chosen.step_tokens)} tokens"
             if tokens is not None:
                 steps = max(1.0, tokens / (real_share * chosen.step_tokens))
-                whole = startup + steps * pause
-                time = Range(*(whole + tokens / end for end in reversed(ends)))
+                idle = startup + steps * pause
+                lasts = [idle + tokens / end for end in reversed(ends)]
+                found |= {"steps": steps, "seconds": Range(*lasts)}
                 if steps < _FEW_STEPS:
-                    doubt = f"the training has only {format_count(round(steps))} steps"
-                elif whole > 0.5 * time.value:
-                    doubt = "start-up, evaluation and checkpoints take most of the time"
+                    found["doubt"] = f"the training has only {format_count(round(steps))} steps"
+                elif idle > 0.5 * lasts[1]:
+                    found["doubt"] = "start-up, evaluation and checkpoints take most of the time"
                 if price is not None:
-                    rates = (price.low, price.value, price.high)
-                    lasts = (time.low, time.value, time.high)
-                    pairs = zip(rates, lasts, strict=True)
-                    money = Range(*(cost * count * length / 3600 for cost, length in pairs))
+                    pairs = zip((price.low, price.value, price.high), lasts, strict=True)
+                    found["dollars"] = Range(*(cost * count * time / 3600 for cost, time in pairs))
+            found |= {
+                "binds": binds,
+                "tokens_per_second": Range(*ends),
+                "step_seconds": real_share * chosen.step_tokens / ends[1],
+                "communication_share": share,
+                "demand_tokens_per_second": demand,
+                "loader_tokens_per_second": ceiling,
+            }
         candidates.append(
             Candidate(
                 gpu=gpu.key,
                 gpus=count,
                 layout=chosen,
                 changes=changes,
-                doubt=doubt,
                 global_batch_tokens=chosen.step_tokens,
                 memory=predict_memory(shape, chosen),
                 memory_bytes=need,
                 fits=fits,
-                binds=binds,
-                tokens_per_second=rate,
-                step_seconds=real_share * chosen.step_tokens / rate.value if rate else None,
-                communication_share=share,
-                demand_tokens_per_second=demand,
-                loader_tokens_per_second=ceiling,
-                steps=steps,
-                seconds=time,
-                dollars=money,
+                **found,
             )
         )
-    notes = []
-    for gpu, price, source in offers:
-        mine = [one for one in candidates if one.gpu == gpu.key]
-        cost = "" if price is None else f"${price.value:g}, "
-        said = [*_describe(mine, known, gpu, layout)]
-        said.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
-        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
     return Plan(
-        gpu=", ".join(gpu.key for gpu, _, _ in offers),
+        gpu=", ".join(gpu.key for gpu, _ in offers),
         parameters=shape.parameters,
         tokens=tokens,
         level=None if reference is None else known.level,
         candidates=tuple(candidates),
-        notes=tuple(notes),
     )
 
 
@@ -491,66 +470,3 @@ def _choose(
         faster = format_share(pace[chosen] / pace[other] - 1)
         text += f". {other} would be {faster} faster, but needs {need}"
     return chosen, text
-
-
-def _describe(
-    candidates: Sequence[Candidate], known: _Calibration, gpu: Gpu, start: Layout
-) -> Iterator[str]:
-    """What users get wrong, where these candidates are about to; the layouts, and what the
-    prediction rests on."""
-    reference, network = known.reference, known.network
-    possible = [one for one in candidates if one.tokens_per_second is not None]
-    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
-    if possible and possible[-1].binds != "data":
-        ends = (possible[0], possible[-1])
-        yield from warn_of_latency(
-            *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
-        )
-    for one in [one for one in possible if one.doubt][:1]:
-        yield (
-            f"From {one.gpus} GPUs on, {one.doubt}: no sensible choice. A larger batch needs "
-            "another learning rate and may generalise worse, and more GPUs bring ever less: in "
-            "MLPerf's LoRA of Llama 2 70B, 64 times the GPUs were 13.8 times as fast."
-        )
-    if reference is not None and possible and not _ODD_LEVEL[0] < known.level < _ODD_LEVEL[1]:
-        yield (
-            f"The run is {known.level:.2g} times as fast as predicted, as no published stack is: "
-            "check its tokens, model and GPU, and whether a tiny batch slowed it down."
-        )
-    for starved in [one for one in possible if one.binds == "data"][:1]:
-        yield (
-            f"On {starved.gpus} GPUs, the loader must deliver "
-            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
-            f"{format_count(starved.loader_tokens_per_second)}."
-        )
-    last = possible[-1] if possible else None
-    if reference is not None and last is not None and reference.layout.gpus == 1 < last.gpus:
-        naive = reference.tokens_per_second * reference.real_share * last.gpus
-        yield (
-            f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
-            f"would be {format_count(naive)} tokens/s; the prediction is "
-            f"{format_count(last.demand_tokens_per_second)} tokens/s, with "
-            f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
-            "from the link rates alone. Measure a short run on two nodes before you rent more."
-        )
-    for one in candidates:
-        yield f"{one.gpus} × {gpu.key}: {one.changes}."
-    if reference is None:
-        batch, seconds = format_count(start.step_tokens), format_count(STARTUP_SECONDS)
-        yield (
-            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
-            "stacks, and its intervals are wide. A short measured run narrows them. Assumed: a "
-            f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
-            "the time for evaluation and checkpoints."
-        )
-        if gpu.generation not in _SEEN or start.seq_len > 32_768:
-            yield "No published run was on such a GPU or so long: this is an extrapolation."
-    elif gpu != reference.gpu:
-        yield (
-            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
-            "same share of its predicted speed."
-        )
-    yield (
-        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): "
-        f"{gpu.network if network is None else network:g} GB/s per GPU, without congestion."
-    )

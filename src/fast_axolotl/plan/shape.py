@@ -18,8 +18,7 @@ from typing import Any
 
 from fast_axolotl.errors import DataError, MissingFileError
 
-_DENSE = ("llama", "mistral", "qwen2", "qwen3")
-_SPARSE = ("mixtral", "qwen3_moe")
+_PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 _REFUSED = (
     "a_log",
     "conv",
@@ -142,42 +141,29 @@ def read_config(path: str | Path) -> Shape:
 def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
     """The shape in a config that was read already."""
     kind = config.get("model_type")
-    if kind not in _DENSE + _SPARSE:
-        return _ask_transformers(config, path)
     names = ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]
     names += ["intermediate_size", "vocab_size", "tie_word_embeddings"]
-    if kind in _SPARSE:
-        names += ["num_experts_per_tok"]
-    missing = [name for name in names if config.get(name) is None]
-    experts = next((config[name] for name in _NUM_EXPERTS if config.get(name)), 0)
-    is_plain = not any(config.get(name) for name in ("mlp_only_layers", "attention_bias"))
-    is_plain &= config.get("decoder_sparse_step", 1) == 1 and (kind in _DENSE) == (not experts)
-    if missing or not is_plain:
+    values: list[Any] = [config.get(name) for name in names]
+    is_odd = any(config.get(name) for name in ("attention_bias", "mlp_bias", *_NUM_EXPERTS))
+    if kind not in _PLAIN or None in values or is_odd:
         return _ask_transformers(config, path)
-    values: list[int] = [config[name] for name in names]
-    layers, hidden, heads, kv_heads, ffn, vocabulary, is_tied, *top_k = values
+    layers, hidden, heads, kv_heads, ffn, vocabulary, is_tied = values
     head_size = config.get("head_dim") or hidden // heads
-    qk_norms = 2 * head_size if kind in ("qwen3", "qwen3_moe") else 0
-    biases = head_size * (heads + 2 * kv_heads) if kind == "qwen2" else 0
+    small = {"qwen3": 2 * head_size, "qwen2": head_size * (heads + 2 * kv_heads)}
     kinds = list(config.get("layer_types") or ())
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    attention = hidden * head_size * 2 * (heads + kv_heads) + hidden * experts
     return Shape(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        ffn=0 if experts else ffn,
+        ffn=ffn,
         vocabulary=vocabulary,
-        is_tied=bool(is_tied),
-        experts=experts,
-        top_k=top_k[0] if experts else 0,
-        expert_ffn=(config.get("moe_intermediate_size") or ffn) if experts else 0,
-        attention_weights=attention,
+        is_tied=is_tied,
         window=window,
         window_layers=(kinds.count("sliding_attention") if kinds else layers) if window else 0,
-        other=layers * (2 * hidden + qk_norms + biases) + hidden,
+        other=layers * (2 * hidden + small.get(kind, 0)) + hidden,
     )
 
 

@@ -42,7 +42,7 @@ def fitted(part: Literal["step", "widths"]) -> dict[str, float]:
     return {name: value for name, (value, _) in table[part].items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of a step by part; they add up to ``total``."""
 

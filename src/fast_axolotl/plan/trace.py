@@ -111,8 +111,8 @@ class _Rank(NamedTuple):
     collectives: list[Collective]
 
 
-def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> TraceSummary:
-    """Divide the steps of some ranks' traces: all of them, or those of some numbers."""
+def summarise_traces(paths: Sequence[Path]) -> TraceSummary:
+    """Divide the steps of some ranks' traces."""
     found: dict[int, _Rank] = {}
     notes: list[str] = []
     for path in paths:
@@ -124,7 +124,7 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
         if rank in found:
             message = f"{found[rank].path} is also of rank {rank}; pass only one"
             raise DataError(message, path=trace.path)
-        found[rank] = _measure(trace, steps, notes)
+        found[rank] = _measure(trace, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
     if len(sizes) > 1:
@@ -166,7 +166,7 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
     )
 
 
-def _measure(trace: Trace, wanted: range | None, notes: list[str]) -> _Rank:
+def _measure(trace: Trace, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
     device = np.asarray(trace.device, np.int64).reshape(-1, 5)
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
@@ -204,13 +204,8 @@ def _measure(trace: Trace, wanted: range | None, notes: list[str]) -> _Rank:
             notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels skipped.")
     else:
         bounds = np.array([[busy[0, 0], busy[-1, 1]]])
-    if wanted is not None:
-        is_cut &= numbers[-1] in wanted
-        bounds = bounds[[number in wanted for number in numbers]]
-        numbers = [number for number in numbers if number in wanted]
     if not numbers:
-        held = f"steps {trace.steps[0][0]} to {trace.steps[-1][0]}" if trace.steps else "no steps"
-        raise DataError(f"none of the requested steps: the trace holds {held}", path=trace.path)
+        raise DataError("none of its steps holds a kernel", path=trace.path)
     _complete(trace, launches[classes == COMMUNICATION])
     spans_by_part = (compute, communication, either, busy, late)
     c, m, e, b, h = (inside(part, bounds) for part in spans_by_part)
