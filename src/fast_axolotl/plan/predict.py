@@ -432,21 +432,13 @@ def _choose(
     pace = {one: steps[one].total / one.step_tokens for one in needs}
 
     def outline(one: Layout) -> tuple[Any, ...]:
-        is_sharded = one.sharding == "fsdp"
-        return (
-            one.tp,
-            one.pp,
-            one.cp,
-            one.ep,
-            one.recompute,
-            one.optimizer,
-            one.micro_batch,
-            is_sharded,
-        )
+        sizes = one.tp, one.pp, one.cp, one.optimizer
+        return *sizes, one.ep, one.recompute, one.sharding == "fsdp", one.micro_batch
 
     def order(one: Layout) -> tuple[Any, ...]:
-        pairs = zip(outline(one), outline(start), strict=True)
-        changes = sum(own != other for own, other in pairs) + (one.sharding != start.sharding)
+        """Few changes of the reference are better: of parallelism most of all."""
+        pairs = zip(outline(one), outline(start), (2, 2, 2, 2, 1, 1, 1, 0), strict=True)
+        changes = sum(cost for own, other, cost in pairs if own != other)
         return needs[one].high > usable, changes, pace[one]
 
     limit = (1 + _TIE) * min(pace[one] for one in fitting)
