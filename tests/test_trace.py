@@ -245,7 +245,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
 def test_what_old_kernels_do_not_tell_comes_from_the_cpu(tmp_path: Path) -> None:
     trace = Gpu(world_size=8)
     group = {"Process Group Name": "3", "Group size": 8}
-    shape = {"Input Dims": [[1000, 2]], "Input type": ["c10::BFloat16"]}
+    shape = {"In msg nelems": 2000, "dtype": "BFloat16"}
     trace.events += [
         event("cpu_op", "c10d::alltoall_base_", 10, 30),
         event("cpu_op", "record_param_comms", 11, 28, **group),

@@ -300,7 +300,8 @@ def plan_document(plan: Plan) -> Document:
         headline = "No candidate fits into GPU memory, or is a sensible choice: see the notes."
     elif cheapest in ("", fastest):
         headline = f"{'Fastest and cheapest' if cheapest else 'Fastest'}: {fastest}."
-    title = f"Plan: {format_count(plan.parameters / 1e9)} B parameters on {plan.gpu}"
+    kinds = ", ".join(dict.fromkeys(one.gpu for one in plan.candidates))
+    title = f"Plan: {format_count(plan.parameters / 1e9)} B parameters on {kinds}"
     title += "" if plan.tokens is None else f", {format_count(plan.tokens / 1e9)} B tokens"
     header = ["GPUs", "tokens/s", "90 %", "memory (interval)", "global batch", "steps"]
     header += ["communication", "time", "cost", "limited by"]

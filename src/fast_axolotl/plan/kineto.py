@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import re
 import zlib
 from array import array
@@ -189,12 +188,8 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
     counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
     known = [count for count in counts if isinstance(count, int)]
-    if known and (width := _bytes_of([1], args.get("dtype"))):
-        item.num_bytes = max(known) * width
-    elif "Input Dims" in args and name.startswith("nccl:") and item.kind != "all_gather":
-        # The shape is that of the input; an all-gather's message is its output.
-        tensors = zip(args["Input Dims"], args.get("Input type") or [], strict=False)
-        item.num_bytes = sum(_bytes_of(dims, kind) for dims, kind in tensors) or None
+    width = _ITEM_BYTES.get(str(args.get("dtype")).lower().replace(" ", ""))
+    item.num_bytes = max(known) * width if known and width else None
     return item
 
 
@@ -205,11 +200,3 @@ def _kind_of(name: str) -> str:
         letters = re.sub("_rs_|_rs$", "reduce_scatter", re.sub("_ag_|_ag$", "all_gather", name))
         letters = letters.replace("_", "")
     return next((kind for kind in _KINDS if kind.replace("_", "") in letters), "other")
-
-
-def _bytes_of(dims: Any, kind: object) -> int:
-    """Of a shape, or of all shapes of a list of tensors; ``Float`` is ``c10::Float``, too."""
-    if dims and isinstance(dims[0], list):
-        return sum(_bytes_of(part, kind) for part in dims)
-    width = _ITEM_BYTES.get(str(kind).lower().replace(" ", "").removeprefix("c10::"), 0)
-    return math.prod(dims) * width if dims else 0

@@ -44,9 +44,6 @@ SEEN = ("ampere", "hopper", "blackwell", "blackwell-ultra", "tpu")
 """Generations that published rows are of."""
 _COMMUNICATION = 0.5
 """Of the predicted communication that the reference did not have: links reach half or twice it."""
-_FROM_ONE = 0.15
-"""The same of a plan for several GPUs from a run on one, whose stack was not seen to communicate.
-Ours: no published row has both."""
 _HUGE_BATCH = 16e6
 """Tokens per step: what Llama 3.1 405B ended with."""
 _USABLE_MEMORY = 0.92
@@ -225,7 +222,6 @@ class Candidate:
 class Plan:
     """All candidates, and what to know about them."""
 
-    gpu: str
     parameters: float
     tokens: float | None
     level: float | None
@@ -353,8 +349,7 @@ def make_plan(
                 startup, pause = reference.startup_seconds, reference.pause_seconds
                 plain = predict_step(shape, gpu, chosen, network=network)
                 new = max(0.0, plain.communication / plain.total - known.seen)
-                alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
-                width = math.hypot(width, _COMMUNICATION * new, alone)
+                width = math.hypot(width, _COMMUNICATION * new)
                 grown = count / reference.layout.gpus if reference.loader_scales else 1.0
                 ceiling = times(reference.loader_tokens_per_second, grown)
             ends = [demand * math.exp(way * width) for way in (-1, 0, 1)]
@@ -396,7 +391,6 @@ def make_plan(
             )
         )
     return Plan(
-        gpu=", ".join(gpu.key for gpu, _ in offers),
         parameters=shape.parameters,
         tokens=tokens,
         level=None if reference is None else known.level,
@@ -454,11 +448,4 @@ def _choose(
         way = "slower" if slower >= 0 else "faster, but changes more"
         why = (max if slower >= 0 else min)(costs, key=costs.__getitem__)
         text += f". The next, {other}, is {format_share(abs(slower))} {way} ({why})"
-    barred = [
-        one for one in needs if needs[one].value > usable and pace[one] * (1 + _TIE) < pace[chosen]
-    ]
-    for other in sorted(barred, key=pace.__getitem__)[:1]:
-        need = format_bytes(needs[other].value)
-        faster = format_share(pace[chosen] / pace[other] - 1)
-        text += f". {other} would be {faster} faster, but needs {need}"
     return chosen, text

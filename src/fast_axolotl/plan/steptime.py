@@ -21,19 +21,6 @@ from fast_axolotl.plan.memory import QUANTISED_BYTES, Layout, adapter_parameters
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.record.devices import Gpu
 
-_HOST_RATE = 20e9
-"""Bytes per second that a GPU's share of the host's memory gives to an optimizer there."""
-_EAGER = 1.5
-"""Passes over the activations of eager modules, relative to fused ones; from an H200."""
-_ADAPTERS = 4.0
-"""Passes over what LoRA's matrices read and write, where they are not fused; from an H200."""
-_DEQUANTISE = 0.32
-"""Share of the memory's rate at which nf4 weights become bf16, once a pass. Ours, from a pair of
-runs on an A100: 133 ms with LoRA and 200 ms with QLoRA, of a 7B model and short samples."""
-_LAUNCH_SECONDS = {False: 0.0045, True: 0.0005}
-"""In which a host launches the kernels of a layer, forward and backward: eager modules, by the host
-of an H200, and fused or compiled ones. A small batch takes that long, whatever its FLOPs."""
-
 
 @cache
 def fitted(part: Literal["step", "widths"]) -> dict[str, float]:
@@ -66,7 +53,7 @@ def predict_step(
     network: float | None = None,
 ) -> StepTime:
     """Time of one step of a stack of average speed; ``network`` is GB/s per GPU between nodes."""
-    c, tp, pp, tokens = constants or fitted("step"), layout.tp, layout.pp, layout.tokens
+    c, tp, pp, tokens = {**fitted("step"), **(constants or {})}, layout.tp, layout.pp, layout.tokens
     layers, hidden, sparse = shape.layers / pp, shape.hidden, shape.expert_share
     is_full, gates = layout.method == "full", 2 if shape.is_gated else 1
     outside = gpu.network if network is None else network
@@ -108,11 +95,11 @@ def predict_step(
         one += sparse * product(rows, hidden, wide, rate * c["experts"], local)
     head = (passes - again) * product(tokens, hidden, shape.vocabulary / tp, c["gemm"] * bf16) / pp
     width = shape.active_ffn
-    passes_over = c["elementwise"] * (1.0 if layout.is_fused else _EAGER)
+    passes_over = c["elementwise"] * (1.0 if layout.is_fused else c["eager"])
     moved = passes_over * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
     if not is_full and not layout.is_fused:
         # Thin products of LoRA move the inputs and outputs of every matrix once more.
-        moved += _ADAPTERS * adapter_parameters(shape, 1) / shape.layers
+        moved += c["adapters"] * adapter_parameters(shape, 1) / shape.layers
     moved += 6 * sparse * shape.top_k * hidden
     per_token = (layers * (3.0 + again) * 2.0 * moved + 20.0 * shape.vocabulary / pp) / tp
     kernels = {"hopper": c["attention_hopper"], "blackwell": c["attention_blackwell"]}
@@ -128,10 +115,10 @@ def predict_step(
     flops = 2.0 * shape.attention_width / tp * attended * attention_passes * tokens
     compute = layers * (passes * one + sparse * c["expert_seconds"]) + head
     compute += flops / (bf16 * share) + tokens * per_token / memory
-    compute = max(compute, layers * _LAUNCH_SECONDS[layout.is_fused])
+    compute = max(compute, layers * c["launch_fused" if layout.is_fused else "launch_eager"])
     if layout.method == "qlora":
         weights = layers * shape.layer_weights / tp
-        bytes_per_pass = (QUANTISED_BYTES + 2.0) * weights / _DEQUANTISE
+        bytes_per_pass = (QUANTISED_BYTES + 2.0) * weights / c["dequantise"]
         compute += passes * bytes_per_pass / memory
 
     # Communication of one micro-batch, as far as compute does not hide it.
@@ -173,5 +160,5 @@ def predict_step(
         compute=slow * layout.accumulation * compute,
         communication=slow * (layout.accumulation * exposed + step_exposed),
         bubble=slow * (pp - 1) / layout.vp * (compute + exposed),
-        optimizer=30.0 * trained / states / (_HOST_RATE if host else memory),
+        optimizer=30.0 * trained / states / (c["host_rate"] if host else memory),
     )
