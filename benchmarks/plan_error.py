@@ -362,7 +362,7 @@ def fit_widths(rows: Sequence[Prediction]) -> dict[str, float]:
     for row in rows:
         sources[row.kinds[-1]].add(row.source)
     # Of the few sources of a class, more have to be inside than of one that was not seen.
-    shares = {kind: min(0.98, 0.9 * (1 + 0.4 / len(names))) for kind, names in sources.items()}
+    shares = {kind: min(0.98, 0.9 * (1 + 0.5 / len(names))) for kind, names in sources.items()}
     share = np.array([shares[row.kinds[-1]] for row in rows])
 
     def loss(point: Any, chosen: Any = slice(None)) -> float:
@@ -402,7 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     apart = np.zeros(len(cases))
     for source in sources:
         rows = [number for number, case in enumerate(cases) if case.source == source]
-        constants = fit([case for case in cases if case.source != source], rounds=8)
+        constants = fit([case for case in cases if case.source != source], rounds=5)
         apart[rows] = residuals([cases[number] for number in rows], constants)
     found = predict_rows(cases, apart)
     without = {name: fit_widths([row for row in found if row.source != name]) for name in sources}

@@ -418,6 +418,18 @@ def test_time_and_money_are_whole_and_hold_the_spread_of_the_price() -> None:
     assert one.dollars.high == pytest.approx(one.seconds.high / 3600 * 8 * 8.0)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "count", "method", "length", "tokens", "gigabytes"),
+    [("RTX-4090", 1, "lora", 2048, 5e7, 20.14), ("H100-SXM", 8, "lora", 2048, 5e7, 46.86)],
+)
+def test_the_worked_examples_of_the_docs_hold(
+    gpu: str, count: int, method: Any, length: int, tokens: float, gigabytes: float
+) -> None:
+    layout = Layout(gpus=1, seq_len=length, accumulation=262_144 // length, method=method)
+    found = make_plan(SHAPE, [(find_gpu(gpu), None)], [count], layout, tokens=tokens)
+    assert found.candidates[0].memory_bytes.value / 1e9 == pytest.approx(gigabytes, abs=0.01)
+
+
 def test_qlora_pays_for_unpacking_its_weights() -> None:
     lora, qlora = (replace(LAYOUT, gpus=1, sharding="ddp", method=way) for way in ("lora", "qlora"))
     assert 0.75 * rate(lora) < rate(qlora) < 0.98 * rate(lora)
