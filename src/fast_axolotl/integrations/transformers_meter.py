@@ -99,12 +99,11 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         """Report an optimizer step; after the first, there is a state to be counted."""
         if self._watch is not None:
             self._watch.step()
-        state_of = getattr(known.get("optimizer"), "state", None)
-        if self.meter is not None and state_of and self._counted is not self.meter:
+        states = getattr(known.get("optimizer"), "state", None)
+        if self.meter is not None and states and self._counted is not self.meter:
             self._counted = self.meter
-            parts = [part for state in state_of.values() for part in state.values()]
-            local = [getattr(part, "_local_tensor", part) for part in parts]
-            sizes = [part.nbytes for part in local if hasattr(part, "nbytes")]
+            parts = [part for state in states.values() for part in state.values()]
+            sizes = [getattr(getattr(p, "_local_tensor", p), "nbytes", 0) for p in parts]
             self.meter.settings(optimizer_state_bytes=sum(sizes))
 
     @never_raises

@@ -74,10 +74,10 @@ def find_gpu(name: str) -> Gpu:
     for gpu in known_gpus():
         if name in gpu.names or name.lower() == gpu.key.lower():
             return gpu
-    alike = [gpu for gpu in known_gpus() if name.lower() in gpu.key.lower()]
+    alike = [gpu.key for gpu in known_gpus() if name.lower() in gpu.key.lower()]
     if len(alike) == 1:
-        return alike[0]
-    known = ", ".join(gpu.key for gpu in alike or known_gpus())
+        return find_gpu(alike[0])
+    known = ", ".join(alike or (gpu.key for gpu in known_gpus()))
     raise UsageError(f"GPU {name!r} is not known; choose one of {known}")
 
 
