@@ -375,8 +375,8 @@ def fit_widths(rows: Sequence[Prediction]) -> dict[str, float]:
     for name in ("same", "stack"):
         axis = axes[names.index(name)]
         alone = (far @ (1 - axis) == 0) & (far @ axis > 0)
-        tried = [np.where(axis > 0, width, point) for width in np.geomspace(0.01, 2.0, 200)]
-        point = min(tried, key=lambda one: loss(one, alone))
+        widths = [np.where(axis > 0, width, point) for width in np.geomspace(0.01, 2.0, 200)]
+        point = min(widths, key=lambda one, alone=alone: loss(one, alone))  # type: ignore[misc]
     step, best = 0.5, loss(point)
     for _ in range(14):
         for axis in (axes[n] for n, name in enumerate(names) if name not in ("same", "stack")):

@@ -17,14 +17,7 @@ from fast_axolotl.integrations.model_shape import read_shape
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.plan import predict
 from fast_axolotl.plan.memory import Layout, adapter_parameters, predict_memory
-from fast_axolotl.plan.predict import (
-    Plan,
-    Range,
-    Reference,
-    find_price,
-    make_plan,
-    read_reference,
-)  # fmt: skip
+from fast_axolotl.plan.predict import Plan, Range, Reference, find_price, make_plan, read_reference
 from fast_axolotl.plan.shape import Shape, parse_config, read_config
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record import ModelShape, RunRecord
@@ -160,7 +153,6 @@ ARCHITECTURES = {
     "olmoe": (13.4, {}), "glm4_moe": (106.8, {"head_dim": 128}), "starcoder2": (3.03, {}),
     "qwen2": (12.05, {}), "mistral": (7.24, {}), "llama": (6.74, {}), "qwen3": (12.05, {}),
     "cohere2": (35.0, {}), "phimoe": (41.9, {}), "granitemoe": (37.0, {}),
-    "exaone4": (9.43, {}), "opt": (0.125, {}),
 }
 # fmt: on
 
@@ -178,10 +170,8 @@ def test_parameters_and_active_parameters_are_those_of_transformers(kind: str) -
     assert shape.parameters == pytest.approx(known.num_total, rel=1e-9)
     assert shape.active_parameters == pytest.approx(known.num_parameters, rel=1e-9)
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
-    assert (shape.window_layers, shape.attention_width) == (
-        known.window_layers,
-        known.attention_width,
-    )
+    assert shape.window_layers == known.window_layers
+    assert shape.attention_width == known.attention_width
 
 
 # Rates, intervals and money.
@@ -543,9 +533,7 @@ def test_several_kinds_of_gpu_become_one_plan_and_json_holds_it(
     ("options", "words"),
     [
         ({"gpus": ""}, "cannot read --gpus"),
-        ({"gpu": ","}, "pass the folder of a record"),
         ({"network": 0.0}, "--network 0: pass a number above 0"),
-        ({"network": float("nan")}, "--network nan"),
         ({"optimizer": "adam"}, "choose one of adamw, adamw_8bit"),
         ({"tp": 3}, "cannot be divided by --tp"),
         ({"gpu": "H100"}, "choose one of H100-SXM, H100-PCIe, H100-NVL"),
@@ -555,7 +543,6 @@ def test_several_kinds_of_gpu_become_one_plan_and_json_holds_it(
         ({"price": "cheap"}, "such as 2.5/h"),
         ({"gpu": "L41"}, r"'L41' is not known; choose one of .*L40S"),
         ({"tokens": "many"}, "300M, 10B"),
-        ({"tokens": "-1B"}, "300M, 10B"),
         ({"model": None}, "pass the folder of a record"),
     ],
 )
