@@ -448,4 +448,6 @@ def _choose(
         way = "slower" if slower >= 0 else "faster, but changes more"
         why = (max if slower >= 0 else min)(costs, key=costs.__getitem__)
         text += f". The next, {other}, is {format_share(abs(slower))} {way} ({why})"
+    if known.reference is not None and start in pace and start != chosen:
+        text += f". Yours, {start}, is {format_share(pace[start] / pace[chosen] - 1)} slower"
     return chosen, text
