@@ -224,11 +224,15 @@ def _is_dataset(value: Any) -> bool:
 def _unseen(bound: inspect.BoundArguments) -> Iterator[None]:
     """What is drawn from random generators is put back, and nothing is logged."""
     before, disabled = _random_state(bound), logging.root.manager.disable
+    sampler = getattr(bound.arguments.get("self"), "sampler", None)
+    epoch = getattr(sampler, "epoch", None)
     logging.disable(sys.maxsize)
     try:
         yield
     finally:
         logging.disable(disabled)
+        if epoch is not None:
+            vars(sampler)["epoch"] = epoch
         random.setstate(before[0])
         np.random.set_state(before[1])
         if before[2] is not None:
