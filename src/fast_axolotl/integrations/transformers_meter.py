@@ -60,6 +60,8 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
             # The adapters of accelerate claim the class of what they wrap; their type tells.
             "dispatcher": type(loader).__name__ == "DataLoaderDispatcher",
             "gradient_checkpointing": bool(args.gradient_checkpointing),
+            # How the user's script calls them: TRL's trainers have arguments of their own.
+            "arguments": type(args).__name__,
         }
         if state.global_step:
             settings["resumed_at_step"] = state.global_step

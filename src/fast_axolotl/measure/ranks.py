@@ -150,6 +150,7 @@ class RankFigures:
         seen: dict[str, float] = {}
         for block in self.steady_blocks:
             for name, seconds in block.phases.items():
+                name = "waiting" if name.startswith("waiting/") else name
                 seen[name] = seen.get(name, 0.0) + seconds
         inside = sum(seen.get(name, 0.0) for name in seen if "/" not in name or name == _IDLE)
         if "cuda_memory" in self.settings or inside < LEAST_LOOKED_SECONDS:
