@@ -11,7 +11,6 @@ through ``axolotl_driver``, which watches it, and says whether two runs gave the
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -108,8 +107,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     cache, model = folder / "kernels", folder / "model"
     environment = offline_environment(folder, cache)
     tell("compiling kernels")
-    seconds = json.loads(run_child("fast_axolotl", "warmup", "--json", env=environment))["seconds"]
-    warm_up = {"import_seconds": seconds.pop("import of numba"), "compile_seconds": seconds}
+    run_child("fast_axolotl", "warmup", env=environment)
     tell("making the model and its tokenizer")
     run_child("benchmarks.axolotl", "--model", str(model), env=environment)
     session = AxolotlSession(
@@ -132,7 +130,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         except RunError as error:
             tell(f"{name}: {error}")
             cases.append(_failed(name, str(error).replace(f"{folder}/", "")))
-    return Result(cases=cases, facts={"warm_up": warm_up}, notes=NOTES)
+    return Result(cases=cases, notes=NOTES)
 
 
 def _failed(name: str, reason: str) -> Case:

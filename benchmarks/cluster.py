@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     session = _Session(options, folder, tell)
     chosen = check_names("case", options.cases, list(CASES))
     tell("compiling kernels, making the model")
-    run_child("fast_axolotl", "warmup", "--json", env=session.environment)
+    run_child("fast_axolotl", "warmup", env=session.environment)
     run_child("benchmarks.axolotl", "--model", str(folder / "model"), env=session.environment)
     cases = [case for name in chosen for case in CASES[name](session)]
     return Result(

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     cache, model = folder / "kernels", folder / "model"
     environment = offline_environment(folder, cache)
     tell("compiling kernels, making the model")
-    run_child("fast_axolotl", "warmup", "--json", env=environment)
+    run_child("fast_axolotl", "warmup", env=environment)
     run_child("benchmarks.axolotl", "--model", str(model), env=environment)
     sizes = [int(text) for text in options.rows]
     cases = [_case(folder, cache, model, size, options.repeats, tell) for size in sizes]

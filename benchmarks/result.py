@@ -317,13 +317,6 @@ def _goal_table(result: Result) -> Table:
         f"{name}: left out of {', '.join(names)}: {reason}"
         for (name, reason), names in absences.items()
     ]
-    if warm_up := result.facts.get("warm_up"):
-        compiled = warm_up["compile_seconds"]
-        notes.append(
-            "before the first call, timed apart: imports "
-            f"{format_seconds(warm_up['import_seconds'])}, {len(compiled)} kernels compiled or "
-            f"loaded in {format_seconds(sum(compiled.values()))}"
-        )
     header = ("goal", "target", "measured", "met", "decided by")
     title = f"{result.title}: goals"
     return Table(title=title, header=header, rows=rows, notes=[*notes, *result.notes])

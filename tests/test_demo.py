@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ def test_a_demo_without_plotly_says_so_and_prints_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module("fast_axolotl.cli.demo")
+    monkeypatch.setattr("os.environ", {**os.environ})
     result = ProtocolResult.read(GOLDEN / "protocols" / "commands")
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr(module, "write_rows", lambda path: 1)

@@ -23,7 +23,7 @@ from support.records import make_rank, with_figures
 
 
 def plan(**changes: Any) -> Plan:
-    return replace(plan_commands("cmd a", "cmd b", pairs=3), **changes)
+    return replace(plan_commands("cmd a", "cmd b", pairs=3, seed=0), **changes)
 
 
 def slower(arm: str, number: int) -> float:
@@ -31,9 +31,9 @@ def slower(arm: str, number: int) -> float:
     return (0.011 if arm == "candidate" else 0.010) * (1.0 + 0.002 * (number % 3))
 
 
-def test_arms_alternate_forwards_and_backwards_and_more_pairs_only_add_to_the_order() -> None:
+def test_the_order_is_drawn_in_blocks_that_no_drift_and_no_period_of_two_or_four_favours() -> None:
     turns = plan(pairs=4, warmup=1).turns()
-    assert "".join(turn.arm.name[0] for turn in turns) == "bccbbccbbc"
+    assert "".join(turn.arm.name[0] for turn in turns) == "bccbbcbccb"
     assert [turn.pair for turn in turns] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 3]
     assert turns[0].folder == "runs/01-baseline"
     few = plan(pairs=2, warmup=1).turns()
@@ -41,6 +41,14 @@ def test_arms_alternate_forwards_and_backwards_and_more_pairs_only_add_to_the_or
     arms = tuple(ArmPlan(name=name, text="", command=(name,)) for name in "abc")
     order = Plan(title="", arms=arms, pairs=2, warmup=0).turns()
     assert "".join(turn.arm.name for turn in order) == "abccba"
+    seen = set()
+    for seed in range(50):
+        block = [turn.arm.name for turn in plan(pairs=4, warmup=0, seed=seed).turns()]
+        seen.add(tuple(block))
+        for slow in (range(8), [0, 1] * 4, [0, 1, 2, 5] * 2):
+            own = [w for w, name in zip(slow, block, strict=True) if name == "baseline"]
+            assert 2 * sum(own) == sum(slow)
+    assert len(seen) == 4
 
 
 def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_path: Path) -> None:
@@ -70,7 +78,7 @@ def test_a_slower_candidate_is_worse_and_what_is_written_can_be_read_back(tmp_pa
 def test_an_arm_is_shown_by_the_run_in_its_middle(tmp_path: Path) -> None:
     paces = (0.01, 0.03, 0.01, 0.02)
     found = run(plan(), tmp_path / "p", FakeLaunch(step_seconds=lambda arm, n: paces[n]))
-    assert [arm.shown_run for arm in found.arms] == ["runs/08-baseline", "runs/07-candidate"]
+    assert [arm.shown_run for arm in found.arms] == ["runs/07-baseline", "runs/08-candidate"]
 
 
 def noisy(scale: float) -> FakeLaunch:
@@ -85,11 +93,12 @@ def test_equal_arms_show_no_change_that_matters_or_no_clear_one(tmp_path: Path) 
     assert "a faster loader would change nothing" in found.paragraph
     found = run(plan(pairs=5), tmp_path / "loud", noisy(0.02))
     cell = cell_of(found, "tokens_per_second")
-    # By hand: the pairs differ by ±2 % and have a standard error of 0.0096; 3.72 times that.
-    assert cell.detectable == pytest.approx(math.expm1(3.72 * 0.0096), abs=5e-4)
+    # By hand: the pairs differ by ±2 % and have a standard error of 0.0096; the true one may be
+    # 2.39 times as large; 3.50 + 0.94 times that.
+    assert cell.detectable == pytest.approx(math.expm1(2.39 * 4.44 * 0.0096), abs=1e-3)
     assert found.paragraph.startswith(
-        "candidate: no clear change.\nWith 5 pairs, only changes in training speed above 3.6 % "
-        "would show (with a probability of 80 %). "
+        "candidate: no clear change.\nWith 5 pairs, a change in training speed of 11 % or more "
+        "would show in at least 80 % of protocols. "
     )
     found = run(plan(pairs=5, matters=0.1), tmp_path / "loud", noisy(0.02))
     assert found.paragraph.startswith("candidate: no change that matters.")
@@ -130,12 +139,12 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     assert "Rows that decide: real tokens, time to first step, whole run." in notes
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "30.66 s); training speed shows no clear change.\n" in found.paragraph
-    assert "only changes in training speed above" in found.paragraph
+    assert "a change in training speed of" in found.paragraph
     wild = FakeLaunch(times=lambda arm, n: (40.0, (60.0, 90.0, 40.0)[n + (arm != "baseline")]))
     found = run(plan_drop_in(pairs=2), tmp_path / "few", wild)
     headline, figures = found.paragraph.split("\n")
     assert headline == "drop-in: no clear change."
-    assert figures.startswith("With 2 pairs, only a factor in the whole run of ")
+    assert figures.startswith("With 2 pairs, a factor in the whole run of ")
     # Less work is done in less time anyway; the first step comes sooner all the same.
     for name, own, fakes in (
         ("less", wanted, {"fetches": {"drop-in": 400}}),
@@ -148,7 +157,7 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     found = run(plan_drop_in(pairs=1), tmp_path / "one", FakeLaunch(times=dropped_in))
     headline = "drop-in: the whole run was 29 % shorter (61.30 s → 43.30 s) in one pair"
     assert found.paragraph.startswith(headline)
-    assert "cannot tell a change from noise: pass --pairs 5" in found.paragraph
+    assert "cannot tell a change from noise: pass --pairs 10" in found.paragraph
 
 
 def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
@@ -176,7 +185,7 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
     assert warned[1].startswith(f"runs/06-candidate: {stolen} the time; its figures may be too low")
     [note] = [note for note in found.notes if "shared the CPU" in note]
     assert note.startswith("2 of 6 runs shared the CPU (runs/04-baseline: other programs")
-    assert note.endswith("add pairs: the same command with more --pairs")
+    assert note.endswith("repeat on an idle machine")
     # Whoever continues it finds the note again, from the records.
     assert note in run(wanted, tmp_path / "p", FakeLaunch()).notes
 
@@ -307,13 +316,36 @@ def test_interrupted_in_every_run_it_goes_on_where_it_stopped_to_the_same_result
     assert not done.calls
 
 
-def test_more_pairs_continue_a_finished_protocol_and_fewer_drop_none(tmp_path: Path) -> None:
-    run(plan(pairs=2), tmp_path / "p", FakeLaunch(step_seconds=slower))
-    more, fewer = FakeLaunch(step_seconds=slower), FakeLaunch()
-    found = run(plan(pairs=3), tmp_path / "p", more)
-    assert (len(more.calls), found.pairs) == (2, 3)
-    assert run(plan(pairs=1), tmp_path / "p", fewer).matrix == found.matrix
-    assert not fewer.calls
+def test_it_ends_when_the_answer_is_clear_and_the_number_of_pairs_is_kept(tmp_path: Path) -> None:
+    folder, more = tmp_path / "p", FakeLaunch()
+    large = plan(pairs=10, seed=None)
+    twice = lambda arm, n: slower(arm, n) * (2 if arm == "candidate" else 1)  # noqa: E731
+    found = run(large, folder, FakeLaunch(step_seconds=twice))
+    assert (found.pairs, found.planned_pairs, found.planned_runs) == (3, 10, 8)
+    assert "The answer was clear after 3 of at most 10 pairs." in found.notes
+    assert cell_of(found, "tokens_per_second").outcome == "worse"
+    # An interval is as much wider as looks at the pairs cost.
+    assert found.matrix.spend == pytest.approx(0.5 / 7)
+    assert run(large, folder, more) == found
+    assert not more.calls
+    with pytest.raises(UsageError, match="another protocol: --pairs changed"):
+        run(plan(pairs=12, seed=None), folder, more)
+    # One that never succeeds needs no more than the others.
+    broken = FakeLaunch(codes={"candidate": [1] * 99})
+    assert len(run(large, tmp_path / "broken", broken).arms[1].runs) == 4
+    unclear = run(plan(pairs=5), tmp_path / "unclear", noisy(0.02))
+    assert (unclear.pairs, unclear.matrix.spend, unclear.seed) == (5, 0.5, 0)
+
+
+def test_a_protocol_of_an_earlier_version_goes_on_in_its_order(tmp_path: Path) -> None:
+    state = tmp_path / "p" / "state.json"
+    run(plan(pairs=2), state.parent, FakeLaunch(step_seconds=slower))
+    kept = json.loads(state.read_text())
+    del kept["seed"], kept["identity"]["--pairs"]
+    state.write_text(json.dumps(kept))
+    found = run(plan(pairs=3), state.parent, FakeLaunch(step_seconds=slower))
+    order = "".join(name[0] for name in found.order)
+    assert (found.seed, order) == (None, "cbbccb")
 
 
 def test_a_folder_that_is_not_for_this_protocol_is_refused_with_the_cure(
@@ -376,8 +408,8 @@ def test_the_time_limit_ends_it_after_a_pair_and_says_so(tmp_path: Path) -> None
     assert "after 2 of 5 pairs" in found.notes[0]
     more = FakeLaunch(step_seconds=slower)
     found = run(plan(pairs=5, max_minutes=10), tmp_path / "p", more)
-    assert len(more.calls) == 6
-    assert found.pairs == 5
+    assert len(more.calls) == 2, "a third pair is clear"
+    assert found.pairs == 3
 
 
 def test_different_losses_come_first_in_the_answer(tmp_path: Path) -> None:
@@ -404,7 +436,7 @@ def test_progress_tells_the_time_left(tmp_path: Path) -> None:
     assert [text for text, *_ in told[::2]] == [
         *("baseline, warm-up", "candidate, warm-up", "candidate, pair 1 of 3"),
         *("baseline, pair 1 of 3", "baseline, pair 2 of 3", "candidate, pair 2 of 3"),
-        *("candidate, pair 3 of 3", "baseline, pair 3 of 3"),
+        *("baseline, pair 3 of 3", "candidate, pair 3 of 3"),
     ]
     _, done, total, seconds, left = told[-1]
     assert (done, total, seconds) == (7, 8, 10.0)

@@ -46,6 +46,15 @@ def test_no_change_is_rounded_to_one_and_none_is_a_power_of_ten(
     assert line.split("│")[-2].strip() == text
 
 
+def test_a_row_that_is_unclear_for_the_number_of_rows_says_so() -> None:
+    protocol = make_protocol()
+    cell = Cell(value=1.0, ratio=1.2, low=1.1, high=1.3, outcome="no clear change")
+    cell = replace(cell, p_value=0.01, p_adjusted=0.12)
+    rows = [replace(row, cells=(row.cells[0], cell, cell)) for row in protocol.matrix.rows]
+    text = text_of(comparison_document(replace(protocol.matrix, rows=tuple(rows))), width=200)
+    assert "1.200× (1.100 – 1.300) no clear change (p = 0.12 after Holm)" in text
+
+
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [

@@ -8,13 +8,16 @@ import re
 
 import pytest
 
+from benchmarks.false_findings import NOISES, SPREAD, count
 from fast_axolotl.protocol import matrix as matrix_module
 from fast_axolotl.protocol.build import compare_losses
 from fast_axolotl.protocol.matrix import describe_judgement, judge_matrix, make_row
 from fast_axolotl.protocol.statistics import (
     adjust_by_holm,
+    bound_spread,
     compare_runs,
     detectable_change,
+    spend_at,
     t_probability,
     t_quantile,
 )
@@ -51,6 +54,9 @@ def test_quantiles_and_probabilities_are_those_of_the_tables() -> None:
         assert t_probability(t, 1) == pytest.approx(1 - 2 * math.atan(t) / math.pi, rel=1e-9)
         assert t_probability(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t), rel=1e-4)
     assert (t_probability(0.0, 3), t_probability(math.inf, 3)) == (1.0, 0.0)
+    # The square root of the degrees over the quantile of 5 % of chi-squared.
+    for degrees, bound in {1.9: 15.95, 2: 4.415, 4: 2.372, 5.5: 2.089, 9: 1.645, 30: 1.274}.items():
+        assert bound_spread(degrees) == pytest.approx(bound, rel=0.02)
 
 
 def test_the_correction_is_holms() -> None:
@@ -60,53 +66,55 @@ def test_the_correction_is_holms() -> None:
     assert adjust_by_holm([]) == []
 
 
-def share_found(
-    pairs: int, size: float, scatter: float, level: float = 0.05, least: float = 0.0
-) -> float:
-    """How many of 2,000 simulated protocols find a change of this size, as a logarithm."""
-    chosen, found = random.Random(pairs), 0
-    for _ in range(2000):
-        # What drifts on the machine falls on both runs of a pair.
-        drift = [1.0 + 0.2 * chosen.random() for _ in range(pairs)]
-        arms = (
-            [level * math.exp(chosen.gauss(mean, scatter)) for level in drift]
-            for mean in (0.0, size)
-        )
-        estimate = compare_runs(*arms)
-        assert estimate.p_value is not None
-        assert estimate.value is not None
-        found += estimate.p_value <= level and abs(math.log(estimate.value)) > least
-    return found / 2000
-
-
-@pytest.mark.parametrize(
-    ("pairs", "level", "least"),
-    [(2, 0.05, 0.0), (3, 0.05 / 3, 0.0), (5, 0.05, 0.03), (12, 0.05, 0.01)],
-)
+@pytest.mark.parametrize(("pairs", "degrees", "level"), [(3, 2, 0.05), (10, 5, 0.025)])
 def test_a_detectable_change_is_found_in_four_of_five_protocols(
-    pairs: int, level: float, least: float
+    pairs: int, degrees: int, level: float
 ) -> None:
-    scatter = 0.03
-    error = scatter * math.sqrt(2 / pairs)
-    size = detectable_change(error, pairs - 1, level=level, least=least)
-    # The sum of two quantiles is a little small for two and three pairs.
-    assert 0.7 < share_found(pairs, size, scatter, level, least) < 0.82
+    size = detectable_change(SPREAD * math.sqrt(2 / pairs), degrees, level, 0.0)
+    found = count(NOISES["independent runs"], math.exp(size), protocols=1000, pairs=pairs)
+    # The sum of two quantiles is a little small for three pairs; ten have looks before the last.
+    assert 0.7 < found["share"] < 0.95
 
 
-@pytest.mark.parametrize(
-    ("change", "scatter", "fewest", "most"),
-    [(1.0, 0.015, 0.03, 0.07), (1.05, 0.015, 0.95, 1.0), (1.05, 0.02, 0.80, 0.90)],
-)
-def test_five_pairs_find_what_they_are_said_to_find(
-    change: float, scatter: float, fewest: float, most: float
+@pytest.mark.parametrize("name", NOISES)
+def test_looks_at_the_pairs_find_no_more_than_chance_allows_and_outliers_hide_little(
+    name: str,
 ) -> None:
-    assert fewest <= share_found(5, math.log(change), scatter) <= most
+    same = count(NOISES[name], 1.0, protocols=1500)
+    assert same["share"] <= 0.055
+    changed = count(NOISES[name], 1.05, protocols=200)
+    assert changed["share"] >= 0.7
+    assert changed["pairs"] < same["pairs"]
+    large = count(NOISES[name], 2.0, protocols=200)
+    assert large["pairs"] < 4
+
+
+def test_looks_spend_the_five_percent_and_no_more() -> None:
+    for most in (1, 2, 3, 4, 5, 10, 30):
+        early = [spend_at(pairs, most) for pairs in range(3, most)]
+        assert sum(early) + spend_at(most, most) == pytest.approx(1.0)
+        assert spend_at(most, most) >= 0.5
+    # A protocol that ends early for want of time spends there what is left.
+    assert spend_at(5, 10, is_last=True) == pytest.approx(1 - 2 * 0.5 / 7)
+    assert compare_runs([1, 2, 3], [2, 4, 7], spend=0.1).p_value == pytest.approx(
+        10 * (compare_runs([1, 2, 3], [2, 4, 7]).p_value or 0.0)
+    )
+
+
+def test_outliers_are_left_out_of_the_ratio_that_decides_and_stay_in_the_mean() -> None:
+    ratios = [1.10, 1.11, 1.09, 1.12, 1.10, 1.11, 1.09, 1.10, 3.0, 1.10]
+    found = compare_runs([100.0] * 10, [100 * ratio for ratio in ratios])
+    assert found.value == pytest.approx(1.103, abs=0.001)
+    assert found.mean == pytest.approx(1.22, abs=0.01)
+    # By hand: of the middle six; Winsorised squares of 0.000197, divided by 6 · 5.
+    assert (found.error, found.degrees) == (pytest.approx(0.00256, abs=1e-5), 5.0)
+    assert judge(SPEED, [100.0] * 10, [100 * ratio for ratio in ratios]).mean_ratio == found.mean
 
 
 def test_chance_makes_a_row_better_or_worse_in_one_of_twenty_matrices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(matrix_module, "detectable_change", lambda *_, **__: 0.0)
+    monkeypatch.setattr(matrix_module, "detectable_change", lambda *_: 0.0)
     chosen = random.Random(3)
     figures = [figure for figure in MATRIX if figure.near_zero is None]
     figures += [Figure(f"x{at}", "", "", "lower", "") for at in range(15 - len(figures))]

@@ -104,7 +104,7 @@ LOOPS: dict[str, tuple[dict[str, Any], str, str]] = {
     "rebatched": ({"source": rebatched}, "preparing", "rebatched"),
     "in the loop": ({"before": nap}, "preparing", "nap"),
     "after the step": ({"after": nap}, "other", "nap"),
-    "holding the lock": ({"after": lambda: sum(range(600_000))}, "other", "<lambda>"),
+    "holding the lock": ({"after": lambda: sum(range(1_500_000))}, "other", "<lambda>"),
     "rows": ({"rows": NAP}, "waiting", "fetch_row"),
     "workers": ({"rows": 2 * NAP, "workers": 1}, "waiting", "fetch_row"),
 }

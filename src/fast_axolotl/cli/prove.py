@@ -43,7 +43,9 @@ def protocol(
     candidate: Annotated[str | None, Option(help="The command to test (B).")] = None,
     streaming: Annotated[bool, Option("--streaming", help="Also compare streaming.")] = False,
     dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe on your rows.")] = False,
-    pairs: Annotated[int, Option(help="Measured runs of each variant; at least 3.", min=1)] = 5,
+    pairs: Annotated[
+        int, Option(help="Most measured runs of each variant; fewer if 3 or more are clear.", min=1)
+    ] = 10,
     warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,
     max_minutes: Annotated[
@@ -63,15 +65,15 @@ def protocol(
     output: RunsFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two or three variants, run alternately (A B B A), and report whether one is faster.
+    """Compare two or three variants, run in pairs (A B, B A), and report whether one is faster.
 
     With an Axolotl configuration, it compares stock Axolotl with the same configuration and our
     functions (drop-in), and with streaming on request. Without one, it compares any two commands.
     Every run is a separate process with its own record. To measure your own Python loop, use
     fast_axolotl.measure(os.environ["FAST_AXOLOTL_MEASURE"]).
 
-    The same command with the same --output continues an interrupted protocol. With more --pairs, it
-    adds to a finished one.
+    It ends as soon as the answer is clear, from three pairs on. The same command with the same
+    --output continues an interrupted protocol.
     """
     from fast_axolotl.protocol.axolotl_plan import COMMAND, parse_pins, plan_axolotl
     from fast_axolotl.protocol.plan import Plan, plan_arm, plan_commands, plan_world_sizes

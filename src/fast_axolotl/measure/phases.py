@@ -52,16 +52,20 @@ class Phases:
     visible: float = 1.0
     """Share of what the host did beside the model that the device did not hide."""
     lines: tuple[CodeLine, ...] = ()
+    is_foreign: bool = False
+    """Whether the model is none of torch's: then nothing tells it from other code."""
 
     def cost(self, phase: str) -> float:
         """Share of the time of a step that a phase costs."""
         share = self.step.get(phase, 0.0)
+        if phase == OTHER and self.is_foreign:
+            return 0.0
         return share * self.visible if phase in _BESIDE else share
 
     @property
     def model(self) -> float:
         """Share of the time that forward, backward and optimizer take; of a GPU, what it hides."""
-        hidden = sum(self.step.get(phase, 0.0) * (1.0 - self.visible) for phase in _BESIDE)
+        hidden = sum(self.step.get(phase, 0.0) - self.cost(phase) for phase in _BESIDE)
         return sum(self.step.get(phase, 0.0) for phase in MODEL) + hidden
 
 
@@ -106,11 +110,12 @@ def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> P
     return Phases(
         step={name: share for name, share in step.items() if share > 0},
         between={name: seconds / whole for name, seconds in outside.items()},
-        waiting={name: seconds / waited for name, seconds in own.items()},
+        waiting={name: seconds / (waited or 1.0) for name, seconds in own.items()},
         loading=loaded / (loaded + idled) if loaded and idled else None,
         workers=ratio(loaded + idled, wall) or 0.0,
         visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
         lines=_find_lines(rank),
+        is_foreign=rank.record.start.source == "loop" and not any(name in inside for name in MODEL),
     )
 
 

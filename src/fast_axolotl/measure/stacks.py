@@ -29,7 +29,7 @@ from types import CodeType, FrameType
 
 from fast_axolotl.record.schema import StackLine
 
-RATE, _FIRST_RATE, _FIRST_SECONDS = 20, 100, 5.0
+RATE, _FIRST_RATE, _FIRST_SECONDS = 20, 50, 5.0
 """Looks a second, on average; those of the first seconds, in which the lines of the loop are
 learned."""
 WORKER, LOADING = "worker", "loading"

@@ -414,6 +414,8 @@ class _Fold:
         if rank is not None and rank.is_fed_unseen:
             # Then the stall is what the looks at the stack say.
             share = phases.step.get(WAITING, 0.0) if phases.step else None
+            if share is not None and idle is not None:
+                share = min(share, max(0.0, idle))
             self.job.host_stall_fraction = share
             values["stall_source"] = "stacks" if phases.step else ""
             if why := self._recorded.get("stall_fraction"):

@@ -119,7 +119,7 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
     if not tested:
         return [
             f"{arm}: {_describe_change(known[0], at, verb='was')} in one pair of runs, which "
-            "cannot tell a change from noise: pass --pairs 5."
+            "cannot tell a change from noise: pass --pairs 10."
         ]
     found = [row for row in tested if row.cells[at].outcome in _FOUND]
     unclear = [row for row in tested if row.cells[at].outcome == "no clear change"]
@@ -133,19 +133,26 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
     if unclear:
         row = speed if speed in unclear else unclear[0]
         cell = row.cells[at]
-        if cell.detectable is not None and cell.degrees is not None:
-            pairs = count_words(round(cell.degrees) + 1, "pair")
+        if cell.detectable is not None:
+            pairs = count_words(min(len(row.cells[0].values), len(cell.values)), "pair")
             name = _WORDS[row.name][0] if row.name in _WORDS else "training speed"
-            least = f"changes in {name} above {_percent(cell.detectable)}"
+            least = f"a change in {name} of {_percent(cell.detectable)} or more"
             if cell.detectable >= 1:
                 least = f"a factor in {name} of {1 + cell.detectable:.2g} or more"
-            sentences.append(f"With {pairs}, only {least} would show (with a probability of 80 %).")
+            sentences.append(f"With {pairs}, {least} would show in at least 80 % of protocols.")
+        reasons = {row.label: row.cells[at].reason for row in unclear}
+        sentences += [f"{label}: {reason}." for label, reason in reasons.items() if reason]
     numbers = (
         f"{row.label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})"
         for row in tested
         for cell in [row.cells[at]]
     )
-    return [*sentences, f"Ratios to the baseline, with 95 % intervals: {', '.join(numbers)}."]
+    sentences.append(f"Ratios to the baseline, with 95 % intervals: {', '.join(numbers)}.")
+    for row in tested:
+        low, mean, high = (getattr(row.cells[at], name) for name in ("low", "mean_ratio", "high"))
+        if mean is not None and not low <= mean <= high:
+            sentences.append(f"{row.label}: outliers move the mean of all pairs to {mean:.3f}.")
+    return sentences
 
 
 def _describe_change(row: MatrixRow, at: int, verb: str = "is") -> str:

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, Literal
 
 from fast_axolotl.errors import mask_words
-from fast_axolotl.protocol.answer import describe_result
+from fast_axolotl.protocol.answer import describe_result, find_missing
 from fast_axolotl.protocol.matrix import (
     build_matrix,
     describe_judgement,
@@ -24,6 +24,7 @@ from fast_axolotl.protocol.matrix import (
     primary_name,
 )
 from fast_axolotl.protocol.plan import ArmPlan, Plan, State, Turn
+from fast_axolotl.protocol.statistics import spend_at
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
@@ -39,13 +40,15 @@ LOADER_SETTINGS = (
     "persistent_workers",
     "pin_memory",
 )
+End = Literal["", "clear", "time"]
+"""Why a protocol ended before its last pair; empty: it did not."""
 _MOST_SPREADS = 2.0
 """Arms whose losses are further apart than twice their own spread are different."""
-_HOW = "Values are medians over runs; ratios are geometric means over pairs."
+_HOW = "Values are medians over runs; ratios are geometric means over pairs, trimmed from 6 on."
 
 
 def build_protocol(
-    plan: Plan, state: State, figures: Mapping[int, RunSummary], notes: Sequence[str] = ()
+    plan: Plan, state: State, figures: Mapping[int, RunSummary], notes: Sequence[str], end: End
 ) -> ProtocolResult:
     """What is known by now; ``figures`` are of the runs that count, by the number of the turn."""
     turns = plan.turns()
@@ -54,7 +57,8 @@ def build_protocol(
     for arm in plan.arms:
         by_pair = {turn.pair: figures.get(turn.number) for turn in turns if turn.arm is arm}
         compared[arm.name] = [by_pair.get(pair) for pair in range(begun)]
-    matrix = build_matrix(compared) if compared else Matrix(arms=(), rows=())
+    spend = spend_at(begun, plan.pairs, is_last=end == "time")
+    matrix = build_matrix(compared, spend) if compared else Matrix(arms=(), rows=())
     primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
     if len(arms) > 1:
@@ -86,7 +90,8 @@ def build_protocol(
         seconds=state.seconds,
         pairs=sum(count == len(plan.arms) for count in by_round.values()),
         planned_pairs=plan.pairs,
-        planned_runs=len(turns),
+        seed=plan.seed,
+        planned_runs=len(state.runs) if end == "clear" else len(turns),
         order=tuple(turn.arm.name for turn in counted),
         arms=arms,
         matrix=matrix,
@@ -103,6 +108,20 @@ def build_protocol(
             *_describe_work(arms),
         ),
     )
+
+
+def is_settled(protocol: ProtocolResult) -> bool:
+    """Whether more pairs would change no answer: every variant has one, or never succeeded."""
+    arms, matrix = protocol.arms, protocol.matrix
+    for at, arm in enumerate(arms[1:], 1):
+        cells = {row.name: row.cells[at] for row in matrix.rows if row.cells[at].is_deciding}
+        # The whole run is what a person waits for, whatever gained or lost the time.
+        whole = cells.get("duration_seconds")
+        outcomes = {cell.outcome for cell in ([whole] if whole else cells.values())}
+        is_open = not outcomes or outcomes & {"no clear change", "not compared"}
+        if is_open and not find_missing(arms[0], arm):
+            return False
+    return len(arms) > 1
 
 
 def compare_losses(
@@ -184,8 +203,7 @@ def _describe_disturbances(plan: Plan, figures: Mapping[int, RunSummary]) -> lis
         return []
     return [
         f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU "
-        f"({'; '.join(disturbed)}). Differences may be caused by that: repeat on an idle machine, "
-        "or add pairs: the same command with more --pairs"
+        f"({'; '.join(disturbed)}). Differences may be caused by that: repeat on an idle machine"
     ]
 
 

@@ -136,10 +136,11 @@ def compare_folders(
     if second is None:
         # Pairs of runs, as the protocol has compared them; how they were judged is told anew.
         kept = sides[0].matrix
+        spend = kept.spend
         how = [note for note in kept.notes if note != describe_judgement(kept)]
         rows = [replace(row, cells=tuple(side[row.name] for side in cells)) for row in kept.rows]
     else:
-        unknown, how = Cell(value=None, reason="not recorded"), []
+        unknown, how, spend = Cell(value=None, reason="not recorded"), [], 1.0
         both = {figure: [side.get(figure.name, unknown) for side in cells] for figure in MATRIX}
         rows = [
             make_row(figure, [(cell.values, cell.reason) for cell in two], is_paired=False)
@@ -148,7 +149,7 @@ def compare_folders(
         counts = (max((len(one.values) for one in side.values()), default=0) for side in cells)
         notes.append(_SINGLE if min(counts) <= 1 else _APART)
     matrix = judge_matrix(
-        Matrix(arms=tuple(names), rows=tuple(rows)),
+        Matrix(arms=tuple(names), rows=tuple(rows), spend=spend),
         matters=sides[0].matrix.matters if matters is None else matters,
         times={names[1]: [row.name for row in rows if row.cells[1].is_deciding]},
     )

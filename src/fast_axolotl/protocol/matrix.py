@@ -14,12 +14,14 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.statistics import (
     LEVEL,
     Estimate,
     adjust_by_holm,
+    bound_spread,
     compare_runs,
     detectable_change,
 )
@@ -61,10 +63,10 @@ def count_steps(summary: RunSummary) -> int:
     return summary.steps + summary.warmup_steps
 
 
-def build_matrix(arms: Mapping[str, Sequence[RunSummary | None]]) -> Matrix:
+def build_matrix(arms: Mapping[str, Sequence[RunSummary | None]], spend: float = 1.0) -> Matrix:
     """Every figure of the runs that count, one for each pair; the first arm is the baseline.
 
-    A run is ``None`` where it failed or was not made.
+    A run is ``None`` where it failed or was not made. For ``spend`` see ``statistics.spend_at``.
     """
     rows = []
     for figure in MATRIX:
@@ -77,16 +79,17 @@ def build_matrix(arms: Mapping[str, Sequence[RunSummary | None]]) -> Matrix:
                 if run is not None and values[-1] is None:
                     reason = run.reasons.get(figure.name, "not recorded")
             columns.append((values, reason))
-        rows.append(make_row(figure, columns))
-    return Matrix(arms=tuple(arms), rows=tuple(rows))
+        rows.append(make_row(figure, columns, spend=spend))
+    return Matrix(arms=tuple(arms), rows=tuple(rows), spend=spend)
 
 
 def make_row(
-    figure: Figure, columns: Sequence[tuple[Sequence[float | None], str]], *, is_paired: bool = True
+    figure: Figure, columns: Sequence[tuple[Sequence[float | None], str]], **options: Any
 ) -> MatrixRow:
     """One figure over all arms, not judged yet: the values of each, and why there are none.
 
-    The first is the baseline, beside which the others are compared.
+    The first is the baseline, beside which the others are compared; ``options`` are of
+    ``compare_runs``.
     """
     baseline = columns[0][0]
     cells: list[Cell] = []
@@ -100,12 +103,10 @@ def make_row(
         if cells and not measured:
             cell = replace(cell, outcome="not compared")
         elif cells:
-            ratio = compare_runs(
-                baseline, values, is_paired=is_paired, resolution=figure.resolution
-            )
+            ratio = compare_runs(baseline, values, resolution=figure.resolution, **options)
             change, tested, reason = Estimate(value=None), ratio, ratio.reason
             if figure.near_zero is not None:
-                change = compare_runs(baseline, values, is_paired=is_paired, is_ratio=False)
+                change = compare_runs(baseline, values, is_ratio=False, **options)
                 both = (one for one in (*baseline, *values) if one is not None)
                 if any(one < figure.near_zero for one in both):
                     near = "compared by difference, because a run is near 0, where ratios mean"
@@ -114,6 +115,7 @@ def make_row(
             cell = replace(
                 cell,
                 ratio=ratio.value,
+                mean_ratio=ratio.mean,
                 low=ratio.low,
                 high=ratio.high,
                 difference=change.value,
@@ -157,11 +159,11 @@ def judge_matrix(
             for number, p_adjusted in zip(tested, adjusted, strict=True):
                 cell, size = column[number], None
                 if group and cell.ratio and cell.error is not None and cell.degrees is not None:
-                    # By the smallest of Holm's thresholds.
-                    level, least = LEVEL / len(tested), math.log1p(matters)
-                    size = math.expm1(
-                        detectable_change(cell.error, cell.degrees, level=level, least=least)
-                    )
+                    # By the smallest of Holm's thresholds. A lucky protocol has a small error.
+                    level, least = LEVEL * matrix.spend / len(tested), math.log1p(matters)
+                    error = cell.error * bound_spread(cell.degrees)
+                    change = detectable_change(error, cell.degrees, level, least)
+                    size = math.expm1(min(change, 700.0))
                 column[number] = replace(cell, p_adjusted=p_adjusted, detectable=size)
         columns.append(
             [_judge(row, cell, matters) for row, cell in zip(matrix.rows, column, strict=True)]
@@ -200,7 +202,7 @@ def _judge(row: MatrixRow, cell: Cell, matters: float) -> Cell:
         if row.better:
             outcome = "better" if (value > 0) == (row.better == "higher") else "worse"
     elif is_beyond:
-        reason = "not clear after Holm's correction for the number of rows"
+        reason = f"its interval excludes 1, but p = {cell.p_adjusted:.2g} after Holm's correction"
     return replace(cell, outcome=outcome, reason=reason)
 
 
@@ -215,8 +217,8 @@ def describe_judgement(matrix: Matrix) -> str:
         return ""
     return (
         f"Rows that decide: {', '.join(deciding)}. Any other row counts as better or worse only "
-        f"after Holm's correction for the number of rows. A change below {100 * matrix.matters:g} "
-        "% does not matter (--matters)."
+        "after Holm's correction for the number of rows (p), even if its interval excludes 1. A "
+        f"change below {100 * matrix.matters:g} % does not matter (--matters)."
     )
 
 

@@ -1,11 +1,14 @@
 """The variants of a protocol, the order of their runs, and how many are done.
 
-One round runs every arm once, forwards, then backwards, then forwards: A B B A A B … What drifts on
-the machine falls on all arms alike. A round gives one pair for every arm but the first.
+One round runs every arm once, forwards or backwards: A B, or B A. A round gives one pair for every
+arm but the first. The order is drawn by chance, in blocks of four rounds of which two go forwards:
+A B A B B A B A, A B B A B A A B, and their mirrors. In each of them, a drift of the machine or a
+disturbance of every second or fourth run falls on all arms alike.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 from collections.abc import Mapping
@@ -22,8 +25,10 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 
 STATE_SCHEMA = 1
 
-PAIRS = 5
-"""Enough to find changes of three times the noise between runs; see ``statistics``."""
+PAIRS = 10
+"""At most: four of five protocols then find a change of twice the noise between runs."""
+_BLOCKS = tuple(tuple(sign == "+" for sign in block) for block in ("++--", "+--+", "--++", "-++-"))
+"""Rounds that go forwards."""
 MATTERS = 0.01
 """Share below which a change does not matter. Ours: less than quiet machines differ by."""
 WARMUP = 1
@@ -74,6 +79,9 @@ class Plan:
     arms: tuple[ArmPlan, ...]
     """The first is the baseline."""
     pairs: int = PAIRS
+    """At most: it ends earlier when the answer is clear."""
+    seed: int | None = None
+    """Of the order of the runs; ``None``: forwards and backwards in turn, as earlier versions."""
     warmup: int = WARMUP
     """Runs of every arm before the first that counts."""
     matters: float = MATTERS
@@ -92,10 +100,14 @@ class Plan:
 
     def turns(self) -> list[Turn]:
         """All runs in their order; more pairs only add to its end."""
-        found: list[tuple[ArmPlan, int]] = []
-        for number in range(self.warmup + self.pairs):
-            arms = self.arms if number % 2 == 0 else self.arms[::-1]
-            found += [(arm, max(-1, number - self.warmup)) for arm in arms]
+        chosen = random.Random(self.seed)
+        drawn = [way for _ in range(0, self.pairs, 4) for way in chosen.choice(_BLOCKS)]
+        if self.seed is None:
+            drawn = [(self.warmup + pair) % 2 == 0 for pair in range(self.pairs)]
+        rounds = [(-1, number % 2 == 0) for number in range(self.warmup)]
+        rounds += enumerate(drawn[: self.pairs])
+        arms = {True: self.arms, False: self.arms[::-1]}
+        found = [(arm, pair) for pair, is_forwards in rounds for arm in arms[is_forwards]]
         return [Turn(number=at, arm=arm, pair=pair) for at, (arm, pair) in enumerate(found, 1)]
 
     def identity(self) -> dict[str, Any]:
@@ -110,6 +122,8 @@ class Plan:
                 for arm in self.arms
             },
             "warmup": self.warmup,
+            # Pairs that are added after an unclear answer find what is not there.
+            "--pairs": self.pairs,
             "data_path": self.data_path,
         }
 
@@ -122,6 +136,8 @@ class State:
     identity: dict[str, Any]
     started: float
     """Seconds since 1970."""
+    seed: int | None = None
+    """Of the order of the runs; earlier versions had a fixed order."""
     runs: dict[int, ArmRun] = field(default_factory=dict)
     """By the number of the turn."""
     dedupe: dict[str, Any] = field(default_factory=dict)

@@ -22,6 +22,7 @@ import importlib
 import json
 import math
 import os
+import random
 import re
 import shutil
 import statistics
@@ -34,15 +35,16 @@ from typing import Any
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import child
-from fast_axolotl.protocol.build import build_protocol, find_disturbance
+from fast_axolotl.protocol.build import End, build_protocol, find_disturbance, is_settled
 from fast_axolotl.protocol.child import Launch, read_last_lines, read_tail, with_own_programs
 from fast_axolotl.protocol.matrix import count_steps, sum_up
 from fast_axolotl.protocol.plan import STATE_SCHEMA, Plan, State, Turn
-from fast_axolotl.protocol.statistics import compare_runs, t_quantile
+from fast_axolotl.protocol.statistics import LEAST_PAIRS, compare_runs, t_quantile
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.codec import from_plain, to_json, write_text
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult, Trial
 from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
+from fast_axolotl.record.units import count_words
 
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
 _STATE_FILE, _LOCK_FILE = "state.json", ".lock"
@@ -61,9 +63,7 @@ _KILLED = (-9, 137)
 def run_protocol(plan: Plan, folder: str | Path, **options: Any) -> ProtocolResult:
     """Everything that is not done yet, and the result; for options see ``Running``."""
     with open_running(plan, folder, **options) as running:
-        # Pairs of earlier sessions are kept, also with a smaller --pairs.
-        rounds = -(-max(running.state.runs, default=0) // max(1, len(plan.arms)))
-        running.plan = replace(plan, pairs=max(plan.pairs, rounds - plan.warmup))
+        running.plan = replace(plan, seed=running.state.seed)
         return running.run()
 
 
@@ -89,8 +89,8 @@ class Running:
     state: State
     environment: Mapping[str, str]
     progress: Callable[[str, int, int, float, float | None], None] = lambda *_: None
-    """Told what is running, runs done, runs in all, and seconds: of this run so far, and those left
-    by the runs so far, ``None`` before the first has ended."""
+    """Told what is running, runs done, most runs in all, and seconds: of this run so far, and most
+    that are left, ``None`` before the first run has ended."""
     warn: Callable[[str], None] = lambda line: None
     """Told at once what makes a run, or all of them, worth less."""
     launch: Launch = child.launch
@@ -99,6 +99,7 @@ class Running:
     """Of the runs that count, by the number of the turn."""
     notes: list[str] = field(default_factory=list)
     """What to know about this session."""
+    end: End = ""
 
     def run(self) -> ProtocolResult:
         """The turns that are missing, then dedupe, then the result."""
@@ -107,16 +108,22 @@ class Running:
             if turn.number in self.state.runs and not self._has_figures(turn):
                 del self.state.runs[turn.number]
         self.save()
+        planned = count_words(self.plan.pairs, "pair")
         for turn in turns:
             if turn.number in self.state.runs:
                 continue
+            begins_pair = (turn.number - 1) % len(self.plan.arms) == 0
+            if begins_pair and turn.pair >= LEAST_PAIRS and is_settled(self._write()):
+                self.notes.append(f"The answer was clear after {turn.pair} of at most {planned}.")
+                self.end = "clear"
+                break
             limit = self.plan.max_minutes
-            is_over = limit is not None and self.state.seconds >= 60.0 * limit
-            if is_over and (turn.number - 1) % len(self.plan.arms) == 0:
+            if begins_pair and limit is not None and self.state.seconds >= 60.0 * limit:
                 self.notes.append(
-                    f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of "
-                    f"{self.plan.pairs} pairs; repeat it with more minutes to continue."
+                    f"Stopped by --max-minutes {limit:g} after {max(0, turn.pair)} of {planned}; "
+                    "repeat it with more minutes to continue."
                 )
+                self.end = "time"
                 break
             self.state.runs[turn.number] = self.run_turn(turn)
             self._write()
@@ -206,7 +213,8 @@ class Running:
 
     def _tell_progress(self, turn: Turn, run_seconds: float) -> None:
         total, done = len(self.plan.turns()), len(self.state.runs)
-        part = "warm-up" if turn.pair < 0 else f"pair {turn.pair + 1} of {self.plan.pairs}"
+        most = f"{'up to ' * (self.plan.pairs > LEAST_PAIRS)}{self.plan.pairs}"
+        part = "warm-up" if turn.pair < 0 else f"pair {turn.pair + 1} of {most}"
         left = None
         if done:
             left = max(0.0, self.state.seconds / done * (total - done) - run_seconds)
@@ -222,7 +230,7 @@ class Running:
         # Axolotl's function has to be its own here; ours is called by name.
         variables = {**self.environment, "FAST_AXOLOTL": "0", "AXOLOTL_DO_NOT_TRACK": "1"}
         variables["HF_DATASETS_CACHE"] = str((folder / "cache").absolute())
-        begin, total = self.clock(), len(self.plan.turns())
+        begin, total = self.clock(), len(self.state.runs)
 
         def tick() -> None:
             self.progress("dedupe alone", total, total, self.clock() - begin, None)
@@ -249,7 +257,7 @@ class Running:
     def _write(self) -> ProtocolResult:
         """Keep what is known by now."""
         self.save()
-        protocol = build_protocol(self.plan, self.state, self.figures, self.notes)
+        protocol = build_protocol(self.plan, self.state, self.figures, self.notes, self.end)
         write_text(self.root / PROTOCOL_FILE, to_json(protocol))
         return protocol
 
@@ -303,7 +311,8 @@ def open_state(folder: Path, plan: Plan) -> State:
     if not path.exists():
         if folder.is_dir() and any(item.name != _LOCK_FILE for item in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no protocol; pass another --output")
-        return State(identity=identity, started=time.time())
+        seed = random.randrange(2**32) if plan.seed is None else plan.seed
+        return State(identity=identity, started=time.time(), seed=seed)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != STATE_SCHEMA:
@@ -315,7 +324,9 @@ def open_state(folder: Path, plan: Plan) -> State:
             f"this is not the state of a protocol of this version ({error}); pass another --output",
             path=str(path),
         ) from None
-    changed = [name for name in identity if found.identity.get(name) != identity[name]]
+    # Earlier versions kept no number of pairs.
+    kept = {"--pairs": plan.pairs, **found.identity}
+    changed = [name for name in identity if kept.get(name) != identity[name]]
     if changed:
         raise UsageError(
             f"{folder} holds another protocol: {', '.join(changed)} changed; pass another "

@@ -2,17 +2,18 @@
 
 The unit of replication is the run, never the step: steps of one run share the state of the machine,
 and tests over steps find changes where there are none (66 to 76 % of the time at a nominal 5 %, by
-simulation). Runs alternate, A B B A, and each pair gives one ratio. Their logarithms have a mean
-and a t interval of n − 1 degrees of freedom: 6 % false findings. Five pairs find 98 % of changes of
-5 % where runs differ by 1.5 % for no reason, 85 % where they do by 2 %. Runs that were not
-interleaved are compared by Welch's interval of two means.
+simulation). Each pair of runs gives one ratio. Of the logarithms, a fifth at either end counts as
+much as its neighbour (from six pairs on): their trimmed mean has Yuen's t interval, with Winsorised
+variance. Runs that were not paired are compared by Welch's interval of two such means. A ratio
+needs values that are not near 0. Where there are some, differences take its place.
 
-A ratio needs values that are not near 0. Where there are some, differences take its place.
+A protocol looks at its pairs from the third on and ends when the answer is clear. Each look but the
+last spends an equal part of half of the 5 %, the last one what is left: ``spend_at``. Probabilities
+are divided by that part and intervals as much wider. ``benchmarks/false_findings.py`` counts this.
 
 A matrix tests many figures, so some change by chance. Holm's correction keeps the probability of
 even one such row at 5 %. How small a change a protocol can show is a question of power: half the
-width of an interval is found every second time only, so ``detectable_change`` gives the size that
-is found in 80 % of protocols. Probabilities of t are exact to some 1e-9, without a table.
+width of an interval is found every second time only; see ``detectable_change``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from fast_axolotl.record.arithmetic import finite
 
 LEVEL = 0.05
 """Probability of taking chance for a change."""
+LEAST_PAIRS = 3
+"""Before the first look: two pairs show no change of less than 13 times their noise."""
+_TRIMMED = 5
+"""One value in so many is left out at either end; of fewer than six, none."""
 _MISSED = 0.4
 """Twice the probability of missing a change of the size that is called detectable: by Cohen's
 convention it is found in 80 %."""
@@ -37,11 +42,14 @@ class Estimate:
     """A ratio or a difference of two arms."""
 
     value: float | None
+    """That decides: robust against outliers."""
+    mean: float | None = None
+    """The same of all values, with the outliers."""
     low: float | None = None
     """Lower end of the 95 % interval."""
     high: float | None = None
     p_value: float | None = None
-    """Probability of such a value, or one further away, without any change."""
+    """Probability of such a value, or one further away, without any change, at any look."""
     error: float | None = None
     """Standard error: of a ratio's logarithm, or of a difference."""
     degrees: float | None = None
@@ -76,13 +84,29 @@ def t_probability(t: float, degrees: float) -> float:
 @cache
 def t_quantile(degrees: float, level: float = LEVEL) -> float:
     """How far from 0 Student's t is with this probability, on either side: 1.96 for many runs."""
-    low, high = 0.0, 1.0
-    while t_probability(high, degrees) > level:
-        low, high = high, 2 * high
+    low, high = 0.0, 1e9
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if t_probability(middle, degrees) <= level else (middle, high)
     return high
+
+
+def bound_spread(degrees: float) -> float:
+    """How many times a measured spread the true one is at most, in 95 % of cases."""
+    # The quantile of chi-squared: from a table, then by Wilson and Hilferty's approximation.
+    few = {1: 15.95, 2: 4.415, 3: 2.92}
+    part = 2 / (9 * max(4, int(degrees)))
+    return few.get(int(degrees)) or (1 - part - 1.645 * math.sqrt(part)) ** -1.5
+
+
+def spend_at(pairs: int, most: int, *, is_last: bool = False) -> float:
+    """The part of the 5 % for the look after so many pairs of at most ``most``.
+
+    ``is_last``: no further pair is made, whatever this look shows.
+    """
+    early = 0.5 / max(1, most - LEAST_PAIRS)
+    is_early = LEAST_PAIRS <= pairs < most and not is_last
+    return early if is_early else 1.0 - early * max(0, pairs - LEAST_PAIRS)
 
 
 def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
@@ -95,9 +119,7 @@ def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def detectable_change(
-    error: float, degrees: float, *, level: float = LEVEL, least: float = 0.0
-) -> float:
+def detectable_change(error: float, degrees: float, level: float, least: float) -> float:
     """The change that would be found in 80 % of protocols, on the scale of the error.
 
     Found is what is beyond chance and measured as at least ``least``. The usual sum of two
@@ -113,11 +135,13 @@ def compare_runs(
     is_paired: bool = True,
     is_ratio: bool = True,
     resolution: float = 0.0,
+    spend: float = 1.0,
 ) -> Estimate:
-    """Geometric mean of arm ÷ baseline over the pairs that have both, or mean of arm − baseline.
+    """The middle of arm ÷ baseline over the pairs that have both, or of arm − baseline.
 
-    Of runs that were not interleaved, the same of the two means. ``resolution`` is the share by
-    which a ratio can be off however many runs there are.
+    Of runs that were not interleaved, the same of the two middles. ``resolution`` is the share by
+    which a ratio can be off however many runs there are; ``spend`` is the part of the 5 % for this
+    look at the pairs.
     """
     first, second = (list(map(finite, values)) for values in (baseline, arm))
     if is_paired:
@@ -137,34 +161,49 @@ def compare_runs(
             return Estimate(value=None, reason=reason)
         known, others = (list(map(math.log, values)) for values in (known, others))
         slack = math.log1p(resolution)
-    scale = math.exp if is_ratio else float
+    scale = _exp if is_ratio else float
     mean = statistics.fmean(others) - statistics.fmean(known)
     if count == 1:
         unpaired = "one run has no interval: the difference may be noise"
         reason = "one pair has no interval: pass more --pairs" if is_paired else unpaired
-        return Estimate(value=scale(mean), reason=reason)
+        return Estimate(value=scale(mean), mean=scale(mean), reason=reason)
     # Values that are rounded to steps of the slack scatter, however alike they look.
     rounding = slack**2 / 12
     if is_paired:
         changes = [after - before for before, after in zip(known, others, strict=True)]
-        error = math.sqrt((statistics.variance(changes) + 2 * rounding) / count)
-        degrees = count - 1.0
+        middle, square, degrees = _find_middle(changes, 2 * rounding)
     else:
-        sizes = (len(known), len(others))
-        parts = [(statistics.variance(one) + rounding) / len(one) for one in (known, others)]
-        error = math.sqrt(sum(parts))
+        (begin, *before), (end, *after) = (_find_middle(one, rounding) for one in (known, others))
+        middle, parts = end - begin, (before, after)
+        square = sum(part for part, _ in parts)
         # Welch and Satterthwaite's degrees of freedom.
-        below = sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
-        degrees = error**4 / below if below else sum(sizes) - 2.0
-    half = t_quantile(degrees) * error + slack
+        below = sum(part**2 / own for part, own in parts)
+        degrees = square**2 / below if below else sum(own for _, own in parts)
+    error = math.sqrt(square)
+    half = t_quantile(degrees, LEVEL * spend) * error + slack
     # What rounding leaves of a difference is none; runs that are all alike have no error.
-    beyond = abs(mean) - slack if abs(mean) > slack + 1e-12 else 0.0
+    beyond = abs(middle) - slack if abs(middle) > slack + 1e-12 else 0.0
     t = beyond / error if error else math.inf if beyond else 0.0
     return Estimate(
-        value=scale(mean),
-        low=scale(mean - half),
-        high=scale(mean + half),
-        p_value=t_probability(t, degrees),
+        value=scale(middle),
+        mean=scale(mean),
+        low=scale(middle - half),
+        high=scale(middle + half),
+        p_value=min(1.0, t_probability(t, degrees) / spend),
         error=error,
         degrees=degrees,
     )
+
+
+def _exp(logarithm: float) -> float:
+    return math.exp(min(logarithm, 700.0))
+
+
+def _find_middle(values: Sequence[float], rounding: float) -> tuple[float, float, float]:
+    """The trimmed mean of two or more values, its squared error, and the degrees of freedom."""
+    ordered, count = sorted(values), len(values)
+    cut = count // _TRIMMED if count > _TRIMMED else 0
+    kept = ordered[cut : count - cut]
+    pulled = [kept[0]] * cut + kept + [kept[-1]] * cut
+    squares = statistics.variance(pulled) * (count - 1) / (len(kept) - 1)
+    return statistics.fmean(kept), (squares + rounding) / len(kept), len(kept) - 1.0

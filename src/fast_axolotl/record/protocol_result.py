@@ -119,18 +119,21 @@ class Cell:
     values: tuple[float, ...] = ()
     """Of the single runs, in the order of the pairs."""
     ratio: float | None = None
-    """Geometric mean over pairs of arm ÷ baseline; ``None`` for the baseline itself."""
+    """Of arm ÷ baseline, over pairs, robust; ``None`` for the baseline itself."""
+    mean_ratio: float | None = None
+    """The geometric mean of all pairs, with the outliers; not kept by earlier versions."""
     low: float | None = None
     """Lower end of the 95 % interval of the ratio."""
     high: float | None = None
     difference: float | None = None
-    """Mean over pairs of arm − baseline; of figures that can be 0 only. Where there is one and no
-    ratio, a value is so near 0 that the difference decides."""
+    """Of arm − baseline, over pairs, robust; of figures that can be 0 only. Where there is one and
+    no ratio, a value is so near 0 that the difference decides."""
     difference_low: float | None = None
     """Lower end of its 95 % interval."""
     difference_high: float | None = None
     p_value: float | None = None
-    """Probability of such a ratio (or difference, where that decides) without any change."""
+    """Probability of such a ratio (or difference, where that decides) without any change, at any
+    look at the pairs."""
     p_adjusted: float | None = None
     """The same by Holm's correction, among the figures that decide or among all others."""
     error: float | None = None
@@ -166,6 +169,8 @@ class Matrix:
 
     arms: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
+    spend: float = 1.0
+    """Part of the 5 % of false findings for this look at the pairs."""
     matters: float = 0.01
     """Share below which a change does not matter; of figures that are shares, so many points."""
     notes: tuple[str, ...] = ()
@@ -182,8 +187,12 @@ class ProtocolResult:
     pairs: int
     """Done."""
     planned_pairs: int = 0
+    """At most."""
+    seed: int | None = None
+    """Of the order of the runs; earlier versions had a fixed order."""
     planned_runs: int = 0
-    """Warm-up runs included; 0 where an earlier version has not told."""
+    """Warm-up runs included, of pairs that turned out to be needed; 0 where an earlier version has
+    not told."""
     order: tuple[str, ...] = ()
     """Arms in the order in which they were run: A B B A …"""
     arms: tuple[Arm, ...]

@@ -47,6 +47,8 @@ from fast_axolotl.report.runs import (
     verdict_blocks,
 )
 
+_LEVEL = 0.05
+"""Up to this probability of chance, an interval excludes that there is no change."""
 _NO_RUN = "No measured run."
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
@@ -216,6 +218,9 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
         text += f" ({' – '.join(ends)})"
     if cell.outcome == "not compared":
         return f"{text}, no interval"
+    is_beyond = cell.p_value is not None and cell.p_value <= _LEVEL
+    if is_beyond and cell.p_adjusted is not None and cell.outcome == "no clear change":
+        return f"{text} {cell.outcome} (p = {cell.p_adjusted:.2g} after Holm)"
     return f"{text} {cell.outcome}"
 
 

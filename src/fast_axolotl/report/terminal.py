@@ -169,7 +169,7 @@ def protocol_progress() -> Iterator[Update]:
 
         def update(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
             nonlocal printed
-            rest = [] if left is None else [f"about {format_duration(max(1.0, left))} left"]
+            rest = [] if left is None else [f"up to {format_duration(max(1.0, left))} left"]
             if draw is not None:
                 runs = [f"{done}/{total} runs"] if total else []
                 draw(f"{text}, {seconds:.0f} s", done, total, "  ".join([*runs, *rest]))
