@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import advice_cases
 from fast_axolotl.measure import advice, measure
 from fast_axolotl.measure.advice import possible_gain
 from fast_axolotl.measure.evidence import Evidence
@@ -134,6 +135,43 @@ def test_a_deeper_queue_gives_no_more_than_the_loader() -> None:
     found = judge(busy)
     assert found.gain is None, "too little to be advised"
     assert "prefetch_factor" not in found.action
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("next(iter(loader)) for every step", {"fresh": False}),
+        ("slow sampler, 2 workers", {"choose_rows": 0.0}),
+        ("short epochs, 1 worker", {"persistent_workers": True}),
+        ("a pause every 25 rows, 1 worker", {"prefetch_factor": 16}),
+    ],
+)
+def test_a_real_loop_is_told_what_helps_it(
+    tmp_path: Path, name: str, changed: dict[str, Any]
+) -> None:
+    pytest.importorskip("torch")
+    summary, _ = advice_cases.train(tmp_path / "run", advice_cases.CASES[name], 4.0)
+    found = advice_cases.follow(summary.verdict.action)
+    assert found.keys() == changed.keys(), summary.verdict.action
+    for key, value in found.items():
+        assert value == pytest.approx(changed[key], abs=6)
+
+
+def test_workers_that_wait_may_outnumber_the_cores_and_busy_ones_may_not() -> None:
+    given = evidence("torch", 0.7, num_workers=2, cpu_cores=0.156, environment={"cores": 2})
+    found = judge(replace(given, phases=Phases(loading=0.99, workers=2.0)))
+    assert "num_workers=7)" in found.action
+    assert "they mostly wait: the run uses 0.2 CPU cores" in found.action
+    assert found.gain == pytest.approx(1 / 0.3 - 1, rel=0.1)
+    full = verdict("torch", 0.7, num_workers=2, cpu_cores=1.9, environment={"cores": 2})
+    assert full.gain is None
+    assert "num_workers" not in full.action
+
+
+def test_arguments_are_called_as_in_the_script() -> None:
+    found = verdict("transformers", 0.5, num_workers=0, arguments="SFTConfig")
+    assert "SFTConfig(dataloader_num_workers=" in found.action
+    assert "TrainingArguments" not in found.action
 
 
 def test_under_a_quota_no_workers_are_advised() -> None:

@@ -193,10 +193,8 @@ def talk_less(evidence: Evidence) -> Action:
             "check the learning rate.",
             possible_gain(exposed / 2),
         )
-    why = (
-        f"{'FSDP' if is_fsdp else f'ZeRO-{stage}'} communicates in every micro-batch, so "
-        "accumulation does not reduce it"
-    )
+    why = f"{'FSDP' if is_fsdp else f'ZeRO-{stage}'} communicates in every micro-batch, so "
+    why += "accumulation does not reduce it"
     larger, is_known_to_fit = _raise_batch(evidence)
     if is_known_to_fit:
         return Action(f"{larger} {why}.", possible_gain(exposed / 2))
@@ -383,10 +381,8 @@ def _within_room(evidence: Evidence, gain: float) -> float:
 
 
 def _change_workers(evidence: Evidence) -> Iterator[Action]:
-    """More workers, where those that there are load all the time, or the loop itself loads.
-
-    A step is as long as the longer of the model's part and of the workers' share of the loading.
-    """
+    """More workers, where those that there are load all the time, or the loop itself loads. A step
+    then takes the longer of the model's part and of one worker's share of the loading."""
     figures, phases = evidence.figures, evidence.phases
     workers, shards = evidence.number("num_workers") or 0, evidence.number("num_shards")
     at_epochs = figures.waits_by_cause.get("epoch", 0.0)
@@ -394,8 +390,7 @@ def _change_workers(evidence: Evidence) -> Iterator[Action]:
     of_others = max(at_epochs, phases.waiting.get(SAMPLER, 0.0))
     stall = min(evidence.stall * max(0.0, 1.0 - of_others) + started, 0.95)
     seconds = ratio(evidence.stall * figures.measured_seconds, figures.fetches) or 0.0
-    if not workers and seconds < LEAST_FETCH_SECONDS:
-        return
+    is_quick = not workers and seconds < LEAST_FETCH_SECONDS
     # Of the time of a step; workers that nobody looked at load all the time.
     loading = workers * (phases.loading or 1.0) if workers else stall
     needed = loading / (1.0 - stall)
@@ -403,7 +398,8 @@ def _change_workers(evidence: Evidence) -> Iterator[Action]:
     cores = evidence.cores or max(MOST_UNSEEN_WORKERS, 2 * workers)
     most = cores if evidence.cpu_room is None else max(cores, MOST_WORKERS)
     count = min(wanted, most, shards or wanted)
-    if count <= workers:
+    is_full = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
+    if count <= workers or is_quick or is_full:
         return
     why = "data is currently loaded in the main process (0 workers)"
     if workers:
