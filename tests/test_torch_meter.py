@@ -257,3 +257,21 @@ def test_loaders_read_side_by_side_and_a_new_dataset_for_each_epoch_are_trained(
                 optimizer.step()
     assert "evaluate" not in meter.told
     assert meter.told.count(4) == (8 if at_once > 1 else 12)
+
+
+def test_new_datasets_for_each_epoch_are_told_apart_by_the_lines_that_read_them(
+    meter: FakeMeter,
+) -> None:
+    model, optimizer = a_model()
+
+    def evaluate(rows: Any) -> None:
+        for batch in DataLoader(rows, batch_size=4):
+            with torch.no_grad():
+                model(batch)
+
+    with watch_torch(meter):
+        for _ in range(2):
+            train(DataLoader(Numbers(8), batch_size=4), optimizer, model=model)
+            evaluate(Numbers(8))
+    epoch = ["begin", 4, "step", "begin", 4, "step", "begin", "exhausted"]
+    assert meter.told == [*epoch, "evaluate", "end evaluate"] * 2

@@ -250,14 +250,16 @@ class Evidence:
             for name, share in self.phases.step.items()
             if share >= _LEAST_PHASE
         ]
-        lines = [f"of a step: {', '.join(steps)}"] if steps else []
+        whose = f" of rank {self.figures.straggler_rank}" if self.holds_up else ""
+        lines = [f"of a step{whose}: {', '.join(steps)}"] if steps else []
         if self.phases.visible < 1.0 - _LEAST_PHASE:
             lines.append("these are phases of the host: a busy GPU hides most of them")
         for phase in _PHASES:
             where = [line for line in self.figures.where if line.phase == phase]
             told = [f"{line.place}, {format_share(line.share)} of it" for line in where[:2]]
-            is_large = phase in (LOADING, BETWEEN) or self.phases.cost(phase) >= _LEAST_PHASE
-            is_large |= self.phases.waiting.get(phase, 0.0) * self.stall >= _LEAST_PHASE
+            share = self.lost_share(phase) if phase == BETWEEN else self.phases.cost(phase)
+            share = max(share, self.phases.waiting.get(phase, 0.0) * self.stall)
+            is_large = phase == LOADING or share >= _LEAST_PHASE
             if told and is_large:
                 lines.append(f"{_PHASES[phase]}: {'; '.join(told)}")
         return lines

@@ -260,7 +260,9 @@ class Meter:
         inside of a step."""
         if self._span_name or self._is_fetching:
             return self._span_name or "waiting"
-        return ("waiting" if self._is_due else "between") if self._is_early else ""
+        if not self._is_early or (not self._is_due and self._tracker.is_step_due):
+            return ""
+        return "waiting" if self._is_due else "between"
 
     def __enter__(self) -> Meter:
         return self

@@ -340,6 +340,13 @@ class StepTracker:
         return self._end(step, step.told_at)
 
     @property
+    def is_step_due(self) -> bool:
+        """Whether batches were fetched whose step is not told yet: the last one of an epoch goes on
+        where a trainer finds the loader exhausted ahead of it."""
+        step = self._open
+        return self._is_told and step is not None and bool(step.fetches) and step.told_at is None
+
+    @property
     def is_lost(self) -> bool:
         """Whether steps were told and are not any more, as where a CUDA graph replays them."""
         return self._lost_at is not None and not self._is_told

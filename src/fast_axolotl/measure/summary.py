@@ -397,8 +397,12 @@ class _Fold:
         self.values["growth"] = find_growth(system, self.chosen)
 
     def add_phases(self) -> Phases:
-        """Where the time of a step goes, by looks at the stack of the rank that decides."""
-        rank, values = self.chosen, self.values
+        """Where the time of a step goes, by looks at the stack of the rank that decides, or of the
+        one that works longer than the others."""
+        values, slow = self.values, self.job.figures["straggler_rank"]
+        is_slow = self.job.straggler_part == "compute"
+        late = (one for one in self.job.ranks if is_slow and one.rank == slow)
+        rank = next(late, self.chosen)
         idle = None
         if "cuda_memory" in values["settings"]:
             busy = values["gpu_utilization"]

@@ -233,7 +233,9 @@ def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:
 
 def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
     """Phase, line of code and its share of the phase, where most of the time was spent."""
-    large = dict(shown_phases(summary))
+    large = {name for name, _ in shown_phases(summary)} | {"loading"}
+    if (ratio(summary.ledger.get("between"), summary.duration_seconds) or 0.0) >= _LEAST_PHASE:
+        large.add("between")
     return [
         (
             _WHERE.get(line.phase, line.phase),
@@ -241,7 +243,7 @@ def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
             format_share(line.share),
         )
         for line in summary.where
-        if line.phase in _WHERE or line.phase in large
+        if line.phase in large
     ]
 
 
