@@ -60,6 +60,13 @@ CASES: dict[str, dict[str, Any]] = {
         "pause": 0.12,
         "every": 25,
     },
+    "every 5th row is slow, 1 worker": {
+        _MODEL: 0.008,
+        _ROW: 0.004,
+        "num_workers": 1,
+        "pause": 0.08,
+        "every": 5,
+    },
     "prepared in the loop": {_MODEL: 0.01, "prepare": 0.012},
     "other code in the loop": {_MODEL: 0.01, "report": 0.012},
     "just enough workers": {_MODEL: 0.016, _ROW: 0.0165, "num_workers": 1},

@@ -33,6 +33,7 @@ MOST_WORKERS = 16
 """Workers that are advised where they mostly wait. Ours: each takes memory of its own."""
 LEAST_GAIN = 0.10
 """That a setting has to promise, to be advised. Ours: less cannot be told from noise."""
+FULL_LOADING = 0.9  # share of their time in which workers load, to be too few
 LEAST_FETCH_SECONDS = 0.002
 """That a batch takes to load, for a worker to take it over. Handing it over takes up to 1 ms."""
 _ARGUMENTS = "TrainingArguments"
@@ -365,7 +366,8 @@ def feed(evidence: Evidence) -> Action:
         text = f"Load data in worker processes: {setting}. The current number was not recorded."
         return Action(text)
     is_late = evidence.pattern != "rate" and figures.stall_period_of not in ("epoch", "shard")
-    settings = [*(_deepen if is_late else _change_workers)(evidence)]
+    is_full = (evidence.phases.loading or 0.0) >= FULL_LOADING
+    settings = [*(_deepen if is_late and not is_full else _change_workers)(evidence)]
     if evidence.start_share and evidence.source != "axolotl":  # which has no setting for it
         takes = f"starting them takes {format_share(evidence.start_share)} of the time"
         text = f"Keep the workers between epochs: {_name(evidence, persistent_workers=True)}; "
@@ -429,7 +431,9 @@ def _deepen(evidence: Evidence) -> Iterator[Action]:
     count = workers or min(
         max(2, _at_least(stall / (1.0 - stall)) + 1), evidence.number("num_shards") or 64
     )
-    each = max(2, math.ceil(min(math.ceil(missing) + capacity, DEEPEST_QUEUE) / count))
+    # Some trainers fetch all batches of a step at once.
+    wanted = max(math.ceil(missing) + capacity, evidence.number("gradient_accumulation") or 0)
+    each = max(2, math.ceil(min(wanted, DEEPEST_QUEUE) / count))
     if workers and count * each <= capacity:
         return
     gain = possible_gain(stall * min(1.0, (count * each - capacity) / (missing or 1.0))) or 0.0
@@ -445,7 +449,7 @@ def _deepen(evidence: Evidence) -> Iterator[Action]:
 def _look_at_loading(evidence: Evidence) -> str:
     """Where no setting is sure to help: what to look at, down to the line."""
     figures, follows = evidence.figures, evidence.figures.stall_period_of
-    workers, shards = evidence.number("num_workers") or 0, evidence.number("num_shards")
+    shards = evidence.number("num_shards")
     place = evidence.line_of(LOADING) or evidence.line_of("waiting")
     at, rows = f" Look at {place}." if place else "", figures.stall_period_rows
     if follows == "shard":
@@ -461,13 +465,10 @@ def _look_at_loading(evidence: Evidence) -> str:
             f"unit smaller.{at}"
         )
     cheaper = f"prepare the rows in advance, {_of(_PREPARE, evidence)}"
-    if shards and (shards < workers or shards < (evidence.cores or 0)):
-        cheaper = (
-            "split the data into more shards (files, or num_shards of to_iterable_dataset), of "
-            f"which each worker needs one (now {shards})"
-        )
+    if shards and shards < max(evidence.number("num_workers") or 0, evidence.cores or 0):
+        cheaper = "split the data into more shards (files, or num_shards of to_iterable_dataset), "
+        cheaper += f"of which each worker needs one (now {shards})"
     elif evidence.setting("dataset_is_prepared"):
-        # What is left is to read the rows, to collate and to hand them over.
         cheaper = "keep the prepared rows on a local disk or in memory (/dev/shm)"
         if evidence.source == "axolotl" and figures.replacements == ():
             cheaper = "start Axolotl with fast-axolotl run --, which makes collators faster"
