@@ -241,7 +241,8 @@ def cases_table(facts: dict[str, Any]) -> Table:
         return ", ".join(f"{name}={value}" for name, value in case["changed"].items()) or "nothing"
 
     def is_kept(case: Mapping[str, Any]) -> bool:
-        return bool(case["given"] >= max(LEAST_KEPT * (case["promised"] or 0.0), LEAST_PACE - 1.0))
+        promised = case["promised"]
+        return bool(case["given"] >= (LEAST_KEPT * promised if promised else LEAST_PACE - 1.0))
 
     followed = [case for case in cases if case["given"] is not None]
     kept = sum(map(is_kept, followed))

@@ -77,7 +77,7 @@ LAYERS = {
     "plan": {"errors", "record"},
     "cluster": ROWS | {"_version", "errors", "system", "kernels", "axolotl"},
     "boot": {"root", "integrations"},
-    "root": ROWS | {"_version", "axolotl", "integrations", "measure", "record"},
+    "root": ROWS | {"_version", "errors", "axolotl", "integrations", "measure", "record"},
     "cli": ROWS
     | {"root", "errors", "system", "kernels", "record", "measure", "protocol", "report"}
     | {"axolotl", "integrations", "cluster", "plan"},

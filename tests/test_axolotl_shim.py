@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fast_axolotl
-from fast_axolotl.axolotl.startup import is_preprocess
+from fast_axolotl.axolotl.startup import command, kernels_to_compile
 from support.axolotl import run_child
 from support.children import python_output
 
@@ -278,18 +278,41 @@ def test_a_preprocess_alone_collects_rarely_and_remembers_distributions() -> Non
         "python -m axolotl.cli.preprocess a.yml",
         "python /x/axolotl/cli/preprocess.py a.yml",
     ):
-        assert is_preprocess(line.split())
-        assert not is_preprocess(line.replace("preprocess", "train").split())
-    for line in ("python /bin/axolotl train preprocess", "python -c preprocess"):
-        assert not is_preprocess(line.split())
+        for name in ("preprocess", "train"):
+            assert command(line.replace("preprocess", name).split()) == name
+    for line in ("python /bin/axolotl merge-lora train", "python -c preprocess"):
+        assert command(line.split()) == ""
     program = """
 import gc, sys, importlib.metadata
 from fast_axolotl.axolotl import startup
 before = importlib.metadata.packages_distributions()
-for command in ("train", "preprocess"):
+for command in ("merge-lora", "train", "preprocess"):
     sys.orig_argv = ["python", "-m", "axolotl.cli.main", command]
     print(startup.begin(), gc.get_threshold()[0] > 700, end=" ")
 answers = [importlib.metadata.packages_distributions() for _ in range(2)]
 print(before == answers[0] == answers[1], answers[0] is answers[1])
 """
-    assert python_output("-c", program).split() == [*["False"] * 2, *["True"] * 3, "False"]
+    wanted = "False False True False True True True False"
+    assert python_output("-c", program).split() == wanted.split()
+
+
+def test_a_first_run_compiles_beside_its_imports_what_its_configuration_asks_for(
+    tmp_path: Path,
+) -> None:
+    path, cache = tmp_path / "a.yml", tmp_path / "cache"
+    line, environment = ["axolotl", "train", str(path)], {"NUMBA_CACHE_DIR": str(cache)}
+    assert kernels_to_compile(line, environment) == []
+    path.write_text("sample_packing: true")
+    needed = kernels_to_compile(line, environment)
+    assert needed == ["binpack.first_fit", "binpack.collect"]
+    assert kernels_to_compile(line, {**environment, "RANK": "1"}) == []
+    program = f"""
+import sys, time
+sys.orig_argv = {line!r}
+from fast_axolotl.axolotl import startup
+startup.begin()
+while startup.kernels_to_compile(sys.orig_argv, startup.os.environ):
+    time.sleep(0.1)
+print("numba" in sys.modules)
+"""
+    assert run_child(sys.executable, "-c", program, **environment).stdout.split() == ["False"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import pickle
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ def test_ranks_and_epochs_get_the_rows_that_hugging_face_gives_them(
         assert mine == theirs
         seen += [row["id"] for row in mine]
     assert sorted(seen) == list(range(ROWS))
-    both = tuple(dataset.shuffle(seed=5, buffer_size=20) for dataset in both)
+    # Mapped before, as Axolotl's merged streams are: datasets 5 shuffles files in another way.
+    both = tuple(x.map(lambda row: row).shuffle(seed=5, buffer_size=20) for x in both)
     for epoch in range(3):
         for dataset in both:
             dataset.set_epoch(epoch)
@@ -124,24 +125,24 @@ def test_the_methods_of_a_dataset_give_the_same(tmp_path: Path, kind: str, name:
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("buffer_bytes", [1 << 30, 2000])
-def test_resume_at_any_row_gives_the_same_tail(
-    tmp_path: Path, name: str, buffer_bytes: int
+def test_resume_at_any_row_and_again_gives_the_same_tail(
+    tmp_path: Path, name: str, buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = files_of(tmp_path, 2)
+    monkeypatch.setattr(streaming, "_MARK_ROWS", 100)
+    paths = files_of(tmp_path, 1 if "shuffle" in name else 2)  # see BoundedDataset.shuffle
 
     def make() -> Any:
         return PIPELINES[name](exchange(load("json", paths), buffer_bytes))
 
     expected = [row["id"] for row in make()]
     for stop in (0, 1, 37, 350, len(expected) - 20, len(expected) - 1):
-        dataset = make()
-        iterator = iter(dataset)
-        head = [next(iterator)["id"] for _ in range(stop)]
-        state = json.loads(json.dumps(dataset.state_dict()))
-        assert pickle.loads(pickle.dumps(state)) == state
-        again = make()
-        again.load_state_dict(state)
-        assert head + [row["id"] for row in again] == expected, stop
+        seen, state = list[int](), None
+        for count in (stop, 19, len(expected)):
+            dataset = make()
+            dataset.load_state_dict(state or dataset.state_dict())
+            seen += [row["id"] for row in islice(dataset, count)]
+            state = json.loads(json.dumps(dataset.state_dict()))
+        assert seen == expected, stop
 
 
 def drawn(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -188,25 +189,6 @@ def test_a_batch_that_is_made_again_draws_what_it_drew_before(tmp_path: Path) ->
     rest = iter(again)
     torch.set_rng_state(now)
     assert head + list(rest) == expected
-
-
-def test_a_second_resume_loses_nothing_either(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, make_rows(3000, text_bytes=4))
-
-    def make() -> Any:
-        return exchange(load("json", path)).shuffle(seed=3, buffer_size=100)
-
-    expected, seen, state = [row["id"] for row in make()], list[int](), None
-    for stop in (900, 1100, 5000):
-        dataset = make()
-        if state:
-            dataset.load_state_dict(state)
-        for count, row in enumerate(dataset, 1):
-            seen.append(row["id"])
-            if count == stop:
-                state = json.loads(json.dumps(dataset.state_dict()))
-                break
-    assert seen == expected
 
 
 def test_what_is_not_plainly_files_is_refused(tmp_path: Path) -> None:
@@ -298,10 +280,12 @@ def test_streamed_datasets_are_merged_as_by_axolotl_and_resume(
     cfg = config({"shuffle_before_merging_datasets": before, "shuffle_merged_datasets": True})
     cfg.seed = 3
     shared = Later("axolotl.utils.data.shared")
-    expected = [r["id"] for r in shared.merge_datasets([load("json", p) for p in paths], cfg)]
+    loaded = [load("json", path).map(lambda row: row) for path in paths]
+    expected = [row["id"] for row in shared.merge_datasets(loaded, cfg)]
 
     def make() -> Any:
-        return streaming.merge_datasets([exchange(load("json", p)) for p in paths], cfg)
+        streams = [exchange(load("json", path)).map(lambda row: row) for path in paths]
+        return streaming.merge_datasets(streams, cfg)
 
     dataset, again = make(), make()
     rows = iter(dataset)

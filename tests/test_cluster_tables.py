@@ -23,7 +23,7 @@ from fast_axolotl.cluster.job import Stage
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.errors import ConflictError, DataError, UsageError
-from fast_axolotl.reading import index, unify_types
+from fast_axolotl.reading import index
 from support.files import (
     compress,
     jsonl_bytes,
@@ -44,7 +44,6 @@ Forget = Callable[[], None]
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Forget:
     """Makes some hundred kB several tasks; the callable forgets what scans have found."""
     monkeypatch.setattr(tables, "_LEAST_BYTES", 64 * KIB)
-    monkeypatch.setattr(unify_types, "_SCAN_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def clear() -> None:

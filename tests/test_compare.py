@@ -15,8 +15,11 @@ from fast_axolotl.cli.prove import compare
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.compare import compare_folders, parse_check
 from fast_axolotl.protocol.plan import Plan, plan_commands
+from fast_axolotl.record.protocol_result import ProtocolResult
+from fast_axolotl.report.comparison import protocol_document
 from support.protocol import FakeLaunch, cell_of, run_fake, write_record
-from support.records import make_rank, make_system
+from support.records import make_rank, make_system, steady
+from support.reports import text_of
 
 NOISE = (0.0, 0.004, 0.001, 0.003, 0.002)
 STALLS = {"baseline": 0.001, "candidate": 0.2}
@@ -73,6 +76,28 @@ def test_one_run_each_breaks_no_limit_unless_that_is_asked_for(folders: dict[str
     # A record beside a protocol is one run.
     limits = [parse_check("samples_per_second < 0.9")]
     assert not compare_folders(folders["even"], folders["slow"], limits=limits).is_broken
+
+
+def test_the_change_of_the_verdict_and_of_a_step_is_shown(tmp_path: Path) -> None:
+    """Of two records and of a protocol; sides whose stacks nobody looked at have no phases."""
+    waits = {"before": 0.53, "after": 0.04}
+    for name, wait in waits.items():
+        phases = {"waiting": 10 * wait, "forward": 9.6 - 10 * wait, "other": 0.4}
+        rank = make_rank(wait=steady(wait), phases=phases)
+        write_record(tmp_path / name, rank, make_system(samples=8))
+    sides = (str(tmp_path / "before"), str(tmp_path / "after"))
+    text = " ".join(run_cli(*sides).output.split())
+    assert "verdict Data-bound (rate) → Compute-bound" in text
+    assert "step waiting 53.0 % → 4.0 % · forward 43.0 % → 92.0 %" in text
+    arms = json.loads(run_cli(*sides, "--json").output)["arms"]
+    assert [arm["name"] for arm in arms] == list(sides)
+    assert [arm["verdict"] for arm in arms] == ["data rate", "compute"]
+    assert [arm["phases"]["waiting"] for arm in arms] == pytest.approx([0.53, 0.04], abs=0.001)
+
+    protocol = ProtocolResult.read(make_protocol(tmp_path / "stalling", stall=STALLS))
+    page = text_of(protocol_document(protocol))
+    assert "verdict Compute-bound → Data-bound (rate)" in " ".join(page.split())
+    assert "forward" not in page
 
 
 def test_what_has_nothing_to_compare_says_so(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -172,7 +197,7 @@ def test_two_protocols_are_compared_by_the_arm_that_both_have(folders: dict[str,
     assert any("not run alternately" in note for note in found.notes)
     same = compare_folders(folders["even"], folders["slower"], arm="baseline")
     assert cell_of(same, "samples_per_second").outcome == "no change that matters"
-    assert any("Rows that decide: real tokens." in note for note in same.matrix.notes)
+    assert any("Primary metrics: real tokens." in note for note in same.matrix.notes)
 
 
 def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[str, Path]) -> None:

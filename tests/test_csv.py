@@ -5,18 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import CsvDialect, open_dataset
-from fast_axolotl.errors import DataError
-from fast_axolotl.reading import FormatWarning
+from fast_axolotl.errors import ConflictError, DataError
 from support.files import SMALL_BUDGET, compress, flat_rows, read_rows, write_csv
 
 
@@ -147,54 +144,38 @@ def test_a_column_is_a_number_only_if_every_value_is_a_plain_one(
 
 
 @pytest.mark.parametrize(
-    ("common", "late", "value"),
+    ("common", "late", "value", "options"),
     [
-        ("1", "08123", "1"),
-        ("1.50", "x", "1.50"),
-        ("1", "1.50", 1.0),
-        ("", "7", None),
-        ("", "x", ""),
+        ("1", "08123", "1", {}),
+        ("1.50", "x", "1.50", {"shuffle": 3}),
+        ("1", "1.50", 1.0, {"compression": "gzip"}),
+        ("1.50", "12345678901234567", "1.50", {"shard": (1, 2)}),
+        ("1", "", 1, {}),
+        ("1.5", "2", 1.5, {"shuffle": 3}),
+        ("x", "7", "x", {"compression": "gzip"}),
+        ("", "7", "", {}),
     ],
 )
-def test_a_value_in_a_later_block_decides_for_the_whole_column(
-    tmp_path: Path, common: str, late: str, value: Any
+def test_a_later_value_that_contradicts_is_an_error_with_its_line_or_known_by_a_scan(
+    tmp_path: Path, common: str, late: str, value: Any, options: dict[str, Any]
 ) -> None:
-    shuffle = 1 if late == "x" else None
-    rows = [{"a": common, "t": "x" * 500}] * 3000 + [{"a": late, "t": "y"}]
-    path = write_csv(tmp_path / "a.csv", rows)
+    rows = [{"a": common, "t": "x\ny" * 150}] * 3000 + [{"a": late, "t": "y"}]
+    path = write_csv(tmp_path / "a.csv", rows, lineterminator="\n\n")
+    path = compress(path, options.pop("compression", "none"))
+    options["memory_budget"] = SMALL_BUDGET
 
-    found = values_of(path, memory_budget=SMALL_BUDGET, shuffle=shuffle)
+    if (common, late) in [("1", ""), ("1.5", "2"), ("x", "7"), ("", "7")]:
+        found = values_of(path, **options)
+    else:
+        with pytest.raises(ConflictError, match=r'in earlier rows.* pass infer="scan"') as caught:
+            values_of(path, **options)
+        if "shuffle" not in options:  # else it is found in whichever of the rows comes later
+            assert (caught.value.path, caught.value.place) == (str(path), "line 456003")
+        options.pop("shard", None)
+        found = values_of(path, infer="scan", **options)
 
     assert found.count(value) == 3000
     assert len({type(item) for item in found if item is not None}) == 1
-
-
-@pytest.mark.parametrize(
-    ("late", "shuffle"), [("08123", None), ("x", 3), ("1.5", None), ("", 3), ("7", None)]
-)
-def test_past_the_size_that_is_scanned_a_column_is_text_for_the_whole_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str, shuffle: int | None
-) -> None:
-    monkeypatch.setattr("fast_axolotl.reading.unify_types._SCAN_BYTES", 1_000_000)
-    rows = [{"n": "1", "t": "x" * 500, "e": ""}] * 2100 + [{"n": late, "t": "1", "e": late}]
-    path = write_csv(tmp_path / "1.csv", rows)
-    write(tmp_path / "2.csv", "n,other\n2,3\n")
-    open_shard = partial(open_dataset, tmp_path, memory_budget=SMALL_BUDGET, shuffle=shuffle)
-
-    with pytest.warns(FormatWarning, match=r"as text: 'n'; pass infer=\"scan\"") as warned:
-        readers = [open_shard(shard=(index, 3)) for index in range(3)]
-    batches = [batch for reader in readers for batch in reader]
-
-    assert [Path(item.filename) for item in warned] == [Path(__file__)]
-    assert {batch.schema for batch in batches} == {
-        pa.schema([(name, pa.string()) for name in ("n", "t", "e", "other")])
-    }
-    found = [value for batch in batches for value in batch.column("n").to_pylist()]
-    assert sorted(found) == sorted(["1"] * 2100 + [late, "2"])
-    scanned = open_dataset(path, memory_budget=SMALL_BUDGET, infer="scan").schema.field("n").type
-    assert scanned == {"x": pa.string(), "08123": pa.string(), "1.5": pa.float64()}.get(
-        late, pa.int64()
-    )
 
 
 def test_types_are_joined_over_files(tmp_path: Path) -> None:

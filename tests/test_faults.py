@@ -6,6 +6,7 @@ do about it, on one line, and an exception that survives pickling.
 
 from __future__ import annotations
 
+import csv
 import json
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ def test_a_file_without_permission_is_an_access_error(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)  # nothing is denied to the superuser
+    monkeypatch.setattr(os, "open", refuse)  # nothing is denied to the superuser
     with refusal(AccessError, path) as caught:
         open_dataset(path)
     assert isinstance(caught.value, PermissionError)
@@ -281,6 +282,11 @@ NO_OBJECTS = (b"null\n", b'null\n{"a": 1}\n', b'{"a": 1}\nnull\n', b"\n null\n",
         *(("rows.jsonl", text, "line", "expected a JSON object") for text in NO_OBJECTS),
         ("rows.csv", b"\xfe\xff" + "a,b\n1,2\n".encode("utf-16-be"), "", "UTF-16"),
         ("rows.csv", "a,b\n1,2\n".encode("utf-16"), "", "UTF-16"),
+        ("rows.jsonl", "{}".encode("utf-16"), "", "UTF-16"),
+        ("rows.jsonl", "{}".encode("utf-16-le"), "", "UTF-16"),
+        ("rows.jsonl", b'{"a":0}\n{"a":\n1}\n{"a":2}{"a":3}\n', "line 2", "malformed JSON"),
+        ("rows.csv", b'"a\r1\r2', "line 1", "not closed"),
+        ("rows.parquet", b"PARE" + parquet_bytes([{"id": 1}])[4:-4] + b"PARE", "", "encrypted"),
         ("rows.jsonl.sz", b"\xff\x06\x00\x00sNaPpY" + b"\x00" * 20, "", "recompress"),
         ("rows.feather", b"FEA1" + b"\x00" * 40 + b"FEA1", "", "version 1"),
         ("rows.jsonl", GOOD_LINES + b'{"id": 1, "t\xffxt": "a"}\n', "line 4", "UTF-8"),
@@ -297,6 +303,7 @@ def test_content_that_is_refused(
     path.write_bytes(content)
     with refusal(DataError, path, place, match=match):
         read(path)
+    assert csv.field_size_limit() == 128 * 1024  # which is one for the whole process
 
 
 # Damage inside binary files
@@ -352,6 +359,17 @@ def test_a_damaged_footer_does_not_abort_the_process(tmp_path: Path) -> None:
     assert outcomes >= {2, "error"}
 
 
+def test_a_compressed_record_batch_past_the_budget_is_named_with_its_size(tmp_path: Path) -> None:
+    path, table = tmp_path / "rows.arrow", pa.table({"text": ["x" * 1000] * 20_000})
+    for max_chunksize in (None, 1000):
+        settings = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(str(path), table.schema, options=settings) as writer:
+            writer.write_table(table, max_chunksize=max_chunksize)
+        told = pytest.warns(UserWarning, match=r"rows\.arrow: record batch 0 takes 19 MiB.*fewer")
+        with nullcontext() if max_chunksize else told:
+            assert len(read_rows(path, memory_budget=SMALL_BUDGET)) == 20_000
+
+
 def test_an_arrow_stream_without_its_end_is_an_error_after_its_rows(tmp_path: Path) -> None:
     path = write(tmp_path, "arrow-stream", rows_of(20))
     path.write_bytes(path.read_bytes()[:-8])
@@ -395,7 +413,8 @@ def test_a_bad_line_is_named_and_can_be_skipped(
 ) -> None:
     rows, compression = rows_of(30), "gzip" if line.startswith((b"7", b"1,a", b"a")) else "none"
     path = write(tmp_path, name, rows, compression)
-    data, number = with_bad_line(name, rows, 17, line)
+    # The first line of JSON lines may be cut, too: it says nothing about the format.
+    data, number = with_bad_line(name, rows, 0 if line.endswith(b'"a"\n') else 17, line)
     path.write_bytes(squeeze(data, compression))
     with refusal(DataError, path, f"line {number}", match=reason):
         read(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from fast_axolotl import detect_format, open_dataset
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
 from fast_axolotl.reading import FormatWarning
-from support.files import make_rows, read_rows, squeeze, write_as, write_jsonl
+from support.files import jsonl_bytes, make_rows, read_rows, squeeze, write_as, write_jsonl
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,16 @@ def test_a_file_is_read_as_what_it_is(tmp_path: Path, kind: str, content: str) -
                 assert read_rows(path) == rows
 
 
+def test_a_stream_may_begin_with_a_frame_without_data(tmp_path: Path) -> None:
+    """As pzstd writes it before each of its frames."""
+    for number, compression in ((0x50, "zstd"), (0x5F, "zstd"), (0x5A, "lz4")):
+        path = tmp_path / f"rows.jsonl.{'zst' if compression == 'zstd' else compression}"
+        frames = [squeeze(jsonl_bytes([row]), compression) for row in make_rows(3)]
+        skipped = bytes([number]) + b"\x2a\x4d\x18" + bytes([4, 0, 0, 0]) + b"size"
+        path.write_bytes(b"".join(skipped + frame for frame in frames))
+        assert read_rows(path) == make_rows(3)
+
+
 # Text.
 
 
@@ -112,6 +123,70 @@ def test_a_folder_is_read_as_a_folder_whatever_it_is_called(tmp_path: Path) -> N
     folder = folder.rename(tmp_path / "rows.jsonl")
     write_jsonl(folder / "my-rows.jsonl", make_rows(3))
     assert read_rows(folder) == make_rows(3)
+
+
+def test_folders_through_links_are_read_and_their_names_are_columns(tmp_path: Path) -> None:
+    for number, (lang, day) in enumerate([("de", "1"), ("en", "__HIVE_DEFAULT_PARTITION__")]):
+        folder = tmp_path / "far" / f"lang={lang}" / f"day={day}"
+        folder.mkdir(parents=True)
+        write_as(folder, "parquet, one row group", [{"id": number, "lang": "its own"}])
+        write_jsonl(folder / "b.jsonl", [{"id": 10 + number, "day": "its own"}])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "up").symlink_to(tmp_path / "data")
+
+    reader = open_dataset(tmp_path / "data")
+    rows = [tuple(row.values()) for batch in reader for row in batch.to_pylist()]
+
+    assert reader.schema.names == ["id", "lang", "day"]
+    assert sorted(rows) == [(0, "de", 1), (1, "en", None), (10, "de", 1), (11, "en", None)]
+    assert reader.stats.ignored_files == (str(tmp_path / "data" / "link" / "up"),)
+    for path in (tmp_path / "far", tmp_path / "far" / "lang=*" / "*" / "*.*"):
+        assert read_rows(path, columns=["day", "id"], shuffle=1, infer="scan", on_error="skip")
+        days = [tuple(row.values()) for row in read_rows(path, columns=["day"])]
+        assert sorted(map(str, days)) == ["(1,)", "(1,)", "(None,)", "(None,)"]
+
+
+@pytest.mark.parametrize("size", [10, 9000], ids=["kept", "read twice"])
+def test_many_small_files_are_read_together_and_told_apart_in_errors(
+    tmp_path: Path, size: int
+) -> None:
+    texts = [{"id": number, "t": "x" * size} for number in range(90)]
+    for number in range(0, 90, 3):
+        path = write_jsonl(tmp_path / f"{number:02}.jsonl", texts[number : number + 3])
+        data = path.read_bytes()
+        data = data if number % 5 else data.removesuffix(b"\n")
+        path.write_bytes(data if number % 2 else b"\xef\xbb\xbf" + data)
+    (tmp_path / "31.jsonl").touch()
+    options: dict[str, Any] = {"batch_size": 7, "shuffle": None}
+
+    assert read_rows(tmp_path) == texts
+    reader = open_dataset(tmp_path, **options)
+    assert reader.num_rows == 90
+    batches = iter(reader)
+    first = next(batches).to_pylist() + next(batches).to_pylist()
+    again = open_dataset(tmp_path, **options)
+    again.load_state_dict(reader.state_dict())
+    assert first + [row for batch in again for row in batch.to_pylist()] == texts
+    for shuffle in (None, 1):
+        shards = [read_rows(tmp_path, shard=(n, 4), shuffle=shuffle) for n in range(4)]
+        assert sorted(row["id"] for shard in shards for row in shard) == list(range(90))
+        assert all(shards)
+
+    path = tmp_path / "30.jsonl"
+    path.write_text('{"id": 30, "t": "x"}\n\n{"id": 31, "t":\n')
+    with pytest.raises(DataError, match="malformed") as caught:
+        read_rows(tmp_path)
+    assert (caught.value.path, caught.value.place) == (str(path), "line 3")
+    reader = open_dataset(tmp_path, on_error="skip")
+    assert (reader.num_rows, reader.num_rows) == (88, sum(batch.num_rows for batch in reader))
+    (item,) = reader.stats.rejections
+    assert (item.path, item.place) == (str(path), "line 3")
+    if size > 10:
+        reader = open_dataset(tmp_path, on_error="skip")
+        (tmp_path / "00.jsonl").unlink()
+        assert sum(batch.num_rows for batch in reader) == 85
+        assert reader.stats.rejected_files == {str(tmp_path / "00.jsonl")}
 
 
 def test_a_single_file_of_another_split_is_refused(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ LATE: list[tuple[Any, Any, str, str]] = [
     (1, 1.5, "v", "int64 in earlier rows and double here"),
     ([1], [2.5], "v[]", "int64 in earlier rows and double here"),
     ({"a": 1}, {"a": 1.5}, "v.a", "int64 in earlier rows and double"),
-    ([1], [1, "x"], "v", "and an array of mixed types here"),
+    ([1], [1, "x"], "v", "and an array of mixed types, or an integer past 64 bits, here"),
     (2**53 + 1, 0.5, "v", "int64 in earlier rows"),
 ]
 

@@ -114,7 +114,7 @@ def test_a_record_is_drawn_in_place_until_ctrl_c_and_the_terminal_is_left_alone(
     unfinished: Path,
 ) -> None:
     with Terminal(unfinished.parent, "watch", unfinished, width=60) as terminal:
-        drawn = terminal.wait_for("full height")
+        drawn = terminal.wait_for("processes")
         assert "Data-bound (rate)" in drawn
         assert max(len(line) for line in re.split(r"\r?\n", plain(drawn))) < 60
         terminal.wait_for("\x1b[1A")  # the next moment is drawn over this one
@@ -122,7 +122,7 @@ def test_a_record_is_drawn_in_place_until_ctrl_c_and_the_terminal_is_left_alone(
         assert terminal.wait() == 0
         assert OTHER_SCREEN not in drawn + terminal.text
         last, _, after = plain(terminal.text).partition("Watched until Ctrl-C.")
-        assert "full height" in last
+        assert "processes" in last
         assert "Every figure" in after
 
 
@@ -145,7 +145,7 @@ def test_run_live_shows_the_command_and_its_output_and_ends_as_it_ends(tmp_path:
     (tmp_path / "loop.py").write_text(LOOP)
     command = ("measure", "--live", "--output", "run", "--", sys.executable, "loop.py")
     with Terminal(tmp_path, *command) as terminal:
-        terminal.wait_for("tokens/s")
+        terminal.wait_for("rows/s")
         terminal.wait_for("batch 50")
         (tmp_path / "stop").write_text("")
         assert terminal.wait() == 7

@@ -9,9 +9,11 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import pickle
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,8 @@ import torch
 
 from fast_axolotl.axolotl import fingerprints, patching
 from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint, mismatch
-from fast_axolotl.axolotl.patching import Patchwork, Replacement, Unfamiliar
-from fast_axolotl.axolotl.self_check import Check, Different
+from fast_axolotl.axolotl.patching import Different, Patchwork, Replacement, Unfamiliar
+from fast_axolotl.axolotl.self_check import Check
 
 HOST = {
     "patchhost/__init__.py": "",
@@ -285,6 +287,7 @@ def test_modules_that_imported_by_name_are_swept_and_every_original_comes_back(
     assert set(states(patchwork).values()) == {"waiting"}
     patchwork.apply(work)
     assert (kept(), work.double(2)) == (4, ("ours", 2, 2))
+    assert set(states(patchwork).values()) == {"active"}
 
 
 def test_a_wrong_fingerprint_of_a_function_or_a_helper_disables_exactly_one_replacement(
@@ -493,6 +496,25 @@ def test_a_sampler_is_compared_on_a_copy_and_equal_results_of_many_kinds_are_equ
     assert pair(stock, stock, "state:self", thing)[1] == ""
     assert "value" in pair(stock, lambda self: 1, "state:self", thing)[1]
     assert thing.value == 2
+
+
+def test_only_written_files_need_a_folder_and_what_a_killed_check_left_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, other = (tmp_path / f"fast-axolotl-check-{name}" for name in ("left", "other"))
+    left.mkdir()
+    other.mkdir()
+    os.utime(left, (0, 0))
+
+    def write(cfg: dict[str, Any], rows: Any) -> None:
+        seen.append({*map(str, tmp_path.iterdir())})
+        Path(cfg["dataset_prepared_path"], "a").write_text(repr(rows))
+
+    seen: list[Any] = []
+    assert pair(write, write, "folder:rows", {}, [1])[1] == ""
+    assert [str(left) in names for names in seen] == [False, False]
+    assert [*tmp_path.iterdir()] == [other]
 
 
 def test_datasets_are_compared_in_every_call_and_rows_far_into_them_later() -> None:

@@ -93,7 +93,7 @@ def test_work_is_no_communication_and_what_is_not_known_is_no_zero() -> None:
     assert window.exposed_communication_seconds is None
     assert "between the 2 ranks" in window.reasons["exposed_communication_seconds"]
     window = window_of([work, host("gloo:all_reduce", 0, 2)], t=1.0, steps=1, world_size=2)
-    assert window.num_collectives == 1
+    assert len(window.collectives) == 1
 
 
 def test_events_are_read_from_the_profiler_s_raw_results() -> None:

@@ -136,7 +136,7 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}
     assert deciding == {"tokens_per_second", "start_to_step_seconds", "duration_seconds"}
     notes = " ".join(found.matrix.notes)
-    assert "Rows that decide: real tokens, time to first step, whole run." in notes
+    assert "Primary metrics: real tokens, time to first step, whole run." in notes
     found = run(wanted, tmp_path / "loud", launch(0.02))
     assert "30.66 s); training speed shows no clear change.\n" in found.paragraph
     assert "a change in training speed of" in found.paragraph

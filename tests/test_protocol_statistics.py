@@ -135,7 +135,7 @@ def test_chance_makes_a_row_better_or_worse_in_one_of_twenty_matrices(
     assert labelled / 1000 < 0.06
     labels = [row.label for row in judged.rows if row.name in ("tokens_per_second", *TIMES)]
     assert describe_judgement(judged).startswith(
-        f"Rows that decide: {', '.join(labels)}. Any other row"
+        f"Primary metrics: {', '.join(labels)}. Any other row"
     )
 
 

@@ -39,7 +39,7 @@ from fast_axolotl.record import (
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY
 from fast_axolotl.record.codec import from_plain
 from fast_axolotl.record.folder import _KINDS, dump_line, parse_line
-from fast_axolotl.record.schema import Phase, SlowFetch
+from fast_axolotl.record.schema import Phase
 from support.protocol import write_lines as write
 from support.records import make_run
 
@@ -56,7 +56,6 @@ BLOCK = StepBlock(
     spans={"log": 0.5},
     host_waits={"3": 2},
     step_times={"4": 2},
-    slow=(SlowFetch(fetch=1, row=4, seconds=0.2),),
     walls=(0.5, 0.5),
 )
 EVERY = [
@@ -122,11 +121,6 @@ def test_lines_and_fields_of_a_later_version_are_passed_over() -> None:
     assert parse_line('{"kind": "hologram", "t": 1}') is None
     found = parse_line('{"kind": "mark", "t": 1, "name": "x", "colour": "red"}')
     assert found == Mark(t=1, name="x")
-    slow = {"fetch": 3, "row": 9, "seconds": 0.5}
-    line = json.loads(dump_line(BLOCK)) | {"slow": [slow | {"colour": "red"}]}
-    found = parse_line(json.dumps(line))
-    assert isinstance(found, StepBlock)
-    assert found.slow == (SlowFetch(**slow),)
 
 
 def test_a_run_is_read_by_rank_and_kind(tmp_path: Path) -> None:
@@ -276,7 +270,7 @@ def test_histograms_fold_the_same_way_however_they_are_cut(
     assert sum(count for _, count in merged.items()) == merged.count == len(first) + len(second)
 
 
-DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
+DOCS = sorted((Path(__file__).parents[1] / "docs").glob("metrics*.md"))
 
 
 def test_a_summary_has_every_figure_of_the_catalogue_and_nothing_twice() -> None:
@@ -303,16 +297,17 @@ def test_units_are_ones_that_a_value_can_be_written_in() -> None:
 
 def test_the_documentation_explains_every_figure_in_short_sentences() -> None:
     """What it tells, how it is measured, when it is blank or misleading: a paragraph each."""
-    text = DOCS.read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in DOCS)
     sections = {}
-    for title, body in re.findall(r"(?ms)^#### (.+?)\n\n(.+?)(?=\n#|\Z)", text):
+    for title, body in re.findall(r"(?ms)^### (.+?)\n\n(.+?)(?=\n#|\Z)", text):
         sections |= dict.fromkeys(re.findall(r"`(\w+)`", title), body.strip())
     assert set(sections) == set(FIGURES)
     names = [item.name for item in fields(RunSummary) if item.name != "figures"]
     assert [name for name in names if f"`{name}`" not in text] == []
     directions = {"higher": "; higher is better.", "lower": "; lower is better.", "": "."}
     for name, figure in FIGURES.items():
-        tells, method, caveat = (" ".join(part.split()) for part in sections[name].split("\n\n"))
+        parts = re.split(r"\n\n- |\n- ", sections[name])
+        tells, method, caveat = (" ".join(part.split()) for part in parts)
         label = figure.label if "Label: " in tells else figure.label.split(", ")[-1]
         assert re.search(rf"Labels?: .*[*]([^*]*, )?{re.escape(label)}[*]", tells), name
         unit = "percent" if figure.unit == "share" else figure.unit

@@ -349,7 +349,7 @@ class Nvml(ModuleType):
         self.nvmlInit = lambda: None
         self.nvmlDeviceGetCount = lambda: self.count
         self.nvmlDeviceGetHandleByIndex = lambda index: index
-        self.nvmlDeviceGetName = lambda handle: "NVIDIA H200" if handle else b"NVIDIA H200"
+        self.nvmlDeviceGetName = lambda handle: "NVIDIA H200"
         for name, value in {
             "UtilizationRates": SimpleNamespace(gpu=87),
             "MemoryInfo": SimpleNamespace(used=5_000_000_000, total=9_000_000_000),

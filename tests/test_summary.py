@@ -274,7 +274,7 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     unsteady = summarise(make_run(make_rank(fetches=0), system=make_system()))
     for name in ("working_set_bytes", "rss_bytes"):
         assert getattr(unsteady, name) is None
-        assert unsteady.reasons[name] == "no step of the steady phase was recorded"
+        assert "too few samples" in unsteady.reasons[name]
     assert summarise(make_run(system=make_system())).working_set_bytes == 4 * GIGABYTE
 
 
@@ -286,7 +286,7 @@ def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
     system.samples[1] = replace(system.samples[1], pss_bytes=4 * GIGABYTE)
     summary = summarise(make_run(rank, system=system))
     assert (summary.working_set_peak_bytes, summary.limit_share) == (None, None)
-    assert "not sampled after the first step" in summary.reasons["working_set_peak_bytes"]
+    assert "too few samples" in summary.reasons["working_set_peak_bytes"]
     assert summary.reasons["limit_share"] == "the peak working set or the limit is not known"
     assert summarise(make_run(system=system)).working_set_peak_bytes == 4 * GIGABYTE
     system.samples[2] = replace(system.samples[2], pss_bytes=4 * GIGABYTE)

@@ -46,8 +46,8 @@ STACKS = (
 
 ABOUT_VERSIONS = ("axolotl", "transformers", "datasets", "trl", "accelerate", "torch")
 
-NEEDS_A_GPU = re.compile(r"(torch|xformers|deepspeed|mamba-ssm|flash-attn)\b", re.I)
-"""Requirements that are left out: torch is given, and no test needs the others."""
+NEEDS_A_GPU = re.compile(r"(xformers|deepspeed|mamba-ssm|flash-attn)\b", re.I)
+"""Requirements that are left out: no test needs them."""
 
 NO_CUDA = ('raise AssertionError("Torch not', 'raise RuntimeError("Torch not')
 
@@ -56,7 +56,7 @@ TESTS = ("tests/test_axolotl_*.py", "tests/test_trl*.py")
 
 
 def make_environment(stack: str, folder: Path, torch: str) -> None:
-    """An environment with a release's own pins, whatever it says of torch, and our tests' needs."""
+    """An environment with a release's own pins, as pip gives it to a user, and our tests' needs."""
     if (folder / ".made").exists():
         return
     version, *others = stack.split("+")
@@ -64,16 +64,17 @@ def make_environment(stack: str, folder: Path, torch: str) -> None:
     downloads = folder / "downloads"
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     install = [*pip, "install", "--quiet"]
-    call([*install, "wheel", "setuptools", "packaging", f"torch=={torch}"])
+    # Releases that are built here need one; their own requirement decides which stays.
+    call([*install, "wheel", "setuptools", "packaging", torch or "torch"])
     download = [*pip, "download", "-q", "--no-deps", "--no-build-isolation", "-d"]
     call([*download, str(downloads), f"axolotl=={version}"])
     [release] = downloads.iterdir()
     wanted = [line for line in requirements(release) if not NEEDS_A_GPU.match(line)]
-    (folder / "requirements.txt").write_text("\n".join([*wanted, f"torch=={torch}"]))
+    (folder / "requirements.txt").write_text("\n".join([*wanted, torch]))
     call([*install, "-r", str(folder / "requirements.txt")])
     call([*install, "--no-deps", "--no-build-isolation", str(release)])
     if others:
-        call([*install, "--upgrade", *others, f"torch=={torch}"])
+        call([*install, "--upgrade", *others])
     call([*install, "pytest", "hypothesis", "psutil", "plotly", "wrapt", "typer", "rich"])
     if tuple(map(int, version.split(".")[:2])) < (0, 18):
         # A build with CUDA, which users have, says so where there is no GPU; these count on it.
@@ -124,7 +125,8 @@ def examine(stack: str, folder: Path, *, is_tested: bool) -> dict[str, Any]:
         if patch["reason"]:
             trial = ", and compared with stock first" if patch["state"] == "check" else ""
             reasons.setdefault(patch["name"], patch["reason"] + trial)
-    whole = [name for name, found in states.items() if set(found) == {"ready"}]
+    # Those that are compared first are active where the tests below find them equal.
+    whole = [name for name, found in states.items() if {"ready", "check"}.issuperset(found)]
     tests = {str(path.relative_to(REPOSITORY)) for glob in TESTS for path in REPOSITORY.glob(glob)}
     files = sorted(tests - {RUN, "tests/test_axolotl_matrix.py"})
     print(f"{stack}: {len(whole)} of {len(states)} active, {reasons}", flush=True)
@@ -207,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stack", action="append", help=f"one or more of, or like, {STACKS}")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "axolotl-matrix")
-    parser.add_argument("--torch", default="2.13.0", help="its version, with CUDA or without")
+    parser.add_argument("--torch", default="", help="like torch==2.12.1; default: what pip gives")
     parser.add_argument("--only-status", action="store_true", help="run no tests")
     options = parser.parse_args()
     path = newest_result()

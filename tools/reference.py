@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import typer.main
 
 from fast_axolotl.cli import app
-from fast_axolotl.record.catalogue import FIGURES, LEDGER
 
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "fast_axolotl"
@@ -37,7 +36,6 @@ def pages() -> dict[str, str]:
     return {
         "reference/cli.md": command_line(),
         "reference/api.md": python_names(),
-        "reference/figures.md": figures(),
     }
 
 
@@ -269,38 +267,6 @@ def _fields(node: ast.ClassDef) -> list[str]:
 
 def _origin(path: Path) -> list[str]:
     return ["", f"<small>`{path.relative_to(SOURCE.parent).as_posix()}`</small>"]
-
-
-# The figures
-
-
-def figures() -> str:
-    """The catalogue: what each figure is called, its unit, and why it is missing."""
-    directions = {"higher": "higher is better", "lower": "lower is better", "": "neither is better"}
-    lines = [
-        "# Figures",
-        "",
-        "Every figure that a record can hold. `show --json` uses the names, and so does "
-        "`compare --fail-if`. [How a run is measured](../metrics.md) explains each.",
-    ]
-    for figure in FIGURES.values():
-        lines += [
-            "",
-            f"### {figure.label} {{ #{figure.name} }}",
-            "",
-            f"`{figure.name}` · unit: {figure.unit} · {directions[figure.better]}",
-            "",
-            f"Without a value: {_text(figure.missing)}.",
-        ]
-    lines += ["", "## Parts of the wall clock", "", "The ledger divides the wall clock once, into:"]
-    lines += ["", *(f"- `{name}`: {label}" for name, label in LEDGER.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _text(text: str) -> str:
-    """Links lead to the page that explains; a name with underscores is no emphasis."""
-    text = text.replace("](#", "](../metrics.md#")
-    return text if "`" in text else re.sub(r"([<>_*])", r"\\\1", text)
 
 
 def _cell(text: str | None) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         parallel_hash_rows,
         unique_rows,
     )
+    from fast_axolotl.errors import FastAxolotlError
     from fast_axolotl.measure import Meter, measure
     from fast_axolotl.packing import (
         PackPlan,
@@ -50,6 +51,7 @@ __all__ = [
     "RUST_AVAILABLE",
     "CsvDialect",
     "DedupeSummary",
+    "FastAxolotlError",
     "Meter",
     "MixedReader",
     "PackPlan",
@@ -85,6 +87,7 @@ __all__ = [
 
 _HOMES = {
     "CsvDialect": "reading",
+    "FastAxolotlError": "errors",
     "MixedReader": "reading.mixing",
     "Reader": "reading",
     "detect_format": "reading",

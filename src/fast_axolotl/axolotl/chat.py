@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from fast_axolotl.axolotl.patching import Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.templates import Skeletons, Turn
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
@@ -134,8 +134,12 @@ def _prepare(strategy: Any, row: dict[str, Any]) -> tuple[list[str], _Row]:
     if strategy not in _SKELETONS:
         keys = ("content", prompter.template_thinking_key)
         _SKELETONS[strategy] = Skeletons(partial(_render, prompter), keys)
-    turns = strategy.get_conversation_thread(row)
-    tools = strategy._get_tools(row)
+    try:
+        turns = strategy.get_conversation_thread(row)
+        tools = strategy._get_tools(row)
+    except Exception as error:
+        # The first calls of stock, which may have written to the log by now.
+        raise Final(error) from error
     text = _render(prompter, turns, tools)
     # A turn that is a placeholder itself may be found elsewhere than in its place.
     is_explained = not any(sentinel in text for sentinel in _SENTINELS)
@@ -160,6 +164,8 @@ class _Row:
     text: str
     is_explained: bool
     """Whether its skeleton gives its text."""
+    warnings: list[str] = field(default_factory=list)
+    """For the log, once it is certain that stock does not write them."""
 
     def label(self, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
         """The ids that are trained on, and -100 for the others: ``_tokenize_single_prompt``."""
@@ -186,7 +192,7 @@ class _Row:
                     train = bool(detail) or bool(reasoning_detail)
             if not train and not finds_all_ends:
                 if index == len(turns) - 1:
-                    LOG.warning(_LAST_IS_NOT_TRAINED)
+                    self.warnings.append(_LAST_IS_NOT_TRAINED)
                 continue
             reasons = bool(thinking) and turn.get(thinking) is not None
             content_only = bool((detail or reasoning_detail) and reasons)
@@ -217,6 +223,8 @@ class _Row:
         for (option, _), place in zip(ends, last_ends, strict=True):
             if option == "last" and place != -1:
                 labels[place] = ids[place]
+        for line in self.warnings:
+            LOG.warning(line)
         return labels
 
     def find(
@@ -228,8 +236,6 @@ class _Row:
         reasoning_only: bool = False,
     ) -> tuple[int, int]:
         """Tokens of a turn, from and to, or twice -1: ``find_turn``."""
-        from axolotl.prompt_strategies.chat_template import LOG
-
         strategy, turns, spans = self.strategy, self.turns, []
         is_mistral = "mistral" in strategy.tokenizer.name_or_path.lower()
         if index == 0 and is_mistral and turns[0].get("role") == "system":
@@ -252,10 +258,11 @@ class _Row:
         if start >= len(offsets):
             raise Unfamiliar("a turn starts after the last token")
         if end < start:
-            LOG.warning(f"Content end boundary is before start boundary for turn {index}")
+            line = f"Content end boundary is before start boundary for turn {index}"
+            self.warnings.append(line)
             return -1, -1
         if end == start:
-            LOG.warning(
+            self.warnings.append(
                 f"Content end boundary is the same as start boundary for turn {index}. "
                 "This is likely an empty turn."
             )

@@ -47,7 +47,7 @@ _CHAT_ROWS = (*_TOKENIZER, *_TEMPLATES, _CHAT, "axolotl.utils.dict")
 _COLLATION = (_COLLATORS, "transformers.tokenization_utils_base", "transformers.utils.generic")
 _PACKS = (_MULTIPACK, "torch.utils.data.sampler")
 
-_STREAMS = _of(
+STREAMS = _of(
     "datasets.iterable_dataset:",
     "ArrowExamplesIterable BufferShuffledExamplesIterable FilteredExamplesIterable "
     "FormattedExamplesIterable IterableDataset.__init__ IterableDataset.filter "
@@ -58,9 +58,9 @@ _STREAMS = _of(
 """Hugging Face's streams: what is exchanged in them, and what is put around them."""
 
 
-def _replace(name: str, target: str, ours: str, *relies_on: str, check: str = "") -> Replacement:
+def _replace(name: str, target: str, ours: str, *relies_on: str, **options: str) -> Replacement:
     ours = f"fast_axolotl.{ours}" if "." in ours else f"fast_axolotl.axolotl.{ours}"
-    return Replacement(name=name, target=target, ours=ours, relies_on=relies_on, check=check)
+    return Replacement(name=name, target=target, ours=ours, relies_on=relies_on, **options)
 
 
 REPLACEMENTS: tuple[Replacement, ...] = (
@@ -157,15 +157,23 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         f"{_SFT}:_load_streaming_dataset",
         "streaming:load_streaming_dataset",
         *(f"{_STREAMING}:wrap_streaming_dataset", f"{_SFT}:_extract_pretraining_config"),
-        *_STREAMS,
+        *STREAMS,
+        proves="datasets",
     ),
     _replace(
         "stream",
         f"{_SFT}:_load_and_process_single_dataset",
         "streaming:load_and_process_single_dataset",
-        *(f"{_SHARED}:load_dataset_with_config", f"{_SFT}:_parse_dataset_type", *_STREAMS),
+        *(f"{_SHARED}:load_dataset_with_config", f"{_SFT}:_parse_dataset_type", *STREAMS),
+        proves="datasets",
     ),
-    _replace("stream", f"{_SHARED}:merge_datasets", "streaming:merge_datasets", *_STREAMS),
+    _replace(
+        "stream",
+        f"{_SHARED}:merge_datasets",
+        "streaming:merge_datasets",
+        *STREAMS,
+        proves="datasets",
+    ),
     *(
         _replace(
             f"trl-{trainer.lower()}",
@@ -182,6 +190,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "resume:init_training_state",
         *_of("transformers.trainer:Trainer", "_run_epoch _inner_training_loop"),
         "accelerate.data_loader:DataLoaderShard.__iter__",
+        proves="transformers",
     ),
     _replace(
         "keys",

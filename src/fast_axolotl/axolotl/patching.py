@@ -54,12 +54,25 @@ class NotAsked(Unfamiliar):
     """What the replacement is for was not asked for: nothing to report."""
 
 
+class Different(Exception):
+    """Ours gave another result than the host's function."""
+
+
 class Final(Exception):
-    """Carries an error past the point where the host's own function could still run instead."""
+    """Carries an error that the caller gets: the host's own function would raise it, too, or could
+    no longer run instead.
+
+    Workers send it to their parent, so all of it is in its arguments.
+    """
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+        super().__init__(error)
+
+    @property
+    def error(self) -> Exception:
+        """The error itself."""
+        error: Exception = self.args[0]
+        return error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +89,8 @@ class Replacement:
     """Other functions of the host, ``module:qualname``, or whole modules, that ours reproduces."""
     check: str = ""
     """How ``self_check`` compares both functions where a source is unknown; empty: not at all."""
+    proves: str = ""
+    """The package of which ours itself proves what it needs, or raises ``Different``."""
 
     @property
     def module(self) -> str:
@@ -210,9 +225,14 @@ class Patchwork:
             if ABSENT in self._known.get(item.target, ()):
                 return "absent", f"{item.target} does not exist in this release"
             return "skipped", f"{item.target} is missing"
-        reason = mismatch((item.target, *item.relies_on), self._known)
+        names = (item.target, *item.relies_on)
+        reason = mismatch(names, self._known)
         if not reason:
             return "active", ""
+        if item.proves:
+            others = [name for name in names if not name.startswith(f"{item.proves}.")]
+            unknown = mismatch(others, self._known)
+            return ("skipped", unknown) if unknown else ("check", reason)
         return ("check" if item.check else "skipped"), reason
 
     def _apply_one(self, item: Replacement, module: ModuleType) -> _Applied | None:
@@ -281,7 +301,7 @@ _ROWS: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
 def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
-    from fast_axolotl.axolotl.self_check import Check, Different
+    from fast_axolotl.axolotl.self_check import Check
 
     load = functools.cache(functools.partial(pkgutil.resolve_name, item.ours))
     check = Check(item.check, original) if item.check else None
@@ -294,26 +314,29 @@ def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> C
         changed = next(filter(_is_replaced, item.relies_on), None)
         if changed is None or record.state != "active":
             return
-        record.state = "check" if item.check else "skipped"
+        record.state = "skipped" if check is None else "check"
         record.reason = f"{changed} was replaced by other code"
-        if not item.check:
+        if check is None:
             raise Unfamiliar(record.reason)
 
     def answer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_first:
             require_known()
         ours = load()
-        if not record.reason or check is None:
+        if not record.reason:
             return ours(*args, **kwargs)
-        if threading.current_thread() is not threading.main_thread():
+        if check is None:
+            result = ours(*args, **kwargs)
+        elif threading.current_thread() is not threading.main_thread():
             # Others may draw random numbers meanwhile.
             raise Unfamiliar(f"{record.reason}, and another thread than the main one called it")
-        try:
-            check.before(ours, args, kwargs)
-        except Final as final:
-            raise Unfamiliar(f"it cannot be compared: {final}") from final
-        result = ours(*args, **kwargs)
-        check.after(result, args, kwargs)
+        else:
+            try:
+                check.before(ours, args, kwargs)
+            except Final as final:
+                raise Unfamiliar(f"it cannot be compared: {final}") from final
+            result = ours(*args, **kwargs)
+            check.after(result, args, kwargs)
         if record.state == "check":
             record.state = "active"
             record.reason += "; equal to stock on rows of this run"

@@ -138,10 +138,10 @@ def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     """A batch of conversations, for ``map``."""
     try:
         ids, labels = chat_rows(strategy, batch)
-    except Final as final:
-        raise final.error from None
+    except Final:
+        raise
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
-        return strategy.tokenize_prompt(batch)
+        return _stock(strategy.tokenize_prompt, batch)
     return _table(ids, labels, ends_with_mask=True)
 
 
@@ -181,18 +181,15 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         return result
 
     count = len(next(iter(batch.values())))
-    try:
-        ids, labels = tokenize_rows(
-            "tokenize",
-            count,
-            partial(_lazy_row, batch),
-            read,
-            partial(_encode, strategy),
-            build,
-            stock,
-        )
-    except Final as final:
-        raise final.error from None
+    ids, labels = tokenize_rows(
+        "tokenize",
+        count,
+        partial(_lazy_row, batch),
+        read,
+        partial(_encode, strategy),
+        build,
+        stock,
+    )
     return _table(ids, labels)
 
 
@@ -200,8 +197,10 @@ def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     """A batch of texts, for ``map``."""
     try:
         ids = _completions(strategy, batch)
+    except Final:
+        raise
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
-        return strategy.tokenize_prompt(batch)
+        return _stock(strategy.tokenize_prompt, batch)
     return _table(ids, ids)
 
 
@@ -227,7 +226,7 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
         else:
             num_odd += 1
             row = {name: values[index : index + 1] for name, values in prompt.items()}
-            pieces += strategy.tokenize_prompt(row).get("input_ids", [])
+            pieces += _stock(strategy.tokenize_prompt, row).get("input_ids", [])
     if num_odd:
         tally("tokenize", "a text is empty or not a str", num_odd)
     return pieces
@@ -242,7 +241,7 @@ def transform_rows(
     given = {} if tokenizer is None else {"tokenizer": tokenizer}
     results = []
     for index in range(len(next(iter(batch.values())))):
-        result = function(_lazy_row(batch, index), **given)
+        result = _stock(partial(function, **given), _lazy_row(batch, index))
         if isinstance(result, LazyDict):
             untouched = result.keys_to_format
             result = {name: value for name, value in result.data.items() if name not in untouched}
@@ -274,6 +273,14 @@ def _lazy_row(batch: Mapping[str, Any], index: int) -> Any:
 
     cell = _Cell(batch, list(batch), index)
     return LazyRow(cell, cell)
+
+
+def _stock(function: Callable[..., Any], row: Any) -> Any:
+    """What stock's own function gives for a row or a batch; its errors are the caller's."""
+    try:
+        return function(row)
+    except Exception as error:
+        raise Final(error) from error
 
 
 def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar, worker_id
+from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar, warn, worker_id
 from fast_axolotl.axolotl.streaming import BoundedDataset, drawn_from, random_state
-from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.errors import MissingExtraError, UsageError
 
 try:
     from transformers import TrainerCallback
@@ -108,6 +108,8 @@ class Watch:
     """What a checkpoint says; the first iteration begins there."""
     is_endless: bool = False
     """The end of the files is followed by the next epoch, as one stream."""
+    start: int = 0
+    """Batches of this epoch that earlier runs were given."""
     position: dict[str, Any] = field(default_factory=dict)
     """Of the last batch that was handed out, in the form of the file."""
     ahead: deque[tuple[Any, dict[str, Any]]] = field(default_factory=deque)
@@ -128,6 +130,11 @@ class Watch:
             settled = {**settled, **needs}
         return {**settled, "is_finished": is_finished, "trained": settled["batches"]}
 
+    def is_followed(self, batches: int) -> bool:
+        """Whether a step was given so many batches, one more being fetched, or the epoch ended."""
+        handed_out = self.position.get("batches", -1) - self.start
+        return handed_out == batches or bool(self.position and self.loader.end_of_dataloader)
+
     def _iterate(self) -> Iterator[Any]:
         resumed, self.resumed = self.resumed, None
         self.owner.watch = self
@@ -135,6 +142,7 @@ class Watch:
         self.position = _start(int(self.dataset.epoch), random_state())
         if resumed is not None:
             self.position = {key: resumed[key] for key in self.position}
+        self.start = self.position["batches"]
         return self._fetch(self._open(is_resumed=resumed is not None))
 
     def _open(self, *, is_resumed: bool) -> Iterator[Any]:
@@ -206,12 +214,14 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
         }
         self.resumed: dict[str, Any] | None = None
         self.watch: Watch | None = None
+        self.unproven: Watch | None = None
+        """The watch before the first step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Watches the loader of this training."""
         loader: Any = known.get("train_dataloader")
         dataset = bounded_dataset(getattr(loader, "dataset", None))
-        self.watch = None
+        self.watch = self.unproven = None
         is_shared, is_dispatcher = self.identity["ranks"] > 1, hasattr(loader, "split_batches")
         is_watched = hasattr(loader, "base_dataloader") and not (is_shared and is_dispatcher)
         if dataset is not None and is_watched:
@@ -220,10 +230,24 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
             is_endless = is_shared and loader.dataset is dataset
             is_endless = is_endless and args.gradient_accumulation_steps > 1
             is_new_epoch = self.resumed is None or self.resumed["is_finished"]
-            Watch(loader, dataset, self, None if is_new_epoch else self.resumed, is_endless)
+            resumed = None if is_new_epoch else self.resumed
+            self.unproven = Watch(loader, dataset, self, resumed, is_endless)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """The trainer counts from the resumed batch; the logged epoch counts them all."""
+        """The trainer counts from the resumed batch; the logged epoch counts them all.
+
+        After the first step: trainer and loader have to work together as known ones do.
+        """
+        watch, self.unproven = self.unproven, None
+        if watch is not None and not watch.is_followed(args.gradient_accumulation_steps):
+            self.watch = None
+            text = "this transformers or accelerate reads batches in a way unknown to fast-axolotl"
+            if self.resumed:
+                raise UsageError(
+                    f"{text}, so the data does not resume at the right row; set "
+                    "FAST_AXOLOTL_SKIP=resume, and the trainer replays the data"
+                )
+            warn("fast-axolotl: %s: checkpoints hold no position of the data", text)
         resumed, batches = self.resumed, state.max_steps * args.gradient_accumulation_steps
         if resumed and not resumed["is_finished"] and int(state.epoch) == resumed["epoch"]:
             trained = round((state.epoch - resumed["epoch"]) * batches) + resumed["trained"]

@@ -30,15 +30,19 @@ import copy
 import inspect
 import logging
 import random
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fast_axolotl.axolotl.patching import Different, Unfamiliar
 
 _FIRST = 8
 _LONGEST = 8
@@ -49,11 +53,10 @@ _FEW = 4
 _EVERY = 64
 """Calls, or thousands of rows, between two later looks."""
 
+_PREFIX = "fast-axolotl-check-"
+_DEAD_SECONDS = 3600.0
+
 _PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
-
-
-class Different(Exception):
-    """Ours gave another result than the host's function."""
 
 
 class Check:
@@ -109,14 +112,23 @@ class Check:
             if self._kind == "state":
                 given.arguments[self._name] = copy.copy(bound.arguments[self._name])
             value = given.arguments.get(self._name)
-            with _unseen(given), tempfile.TemporaryDirectory() as folder:
-                if self._kind == "folder":
+            with _unseen(given), _folder(self._kind == "folder") as folder:
+                if folder:
                     cfg = given.arguments["cfg"]
                     own = {"dataset_prepared_path": folder, "push_dataset_to_hub": None}
                     given.arguments["cfg"] = type(cfg)({**cfg, **own})
-                result = function(*given.args, **given.kwargs)
-                files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-                written = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+                try:
+                    result = function(*given.args, **given.kwargs)
+                except Exception as error:
+                    if function is self._stock:
+                        raise Unfamiliar("stock fails on rows of this call") from error
+                    raise
+                files = sorted(Path(folder).rglob("*") if folder else ())
+                written = {
+                    str(path.relative_to(folder)): path.read_bytes()
+                    for path in files
+                    if path.is_file()
+                }
                 state = vars(value) if self._kind == "state" else value
                 outcomes.append([result, state, written, _random_state(given)])
         for wanted, found in zip(*outcomes, strict=True):
@@ -217,6 +229,23 @@ def _unseen(bound: inspect.BoundArguments) -> Iterator[None]:
             sys.modules["torch"].set_rng_state(before[2])
         if before[3] is not None:
             _generator(bound).set_state(before[3])
+
+
+@contextmanager
+def _folder(is_needed: bool) -> Iterator[str]:
+    """The name of an empty folder, if one is needed. What a killed process left goes an hour later.
+
+    A check takes seconds, and the folders of other machines may look as if nobody had them.
+    """
+    if not is_needed:
+        yield ""
+        return
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _DEAD_SECONDS:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        yield folder
 
 
 def _random_state(bound: inspect.BoundArguments) -> list[Any]:

@@ -15,7 +15,8 @@ made under the random state that it was made under before. The shuffle keeps whi
 number, and reads them again from the oldest on: nothing is lost or doubled. A resume reads the file
 it stopped in from its beginning and drops the rows before; earlier files are not opened.
 
-Without the switch, and for datasets that are not plainly files: ``Unfamiliar``.
+Releases of datasets whose source is unknown are first compared with, on the files in hand: see
+``_require_equal``. Without the switch, and for datasets that are not plainly files: ``Unfamiliar``.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar, worker_id
+from fast_axolotl.axolotl.fingerprints import mismatch
+from fast_axolotl.axolotl.patches import KNOWN, STREAMS
+from fast_axolotl.axolotl.patching import Different, NotAsked, Unfamiliar, worker_id
 from fast_axolotl.errors import MissingExtraError
 
 try:
-    from datasets import IterableDataset, IterableDatasetDict
+    from datasets import IterableDataset, IterableDatasetDict, concatenate_datasets
     from datasets import iterable_dataset as hf
 except ImportError as error:
     raise MissingExtraError(
@@ -49,11 +53,20 @@ tokenised, so much text takes ten to twenty times its size for a moment."""
 _PLAIN = {"Value", "List", "LargeList", "Sequence", "ClassLabel", "dict", "list"}
 """Kinds of features whose values are what they are stored as."""
 
+_PROVEN_ROWS = 48
+"""Rows that are compared where the source of Hugging Face's streams is unknown."""
+
 _MARK_ROWS = 1000
 """A shuffle notes its source's position every so many rows."""
 
 _DRAWN_TOGETHER = 1000
 """Hugging Face draws the places of a shuffle in blocks of this many."""
+
+_DRAWS_HALVES = "permutation" in hf.BufferShuffledExamplesIterable.__iter__.__code__.co_names
+"""How this release of datasets shuffles."""
+
+_CHUNKS = 10
+"""That Hugging Face fills a buffer with, where it is permuted."""
 
 _NUMBER_BYTES = 4
 
@@ -188,7 +201,35 @@ def bounded_files(loaded: Any, cfg: Any) -> BoundedDataset:
     stamp = hashlib.sha256(repr((files or paths, remote)).encode()).hexdigest()[:16]
     identity = {**{key: cfg.get(key) for key in _DECIDING}, "files": stamp}
     buffer_bytes = cfg.get("fast_axolotl_buffer_bytes") or BUFFER_BYTES
-    return bounded(loaded, FileRows.like(examples), buffer_bytes, identity)
+    rows = FileRows.like(examples)
+    if mismatch(STREAMS, KNOWN):
+        _require_equal(loaded, bounded(loaded, rows, sys.maxsize, identity))
+    return bounded(loaded, rows, buffer_bytes, identity)
+
+
+def _require_equal(theirs: Any, ours: BoundedDataset) -> None:
+    """``Different`` where the first rows of Axolotl's pipelines differ, or after a resume."""
+
+    def mapped(dataset: Any) -> Any:
+        return dataset.map(lambda rows: rows, batched=True, batch_size=7)
+
+    def shuffled(dataset: Any) -> Any:
+        return mapped(dataset.shuffle(seed=1, buffer_size=2 * _CHUNKS))
+
+    def merged(dataset: Any) -> Any:
+        both = concatenate_datasets([mapped(dataset), mapped(dataset)])
+        if dataset is ours:
+            both = bounded(both, both._ex_iterable, ours.buffer_bytes, ours.identity)
+        return both.shuffle(seed=1, buffer_size=2 * _CHUNKS)
+
+    is_refused = _DRAWS_HALVES and ours.num_shards > 1
+    for make in (mapped, merged, *[shuffled] * (not is_refused)):
+        wanted, found, resumed = make(theirs), make(ours), make(ours)
+        rows = list(islice(found, _PROVEN_ROWS // 2))
+        resumed.load_state_dict(json.loads(json.dumps(found.state_dict())))
+        rows += islice(resumed, _PROVEN_ROWS - len(rows))
+        if repr(rows) != repr(list(islice(wanted, _PROVEN_ROWS))):
+            raise Different("the first rows of a stream, shuffled, mapped and resumed")
 
 
 def _keeps_bound(name: str) -> Callable[..., Any]:
@@ -213,6 +254,10 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
     def shuffle(self, *args: Any, **kwargs: Any) -> Any:
         """As Hugging Face's; the buffer is also full at ``buffer_bytes``."""
         shuffled = super().shuffle(*args, **kwargs)
+        if _DRAWS_HALVES and type(self._ex_iterable) is FileRows:
+            rows = shuffled._ex_iterable.buffer_size
+            if self.num_shards > 1 or rows % max(1, rows // _CHUNKS):
+                raise Unfamiliar("datasets 5 shuffles several files in chunks")
         examples = BoundedShuffle.like(shuffled._ex_iterable, self.buffer_bytes)
         return bounded(shuffled, examples, self.buffer_bytes, self.identity)
 
@@ -307,6 +352,10 @@ class BoundedShuffle(_Kept, hf.BufferShuffledExamplesIterable):  # type: ignore[
         return hf._BaseExamplesIterable.load_state_dict(self, state_dict)
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        return self._halves() if _DRAWS_HALVES else self._singles()
+
+    def _singles(self) -> Iterator[Any]:
+        """Until datasets 5: each row that enters takes the place of a random one, which leaves."""
         state: dict[str, Any] = self._state_dict or _nothing_held()
         rng, resumed_at = deepcopy(self.generator), state["next"]
         draws = _Draws(rng, self.buffer_size, state)
@@ -332,6 +381,39 @@ class BoundedShuffle(_Kept, hf.BufferShuffledExamplesIterable):  # type: ignore[
             state["drained"] += 1
             yield row
 
+    def _halves(self) -> Iterator[Any]:
+        """From datasets 5 on: a full buffer is permuted, and its first half leaves."""
+        state: dict[str, Any] = self._state_dict or _nothing_held()
+        rng, resumed_at = deepcopy(self.generator), state["next"]
+        if state["block"]:
+            rng.bit_generator.state = state["block"]
+        buffer = _Buffer(state)
+
+        def leave() -> Iterator[Any]:
+            order = rng.permutation(len(buffer.rows)).tolist()
+            for place in order[state["drained"] : len(order) - state["kept"]]:
+                state["drained"] += 1
+                yield buffer.rows[place]
+            buffer.keep(order[len(order) - state["kept"] :])
+            state.update(block=rng.bit_generator.state, kept=None, drained=0)
+
+        for number, row in self._numbered(state):
+            if number < resumed_at:
+                buffer.refill(number, row)
+                continue
+            if state["kept"] is not None:
+                yield from leave()
+            buffer.put(number, row, _weigh(row[1]), len(buffer.rows))
+            count = len(buffer.rows)
+            if count >= self.buffer_size or buffer.size >= self.budget:
+                state.update(block=rng.bit_generator.state, kept=min(count, self.buffer_size) // 2)
+                yield from leave()
+        if state["kept"] is not None:
+            yield from leave()
+        if buffer.rows:
+            state.update(block=rng.bit_generator.state, kept=0)
+            yield from leave()
+
     def _numbered(self, state: dict[str, Any]) -> Iterator[tuple[int, Any]]:
         """Rows and their numbers, from the oldest mark on; marks the source's positions."""
         keeps = self._state_dict is not None
@@ -356,7 +438,8 @@ class BoundedShuffle(_Kept, hf.BufferShuffledExamplesIterable):  # type: ignore[
 
 def _nothing_held() -> dict[str, Any]:
     """No lists: Hugging Face merges a loaded state into this one, lists item by item."""
-    return {"held": None, "marks": None, "next": 0, "drained": 0, "block": None, "drawn": 0}
+    counts = {"next": 0, "drained": 0, "drawn": 0}
+    return {"held": None, "marks": None, "block": None, "kept": None, **counts}
 
 
 class _Draws:
@@ -416,6 +499,12 @@ class _Buffer:
             self.rows[place], self.held[place], self.sizes[place] = row, number, size
         self.size += size
         self._state["next"] = number + 1
+
+    def keep(self, places: list[int]) -> None:
+        """Takes all others out, and brings these into this order."""
+        for column in (self.rows, self.held, self.sizes):
+            column[:] = [column[place] for place in places]
+        self.size = sum(self.sizes)
 
     def drop(self, place: int) -> None:
         """Takes a row out; the last one moves up."""

@@ -31,6 +31,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -44,7 +45,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from fast_axolotl.axolotl.patching import LOG, MARK, Unfamiliar
+from fast_axolotl.axolotl.patching import LOG, MARK, Final, Unfamiliar
 
 BATCH_ROWS = 1000
 """As ``map`` writes them in any case."""
@@ -173,7 +174,7 @@ def _in_processes(
                 for count in _make_shards(dataset, function, mine):
                     sender.send(count)
             except Exception as error:  # noqa: BLE001  the owner raises it
-                sender.send(error)
+                sender.send((error, traceback.format_exc()))
 
     workers: dict[Any, Any] = {}
     try:
@@ -193,11 +194,16 @@ def _in_processes(
                     running.remove(receiver)
                     workers[receiver].join()
                     code = workers[receiver].exitcode
-                    content = RuntimeError(f"a tokenising worker died with exit code {code}")
-                    if not code:
-                        continue
-                if isinstance(content, Exception):
-                    raise content
+                    if code:
+                        raise RuntimeError(
+                            f"a tokenising worker died with exit code {code}"
+                        ) from None
+                    continue
+                if isinstance(content, tuple):
+                    error, place = content
+                    shown = error.error if isinstance(error, Final) else error
+                    shown.__cause__ = RuntimeError(f"in a tokenising worker:\n{place}")
+                    raise error
                 update(content)
     finally:
         for process in workers.values():

@@ -102,6 +102,8 @@ class _Watched(Dataset):  # type: ignore[misc]
         if change is not None:
             try:
                 result = _run(dataset, name, function, change, *args, **options)
+            except Final as final:
+                raise final.error from None
             except Exception as error:  # noqa: BLE001  whatever it was, TRL's own pass decides
                 kind = "" if isinstance(error, Unfamiliar) else f"{type(error).__name__}: "
                 tally(self.switch, f"{function.__name__}: {kind}{error}", len(dataset))
@@ -240,7 +242,14 @@ def _tokenize(batch: _Batch) -> Columns:
     recorder = _Recorder(batch.options["processing_class"])
     options = {**batch.options, "processing_class": recorder}
     for row in rows:
-        batch.function(dict(row), **options)
+        try:
+            batch.function(dict(row), **options)
+        except Exception:
+            try:
+                batch.function(dict(row), **batch.options)
+            except Exception as error:
+                raise Final(error) from error
+            raise
     recorder.tokenize()
     changed = [dict(row) for row in rows]
     results = [batch.function(row, **options) for row in changed]

@@ -42,7 +42,8 @@ _PACKAGE = Path(__file__).parents[1]
 def doctor(as_json: AsJson = False) -> None:
     """Show what is installed, what is accelerated, and what cannot be measured here.
 
-    Every gap comes with its cure. The exit code is 1 if the installation is broken, otherwise 0.
+    Each gap is listed with what to do about it. The exit code is 1 if the installation is broken,
+    otherwise 0.
     """
     from fast_axolotl.axolotl import status_line
 

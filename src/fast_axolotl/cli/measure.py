@@ -40,7 +40,7 @@ PeakTflops = Annotated[
 ]
 ProfileSteps = Annotated[int, Option(help="Number of steps to profile with torch.profiler.", min=0)]
 NoStacks = Annotated[
-    bool, Option("--no-stacks", help="Do not look at Python stacks: no phases, no lines of code.")
+    bool, Option("--no-stacks", help="Do not sample Python stacks: no phases, no lines of code.")
 ]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Do not print the summary at the end.")]
 

@@ -44,7 +44,7 @@ def protocol(
     streaming: Annotated[bool, Option("--streaming", help="Also compare streaming.")] = False,
     dedupe: Annotated[bool, Option("--dedupe", help="Also time dedupe on your rows.")] = False,
     pairs: Annotated[
-        int, Option(help="Most measured runs of each variant; fewer if 3 or more are clear.", min=1)
+        int, Option(help="Largest number of pairs; ends earlier if the answer is clear.", min=1)
     ] = 10,
     warmup: Annotated[int, Option(help="Runs of each variant that do not count.", min=0)] = 1,
     matters: Matters = None,
@@ -173,7 +173,7 @@ def compare(
     found = compare_folders(first, second, arm=arm, limits=limits, is_single=single, matters=least)
     checks = [(check.sentence, check.is_broken) for check in found.checks]
     document = comparison_document(
-        found.matrix, alarms=found.alarms, notes=found.notes, checks=checks
+        found.matrix, arms=found.arms, alarms=found.alarms, notes=found.notes, checks=checks
     )
     if as_markdown and not as_json:
         print(document_markdown(document), end="")

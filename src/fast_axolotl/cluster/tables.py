@@ -150,7 +150,7 @@ def dedupe_on(
 
 def _cut(dataset: Dataset, format: str, schema: pa.Schema, memory: int) -> Iterator[Share]:
     """All units of a dataset in shares, in order."""
-    units = dataset.units()
+    units = dataset.ungrouped().units()
     total = sum(unit.num_bytes for unit in units)
     share_bytes = max(_LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))
     groups: list[list[Unit]] = [[]]

@@ -39,23 +39,11 @@ PLUGIN = "fast_axolotl.integrations.axolotl.FastAxolotlPlugin"
 """What stands under ``plugins:``."""
 
 _RECORDED = (
-    "adapter",
-    "attn_implementation",
-    "base_model",
-    "context_parallel_size",
-    "dataset_prepared_path",
-    "dataset_use_rust_streaming",
-    "gradient_accumulation_steps",
-    "micro_batch_size",
-    "pad_to_sequence_len",
-    "pretraining_dataset",
-    "sample_packing",
-    "sequence_len",
-    "sequence_parallel_degree",
-    "streaming",
-    "streaming_multipack_buffer_size",
-    "tensor_parallel_size",
-    "torch_compile",
+    *("adapter", "attn_implementation", "base_model", "context_parallel_size"),
+    *("dataset_prepared_path", "dataset_use_rust_streaming", "gradient_accumulation_steps"),
+    *("micro_batch_size", "pad_to_sequence_len", "pretraining_dataset", "sample_packing"),
+    *("sequence_len", "sequence_parallel_degree", "streaming", "streaming_multipack_buffer_size"),
+    *("tensor_parallel_size", "torch_compile"),
 )
 """Keys that decide how fast the data comes and how long a step takes, beside what every trainer of
 transformers says."""
@@ -125,7 +113,7 @@ class FastAxolotlPlugin(BasePlugin):
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         """The callback that writes where a stream of ours is into checkpoints."""
         states = {patch.state for patch in status().patches if patch.name == "resume"}
-        if not cfg.get("dataset_use_rust_streaming") or states != {"active"}:
+        if not cfg.get("dataset_use_rust_streaming") or not states <= {"active", "check"}:
             return []
         from fast_axolotl.axolotl.resume import StreamCheckpoint, bounded_dataset
 

@@ -18,6 +18,7 @@ Does not look at activations: a model that skips layers, or runs one twice, is c
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -167,19 +168,17 @@ def _logical_shape(module: Any, parameter: Any) -> tuple[int, ...]:
 
 def _count_everything(model: Any) -> int:
     """All numbers that the model has, embeddings, biases and every expert included."""
-    seen: set[int] = set()
-    total = 0
-    for module in model.modules():
-        is_linear = _is_linear(module)
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            if is_linear and name == "weight":
-                total += module.in_features * module.out_features
-            else:
-                total += prod(_logical_shape(module, parameter))
-    return total
+    weights = {
+        id(parameter): (module, name == "weight" and _is_linear(module), parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    return sum(
+        module.in_features * module.out_features
+        if is_linear
+        else prod(_logical_shape(module, parameter))
+        for module, is_linear, parameter in weights.values()
+    )
 
 
 def _count_matrices(
@@ -305,16 +304,14 @@ def _read_dtype(model: Any) -> str:
         mixed = accelerate.AcceleratorState().mixed_precision
         if mixed in ("bf16", "fp16", "fp8"):
             return str(mixed)
-    sizes: dict[Any, int] = {}
+    sizes = Counter[Any]()
     for module in model.modules():
         compute = getattr(module, "compute_dtype", None)
         for parameter in module.parameters(recurse=False):
             kind = compute if isinstance(compute, torch.dtype) else parameter.dtype
             if kind.is_floating_point:
-                sizes[kind] = sizes.get(kind, 0) + parameter.numel()
-    if not sizes:
-        return "bfloat16"
-    kind = max(sizes, key=lambda dtype: sizes[dtype])
+                sizes[kind] += parameter.numel()
+    kind = max(sizes, key=sizes.__getitem__, default=torch.bfloat16)
     if kind is torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
     return str(kind)

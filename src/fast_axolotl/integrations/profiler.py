@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,7 +120,6 @@ def window_of(
         device_idle_seconds=idle_seconds,
         exposed_communication_seconds=exposed * _NANO if is_seen else None,
         collectives=tuple(round((event.end - event.start) * _NANO, 7) for event in begun),
-        num_collectives=len(begun),
         reasons=reasons,
     )
 
@@ -157,7 +157,7 @@ class WindowProfiler:
         self._seen = 0
         self._begun = time.perf_counter()
         self._profile: Any = None
-        self._mark: Any = None
+        self._mark = ExitStack()
         self._hook: Any = None
 
     def step_end(self) -> None:
@@ -182,7 +182,7 @@ class WindowProfiler:
             setattr(owner, name, original)
         done = self._seen - self._first - 1
         with self._meter.span("profile"):
-            self._end_mark()
+            self._mark.close()
             profile.profiler.acc_events = False  # a tree of them takes 50 times as long as the rest
             profile.stop()
             if done > 0:
@@ -243,11 +243,5 @@ class WindowProfiler:
         """What the profiler's own ``step()`` does, which wants a schedule and warns about it."""
         import torch
 
-        self._end_mark()
-        self._mark = torch.profiler.record_function(f"{STEP_MARK}{self._seen}")
-        self._mark.__enter__()
-
-    def _end_mark(self) -> None:
-        mark, self._mark = self._mark, None
-        if mark is not None:
-            mark.__exit__(None, None, None)
+        self._mark.close()
+        self._mark.enter_context(torch.profiler.record_function(f"{STEP_MARK}{self._seen}"))

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.integrations.parallelism import read_parallelism
@@ -316,71 +316,60 @@ class _TrainedDatasets:
     checked first; the second step, which follows the trained ones alone, tells.
 
     A dataset is held weakly. Where none that is known lives any more (a new one for each epoch),
-    the next one takes its place at once, if it is read at a line at which a known one was.
+    the next one takes its place at once, if a known one was read at the same line.
     """
 
     def __init__(self) -> None:
         self.was_checked = False
         """Whether one was read before the first step that is not trained on."""
-        self._known: dict[int, _Read] = {}
-        self._fetched: dict[int, _Read] = {}
+        self._known: dict[int, Callable[[], Any]] = {}
+        """By ``id``, what tells whether it lives."""
+        self._fetched: dict[int, Callable[[], Any]] = {}
         """Since the last step."""
-        self._lines: set[tuple[str, int]] = set()
-        """Where the loops over trained datasets stand."""
+        self._lines: dict[int, tuple[str, int]] = {}
+        """Where the loops over datasets stand that are fetched from."""
+        self._trained_lines: set[tuple[str, int]] = set()
         self._num_steps = 0
 
     def is_trained(self, dataset: Any) -> bool:
         """Whether a dataset counts as trained on, by what is known now."""
-        if self._is_known(id(dataset)):
-            return True
-        self._known = {key: read for key, read in self._known.items() if read.held() is not None}
-        return not self._known and (not self._lines or _loop_line() in self._lines)
+        self._known = {key: held for key, held in self._known.items() if held() is not None}
+        if self._known:
+            return id(dataset) in self._known
+        return not self._trained_lines or _loop_line() in self._trained_lines
 
     def fetch(self, dataset: Any) -> None:
         """A dataset is fetched from."""
         key = id(dataset)
         if key in self._fetched:
             return
-        if self._is_known(key):
-            self._fetched[key] = self._known[key]
-            return
+        if key not in self._known:
+            self._lines[key] = _loop_line()
         try:
-            held: Callable[[], Any] = weakref.ref(dataset)
+            self._fetched[key] = weakref.ref(dataset)
         except TypeError:  # a list cannot be held weakly, and is taken to live on
-            held = lambda: True  # noqa: E731
-        self._fetched[key] = _Read(held, _loop_line())
+            self._fetched[key] = lambda: True
 
     def step(self) -> None:
         """An optimizer step follows what was fetched."""
         fetched, self._fetched = self._fetched, {}
         if not fetched:
             return
-        explained = {key: read for key, read in fetched.items() if self._is_known(key)}
+        explained = {key: held for key, held in fetched.items() if key in self._known}
         self._num_steps += 1
         if not explained:
             self._known.update(fetched)
         elif self._num_steps <= _SETTLING_STEPS:
             self.was_checked = len(explained) < len(self._known)
             self._known = explained
-        self._lines = {read.line for read in self._known.values()}
-
-    def _is_known(self, key: int) -> bool:
-        read = self._known.get(key)
-        return read is not None and read.held() is not None
-
-
-class _Read(NamedTuple):
-    """A dataset that is read."""
-
-    held: Callable[[], Any]
-    line: tuple[str, int]
-    """Where the loop over it stands."""
+        self._lines = {key: line for key, line in self._lines.items() if key in self._known}
+        self._trained_lines = set(self._lines.values())
 
 
 def _loop_line() -> tuple[str, int]:
     """Where the loop stands that fetches now: the innermost line that is no part of torch or ours.
 
-    A loop that is made of generators shares their line with all that they feed.
+    A loop over a generator has that one's line, whoever it feeds.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and _OF_LOADERS.search(frame.f_code.co_filename):

@@ -44,16 +44,9 @@ GIVEN_UP = "the training was aborted"
 """The error of a training whose end its trainer never reported."""
 
 _LOGGED = (
-    "stall_fraction",
-    "host_stall_fraction",
-    "device_stall_fraction",
-    "tokens_per_second",
-    "trainable_tokens_per_second",
-    "samples_per_second",
-    "steps_per_second",
-    "queue_depth",
-    "working_set_gb",
-    "is_warming",
+    *("stall_fraction", "host_stall_fraction", "device_stall_fraction", "tokens_per_second"),
+    *("trainable_tokens_per_second", "samples_per_second", "steps_per_second", "queue_depth"),
+    *("working_set_gb", "is_warming"),
 )
 """Those of ``Meter.current`` that go into a log: what changes and can be acted on."""
 

@@ -56,9 +56,6 @@ _PACKED_WITHOUT_MASK = (
     "packed batches have no attention mask, and the padding token is not known: set it with "
     "meter.settings(pad_token_id=…)"
 )
-_PACKED_ROWS = (
-    "rows are packed, and the start of the padding is not known: set meter.settings(pad_token_id=…)"
-)
 _NO_MASK = (
     "the batches hold no attention_mask of the same shape as input_ids: every position counts "
     "as real"
@@ -81,16 +78,9 @@ class BatchCount:
     sequence_squares: int = 0
 
     def __add__(self, other: BatchCount) -> BatchCount:
-        return BatchCount(
-            samples=self.samples + other.samples,
-            rows=add_known(self.rows, other.rows),
-            real_tokens=add_known(self.real_tokens, other.real_tokens),
-            trainable_tokens=add_known(self.trainable_tokens, other.trainable_tokens),
-            padded_tokens=add_known(self.padded_tokens, other.padded_tokens),
-            num_bytes=add_known(self.num_bytes, other.num_bytes),
-            sequence_tokens=self.sequence_tokens + other.sequence_tokens,
-            sequence_squares=self.sequence_squares + other.sequence_squares,
-        )
+        names = BatchCount.__slots__
+        sums: Any = {name: add_known(getattr(self, name), getattr(other, name)) for name in names}
+        return BatchCount(**sums)
 
 
 class BatchCounter:
@@ -203,7 +193,7 @@ class BatchCounter:
         elif mask is None:
             self._note(_PACKED_WITHOUT_MASK, "tokens_per_second")
             if "rows_per_second" not in self.reasons and _count_starts(positions, None) > shape[0]:
-                self._note(_PACKED_ROWS, "rows_per_second")
+                self._note(_PACKED_WITHOUT_MASK, "rows_per_second")
         if mask is not None:
             found.real_tokens = _count_nonzero(mask)
         is_full = mask is None or found.real_tokens == found.padded_tokens
@@ -223,13 +213,9 @@ def _find_sizes(part: Any, batch_size: int | None, depth: int = 3) -> Iterator[t
             yield int(part.shape[0]), len(part.shape)
     elif isinstance(part, list | tuple):
         seen = part if depth and len(part) < _MOST_PARTS and len(part) != batch_size else ()
+        if isinstance(part, list) and all(isinstance(one, list | tuple) for one in part):
+            seen = ()  # of rows
         inner = [size for one in seen for size in _find_sizes(one, batch_size, depth - 1)]
-        if inner and isinstance(part, list) and len(set(map(type, part))) == 1:
-            # Parts of a batch are alike in length; rows are of one dimension less, or of several.
-            is_one = len({first for first, _ in inner}) == 1
-            is_deep = inner[0][1] >= 2 - hasattr(part[0], "shape")
-            if isinstance(part[0], list | tuple) or not (is_one and is_deep):
-                inner = []
         is_flat = bool(part) and isinstance(part[0], int | float)
         yield from inner or [(len(part), 1 if is_flat else _ITEMS)]
     elif depth:

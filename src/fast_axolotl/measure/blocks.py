@@ -10,14 +10,10 @@ A block never holds steps of two phases, nor steps with and without device times
 the age of the run, from a second to a minute: a day of 50 ms steps takes some 2,700 lines and 6 MB.
 Where there are several ranks, the wait of every single step is kept as a byte, so that the steps of
 the ranks can be laid side by side however long the run is.
-
-A slow fetch is one that waits three times the median of all waits of the run so far, and at least a
-twentieth of a mean step: shorter ones cannot matter.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +25,7 @@ from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import Step
 from fast_axolotl.record import Histogram, StepBlock
 from fast_axolotl.record.arithmetic import ratio
-from fast_axolotl.record.schema import COUNTED, PhaseName, SlowFetch
+from fast_axolotl.record.schema import COUNTED, PhaseName
 from fast_axolotl.record.waits import WaitTotals, encode_waits
 
 _FOLD_EVERY_STEPS = 64
@@ -42,11 +38,6 @@ _LEAST_BLOCK_SECONDS, _MOST_BLOCK_SECONDS = 1.0, 60.0
 _BLOCK_SHARE = 1 / 300
 """Of the run's age, that a block is long."""
 _MOST_SINGLES = 64
-_MOST_SLOW = 8
-
-_LEAST_SLOW_SECONDS = 1e-4
-_SLOW_SHARE_OF_STEP = 0.05
-_SLOW_FACTOR = 3.0
 
 _RATES = {
     "samples_per_second": "samples",
@@ -75,14 +66,11 @@ class _Block:
         self.producing_seconds = 0.0
         self.host_waits, self.device_waits = Histogram(), Histogram()
         self.step_times = Histogram()
-        self.slow: list[tuple[float, int, int]] = []
-        """The slowest fetches, a heap: seconds, fetch, row."""
-        self.walls: list[float] = []
-        self.hosts: list[float] = []
-        self.devices: list[float] = []
+        self.singles: list[tuple[float, float, float]] = []
+        """Wall time, host and device wait of every step, as long as they are few."""
 
-    def add(self, step: Step, wall: float, slow_seconds: float | None) -> None:
-        """Add one step, and its fetches that waited at least so long to the slow ones."""
+    def add(self, step: Step, wall: float) -> None:
+        """Add one step."""
         host_wait, device_wait = step.host_wait_seconds, step.device_wait_seconds
         self.waits.add(wall, host_wait, device_wait, fetches=len(step.fetches))
         self.last = step
@@ -96,27 +84,22 @@ class _Block:
         self.produced += step.produced
         self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
-        if len(self.walls) <= _MOST_SINGLES:
-            self.walls.append(wall)
-            self.hosts.append(host_wait)
-            self.devices.append(device_wait or 0.0)
+        if len(self.singles) <= _MOST_SINGLES:
+            self.singles.append((_round(wall), _round(host_wait), _round(device_wait or 0.0)))
         if self.step_waits is not None:
             self.step_waits.append(host_wait if device_wait is None else device_wait)
-        for number, (row, wait_seconds, _) in enumerate(step.fetches):
+        for wait_seconds, _ in step.fetches:
             self.host_waits.add(wait_seconds)
-            if step.device_waits is not None:
-                wait_seconds = step.device_waits[number]
-                self.device_waits.add(wait_seconds)
-            if slow_seconds is not None and wait_seconds >= slow_seconds:
-                heapq.heappush(self.slow, (wait_seconds, step.first_fetch + number, row))
-                if len(self.slow) > _MOST_SLOW:
-                    heapq.heappop(self.slow)
+        for wait_seconds in step.device_waits or ():
+            self.device_waits.add(wait_seconds)
 
     def line(self, t: float, *, with_singles: bool) -> StepBlock:
         """The line of the steps so far."""
         waits, counted = self.waits, self.counted or BatchCount()
         has_device = self.first.device_waits is not None
-        with_singles = with_singles and waits.steps <= _MOST_SINGLES
+        walls = hosts = devices = None
+        if with_singles and waits.steps <= _MOST_SINGLES:
+            walls, hosts, devices = zip(*self.singles, strict=True)
         return StepBlock(
             t=t,
             phase=self.first.phase,
@@ -139,13 +122,9 @@ class _Block:
             host_waits=self.host_waits.written(),
             device_waits=self.device_waits.written() if has_device else None,
             step_times=self.step_times.written(),
-            slow=tuple(
-                SlowFetch(fetch=fetch, row=row, seconds=_round(seconds))
-                for seconds, fetch, row in sorted(self.slow, key=lambda slow: slow[1])
-            ),
-            walls=tuple(map(_round, self.walls)) if with_singles else None,
-            hosts=tuple(map(_round, self.hosts)) if with_singles else None,
-            devices=tuple(map(_round, self.devices)) if with_singles and has_device else None,
+            walls=walls,
+            hosts=hosts,
+            devices=devices if has_device else None,
         )
 
 
@@ -163,10 +142,6 @@ class BlockBuilder:
         """Of the blocks that are written."""
         self._taken: tuple[PhaseName | None, WaitTotals] = (None, WaitTotals())
         """The phase and its totals when the figures of an interval were last taken."""
-        self._waits = Histogram()
-        """Of all fetches: of the device where they are known, else of the host."""
-        self._slow_seconds: float | None = None
-        """From which wait on a fetch is slow."""
         self._owed_seconds = 0.0
 
     @property
@@ -200,7 +175,7 @@ class BlockBuilder:
         # is steps ahead; what is taken out of one step then is owed by the next.
         wall = step.end - step.start - step.removed_seconds - self._owed_seconds
         self._owed_seconds = max(0.0, -wall)
-        block.add(step, max(0.0, wall), self._slow_seconds)
+        block.add(step, max(0.0, wall))
 
     def leave_out(self, num_skipped: int, at: float, why: str) -> None:
         """So many batches were read over before the training began: they are start-up."""
@@ -211,26 +186,17 @@ class BlockBuilder:
         self._journal.mark(why, at=at, text=text, fetch=num_skipped)
         self._totals.clear()
         self._taken = (None, WaitTotals())
-        self._waits = Histogram()
 
     def flush(self) -> None:
-        """Write what there is, and settle from which wait on a fetch is slow."""
+        """Write what there is."""
         block, self._block = self._block, None
         if block is None:
             return
         journal = self._journal
-        line = block.line(
-            journal.since_start(block.last.end),
-            with_singles=journal.has_room,
-        )
+        line = block.line(journal.since_start(block.last.end), with_singles=journal.has_room)
         phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
         journal.write(replace(line, phases=phases))
-        totals = self._totals.setdefault(line.phase, WaitTotals())
-        totals.add_block(line)
-        self._waits.merge(line.device_waits or line.host_waits)
-        least = _SLOW_SHARE_OF_STEP * totals.wall_seconds / totals.steps
-        median = self._waits.quantile(0.5) or 0.0
-        self._slow_seconds = max(_SLOW_FACTOR * median, least, _LEAST_SLOW_SECONDS)
+        self._totals.setdefault(line.phase, WaitTotals()).add_block(line)
 
     def current(self) -> dict[str, float]:
         """The figures so far: of the steady phase, else of the warm-up."""

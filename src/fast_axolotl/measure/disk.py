@@ -61,46 +61,39 @@ def probe_capacity(
     files, reason = choose_files(path, max_bytes)
     if not files:
         return replace(found, reason=reason)
-    blocks = ((file, at) for file in files for at in range(0, file.stat().st_size, _MEBIBYTE))
-    # By several threads, until there are no more blocks, or the time is up.
-    part, lock = itertools.islice(blocks, max_bytes // _MEBIBYTE), threading.Lock()
-    read_bytes, last = 0, 0.0
+    places = ((file, at) for file in files for at in range(0, file.stat().st_size, _MEBIBYTE))
+    blocks = list(itertools.islice(places, max_bytes // _MEBIBYTE))
+    done: list[tuple[int, float]] = []
     before, start = read_io("self", proc=proc), clock()
 
-    def read() -> None:
-        nonlocal reason, read_bytes, last
+    def read(own: list[tuple[Path, int]]) -> None:
+        nonlocal reason
         # Anonymous memory maps begin on a page, as O_DIRECT asks for.
         buffer = mmap.mmap(-1, _MEBIBYTE)
-        opened: dict[Path, int] = {}
-        num_bytes, end = 0, start
         try:
-            while not reason and end - start < max_seconds:
-                with lock:
-                    block = next(part, None)
-                if block is None:
-                    break
-                file, offset = block
-                if file not in opened:
-                    opened[file] = os.open(file, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-                num_bytes += os.preadv(opened[file], [buffer], offset)
-                end = clock()
+            for file, offset in own:
+                if reason or clock() - start >= max_seconds:
+                    return
+                descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+                try:
+                    num_bytes = os.preadv(descriptor, [buffer], offset)
+                finally:
+                    os.close(descriptor)
+                done.append((num_bytes, clock() - start))
         except OSError as error:
             text = error.strerror or str(error)
             reason = f"the system refused to read {path} with O_DIRECT: {text}"
-        finally:
-            for descriptor in opened.values():
-                os.close(descriptor)
-            with lock:
-                read_bytes += num_bytes
-                last = max(last, end - start)
 
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(_NUM_THREADS)]
+    parts = [blocks[number::_NUM_THREADS] for number in range(_NUM_THREADS)]
+    threads = [threading.Thread(target=read, args=(part,), daemon=True) for part in parts]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + max_seconds + _GRACE_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     after = read_io("self", proc=proc)
+    read_bytes = sum(num_bytes for num_bytes, _ in done)
+    last = max((end for _, end in done), default=0.0)
     if not reason and (not read_bytes or last <= 0):
         reason = f"no read of {path} returned within {max_seconds:g} s"
     elif not reason and before and after and after[0] - before[0] < _COUNTED_SHARE * read_bytes:
@@ -129,19 +122,16 @@ def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
             if stat.S_ISREG(info.st_mode) and info.st_blocks * 512 >= info.st_size:
                 sizes.append((file, info.st_size))
     sizes.sort(key=lambda item: item[1], reverse=True)
-    chosen: list[Path] = []
-    total = 0
-    for file, num_bytes in sizes[:_MOST_FILES]:
-        if total >= max_bytes:
-            break
-        chosen.append(file)
-        total += num_bytes
+    largest = sizes[:_MOST_FILES]
+    before = itertools.accumulate((num_bytes for _, num_bytes in largest), initial=0)
+    chosen = [one for one, earlier in zip(largest, before, strict=False) if earlier < max_bytes]
+    total = sum(num_bytes for _, num_bytes in chosen)
     if total < min(_LEAST_BYTES, max_bytes):
         return [], (
             f"{path} holds {total / 1e6:.1f} MB in files without holes or compression, too little "
             "to measure the disk"
         )
-    return chosen, ""
+    return [file for file, _ in chosen], ""
 
 
 def find_numbers(path: str | Path, *, proc: Path = PROC) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ import ctypes
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 EventPair = tuple[Any, Any]
 """The events before and after something."""
@@ -33,21 +33,7 @@ _FREE: dict[int, set[Any]] = {}
 """Events of each device that nobody uses now."""
 
 
-class DeviceEvents(Protocol):
-    """What the meter asks of a device; the seam for tests."""
-
-    failure: str
-    """Why the events cannot be used; empty while they can."""
-
-    def follow(self) -> None: ...
-    def record(self) -> Any: ...
-    def has_passed(self, event: Any) -> bool: ...
-    def seconds(self, pair: EventPair) -> float | None: ...
-    def settle(self, event: Any, seconds: float) -> None: ...
-    def close(self) -> None: ...
-
-
-def find_events() -> DeviceEvents | None:
+def find_events() -> CudaEvents | None:
     """The events of torch's CUDA, once this process has initialised it."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -74,6 +60,7 @@ class CudaEvents:
 
     def __init__(self, cuda: Any, native: Any = None) -> None:
         self.failure = ""
+        """Why the events cannot be used; empty while they can."""
         self._cuda = cuda
         self._native = native
         self._is_capturing = getattr(cuda, "is_current_stream_capturing", lambda: False)
@@ -178,3 +165,7 @@ class CudaEvents:
             text = str(error).strip()
             first_line = text.splitlines()[0] if text else type(error).__name__
             self.failure = self.failure or f"CUDA events failed: {first_line}"
+
+
+DeviceEvents = CudaEvents
+"""What the meter asks of a device; a test has events of its own."""

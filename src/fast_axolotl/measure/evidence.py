@@ -269,7 +269,7 @@ class Evidence:
         is_device = self.figures.stall_source == "device"
         who = "the GPU had nothing to run" if is_device else "the loop waited for data"
         if self.figures.stall_source == "stacks":
-            who = "looks at the stack found the loop waiting for data"
+            who = "the stack showed the loop waiting for data"
         # The stall is that of all ranks together, or of the one that reads for all.
         ranks, where = len(self.figures.ranks), ""
         if ranks > 1:
@@ -279,8 +279,8 @@ class Evidence:
         line = "stall {stall_fraction}: share of the time after warm-up in which {who}{where}"
         if self.stall_error is not None and not self.figures.is_long_enough:
             line += f"; between {format_share(max(0.0, self.stall - self.stall_error))} and "
-            line += f"{format_share(min(1.0, self.stall + self.stall_error))}, by only "
-            line += f"{format_duration(self.figures.measured_seconds)}"
+            line += f"{format_share(min(1.0, self.stall + self.stall_error))}, because only "
+            line += f"{format_duration(self.figures.measured_seconds)} were measured"
         if self.drain is not None and self.drain.is_over:
             line += f"; steps before {self.drain.dry_step:,}, when a queue hid waits, are left out"
         return self.say(f"{line} ({threshold})" if threshold else line, who=who, where=where)
@@ -364,8 +364,8 @@ class Evidence:
     def cpu_lines(self) -> list[str]:
         """Signs that the run does not get the processors it asks for."""
         told = {
-            "quota": "the CPU quota of the control group withheld {share} of the CPU time asked "
-            "for",
+            "quota": "the CPU quota of the control group withheld {share} of the requested CPU "
+            "time",
             "steal": "the hypervisor gave {share} of the CPU time to other virtual machines "
             "(steal)",
             "others": "other programs used {other_cpu_share} of the CPU cores, and the run waited "

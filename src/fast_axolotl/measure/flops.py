@@ -132,4 +132,4 @@ def utilisation(
 def _unknown(reason: str) -> tuple[dict[str, Any], dict[str, str]]:
     missing = ("model_flops_per_token", "model_flops_per_second", "mfu", "hfu", "peak_tflops")
     texts = {"peak_source": "", "flops_convention": ""}
-    return dict.fromkeys(missing) | texts, dict.fromkeys(missing, reason)
+    return {**dict.fromkeys(missing), **texts}, dict.fromkeys(missing, reason)

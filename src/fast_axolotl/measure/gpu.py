@@ -28,9 +28,7 @@ class GpuReader:
         self._nvml = nvml
         indices = range(0 if nvml is None else nvml.nvmlDeviceGetCount())
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
-        names = [nvml.nvmlDeviceGetName(handle) for handle in self._handles]
-        # Old versions of NVML's module give bytes.
-        self.names = tuple(name.decode() if isinstance(name, bytes) else name for name in names)
+        self.names = tuple(nvml.nvmlDeviceGetName(handle) for handle in self._handles)
         self._used: set[int] = set()
         self._reads = 0
 

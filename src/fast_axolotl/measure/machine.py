@@ -46,8 +46,10 @@ _NODE_FIGURES = (
 )
 _UNWATCHED = "processes were not sampled; use fast-axolotl measure, or measure(sample_system=True)"
 
-_LEVELS = ("working_set_bytes", "rss_bytes")
-"""Of the steady phase alone."""
+_TOO_FEW = "there are too few samples of the steady phase: run longer"
+
+_LEVELS = ("working_set_bytes", "working_set_peak_bytes", "rss_bytes")
+"""Memory that is asked for of the training alone."""
 
 _Found = tuple[Any, str]
 """A figure, and the line's field that it is made of, under which the watcher gives its reasons."""
@@ -242,7 +244,7 @@ def _fold_samples(
         "gpu_clock_mhz": (_mean(gpu.clock_mhz for gpu in devices), "gpus"),
     }
     reasons = {
-        name: _explain(name, source, system, several, begin is not None)
+        name: _explain(name, source, system, several)
         for name, (value, source) in found.items()
         if value is None
     }
@@ -270,7 +272,7 @@ def find_growth(system: SystemRecord | None, rank: RankFigures | None) -> tuple[
     zero, own_zero = system.start.time, rank.record.start.time
     samples = [one for one in system.samples if begin <= zero + one.t <= rank.steady_to]
     blocks = [block for block in rank.steady_blocks if own_zero + block.t >= begin]
-    took = total(one.wall_seconds + sum(one.spans.values()) for one in blocks)
+    took = total(one.t - one.begin for one in blocks)
     step_seconds = ratio(took, sum(block.steps for block in blocks)) or 0.0
     limits = [size for size in (system.start.limit_bytes, system.start.memory_bytes) if size]
     used, parts = 0, defaultdict[str, list[tuple[float, int, int | None]]](list)
@@ -328,28 +330,19 @@ def growth(samples: Sequence[SystemSample], name: str) -> Any:
     return sum(max(0, b - a) for a, b in pairwise(known)) if len(known) > 1 else None
 
 
-def _explain(
-    name: str, source: str, system: SystemRecord, samples: Sequence[SystemSample], is_steady: bool
-) -> str:
+def _explain(name: str, source: str, system: SystemRecord, samples: Sequence[SystemSample]) -> str:
     if source == "disk_bytes_per_second" and system.disk is not None and system.disk.reason:
         return system.disk.reason
-    for key in (name, source):
-        if key in system.start.reasons:
-            return system.start.reasons[key]
+    reasons = system.start.reasons
+    if name in reasons or source in reasons:
+        return reasons.get(name) or reasons[source]
     if not samples:
-        return system.start.reasons.get("processes", "the process tree was never sampled")
-    if source == "gpus":
-        has_gpus = any(sample.gpus for sample in samples)
-        return "the driver does not report it" if has_gpus else FIGURES[name].missing
-    if any(getattr(one, source, None) is not None for one in system.samples):
-        if name in _LEVELS and not is_steady:
-            return "no step of the steady phase was recorded"
-        if name in _LEVELS or name == "working_set_peak_bytes":
-            when = "in the steady phase" if name in _LEVELS else "after the first step"
-            return f"it was not sampled {when}, which was too short: run longer"
-        if len(samples) < 2 and FIGURES[name].unit in ("share", "bytes/s", "cores"):
-            return "a rate needs more than one sample of the process tree"
-    return FIGURES[name].missing
+        return reasons.get("processes", "the process tree was never sampled")
+    if source == "gpus" and any(sample.gpus for sample in samples):
+        return "the driver does not report it"
+    is_rate = len(samples) < 2 and FIGURES[name].unit in ("share", "bytes/s", "cores")
+    is_seen = any(getattr(one, source, None) not in (None, ()) for one in system.samples)
+    return _TOO_FEW if is_seen and (is_rate or name in _LEVELS) else FIGURES[name].missing
 
 
 def _highest(values: Iterable[float | None]) -> float | None:

@@ -96,7 +96,7 @@ def measure(
 
     On each node, the process with local rank 0 also samples the processes of all ranks. It does
     not if ``sample_system`` is off, or if ``fast-axolotl run`` samples them into the same folder.
-    ``stacks`` is whether to look at the loop's Python stack, about 20 times a second.
+    ``stacks`` is whether to look at the loop's Python stack, about 20 times per second.
     The disk of the first of ``data_paths`` is probed for at most two seconds. ``peak_tflops`` is
     the peak of one GPU, if its name is not known here. A record that is already in the folder is
     kept under another name. If another process is still writing one, this one writes nothing.
@@ -472,7 +472,7 @@ class Meter:
         """
         replacing = sys.modules.get("fast_axolotl.axolotl")
         patches = () if replacing is None else replacing.status().patches
-        active = [patch.name for patch in patches if patch.state == "active"]
+        active = [patch.name for patch in patches if patch.state in ("active", "check")]
         known = self._journal.values.get("replacements", [])
         if active and not known and self.rank == 0 and os.environ.get(_RUN) != "1":
             _say(

@@ -28,6 +28,7 @@ what they count is not added up twice. The sizes of these groups stand in the se
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -147,15 +148,14 @@ class RankFigures:
     @property
     def work_seconds(self) -> float | None:
         """In a step, without waits for data and for other ranks, by looks at the stack."""
-        seen: dict[str, float] = {}
+        seen: dict[str, float] = defaultdict(float)
         for block in self.steady_blocks:
             for name, seconds in block.phases.items():
-                name = "waiting" if name.startswith("waiting/") else name
-                seen[name] = seen.get(name, 0.0) + seconds
-        inside = sum(seen.get(name, 0.0) for name in seen if "/" not in name or name == _IDLE)
+                seen["waiting" if name.startswith("waiting/") else name] += seconds
+        inside = sum(seen[name] for name in seen if "/" not in name or name == _IDLE)
         if "cuda_memory" in self.settings or inside < LEAST_LOOKED_SECONDS:
             return None
-        idle = sum(seen.get(name, 0.0) for name in ("waiting", "data", "communication", _IDLE))
+        idle = sum(seen[name] for name in ("waiting", "data", "communication", _IDLE))
         return self.steady.wall_seconds * (1.0 - idle / inside) / max(1, self.steady.steps)
 
     @property
@@ -166,7 +166,7 @@ class RankFigures:
         pairs: list[tuple[float, float]] = []
         for block in self.steady_blocks:
             singles = block.devices if is_device else block.hosts
-            wait = (block.device_wait_seconds if is_device else block.host_wait_seconds) or 0.0
+            wait = block.wait_seconds(is_device=is_device)
             if block.walls is not None and singles is not None:
                 pairs += zip(block.walls, singles, strict=True)
             else:
@@ -185,17 +185,14 @@ class RankFigures:
         return _T_OF_STRETCHES * math.sqrt((_STRETCHES - 1) / _STRETCHES * spread)
 
     @property
-    def windows(self) -> Sequence[ProfileWindow]:
-        """The profiler's windows of its steady phase; where none is, its last one."""
-        own, begin = self.record.windows, self.record.start.time
-        since = float("inf") if self.steady_from is None else self.steady_from
-        return [window for window in own if begin + window.t > since] or own[-1:]
+    def window(self) -> ProfileWindow | None:
+        """What the profiler saw; ``None``: it was not used."""
+        return self.record.windows[-1] if self.record.windows else None
 
     def profiled_share(self, name: str) -> float | None:
-        """What a field of the windows comes to, of the time of those that have it."""
-        seen = [one for one in self.windows if finite(getattr(one, name)) is not None]
-        wall = total(one.wall_seconds for one in seen)
-        return ratio(total(getattr(one, name) for one in seen), wall)
+        """What a field of the profiler's window comes to, of its time."""
+        seen = self.window
+        return None if seen is None else ratio(getattr(seen, name), seen.wall_seconds)
 
     def summary(self) -> RankSummary:
         """Its line in the table of ranks."""
@@ -247,8 +244,7 @@ def fold_rank(record: RankRecord) -> RankFigures:
         # Where the trainer did not say it, it is what was counted.
         settings.setdefault("gradient_accumulation", per_step)
     if steady:
-        took = (finite(steady[0].wall_seconds) or 0.0) + (total(steady[0].spans.values()) or 0.0)
-        folded.steady_from = finite(record.start.time + steady[0].t - took)
+        folded.steady_from = finite(record.start.time + steady[0].begin)
         folded.steady_to = finite(record.start.time + steady[-1].t)
     return folded
 
@@ -284,10 +280,7 @@ def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drai
         since, before = blocks[first:], blocks[first - 1]
         wall = total(block.wall_seconds for block in since) or 0.0
         waited = total(
-            block.host_wait_seconds
-            if block.device_wait_seconds is None
-            else block.device_wait_seconds
-            for block in since
+            block.wait_seconds(is_device=block.device_wait_seconds is not None) for block in since
         )
         if (ratio(waited, wall) or 0.0) >= thresholds.FREE_STALL:
             is_over = thresholds.is_long_enough(sum(block.fetches for block in since), wall)
@@ -436,51 +429,45 @@ def others_span_seconds(rank: RankFigures, ranks: Sequence[RankFigures]) -> floa
 
 
 def _compare_windows(job: Job) -> float:
-    """Sums over profiler windows. Those that began at the same step on all ranks are compared, each
-    collective with the same one of the other ranks. Share of them that waits for a slower rank."""
-    seen = [rank for rank in job.ranks if rank.windows]
+    """What profiler windows tell. Those of all ranks are compared, each collective with the same
+    one of the other ranks. Share of them that waits for a slower rank."""
+    seen = {rank.rank: window for rank in job.ranks if (window := rank.window) is not None}
     if not seen:
         return 0.0
-    own = job.chosen if job.chosen is not None and job.chosen.windows else seen[0]
-    exposed = [rank.profiled_share("exposed_communication_seconds") for rank in seen]
+    own = job.chosen
+    if own is None or own.window is None:
+        own = next(rank for rank in job.ranks if rank.rank in seen)
+    exposed = [rank.profiled_share("exposed_communication_seconds") for rank in job.ranks]
     job.figures["device_idle_fraction"] = own.profiled_share("device_idle_seconds")
-    most = max(filter(None, exposed), default=exposed[0])
-    job.figures["exposed_communication_fraction"] = most
-    why, no_collective = own.windows[-1].reasons, "the profiler window contains no collective"
+    job.figures["exposed_communication_fraction"] = max(
+        (share for share in exposed if share is not None), default=None
+    )
+    why, no_collective = seen[own.rank].reasons, "the profiler window contains no collective"
     job.reasons |= {
         "device_idle_fraction": why.get(
             "device_idle_seconds", "the profiler window has no GPU work"
         ),
         "exposed_communication_fraction": why.get("exposed_communication_seconds", no_collective),
     }
-    by_step = [{window.first_step: window for window in rank.windows} for rank in seen]
-    shared = ([windows.get(step) for windows in by_step] for step in by_step[0])
-    alike = []
-    for same in shared:
-        known = [window for window in same if window is not None]
-        counts = {(one.num_collectives, len(one.collectives)) for one in known}
-        if len(known) == len(seen) and known[0].collectives and len(counts) == 1:
-            alike.append(known)
+    times = [window.collectives for window in seen.values()]
     if len(job.ranks) < 2:
         reason = "there is only one rank, so there is no communication"
     elif len(seen) < len(job.ranks):
         reason = f"only {len(seen)} of {len(job.ranks)} ranks recorded a profiler window"
-    elif not any(one.collectives for rank in seen for one in rank.windows):
+    elif not any(times):
         reason = no_collective
-    elif not alike:
+    elif len({(window.first_step, len(window.collectives)) for window in seen.values()}) > 1:
         reason = (
             "no profiler window holds the same collectives on all ranks, so they cannot be "
             "compared one by one"
         )
     else:
-        lists = ([window.collectives for window in same] for same in alike)
-        pure = total(min(times) for same in lists for times in zip(*same, strict=True)) or 0.0
-        by_rank = list(zip(*alike, strict=True))
-        sums = [sum(total(one.collectives) or 0.0 for one in windows) for windows in by_rank]
-        wall = middle(total(one.wall_seconds for one in windows) for windows in by_rank)
+        pure = total(map(min, zip(*times, strict=True))) or 0.0
+        sums = [total(own) or 0.0 for own in times]
+        wall = middle(window.wall_seconds for window in seen.values())
         job.figures["pure_communication_fraction"] = ratio(pure, wall)
         job.skew_share = ratio(max(sums) - pure, max(sums))
-        job.slow_rank = None if job.skew_share is None else seen[sums.index(min(sums))].rank
+        job.slow_rank = None if job.skew_share is None else list(seen)[sums.index(min(sums))]
         return ratio(max(sums) - pure, wall) or 0.0
     job.reasons["pure_communication_fraction"] = reason
     return 0.0
@@ -530,9 +517,8 @@ def _find_replicas(job: Job) -> None:
     for rank in job.ranks:
         config = rank.settings.get("config")
         for name, others in _SIZES.items():
-            sizes = [number_of(rank.settings, name)]
-            if isinstance(config, Mapping):
-                sizes += [number_of(config, other) for other in others]
+            own = config if isinstance(config, Mapping) else {}
+            sizes = [number_of(rank.settings, name), *(number_of(own, key) for key in others)]
             if whole := [round(size) for size in sizes if size is not None and size >= 1]:
                 known[name] = max(whole)
     copies = math.prod(known.values())

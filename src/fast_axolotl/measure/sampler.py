@@ -98,7 +98,6 @@ class SystemSampler:
         self._processors = processes.read_processors(root_pid)
         self._overhead_seconds, self._num_samples = 0.0, 0
         self._device: tuple[int, int] | None = None
-        self._probed_bytes = 0
         self._start = clock()
         self._time = time.time()
         self._pss_due = self._write_due = 0.0
@@ -138,7 +137,6 @@ class SystemSampler:
             return self.begun
         if self._gpu is None:
             self._gpu = open_gpus()
-        sample = self._measure()
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
         reasons: dict[str, str] = {}
         if not processes.has_procfs(self._proc):
@@ -166,14 +164,12 @@ class SystemSampler:
         )
         self._write(self.begun)
         if (path := self._data_path) is not None:
-            t, before = self._clock() - self._start, processes.read_io("self", proc=self._proc)
-            self.disk = replace(probe_capacity(path, proc=self._proc), t=round(t, 3))
-            after = processes.read_io("self", proc=self._proc)
-            if before is not None and after is not None:
-                self._probed_bytes += after[0] - before[0]
+            t = round(self._clock() - self._start, 3)
+            self.disk = replace(probe_capacity(path, proc=self._proc), t=t)
             self._device = find_numbers(path, proc=self._proc)
             self._write(self.disk)
-        self._hand_on(sample)
+        # Only now: inside the run, what the probe has read is not the run's.
+        self._hand_on(self._measure())
         return self.begun
 
     def sample(self) -> SystemSample:
@@ -233,14 +229,9 @@ class SystemSampler:
         tree = self._tree.sample()
         usage = processes.read_usage(self._processors, proc=self._proc)
         requests = read_requests(self._device, proc=self._proc) if self._device else None
-        read_bytes = tree.read_bytes
-        if read_bytes is not None and os.getpid() in self._tree.pids:
-            # Inside the run, reads of the probe are not the run's.
-            read_bytes = max(0, read_bytes - self._probed_bytes)
         sample = replace(
             tree,
             t=round(begin - self._start, 3),
-            read_bytes=read_bytes,
             **processes.read_vmstat(proc=self._proc),
             psi_memory_full_seconds=self._read_pressure("memory"),
             psi_io_full_seconds=self._read_pressure("io"),

@@ -1,4 +1,4 @@
-"""Where the time of a thread goes: looks at its Python stack, about 20 times a second.
+"""Where the time of a thread goes: looks at its Python stack, about 20 times per second.
 
 A look costs some ten microseconds: it walks the frames of one thread, and each code object is
 classified once. It counts for the time since the look before, so that a call which holds the

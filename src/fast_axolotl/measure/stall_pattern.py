@@ -14,7 +14,6 @@ and go. A change in the middle of a run weighs enough in the figures of the whol
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Literal, NamedTuple
@@ -22,6 +21,7 @@ from typing import Literal, NamedTuple
 from fast_axolotl.measure.ranks import Job
 from fast_axolotl.record import Histogram, StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, ratio, total
+from fast_axolotl.record.waits import fold_waits
 
 DEEPEST_QUEUE = 64
 """Fetches: the longest period that a ready queue is expected to hide. Ours: a queue of 64 batches
@@ -86,7 +86,7 @@ _LEAST_DRIFT, _LEAST_DRIFTING = 1.3, 20
 
 
 def find_late_change(job: Job) -> LateChange | None:
-    """The change at the end of a run, by the rank that waits longest in each tenth."""
+    """The change at the end of a run, by the rank that waits longest in each step."""
     chosen = job.chosen
     if chosen is None or not chosen.steady.wall_seconds:
         return None
@@ -96,31 +96,24 @@ def find_late_change(job: Job) -> LateChange | None:
         place = int(_TENTHS * done / chosen.steady.wall_seconds)
         tenths[min(place, _TENTHS - 1)].append(block)
         done += finite(block.wall_seconds) or 0.0
-    *_, last = tenths
-    fetches, seconds = sum(block.fetches for block in last), _wall_seconds(last)
-    if not all(tenths) or not thresholds.is_long_enough(fetches, seconds):
+    last = tenths[-1]
+    seconds = total(block.wall_seconds for block in last) or 0.0
+    if not all(tenths) or not thresholds.is_long_enough(sum(one.fetches for one in last), seconds):
         return None
-    bounds = [tenth[0].first_step for tenth in tenths[1:]]
-    is_device = chosen.steady.source == "device"
-    waits = [0.0] * _TENTHS
-    for rank in [chosen] if chosen.settings.get("dispatcher") else job.ranks:
-        own = [0.0] * _TENTHS
-        for block in rank.steady_blocks:
-            waited = block.device_wait_seconds if is_device else block.host_wait_seconds
-            own[bisect_right(bounds, block.first_step)] += finite(waited) or 0.0
-        waits = list(map(max, waits, own))
-    *before, now = (
-        ratio(waited, _wall_seconds(tenth)) or 0.0
-        for waited, tenth in zip(waits, tenths, strict=True)
-    )
+    readers = [chosen] if chosen.settings.get("dispatcher") else job.ranks
+    blocks = [rank.steady_blocks for rank in readers]
+    stalls = []
+    for tenth in tenths:
+        steps = range(tenth[0].first_step, tenth[-1].first_step + tenth[-1].steps)
+        waits = fold_waits(blocks, steps, "device" if chosen.steady.source == "device" else "host")
+        stalls.append(ratio(waits.seconds, total(block.wall_seconds for block in tenth)) or 0.0)
+    *before, now = stalls
     above = sum(now - stall >= _LEAST_CHANGE for stall in before)
     below = sum(stall - now >= _LEAST_CHANGE for stall in before)
     if max(above, below) < _LEAST_APART:
         return None
-    first = last[0]
-    spans = total(first.spans.values()) or 0.0
-    begin = chosen.record.start.time + first.t - first.wall_seconds - spans
-    return LateChange(begin, first.first_step, statistics.median(before))
+    begin = chosen.record.start.time + last[0].begin
+    return LateChange(begin, last[0].first_step, statistics.median(before))
 
 
 def find_drift(blocks: Sequence[StepBlock]) -> tuple[float, float] | None:
@@ -139,7 +132,3 @@ def find_drift(blocks: Sequence[StepBlock]) -> tuple[float, float] | None:
     )
     grows = first * _LEAST_DRIFT <= last and first <= middle <= last
     return (first, last) if grows and first > 0 else None
-
-
-def _wall_seconds(blocks: Sequence[StepBlock]) -> float:
-    return total(block.wall_seconds for block in blocks) or 0.0

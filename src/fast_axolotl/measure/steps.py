@@ -20,6 +20,7 @@ Pure bookkeeping: times come in as numbers, and a step that has ended goes out.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +42,8 @@ _SKIPPING_FACTOR = 10
 """A first step with more than so many times the fetches of the second has skipped batches: fewer
 may have been fetched ahead, or belong to steps that a gradient scaler left out."""
 
-Fetch = tuple[int, float, EventPair | None]
-"""Samples delivered before it, seconds the host waited, events around it."""
+Fetch = tuple[float, EventPair | None]
+"""Seconds the host waited, events around it."""
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class Step:
     counts: list[BatchCount] = field(default_factory=list)
     """Of every batch; complete once the step is folded."""
     told_tokens: tuple[int, int | None, int | None] | None = None
-    waits_by_cause: dict[str, float] = field(default_factory=dict)
+    waits_by_cause: Counter[str] = field(default_factory=Counter)
     """Host waits with which an epoch or a shard began."""
     produced: int = 0
     """Batches that the workers finished while their queue had room …"""
@@ -93,7 +94,7 @@ class Step:
     @property
     def host_wait_seconds(self) -> float:
         """Time the host waited for data."""
-        return sum(fetch[1] for fetch in self.fetches) + self.other_host_wait_seconds
+        return sum(fetch[0] for fetch in self.fetches) + self.other_host_wait_seconds
 
     @property
     def device_wait_seconds(self) -> float | None:
@@ -106,10 +107,6 @@ class Step:
     def removed_seconds(self) -> float:
         """What is taken out of the step's time."""
         return sum(span.seconds for span in self.spans if span.is_inside)
-
-    def add_cause(self, cause: str, host_wait_seconds: float) -> None:
-        """Something began with a wait of this step."""
-        self.waits_by_cause[cause] = self.waits_by_cause.get(cause, 0.0) + host_wait_seconds
 
     def take_later_spans(self) -> tuple[Span, ...]:
         """Take out the spans that began after the step had ended."""
@@ -133,7 +130,7 @@ class Step:
         """Read all events, which must have passed; those that have not are missing."""
         if events is None or self.last_event is None:
             return
-        pairs = [pair for _, _, pair in self.fetches]
+        pairs = [pair for _, pair in self.fetches]
         waits = [None if pair is None else events.seconds(pair) for pair in pairs]
         others = [events.seconds(pair) for pair in self.other_pairs]
         known = [wait for wait in waits if wait is not None]
@@ -213,7 +210,7 @@ class StepTracker:
         waits, self._early_waits = self._early_waits, []
         for host_wait_seconds, pair in waits:
             self.fail_fetch(host_wait_seconds, pair)
-            step.add_cause("epoch", host_wait_seconds)
+            step.waits_by_cause["epoch"] += host_wait_seconds  # type: ignore[assignment]
         return ended
 
     def end_fetch(
@@ -224,9 +221,9 @@ class StepTracker:
         if step is None:
             return
         if self.cause:
-            step.add_cause(self.cause, host_wait_seconds)
+            step.waits_by_cause[self.cause] += host_wait_seconds  # type: ignore[assignment]
             self.cause = ""
-        step.fetches.append((self.num_samples, host_wait_seconds, pair))
+        step.fetches.append((host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]
         step.counts.append(counted)

@@ -499,7 +499,7 @@ def _compute(evidence: Evidence) -> Verdict | None:
             return None
         lines.append(
             f"how much of it is communication of the {figures.world_size} ranks was not measured: "
-            "fast-axolotl measure --profile-steps 5 tells"
+            "use fast-axolotl measure --profile-steps 5"
         )
     if figures.world_size == 1 and figures.device_stall_fraction is not None:
         lines.append(

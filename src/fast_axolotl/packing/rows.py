@@ -105,7 +105,7 @@ def concatenate_and_pack(
     in the following rows (``"split"``), where its last piece may be followed by others.
 
     The result is that of ``pack_sequences``, ``position_ids`` and ``cu_seqlens`` included. An empty
-    sequence has no place, and so no boundary.
+    sequence takes no place and has no boundary.
     """
     return _pack(
         {"input_ids": input_ids, "labels": labels, "attention_masks": attention_masks},

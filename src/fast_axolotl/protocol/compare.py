@@ -9,14 +9,13 @@ runs have no interval, so neither can be checked unless that is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.answer import find_missing
-from fast_axolotl.protocol.build import differing_settings
+from fast_axolotl.protocol.build import differing_settings, judge_arm
 from fast_axolotl.protocol.matrix import (
     build_matrix,
     describe_judgement,
@@ -63,6 +62,8 @@ class Comparison:
     first: str
     second: str
     matrix: Matrix
+    arms: tuple[Arm, ...] = ()
+    """Both sides: their settings, verdicts and phases of a step, without their runs."""
     alarms: tuple[str, ...] = ()
     """To be read before any speed: losses that differ."""
     notes: tuple[str, ...] = ()
@@ -122,17 +123,17 @@ def compare_folders(
     chosen = _choose_same(folders, sides, arm) if is_apart else _choose_two(first, sides[0], arm)
     names: list[str] = []
     cells: list[dict[str, Cell]] = []
-    settings: dict[str, Mapping[str, Any]] = {}
+    arms: list[Arm] = []
     notes: list[str] = []
     for folder, side, own in zip(folders, sides, chosen, strict=True):
         at = side.matrix.arms.index(own)
         name = f"{folder} {own}".strip() if is_apart else own
         names.append(f"{name} (B)" if name in names else name)
         cells.append({row.name: row.cells[at] for row in side.matrix.rows})
-        settings[names[-1]] = side.arms[at].settings
+        arms.append(replace(side.arms[at], name=names[-1], runs=(), command=()))
         if is_apart:
             notes += [f"{folder}: the runs of {own}."] if own else side.notes
-    notes += differing_settings(settings)
+    notes += differing_settings({one.name: one.settings for one in arms})
     if second is None:
         # Pairs of runs, as the protocol has compared them; how they were judged is told anew.
         kept = sides[0].matrix
@@ -163,6 +164,7 @@ def compare_folders(
         first=names[0],
         second=names[1],
         matrix=replace(matrix, notes=tuple(how)),
+        arms=tuple(arms),
         alarms=tuple(dict.fromkeys(unequal)),
         notes=tuple(notes),
         checks=tuple(_check(limit, matrix, is_single) for limit in limits),
@@ -213,7 +215,7 @@ def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
         started=run.started,
         seconds=run.duration_seconds,
         pairs=1,
-        arms=(Arm(name=_RECORD, text="", command=(), settings=run.settings),),
+        arms=(judge_arm(Arm(name=_RECORD, text="", command=(), settings=run.settings), run),),
         matrix=build_matrix({_RECORD: [run]}),
         notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
     )

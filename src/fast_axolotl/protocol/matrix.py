@@ -216,7 +216,7 @@ def describe_judgement(matrix: Matrix) -> str:
     if not deciding:
         return ""
     return (
-        f"Rows that decide: {', '.join(deciding)}. Any other row counts as better or worse only "
+        f"Primary metrics: {', '.join(deciding)}. Any other row counts as better or worse only "
         "after Holm's correction for the number of rows (p), even if its interval excludes 1. A "
         f"change below {100 * matrix.matters:g} % does not matter (--matters)."
     )

@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,9 @@ from fast_axolotl.reading.storage import Source
 
 PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
+
+MANY_FILES = 16
+"""Small files are read together where there are so many in a row."""
 
 _OFFSET_BYTES = 4
 _LARGE = (pa.LargeStringArray, pa.LargeBinaryArray, pa.LargeListArray)
@@ -197,17 +201,74 @@ class Dataset:
         )
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
+    def grouped(self) -> Dataset:
+        """The same with small files of JSON lines put together, where there are many of them."""
+        if len(self.inputs) < MANY_FILES:
+            return self
+        formats: list[FileFormat] = []
+        pairs = zip(self.inputs, self.formats, strict=True)
+        for (together, _), group in groupby(
+            pairs, lambda pair: (getattr(pair[1], "together", None), pair[0].source.keys)
+        ):
+            files = tuple(file for _, file in group)
+            if together and len(files) >= MANY_FILES:
+                formats += [together(files, self.options)]
+                formats += [together((), self.options)] * (len(files) - 1)
+            else:
+                formats += files
+        return replace(self, formats=tuple(formats))
+
+    def ungrouped(self) -> Dataset:
+        """The same with every file on its own."""
+        formats = list(self.formats)
+        for index, file in enumerate(formats):
+            if files := getattr(file, "files", ()):
+                formats[index : index + len(files)] = files
+        return replace(self, formats=tuple(formats))
+
     def units(self) -> list[Unit]:
         return [unit for index, file in enumerate(self.formats) for unit in file.units(index)]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """A unit's blocks; where splitting fails, a block that says so in its place."""
-        return or_broken(self.formats[unit.file].blocks(unit))
+        blocks = or_broken(self.formats[unit.file].blocks(unit))
+        keys = self.inputs[unit.file].source.keys
+        return (_with_keys(block, keys) for block in blocks) if keys else blocks
+
+    def sample(self, file: int, num_bytes: int) -> Block:
+        """The first rows of a file whose types are inferred from them."""
+        block = self.formats[file].sample(num_bytes)  # type: ignore[attr-defined]
+        return _with_keys(block, self.inputs[file].source.keys)
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
-        formats = tuple(replace(file, options=options) for file in self.formats)  # type: ignore[type-var]
+        changed = {id(file): file for file in self.formats}  # one may stand for many
+        for key, file in changed.items():
+            changed[key] = replace(file, options=options)  # type: ignore[type-var]
+        formats = tuple(changed[id(file)] for file in self.formats)
         return replace(self, options=options, formats=formats)
+
+
+def _with_keys(block: Block, keys: Sequence[tuple[str, pa.Scalar]]) -> Block:
+    """The rows with the columns that the folders tell, in place of their own of these names."""
+
+    def decode(schema: pa.Schema | None) -> Decoded:
+        names = [name for name, _ in keys]
+        if schema is not None:
+            schema = pa.schema([field for field in schema if field.name not in names])
+        decoded = block.decode(schema)
+        table = decoded.table.drop_columns([n for n in names if n in decoded.table.column_names])
+        if table.num_rows:
+            for name, value in keys:
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
+        more = (_with_keys(part, keys) for part in decoded.more)
+        return replace(decoded, table=table, more=more if decoded.more else ())
+
+    return replace(block, decode=decode)
+
+
+def rejection_of(error: DataError, num_rows: int | None = None) -> Rejection:
+    return Rejection(path=error.path, place=error.place, reason=error.message, num_rows=num_rows)
 
 
 def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOptions) -> Decoded:
@@ -219,10 +280,7 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
     except DataError as error:
         if options.on_error == "raise":
             raise
-        rejection = Rejection(
-            path=error.path, place=error.place, reason=error.message, num_rows=block.num_rows
-        )
-        return Decoded(pa.table({}), (rejection,))
+        return Decoded(pa.table({}), (rejection_of(error, block.num_rows),))
     table, columns = decoded.table, options.columns
     if columns is None or table.num_columns == 0:
         return decoded
@@ -239,8 +297,18 @@ def check_names(names: Sequence[str], path: str, place: str = "", cure: str = ""
 
 def value_bytes(data: pa.Table | pa.RecordBatch) -> int:
     """The size of the values alone: buffers also hold what depends on how a block was decoded."""
+    if width := fixed_row_bytes(data.schema):  # there may be thousands of columns
+        return int(width * data.num_rows)
     chunks = (getattr(column, "chunks", (column,)) for column in data.columns)
     return sum(_array_bytes(chunk) for column in chunks for chunk in column)
+
+
+def fixed_row_bytes(schema: pa.Schema) -> float:
+    """What the values of a row take, or 0 where rows differ."""
+    types = schema.types
+    if not all(pa.types.is_primitive(kind) for kind in types):
+        return 0.0
+    return sum(int(kind.bit_width) for kind in types) / 8
 
 
 def _array_bytes(array: pa.Array) -> int:

@@ -14,6 +14,7 @@ stream among them has no index, so it is one unit, read front to back.
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from fast_axolotl.reading.blocks import (
     ReadOptions,
     Unit,
     check_names,
+    fixed_row_bytes,
     or_broken,
     ready_block,
     value_bytes,
@@ -47,11 +49,17 @@ so that only rows which differ much from all before them can surprise."""
 _PAGE_BUFFER_BYTES = 1024 * 1024
 """Read-ahead per column while a large row group is streamed; all columns share a part's size."""
 
+_LEAST_BUFFER_BYTES = 32 * 1024
+"""Less would be many small reads: thousands of columns take more than a part, 64 MB for 2,000."""
+
 _MARGIN = 1.05
 """A remote row group may be so many times its expected size, and still come in one request."""
 
 _LARGE_BATCH_BYTES = 4 * 1024 * 1024
 """A mapped record batch is cut into units of about this size where it is larger."""
+
+_LARGEST_BATCH_BLOCKS = 16
+"""A decoded record batch of more than so many blocks, half a memory budget, is worth a warning."""
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a writer of the Arrow stream form puts last; before 2019 without the first half."""
@@ -115,8 +123,9 @@ class ParquetFile(_Columnar):
                     num_rows=num_rows,
                 )
             elif num_rows:
-                buffer = max(1, min(most // len(self.names), _PAGE_BUFFER_BYTES))
-                for table in self.parts(index, self.options.block_bytes, buffer_size=buffer):
+                buffer = min(most // len(self.names), _PAGE_BUFFER_BYTES)
+                buffer = max(buffer, _LEAST_BUFFER_BYTES)
+                for table in self.parts(index, most, buffer_size=buffer):
                     yield ready_block(table, weight * table.num_rows // num_rows)
 
     def parts(self, index: int, part_bytes: int, buffer_size: int = 0) -> Iterator[pa.Table]:
@@ -127,12 +136,14 @@ class ParquetFile(_Columnar):
         """
         group, target = self.metadata.row_group(index), self.options.block_bytes
         rows_left, encoded_left = group.num_rows, group.total_byte_size
+        width = fixed_row_bytes(self.schema)
         # Half a part: so far from a whole one, reading in steps would not cut the group either.
         # Whether the groups before it are known already, which is chance, must not show.
         is_small = self.row_bytes and max(self.row_bytes) * rows_left <= part_bytes // 2
         # pyarrow's own threads could abort the process at its exit if they hold a Python file.
         columns: dict[str, Any] = {"columns": self.schema.names, "use_threads": False}
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
+        step = max(1, int(part_bytes / width)) if width else step
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
             if is_small:
@@ -161,8 +172,9 @@ class ParquetFile(_Columnar):
                     num_bytes / max(1, batch.num_rows), encoded_left / max(1, rows_left)
                 )
                 del batch
-                step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
-                resize(step)
+                if not width:
+                    step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
+                    resize(step)
             if rows_left:
                 raise pa.ArrowInvalid(f"{rows_left:,} of {group.num_rows:,} rows are missing")
 
@@ -271,7 +283,15 @@ class ArrowFile(_Columnar):
                 batch = next(batches, None)
                 if batch is not None:
                     held.append(self._checked(batch.select(self.schema.names)))
-                    size += held[-1].get_total_buffer_size()
+                    num_bytes = held[-1].get_total_buffer_size()
+                    size += num_bytes
+                    if num_bytes > _LARGEST_BATCH_BLOCKS * block_bytes:
+                        warnings.warn(
+                            f"{path}: record batch {index} takes {num_bytes / 2**20:,.0f} MiB, "
+                            "which cannot be decoded in parts, whatever the memory budget; write "
+                            "the file with fewer rows in each record batch (max_chunksize)",
+                            stacklevel=2,
+                        )
             if held and (batch is None or size >= block_bytes):
                 table = pa.Table.from_batches(held)
                 step = max(1, -(-table.num_rows // max(1, size // block_bytes)))
@@ -395,8 +415,11 @@ def _named(path: str, place: str) -> Iterator[None]:
         raise
     except _DECODE_ERRORS as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        cause = f"the file is corrupt or truncated ({reason}); replace the file with an intact copy"
+        if "crypt" in reason:
+            cause = f"the file is encrypted ({reason}); write a copy without encryption"
         raise DataError(
-            f"the file is corrupt or truncated ({reason}); replace the file with an intact copy",
+            cause,
             path=path,
             place=place,
         ) from error

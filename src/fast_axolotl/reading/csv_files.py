@@ -10,21 +10,23 @@ Where a record begins depends on every quote before it. So a file is one unit, u
 it (``find_edges``) has shown that its quotes are regular and where stretches of records begin: then
 each stretch is a unit that is read on its own.
 
-A column is a number only where every value is a plain one. A plain integer prints back as it was
-written; a plain decimal has no leading zero. So "08123" is text, and its column with it. Empty
-fields are null in a number column, and stay empty text in a text column. Nothing else is guessed:
-dates, booleans and "NA" are text.
+A column is a number where every value of the first part is a plain one. A plain integer prints back
+as it was written; a plain decimal has no leading zero. So "08123" is text, and its column with it;
+in a later part of a column of numbers it is an error. Empty fields are null in a number column, and
+stay empty text in a text column. Nothing else is guessed: dates, booleans and "NA" are text.
 """
 
 from __future__ import annotations
 
-import csv
+import importlib.util
 import io
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice, pairwise
 from pathlib import PurePosixPath
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,7 +50,8 @@ from fast_axolotl.reading.lines import (
     line_at,
     whole_file,
 )
-from fast_axolotl.reading.storage import Source, Supply, head_of
+from fast_axolotl.reading.schema import TypeClash, is_number
+from fast_axolotl.reading.storage import MOST_RECORD_BYTES, Source, Supply, head_of
 
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
@@ -56,6 +59,11 @@ _SNIFF_ROWS = 50
 _TAIL_BYTES = 16
 _END = "end of the text"
 """A line behind a text: a record of its own, unless a quote is still open there."""
+
+_UNCLOSED = (
+    "a quoted field is not closed: the file is truncated, or a quote is missing; fix the quote, or "
+    "replace the file with an intact copy"
+)
 
 _DECIMAL = r"^-?(0|[1-9][0-9]{0,14}|(0|[1-9][0-9]*)(\.[0-9]+|(\.[0-9]+)?[eE][+-]?[0-9]+))$"
 """A plain number, but no integer that is so long that a float might round it."""
@@ -79,10 +87,6 @@ class CsvFile:
     @classmethod
     def open(cls, source: Source, compression: str | None, options: ReadOptions) -> CsvFile:
         head = head_of(source, compression, _SNIFF_BYTES)
-        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise DataError(
-                "the file is UTF-16; convert it to UTF-8", path=source.path, place="line 1"
-            )
         start = len(BOM) if head.startswith(BOM) else 0
         head, dialect = head[start:], options.csv
         if dialect.delimiter is None:
@@ -91,8 +95,13 @@ class CsvFile:
             dialect = replace(dialect, delimiter=delimiter)
         names = dialect.column_names or ()
         if not names:
-            records = ((record, end) for record, _, end in _records(head, dialect) if record)
-            header, end = next(records, ([], len(head)))
+            is_cut = len(head) + start >= _SNIFF_BYTES
+            lines = _records(head if is_cut else head + f"\n{_END}".encode(), dialect)
+            found = ((record, end) for record, _, end in lines if record and end <= len(head) + 1)
+            header, end = next(found, ([], len(head)))
+            if not header and head.strip():
+                raise DataError(_UNCLOSED, path=source.path, place="line 1")
+            end = min(end, len(head))
             texts = [name.encode("utf-8", "surrogateescape") for name in header]
             names, start = tuple(text.decode("utf-8", "replace") for text in texts), start + end
         cure = "in the header, or pass csv=CsvDialect(column_names=...)"
@@ -106,6 +115,10 @@ class CsvFile:
             start=start,
         )
 
+    def sample(self, num_bytes: int) -> Block:
+        """The whole records in about the first bytes."""
+        return self._block(self.start, num_bytes, lambda: next(self._stretches(num_bytes))[1])
+
     def units(self, file: int) -> list[Unit]:
         if self.edges is None:
             return whole_file(self.source, self.compression, file)
@@ -117,15 +130,17 @@ class CsvFile:
     def blocks(self, unit: Unit) -> Iterator[Block]:
         if self.edges is None:
             size = min(self.options.block_bytes, MOST_BLOCK_BYTES)
+            offset = self.start
             for num_bytes, decoded in self._stretches(size):
-                yield _block(num_bytes, partial(replace, decoded))
+                yield self._block(offset, num_bytes, partial(replace, decoded))
+                offset += num_bytes
         else:  # neighbouring stretches make no more than half a block; read where it is decoded
 
             def read() -> Decoded:
                 text = self.source.read_at(unit.start, unit.stop - unit.start)
                 return self._parse(text + b"\n", unit.start, is_last=True)[0]
 
-            yield _block(unit.num_bytes, read)
+            yield self._block(unit.start, unit.num_bytes, read)
 
     def find_edges(self) -> list[int]:
         """Where stretches of records of about ``unit_bytes`` begin, then the end of the file.
@@ -141,10 +156,7 @@ class CsvFile:
 
     def _stretches(self, size: int) -> Iterator[tuple[int, Decoded]]:
         """The length and the rows of stretches of whole records, read from the beginning."""
-        text = Supply(self.source, self.compression, size)
-        while len(text.held) < self.start and not text.ended:
-            text.advance(0)
-        text.drop(min(self.start, len(text.held)))
+        text = self._text_from(self.start, size)
         is_first = True  # which tells the columns of a file without rows
         while text.held or is_first:
             held, is_last = text.held, text.ended
@@ -153,6 +165,45 @@ class CsvFile:
                 is_first = False
                 yield stop, decoded
             text.advance(min(stop, len(held)))
+
+    def _text_from(self, offset: int, size: int) -> Supply:
+        text = Supply(self.source, self.compression, size)
+        while text.offset < offset and not text.ended:
+            text.advance(min(len(text.held), offset - text.offset))
+        return text
+
+    def _block(self, offset: int, num_bytes: int, read: Callable[[], Decoded]) -> Block:
+        """A block of whole records; ``read`` gives its values as text."""
+
+        def decode(schema: pa.Schema | None) -> Decoded:
+            decoded, columns = read(), []
+            types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
+            for name, texts in zip(decoded.table.column_names, decoded.table.columns, strict=True):
+                known = types.get(name)
+                columns.append(_as_numbers(texts, known))
+                found = columns[-1].type
+                is_settled = not self.options.may_widen and known is not None and is_number(known)
+                if is_settled and found != known:
+                    # The first row with which the column is no longer what it was.
+                    row = bisect_left(
+                        range(len(texts)),
+                        True,
+                        key=lambda row: _as_numbers(texts.slice(0, row + 1), known).type != known,
+                    )
+                    found = _as_numbers(texts.slice(row, 1), None).type
+                    place = self._place(offset, num_bytes, row)
+                    raise TypeClash(name, known, found, is_late=True).error(self.source.path, place)
+            table = pa.Table.from_arrays(columns, names=decoded.table.column_names)
+            return replace(decoded, table=table)
+
+        return Block(decode=decode, weight=num_bytes, is_text=True, text_wins=True)
+
+    def _place(self, offset: int, num_bytes: int, row: int) -> str:
+        """Where a row of the block at an offset begins."""
+        records = _records(self._text_from(offset, num_bytes).held, self.dialect)
+        lines = (line for record, line, _ in records if len(record) == len(self.names))
+        line = next(islice(lines, row, None))
+        return f"line {line_at(self.source, self.compression, offset) + line - 1}"
 
     def _cut(self, text: bytes) -> int:
         """The end of the last line that an even number of quotes precedes."""
@@ -214,12 +265,8 @@ class CsvFile:
         for record, line, end in _records(text + _END.encode(), self.dialect):
             if end > len(text):
                 if is_last and record != [_END]:
-                    raise DataError(
-                        "a quoted field is not closed: the file is truncated, or a quote is "
-                        "missing; fix the quote, or replace the file with an intact copy",
-                        path=self.source.path,
-                        place=f"line {first_line() + line - 1}",
-                    )
+                    place = f"line {first_line() + line - 1}"
+                    raise DataError(_UNCLOSED, path=self.source.path, place=place)
                 break
             stop = end
             if not record:
@@ -239,22 +286,20 @@ class CsvFile:
         return Decoded(table, tuple(bad.rejections)), stop
 
 
-def _block(weight: int, read: Callable[[], Decoded]) -> Block:
-    """A block of whole records; ``read`` gives its values as text."""
-
-    def decode(schema: pa.Schema | None) -> Decoded:
-        decoded = read()
-        kinds = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
-        names, values = decoded.table.column_names, decoded.table.columns
-        columns = [_as_numbers(*pair) for pair in zip(values, map(kinds.get, names), strict=True)]
-        return replace(decoded, table=pa.Table.from_arrays(columns, names=names))
-
-    return Block(decode=decode, weight=weight, is_text=True, text_wins=True)
+@cache
+def _csv() -> Any:
+    """A copy of Python's ``csv``, since its limit for the size of a field is one for a process."""
+    spec = importlib.util.find_spec("_csv")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.field_size_limit(MOST_RECORD_BYTES)
+    return module
 
 
 def _records(text: bytes, dialect: CsvDialect) -> Iterator[tuple[list[str], int, int]]:
     """Records, the line on which each begins, counted from 1, and the byte at which it ends."""
-    csv.field_size_limit(2**31 - 1)
     consumed, line = 0, 1
 
     def lines() -> Iterator[str]:
@@ -263,7 +308,7 @@ def _records(text: bytes, dialect: CsvDialect) -> Iterator[tuple[list[str], int,
             consumed += len(item.encode("utf-8", "surrogateescape"))
             yield item
 
-    reader = csv.reader(
+    reader = _csv().reader(
         lines(),
         delimiter=dialect.delimiter or ",",
         quotechar=dialect.quote,

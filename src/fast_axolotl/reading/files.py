@@ -12,10 +12,13 @@ import glob
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from fast_axolotl.errors import (
     DataError,
@@ -49,6 +52,13 @@ _NOT_DATA = re.compile(
 )
 
 
+_KEY = re.compile(r"([^/=]+)=([^/]*)/")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive writes for null."""
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
 def find_files(
     paths: str | Path | Sequence[str | Path],
     *,
@@ -56,12 +66,13 @@ def find_files(
     storage_options: dict[str, Any] | None = None,
     retry_seconds: float = 300.0,
 ) -> tuple[list[Source], list[str]]:
-    """The files that are meant, in order, and the ones in folders that were passed over."""
+    """The files that are meant, in order, and what is in folders and was passed over."""
     listed = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not listed or not all(str(path) for path in listed):
         raise UsageError("the path is empty; pass a file, a folder, a glob or a list of them")
     sources: list[Source] = []
     ignored: list[str] = []
+    keys: dict[int, list[tuple[str, str]]] = {}
     for path in map(str, listed):
         if is_saved_dataset(path):
             sources += _saved_files(Path(path), split)
@@ -70,7 +81,7 @@ def find_files(
             found, root = _remote_files(path, storage_options, retry_seconds)
             path = mask_secrets(path)
         else:
-            found, root = _local_files(path)
+            found, root = _local_files(path, ignored)
         if root is None:  # one file, which is data whatever it is called
             data = [(PurePosixPath(found[0].identity).name, found[0])]
         else:
@@ -91,12 +102,29 @@ def find_files(
             words = reversed(re.split(r"[^a-z]+", name.lower()))
             told = (_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD)
             by_split.append((next(told, ""), source))
+            keys[id(source)] = [] if root is None else _KEY.findall(name)
         # A single file may be of any split, unless its name says otherwise.
         is_free = root is None and not by_split[0][0]
         sources += _choose(by_split, None if is_free else split, path)
         taken = {source.path for _, source in data}
         ignored += [source.path for source in found if source.path not in taken]
-    return sources, ignored
+    return _with_keys(sources, [keys.get(id(source), []) for source in sources]), ignored
+
+
+def _with_keys(sources: list[Source], keys: list[list[tuple[str, str]]]) -> list[Source]:
+    """The sources with what folders such as ``lang=en`` say: integers where all values are."""
+    kinds = {key: pa.int64() for of_source in keys for key, _ in of_source}
+    for key, text in (item for of_source in keys for item in of_source):
+        if text != _NO_VALUE and not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
+            kinds[key] = pa.string()
+    for index, of_source in enumerate(keys):
+        values = dict[str, pa.Scalar]()
+        for key, text in of_source:
+            value = int(text) if kinds[key] == pa.int64() and text != _NO_VALUE else unquote(text)
+            values[key] = pa.scalar(None if text == _NO_VALUE else value, kinds[key])
+        if values:
+            sources[index] = replace(sources[index], keys=tuple(values.items()))
+    return sources
 
 
 def _choose(named: list[tuple[str, _Item]], split: str | None, path: str) -> list[_Item]:
@@ -124,7 +152,8 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
         chosen = _choose(folders, split, str(folder))
         return [source for part in chosen for source in _saved_files(part, None)]
     return [
-        _local_source(folder / name) for name in _names_in(folder / "state.json", "_data_files")
+        _local_source(f"{folder}/{name}")
+        for name in _names_in(folder / "state.json", "_data_files")
     ]
 
 
@@ -158,43 +187,44 @@ def _is_glob(path: str) -> bool:
     return any(mark in path for mark in "*?[")
 
 
-def _local_files(path: str) -> tuple[list[Source], str | None]:
+def _local_files(path: str, ignored: list[str]) -> tuple[list[Source], str | None]:
     """Every file that a path, glob or folder means, sorted; the folder, unless it is one file."""
     if path.startswith("file://"):
         path = unquote(path.removeprefix("file://"))
     target = Path(path).expanduser()
     with translate_os_errors(path):
         if target.is_dir():
-            return [_local_source(item) for item in _walk(target)], str(target)
+            return [_local_source(item) for item in _walk(str(target), (), ignored)], str(target)
         if not target.exists() and _is_glob(path):
             matches = glob.glob(str(target), recursive=True)  # noqa: PTH207 - absolute too
             files = [item for item in sorted(map(Path, matches)) if item.is_file()]
             if not files:
                 raise MissingFileError("no file matches this pattern; check the pattern", path=path)
-            root = os.path.commonpath([item.parent for item in files])
-            return [_local_source(item) for item in files], root
-        return [_local_source(target)], None
+            root = _WILDCARD.split(str(target))[0].rpartition("/")[0]
+            return [_local_source(str(item)) for item in files], root
+        return [_local_source(str(target))], None
 
 
-def _walk(folder: Path) -> list[Path]:
-    """All files below a folder; what cannot be listed is an error, and so is a dangling link."""
+def _walk(folder: str, above: tuple[tuple[int, int], ...], ignored: list[str]) -> Iterator[str]:
+    """All files below a folder, in order; what cannot be listed is an error, and so is a dangling
+    link. Links to folders are followed, but for one to a folder that it is in."""
+    facts = Path(folder).stat()
+    if (place := (facts.st_dev, facts.st_ino)) in above:
+        ignored.append(folder)
+        return
+    with os.scandir(folder) as listed:
+        entries = sorted(listed, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(entry.path, (*above, place), ignored)
+        elif entry.is_file() or (entry.is_symlink() and not entry.name.startswith(".")):
+            yield entry.path
 
-    def refuse(error: OSError) -> None:
-        raise error
 
-    listed = os.walk(folder, onerror=refuse)
-    files = [Path(root, name) for root, _, names in listed for name in names]
-    return sorted(
-        item
-        for item in files
-        if item.is_file() or (item.is_symlink() and not item.name.startswith("."))
-    )
-
-
-def _local_source(path: Path) -> Source:
-    with translate_os_errors(str(path)), path.open("rb") as file:
-        facts = os.fstat(file.fileno())
-    return Source(path=str(path), num_bytes=facts.st_size, version=str(facts.st_mtime_ns))
+def _local_source(path: str) -> Source:
+    with translate_os_errors(path):
+        facts = os.stat(path)  # noqa: PTH116 - there may be thousands
+    return Source(path=path, num_bytes=facts.st_size, version=str(facts.st_mtime_ns))
 
 
 def _remote_files(
@@ -245,4 +275,5 @@ def _remote_files(
         sources.append(source)
     if not sources:
         raise MissingFileError("no file at this address; check the address", path=uri)
-    return sources, None if is_one else mask_secrets(uri)
+    root = _WILDCARD.split(uri)[0].rpartition("/")[0] if _is_glob(inner) else uri
+    return sources, None if is_one else mask_secrets(root)

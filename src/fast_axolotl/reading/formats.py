@@ -12,21 +12,35 @@ line. Does not tell CSV from plain text by content: text is the one that loses n
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
-from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
+from fast_axolotl.reading.blocks import (
+    MANY_FILES,
+    PART_BLOCKS,
+    BrokenFile,
+    FileFormat,
+    InputFile,
+    ReadOptions,
+)
 from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
-_SHORT_HEAD_BYTES = 4 * 1024
+_SHORT_HEAD_BYTES = 8 * 1024
 _HEAD_BYTES = 64 * 1024
 """Enough for any magic and, as a rule, for the first row of a JSON lines file."""
 
 _OPENING_THREADS = 8
 """Footers and first bytes of many files are read so many at a time."""
+
+_OPENED_TOGETHER = 64
+"""A thread opens so many: handing out single ones costs more than to open a local file."""
 
 _FORMATS = {
     "parquet": ("parquet", "pq"),
@@ -53,8 +67,12 @@ _COMPRESSION_OF_ENDING = {
     ending: name for name, (_, endings) in _COMPRESSIONS.items() for ending in endings
 }
 
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""A frame that holds no data, which zstd (pzstd) and lz4 files may begin with."""
+
 _FORMAT_MAGIC = (
     (b"PAR1", "parquet"),
+    (b"PARE", "parquet"),  # encrypted
     (b"ARROW1", "arrow"),
     (b"FEA1", "feather"),
     (b"\xff\xff\xff\xff", "arrow"),
@@ -89,7 +107,7 @@ def list_supported_formats() -> list[str]:
 
 def format_of_name(path: str) -> tuple[str | None, str | None]:
     """Like ``detect_format``, with ``None`` where the name tells no format."""
-    endings = [part.lower() for part in PurePosixPath(path).name.split(".")[1:]]
+    endings = path.rstrip("/").rpartition("/")[2].lower().split(".")[1:]
     compression = _COMPRESSION_OF_ENDING.get(endings[-1]) if endings else None
     if compression:
         endings.pop()
@@ -114,9 +132,13 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
+    # Small files are kept, since to open them again would cost more than all else.
+    num_bytes = sum(item.num_bytes for item in sources if item.num_bytes < _SHORT_HEAD_BYTES)
+    is_kept = len(sources) >= MANY_FILES and num_bytes <= PART_BLOCKS * options.block_bytes
+
     def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
         try:
-            return _open(source, declared, options)
+            return _open(source, declared, options, is_kept)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -129,12 +151,21 @@ def open_files(
         return [open_or_reject(sources[0])]
     from concurrent.futures import ThreadPoolExecutor
 
+    parts = [sources[at : at + _OPENED_TOGETHER] for at in range(0, len(sources), _OPENED_TOGETHER)]
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        return list(pool.map(open_or_reject, sources))
+        opened = pool.map(lambda part: [open_or_reject(source) for source in part], parts)
+        files = [item for part in opened for item in part]
+    # What the rows of one Parquet file take says how those of the next ones are best read.
+    learned: dict[pa.Schema, Any] = {}
+    for index, (item, file) in enumerate(files):
+        if hasattr(file, "row_bytes"):
+            row_bytes = learned.setdefault(file.schema.remove_metadata(), file.row_bytes)  # type: ignore[union-attr]
+            files[index] = item, replace(file, row_bytes=row_bytes)  # type: ignore[type-var]
+    return files
 
 
 def _open(
-    source: Source, declared: str | None, options: ReadOptions
+    source: Source, declared: str | None, options: ReadOptions, is_kept: bool
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.identity)
     promised = declared or named
@@ -142,6 +173,8 @@ def _open(
     compression = next(
         (name for name, (magic, _) in _COMPRESSIONS.items() if head.startswith(magic)), None
     )
+    if _SKIPPABLE.match(head):
+        compression = "lz4" if named_compression == "lz4" else "zstd"
     if compression is not None:
         head = start_of(head, compression) or head_of(source, compression, _HEAD_BYTES)
     elif named_compression and _COMPRESSIONS[named_compression][0].startswith(head):
@@ -161,6 +194,9 @@ def _open(
             place="byte 0",
         )
     found = _sniff_format(head, promised)
+    is_wide = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if is_wide or (b"\0" in head[:2] and found in ("csv", "json", "jsonl")):
+        raise DataError("the file is UTF-16; convert it to UTF-8", path=source.path, place="line 1")
     for name, content in (
         (None if declared == found or {named, found} == {"arrow", "feather"} else named, found),
         (named_compression, compression or "uncompressed"),
@@ -193,6 +229,8 @@ def _open(
     from fast_axolotl.reading.json_lines import JsonLinesFile
 
     if found == "jsonl":
+        if is_kept and compression is None and source.num_bytes < _SHORT_HEAD_BYTES:
+            text["source"] = replace(source, content=pa.py_buffer(head))
         return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))
     return file, JsonDocument(**text)
 
@@ -202,7 +240,8 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
 
     Binary magic decides alone. Any other format that was promised stands, but JSON lines called
     ``.json`` and the reverse are told apart here: they are JSON lines where the first line is a
-    whole object, a document where it begins an array.
+    whole object, a document where it begins an array. So does one that is called JSON lines, and
+    no other: its first line may be damaged.
     """
     binary = next((name for magic, name in _FORMAT_MAGIC if head.startswith(magic)), None)
     if binary:
@@ -212,6 +251,8 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith((b"[", b"{")):
         return promised or "text"
+    if promised == "jsonl" and text.startswith(b"{"):
+        return promised
     line, _, rest = text.partition(b"\n")
     try:
         is_row = isinstance(json.loads(line), dict)

@@ -53,7 +53,7 @@ def unit_rows(dataset: Dataset) -> dict[Unit, int]:
         cuts = [(unit.start, unit.stop) for unit in units]
         counts = _kept(
             ("rows", choices, cuts),
-            [dataset.inputs[index]],
+            dataset.inputs[index : index + len(getattr(dataset.formats[index], "files", "1"))],
             lambda: list(of_units.map(partial(_count, dataset), units)),
             is_final=lambda counts: all(is_final for _, is_final in counts),
         )
@@ -135,7 +135,8 @@ def _kept(
     for item, source in zip(items, sources, strict=True):
         # A relative path means another file elsewhere. Links are not followed.
         path = os.path.abspath(source.path) if source.is_local else source.identity  # noqa: PTH100
-        files.append((path, source.num_bytes, source.version, item.format, item.compression))
+        version = f"{source.version} {source.keys}" if source.keys else source.version
+        files.append((path, source.num_bytes, version, item.format, item.compression))
     text = json.dumps((_VERSION, files, depends_on)).encode()
     name = f"{depends_on[0]}-{hashlib.sha256(text).hexdigest()[:32]}"
     can_be_kept = all(source.version for source in sources)

@@ -88,5 +88,6 @@ class JsonDocument:
             raise DataError(message, path=self.source.path, place=f"row {row}")
 
     def _block(self, data: bytes, row: int) -> Block:
-        rows = Lines(data=data, stop=len(data), first_line=lambda: row, noun="row")
-        return json_block(self.source.path, len(data), lambda: rows, self.options)
+        path, stop = self.source.path, len(data)
+        rows = Lines(path=path, data=data, stop=stop, first_line=lambda: row, noun="row")
+        return json_block(stop, lambda: rows, self.options)

@@ -16,17 +16,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit
-from fast_axolotl.reading.lines import BOM, PARSED_BYTES, BadRows, LineFile, Lines
+from fast_axolotl.errors import DataError
+from fast_axolotl.reading.blocks import (
+    Block,
+    Decoded,
+    ReadOptions,
+    Rejection,
+    Unit,
+    rejection_of,
+)
+from fast_axolotl.reading.lines import BOM, PARSED_BYTES, BadRows, LineFile, Lines, count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
 
@@ -44,11 +54,21 @@ _SPARSE_BYTES = 16 * 1024
 
 _PROBES, _PROBE_BYTES = 4, 2 * 1024
 _FEW_KEYS = 16
+_SMALL_BYTES = 64 * 1024
+"""Files of JSON lines up to this size are read together with their neighbours, ..."""
+
+_SMALL_UNITS = 256
+"""... in at least so many units."""
+
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 _INK = re.compile(rb"\S")
+_CACHED_BYTES = 64 * 1024
+_MOST_BLANKS = 64
+"""Lines with more white space at their end are parsed by Python."""
+
 _BLANK = re.compile(rb"\n\s")
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
@@ -59,9 +79,16 @@ class JsonLinesFile(LineFile):
 
     schema: pa.Schema | None = None
 
+    @property
+    def together(self) -> type[SmallFiles] | None:
+        """What it is read with its neighbours as, where it is small."""
+        source = self.source
+        is_small = source.is_local and source.num_bytes <= _SMALL_BYTES
+        return SmallFiles if is_small and self.compression is None else None
+
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):
-            yield json_block(self.source.path, weight, load, self.options)
+            yield json_block(weight, load, self.options)
 
     def sample(self, num_bytes: int) -> Block:
         """The whole lines in about the first bytes of the file, or of what it decompresses to."""
@@ -69,37 +96,110 @@ class JsonLinesFile(LineFile):
         is_whole = self.compression is None and len(data) == self.source.num_bytes
         if self.compression is not None:
             data = start_of(data, self.compression)
-        start = len(BOM) if data.startswith(BOM) else 0
-        stop = len(data) if is_whole else max(start, data.rfind(b"\n") + 1)
-        rows = Lines(data=data, start=start, stop=stop, first_line=lambda: 1)
-        return json_block(self.source.path, stop, lambda: rows, self.options)
+        rows = self._lines(data, 0, len(data) if is_whole else data.rfind(b"\n") + 1, 0)
+        return json_block(len(data), lambda: rows, self.options)
 
 
-def json_block(path: str, weight: int, load: Callable[[], Lines], options: ReadOptions) -> Block:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JoinedLines(Lines):
+    """The lines of several files."""
+
+    paths: list[str]
+    starts: list[int]
+    """Where each of them begins."""
+
+    def place(self, offset: int) -> tuple[str, str]:
+        file = bisect_right(self.starts, offset) - 1
+        return self.paths[file], f"line {1 + self.data.count(10, self.starts[file], offset)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFiles:
+    """Neighbouring small files of JSON lines, which are read together."""
+
+    files: tuple[JsonLinesFile, ...]
+    """None, where it stands for a file that an earlier one is read with."""
+    options: ReadOptions
+    schema: pa.Schema | None = None
+
+    def units(self, file: int) -> list[Unit]:
+        """Ranges of files, by their numbers."""
+        total = sum(item.source.num_bytes for item in self.files)
+        size = min(self.options.unit_bytes, total // _SMALL_UNITS)
+        return [
+            Unit(file=file, start=start, stop=stop, num_bytes=num_bytes)
+            for start, stop, num_bytes in self._ranges(0, len(self.files), size)
+        ]
+
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        for start, stop, size in self._ranges(unit.start, unit.stop, self.options.block_bytes // 2):
+            yield json_block(size, partial(self._load, self.files[start:stop]), self.options)
+
+    def sample(self, num_bytes: int) -> Block:
+        """About so many bytes, in files from here and there."""
+        step = -(-sum(file.source.num_bytes for file in self.files) // num_bytes)
+        return json_block(num_bytes, partial(self._load, self.files[::step]), self.options)
+
+    def _ranges(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Neighbours that have so many bytes together: the first, the one behind the last, size."""
+        num_bytes = 0
+        for index in range(start, stop):
+            num_bytes += self.files[index].source.num_bytes
+            if num_bytes and (num_bytes >= size or index + 1 == stop):
+                yield start, index + 1, num_bytes
+                start, num_bytes = index + 1, 0
+
+    def _load(self, files: Sequence[JsonLinesFile]) -> Lines:
+        texts, paths, starts = list[bytes](), list[str](), [0]
+        rejections = list[Rejection]()
+        for file in files:
+            source = file.source
+            try:
+                text = source.read_at(0, source.num_bytes)
+            except DataError as error:
+                if self.options.on_error == "raise":
+                    raise
+                rejections.append(rejection_of(error))
+            else:
+                texts.append(text.removeprefix(BOM).removesuffix(b"\n"))
+                paths.append(source.path)
+                starts.append(starts[-1] + len(texts[-1]) + 1)
+        data = b"\n".join(texts)
+        return _JoinedLines(
+            path="",
+            data=data,
+            stop=len(data),
+            first_line=lambda: 1,
+            rejections=tuple(rejections),
+            paths=paths,
+            starts=starts,
+        )
+
+
+def json_block(weight: int, load: Callable[[], Lines], options: ReadOptions) -> Block:
     """A block of JSON objects."""
     return Block(
-        decode=partial(_decode, path, load, options),
+        decode=partial(_decode, load, options),
         weight=weight,
         count=partial(_count, load),
         is_text=True,
     )
 
 
-def _decode(
-    path: str, load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema | None
-) -> Decoded:
+def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema | None) -> Decoded:
     rows = load()
     if rows.start == rows.stop:
-        return Decoded(pa.table({}))
+        return Decoded(pa.table({}), rows.rejections)
     num_rows = rows.num_rows()
     if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, num_rows):
         pieces = (
-            json_block(path, 0, lambda piece=piece: piece, options)  # type: ignore[misc]
+            json_block(0, lambda piece=piece: piece, options)  # type: ignore[misc]
             for piece in _pieces(rows)
         )
         return replace(next(pieces).decode(schema), more=pieces)
-    table = _parse(rows, schema, num_rows)
-    return _parse_exactly(path, rows, options, schema) if table is None else Decoded(table)
+    if (table := _parse(rows, schema, num_rows)) is None:
+        return _parse_exactly(rows, options, schema)
+    return Decoded(table, rows.rejections)
 
 
 def _count(load: Callable[[], Lines]) -> int:
@@ -116,6 +216,7 @@ def _pieces(rows: Lines) -> Iterator[Lines]:
         stop = data.rfind(b"\n", start, min(start + _SPARSE_BYTES, rows.stop)) + 1
         stop = stop or data.find(b"\n", start, rows.stop) + 1 or rows.stop
         yield replace(rows, start=start, stop=stop)
+        rows = replace(rows, rejections=())
         start = stop
 
 
@@ -155,14 +256,22 @@ def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | N
                     return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    # Two rows may stand where one should, or a null where an object should. Blank lines are no
-    # rows; they are looked for only where the numbers differ.
-    if table.num_rows != num_rows and table.num_rows != sum(1 for _ in _row_spans(rows)):
-        return None
-    if any(column.null_count == 0 for column in table.columns):
+    # Every line must begin and end as an object does: then there is one on each. Blank lines and
+    # white space around them are looked for only where there may be some.
+    raw, num_joins = np.frombuffer(rows.data, dtype=np.uint8)[rows.start : rows.stop], 0
+    for at in range(0, len(raw), _CACHED_BYTES):
+        piece = raw[at : at + _CACHED_BYTES + 2]
+        is_join = (piece[1:-1] == 10) & (piece[:-2] == ord("}")) & (piece[2:] == ord("{"))
+        num_joins += int(np.count_nonzero(is_join))
+    if table.num_rows == num_rows == num_joins + 1:
         return table
-    empty = [column.is_null() for column in table.columns]
-    return None if not empty or pc.any(reduce(pc.and_, empty)).as_py() else table
+    num_objects = 0
+    for start, stop in _row_spans(rows):
+        end = rows.data[max(start, stop - _MOST_BLANKS) : stop].rstrip()
+        if rows.data[start] != ord("{") or not end.endswith(b"}"):
+            return None
+        num_objects += 1
+    return table if table.num_rows == num_objects else None
 
 
 def _read(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table:
@@ -211,7 +320,8 @@ def _may_be_deep(rows: Lines) -> bool:
         if probe >= end and data.find(b"\n", probe, probe + most) < 0:
             start, end = data.rfind(b"\n", end, probe) + 1, data.find(b"\n", probe, rows.stop)
             end = rows.stop if end < 0 else end
-            if data.count(b"]", start, end) + data.count(b"}", start, end) > most:
+            # Both closing brackets, which differ in one bit.
+            if count_byte(data, b"}", start, end, ignored=ord("}") ^ ord("]")) > most:
                 return True
     return False
 
@@ -227,28 +337,27 @@ def _row_spans(rows: Lines) -> Iterator[tuple[int, int]]:
         start = end + 1
 
 
-def _parse_exactly(
-    path: str, rows: Lines, options: ReadOptions, known: pa.Schema | None
-) -> Decoded:
+def _parse_exactly(rows: Lines, options: ReadOptions, known: pa.Schema | None) -> Decoded:
     """One block row by row, with an exact place for whatever is wrong."""
     schema = known if known is not None else pa.schema([])
     values: list[dict[str, Any]] = []
     names: set[str] = set()
     shapes: set[Hashable] = set()  # of rows whose types have been joined already
-    bad = BadRows(path, options)
+    bad = BadRows(rows.path, options)
     for start, stop in _row_spans(rows):
         try:
             row = _loads(rows.data[start:stop], options.columns)
             shape = _shape(row, _MAX_NESTING + 1)  # the row itself is a level
         except (ValueError, RecursionError) as error:
-            bad.add(rows.place(start), _cause(error))
+            bad.path, place = rows.place(start)
+            bad.add(place, _cause(error))
             continue
         if shape not in shapes:
             found = pa.schema([(name, _column_type(value)) for name, value in row.items()])
             try:
                 schema = join_schemas(schema, found, settled=None if options.may_widen else known)
             except TypeClash as clash:
-                raise clash.error(path, rows.place(start)) from None
+                raise clash.error(*rows.place(start)) from None
             shapes.add(shape)
             names.update(row)
         values.append(row)
@@ -259,7 +368,7 @@ def _parse_exactly(
     if columns:
         fields = [field.with_type(array.type) for field, array in zip(schema, columns, strict=True)]
         table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-    return Decoded(table, tuple(bad.rejections))
+    return Decoded(table, rows.rejections + tuple(bad.rejections))
 
 
 def _loads(text: bytes, wanted: tuple[str, ...] | None) -> dict[str, Any]:

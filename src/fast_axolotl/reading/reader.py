@@ -166,9 +166,9 @@ def open_dataset(
         formats=tuple(file for _, file in opened),
         options=options,
         window_bytes=memory_budget // 8,
-    )
+    ).grouped()
     shard = check_shard(shard)
-    if shard[1] > 1:
+    if shard[1] > 1 or shuffle is not None:
         dataset = with_csv_edges(dataset)
     return Reader(
         dataset,
@@ -217,7 +217,6 @@ class Reader(AbstractContextManager["Reader"]):
             scan=scan,
             num_threads=num_threads,
             budget=memory_budget // 2,
-            warn=not shard[0],
         )
         self.stats = ReadStats(ignored_files=ignored_files)
         """Counts of the current pass."""

@@ -49,7 +49,9 @@ class TypeClash(Exception):
         """Whether there is a common type, but batches of the known one were given out before."""
 
     def error(self, path: str, place: str = "") -> ConflictError:
-        found = "an array of mixed types" if self.found == MIXED else self.found
+        found: Any = self.found
+        if found == MIXED:
+            found = "an array of mixed types, or an integer past 64 bits,"
         cure = "or read only other columns"
         if self.is_late:
             cure = 'or pass infer="scan" to read everything once and settle the types first'

@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -48,8 +47,10 @@ class Source:
     """Size when the reader was planned."""
     version: str = ""
     """Changes when the content does: the time of the last change, or the server's own tag."""
+    keys: tuple[tuple[str, pa.Scalar], ...] = ()
+    """Columns of one value that the folders it is in tell: ``lang=en``."""
     content: pa.Buffer | None = None
-    """The decompressed copy that is read in place of the file."""
+    """What is read in place of the file: a decompressed copy, or a small file as it was opened."""
     is_local: ClassVar[bool] = True
 
     @property
@@ -62,10 +63,17 @@ class Source:
         length = max(0, min(length, self.num_bytes - offset))
         if self.content is not None:
             return bytes(self.content[offset : offset + length])
-        with translate_os_errors(self.path), Path(self.path).open("rb") as file:
-            self._check_size(os.fstat(file.fileno()).st_size)
-            file.seek(offset)
-            data = file.read(length)
+        with translate_os_errors(self.path):
+            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._check_size(os.fstat(file).st_size)
+                data = os.pread(file, length, offset)
+                while len(data) < length and (
+                    more := os.pread(file, length - len(data), offset + len(data))
+                ):
+                    data += more
+            finally:
+                os.close(file)
         if len(data) < length:  # it shrank after that
             self._check_size(offset + len(data))
         return data

@@ -1,11 +1,10 @@
 """Give all batches one schema.
 
 ``first_schema`` joins the schemas that files declare and infers the rest, alike on every shard:
-from all of the data where the caller asks for it, or where it is CSV of at most 32 MiB; else from
-the first rows of up to 16 files. What a scan has found is kept, and spares the next one. From then
-on types only grow: a column or a field may come late, what was only null gets its type, and
-anything else is an error with file, line and cure. CSV past that size is text, since a later value
-could make text of any number.
+from all of the data where the caller asks for it, else from the first rows of up to 16 files. What
+a scan has found is kept, and spares the next one. From then on types only grow: a column or a field
+may come late, what was only null gets its type, and anything else is an error with file, line and
+cure.
 
 Workers decode a block under whatever schema was known when they began; the consumer joins and casts
 in row order, so the types of a batch depend on the rows before it and never on the
@@ -15,7 +14,6 @@ number that turned out to be text), the block is decoded once more under the joi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -32,13 +30,9 @@ from fast_axolotl.reading.blocks import (
     Unit,
     decode_or_reject,
 )
-from fast_axolotl.reading.formats import FormatWarning
 from fast_axolotl.reading.index import scanned_schema
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_number, join_schemas
-
-_SCAN_BYTES = 32 * 1024 * 1024
-"""CSV types are settled by all of the data up to this size."""
 
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLE_SHARE = 16_384
@@ -47,8 +41,6 @@ _SAMPLED_FILES = 16
 
 Every one of perhaps 1,024 shards reads them, before anything else.
 """
-
-_MOST_NAMED = 10
 
 _COLUMN_BYTES = 1024
 """What an array takes beside its values, which counts where columns are thousands."""
@@ -102,19 +94,19 @@ class Known:
             yield from self.widen_all(self.decode(part, options)[0], part, options)
 
 
-def first_schema(
-    dataset: Dataset, *, scan: bool, num_threads: int, budget: int, warn: bool = True
-) -> pa.Schema:
+def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
     dataset = dataset.with_options(may_widen=True)
     options, schema = dataset.options, pa.schema([])
+    # What folders tell, which takes the place of columns of these names.
+    keys = {name: value.type for item in dataset.inputs for name, value in item.source.keys}
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
         if file.schema is not None:
-            schema = join_schemas(schema, file.schema, source=item.source.path)
+            own = [field for field in file.schema if field.name not in keys]
+            found = pa.schema(own, file.schema.metadata)
+            schema = join_schemas(schema, found, source=item.source.path)
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
     units = [unit for unit in dataset.units() if unit.file in undeclared]
-    has_csv = any(item.format == "csv" for item in dataset.inputs)
-    is_small = sum(unit.num_bytes for unit in units) <= _SCAN_BYTES
 
     def scanned() -> pa.Schema:
         known = Known(schema)
@@ -126,29 +118,11 @@ def first_schema(
                     pass
         return known.schema
 
-    if units and (scan or (is_small and has_csv)):
+    if units and scan:
         schema = scanned_schema(dataset, scanned)
     elif undeclared:
-        declared = {*schema.names}
         schema = _sampled(dataset, units, schema)
-        texts = {
-            name: pa.field(name, pa.string())
-            for item, file in zip(dataset.inputs, dataset.formats, strict=True)
-            for name in (getattr(file, "names", ()) if item.format == "csv" else ())
-            if name not in declared and (options.columns is None or name in options.columns)
-        }
-        fields = {field.name: field for field in schema}
-        numbers = [repr(name) for name in fields if name in texts and is_number(fields[name].type)]
-        if numbers and warn:
-            warnings.warn(
-                f"only the first rows of more than {_SCAN_BYTES / 2**20:g} MiB of CSV were "
-                "inspected, so columns that look like numbers are read as text: "
-                f'{", ".join(numbers[:_MOST_NAMED])}; pass infer="scan" to read '
-                "everything once and get numbers where all values are numbers",
-                FormatWarning,
-                stacklevel=4,
-            )
-        schema = pa.schema([*(fields | texts).values()], schema.metadata)
+    schema = join_schemas(schema, pa.schema(keys))
     if all(item.format == "csv" for item in dataset.inputs):
         # CSV columns without any value are empty text, not null.
         kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
@@ -157,7 +131,7 @@ def first_schema(
     columns = options.columns or fields
     if missing := [name for name in columns if name not in fields]:
         names = [name for file in dataset.formats for name in getattr(file, "names", ())]
-        names += _sampled(dataset.with_options(columns=None), units, pa.schema([])).names
+        names += _sampled(dataset.with_options(columns=None), units, pa.schema(keys)).names
         hint = ' (infer="scan" also finds columns of later rows)' if undeclared else ""
         raise UsageError(
             f"there is no column {missing[0]!r}; the data has: {', '.join(dict.fromkeys(names))}"
@@ -174,10 +148,10 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
         decoded = decode_or_reject(block, known.schema, options)
         return bool(known.widen(decoded, block, options).table.num_rows)
 
-    files = [file for file in dataset.formats if hasattr(file, "sample")]
+    files = sorted({unit.file for unit in units if hasattr(dataset.formats[unit.file], "sample")})
     files = files[:: -(-len(files) // _SAMPLED_FILES) or 1]
     size = max(_SAMPLE_BYTES, sum(unit.num_bytes for unit in units) // _SAMPLE_SHARE)
-    heads = [look(file.sample(size // len(files))) for file in files]
+    heads = [look(dataset.sample(file, size // len(files))) for file in files]
     if not any(heads):
         small = dataset.with_options(block_bytes=_SAMPLE_BYTES)
         any(look(block) for unit in units for block in small.blocks(unit))

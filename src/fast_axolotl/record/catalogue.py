@@ -1,8 +1,8 @@
 """The catalogue of figures: name, unit, direction, and why a figure may be missing.
 
 A figure is declared here once. The matrix of a protocol, the report and the reasons for missing
-values read it from here; docs/metrics.md explains how each is measured and what it cannot see, and
-a test holds both against each other. Names are fields of ``RunSummary``, but for
+values read it from here; docs/metrics.md and docs/metrics-machine.md explain how each is measured
+and when it is misleading, and a test compares both. Names are fields of ``RunSummary``, but for
 ``start_to_step_seconds``: it counts from the start of the process, which only a protocol sees.
 """
 

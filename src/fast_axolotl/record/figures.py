@@ -108,13 +108,13 @@ class CodeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a record comes to: the figures by their names, and what is no figure.
+    """The summary of a record: every figure by its name, and what else is known of the run.
 
     A figure is read like a field, ``summary.stall_fraction``; one that is ``None`` was not
-    measured, and ``reasons`` says why. docs/metrics.md explains each. Rates and fractions describe
-    the steady phase, without warm-up and spans. With several ranks, tokens, samples and bytes are
-    sums over ranks; step times are those of the rank that waits longest (with a dispatcher: of rank
-    0, which reads for all).
+    measured, and ``reasons`` says why. docs/metrics.md and docs/metrics-machine.md explain each.
+    Rates and fractions describe the steady phase, without warm-up and spans. With several ranks,
+    tokens, samples and bytes are sums over ranks; step times are those of the rank that waits
+    longest (with a dispatcher: of rank 0, which reads for all).
     """
 
     run_dir: str

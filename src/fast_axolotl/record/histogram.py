@@ -7,6 +7,7 @@ written sparsely, as ``{"bin": count}``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 _LEAST = 1e-6
@@ -19,7 +20,7 @@ class Histogram:
     __slots__ = ("counts",)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        self.counts: dict[int, int] = {}
+        self.counts = Counter[int]()
         if counts:
             self.merge(counts)
 
@@ -28,14 +29,12 @@ class Histogram:
         index = 0
         if seconds > _LEAST:
             index = math.ceil(math.log(seconds / _LEAST) / _LOG_GROWTH)
-        self.counts[index] = self.counts.get(index, 0) + count
+        self.counts[index] += count
 
     def merge(self, counts: Mapping[str, int]) -> None:
         """Add the counts of another one, as written."""
-        own = self.counts
         for key, count in counts.items():
-            index = int(key)
-            own[index] = own.get(index, 0) + count
+            self.counts[int(key)] += count
 
     def written(self) -> dict[str, int]:
         """The counts as they are written."""

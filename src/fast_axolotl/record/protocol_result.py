@@ -108,6 +108,8 @@ class Arm:
     """Kind and subtype, of that run."""
     headline: str = ""
     action: str = ""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Share of the time of a step by phase, of that run; empty where no stack was looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

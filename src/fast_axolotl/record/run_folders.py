@@ -99,9 +99,9 @@ def read_trainings(run_dir: str | Path, since: float = 0.0) -> list[RunRecord]:
 
 def choose_training(records: Sequence[RunRecord]) -> RunRecord:
     """The one with the most steps, of equal ones the first: a number that noise does not change."""
-
-    def count_steps(record: RunRecord) -> int:
-        ranks = record.ranks.values()
-        return max((sum(block.steps for block in rank.blocks) for rank in ranks), default=0)
-
-    return max(records, key=count_steps)
+    return max(
+        records,
+        key=lambda record: max(
+            (sum(block.steps for block in rank.blocks) for rank in record.ranks.values()), default=0
+        ),
+    )

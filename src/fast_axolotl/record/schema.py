@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from fast_axolotl.record.arithmetic import finite, total
+
 SCHEMA = 1
 """Version of the record's format: readers accept this one and older."""
 
@@ -75,18 +77,6 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowFetch:
-    """A fetch that waited far longer than most."""
-
-    fetch: int
-    """Number of the fetch in this rank's run, from 0."""
-    row: int
-    """Samples delivered before it."""
-    seconds: float
-    """Its wait: of the device where that is measured, else of the host."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
     """One or more consecutive optimizer steps, as sums; written about once a second."""
 
@@ -135,14 +125,21 @@ class StepBlock:
     device_waits: dict[str, int] | None = None
     step_times: dict[str, int] = field(default_factory=dict)
     """Histogram of the steps' wall times."""
-    slow: tuple[SlowFetch, ...] = ()
-    """At most eight."""
     walls: tuple[float, ...] | None = None
     """Wall seconds of every single step; left out once the record has grown large."""
     hosts: tuple[float, ...] | None = None
     """Host wait of every single step."""
     devices: tuple[float, ...] | None = None
     """Device wait of every single step."""
+
+    @property
+    def begin(self) -> float:
+        """When its first step began, spans before it included."""
+        return self.t - (total([self.wall_seconds, *self.spans.values()]) or 0.0)
+
+    def wait_seconds(self, *, is_device: bool) -> float:
+        """The wait of the device, or of the host; a foreign record's numbers may be none."""
+        return finite(self.device_wait_seconds if is_device else self.host_wait_seconds) or 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +252,6 @@ class ProfileWindow:
     """Time with a collective under way in which nothing else ran."""
     collectives: tuple[float, ...] = ()
     """Seconds of each collective in the order they were started; ranks are compared one by one."""
-    num_collectives: int | None = None
-    """How many there were, where neighbours are summed: see ``integrations.profiler``."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 

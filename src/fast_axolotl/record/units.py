@@ -8,44 +8,45 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 
-_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-_FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+_SCALES = {
+    "bytes": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0.0, "B")),
+    "FLOP": ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (0.0, "FLOP")),
+}
+"""Begin of a unit → from which number on it is written how."""
 
 
 def format_value(value: float | None, unit: str, *, decimals: int = 1) -> str:
     """A figure with its unit, by the unit's own formatter; ``decimals`` are those of a percent."""
     if value is None or not math.isfinite(value):
         return "–"
+    size = abs(value)
     if unit == "share":
-        return format_share(value, decimals=decimals)
+        return f"{100 * value:.{decimals}f} %"
+    if unit == "s" and size >= 600:
+        return format_duration(value)
+    if unit == "s" and size >= 1:
+        return f"{value:,.2f} s"
     if unit == "s":
-        return format_seconds(value)
-    if unit.startswith("bytes"):
-        return format_bytes(value) + unit.removeprefix("bytes")
-    if unit.startswith("FLOP"):
-        return _format_scaled(value, _FLOPS, "FLOP") + unit.removeprefix("FLOP")
+        return f"{1e3 * value:,.1f} ms" if size >= 1e-3 else f"{1e6 * value:,.0f} µs"
+    for begin, scale in _SCALES.items():
+        if unit.startswith(begin):
+            by, name = next(step for step in scale if size >= step[0])
+            text = format_count(value / by) if by else f"{value:,.0f}"
+            return f"{text} {name}{unit.removeprefix(begin)}"
     if unit == "yes/no":
         return "yes" if value else "no"
-    return f"{format_count(value)} {unit}".rstrip()
+    text = f"{value:,.0f}" if size >= 100 else f"{value:,.3g}"
+    return f"{text} {unit}".rstrip()
 
 
 def format_share(value: float | None, *, decimals: int = 1) -> str:
     """``12.3 %``."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{100 * value:.{decimals}f} %"
+    return format_value(value, "share", decimals=decimals)
 
 
 def format_seconds(value: float | None) -> str:
     """What was measured: ``83 µs``, ``12.3 ms``, ``4.56 s``; from ten minutes on a duration."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    size = abs(value)
-    if size >= 600:
-        return format_duration(value)
-    if size >= 1:
-        return f"{value:,.2f} s"
-    return f"{1e3 * value:,.1f} ms" if size >= 1e-3 else f"{1e6 * value:,.0f} µs"
+    return format_value(value, "s")
 
 
 def format_duration(seconds: float) -> str:
@@ -60,23 +61,12 @@ def format_duration(seconds: float) -> str:
 
 def format_bytes(value: float | None) -> str:
     """``512 B``, ``1.5 MB``, ``12.3 GB``: three digits, powers of 1000."""
-    return _format_scaled(value, _BYTES, "B")
-
-
-def _format_scaled(value: float | None, scale: tuple[tuple[float, str], ...], smallest: str) -> str:
-    if value is None or not math.isfinite(value):
-        return "–"
-    for size, name in scale:
-        if abs(value) >= size:
-            return f"{format_count(value / size)} {name}"
-    return f"{value:,.0f} {smallest}"
+    return format_value(value, "bytes")
 
 
 def format_count(value: float | None) -> str:
     """``1,234`` or ``12.3``."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+    return format_value(value, "")
 
 
 def format_change(value: float, unit: str, *, decimals: int = 1) -> str:

@@ -51,6 +51,12 @@ def encode_waits(waits: Iterable[float]) -> str:
     ).decode()
 
 
+_SUMS = (
+    *("steps", "fetches", "wall_seconds", "host_wait_seconds"),
+    *("device_wait_seconds", "device_wall_seconds"),
+)
+
+
 @dataclass(slots=True)
 class WaitTotals:
     """Wall time and waits, and what the batches held, summed over steps or blocks."""
@@ -103,16 +109,9 @@ class WaitTotals:
 
     def since(self, earlier: WaitTotals) -> WaitTotals:
         """What was added since these sums were ``earlier``."""
-        return WaitTotals(
-            steps=self.steps - earlier.steps,
-            fetches=self.fetches - earlier.fetches,
-            wall_seconds=self.wall_seconds - earlier.wall_seconds,
-            host_wait_seconds=self.host_wait_seconds - earlier.host_wait_seconds,
-            device_wait_seconds=self.device_wait_seconds - earlier.device_wait_seconds,
-            device_wall_seconds=self.device_wall_seconds - earlier.device_wall_seconds,
-            counts={name: own - earlier.counts.get(name, 0) for name, own in self.counts.items()},
-            uncounted=self.uncounted,
-        )
+        sums: Any = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMS}
+        counts = {name: own - earlier.counts.get(name, 0) for name, own in self.counts.items()}
+        return WaitTotals(**sums, counts=counts, uncounted=self.uncounted)
 
     def count(self, name: str) -> Any:
         """How much of something there was; ``None`` where a part was not counted."""
@@ -216,8 +215,7 @@ def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> Any:
         elif len(codes) == block.steps > 0:
             values = seconds_of[np.frombuffer(codes, dtype=np.uint8)]
         else:
-            known = block.host_wait_seconds if source == "host" else block.device_wait_seconds
-            seconds = finite(known) or 0.0
+            seconds = block.wait_seconds(is_device=source == "device")
             values = np.full(block.steps, seconds / max(1, block.steps))
         waits[inside] = values[max(0, -at) : len(steps) - at]
     return waits

@@ -1,7 +1,7 @@
 """The charts of a report, declared as data.
 
-A chart has one panel for each run, on scales that all panels share, and beside every panel stands
-in words what it shows. A figure is a plain dictionary in Plotly's form; no Plotly is needed to make
+A chart has one panel for each run, on scales that all panels share, and below every panel stand
+the figures that it shows. A figure of Plotly's is a plain dictionary; no Plotly is needed to make
 one. Two things in it are filled in by the page: ``{"ref": "runs/0/series/steps/t", "by": 1000}`` is
 a column of the embedded data times a factor, and ``{"role": "wait", "alpha": 0.3}`` is a colour of
 the theme.
@@ -10,7 +10,6 @@ the theme.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
+from fast_axolotl.record.units import format_share
 from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
 from fast_axolotl.report.runs import read_figure
 
@@ -30,6 +30,14 @@ _NEAR = 3.0
 _LEAST_SHARE = 0.25
 """Where the scale of a share ends at least."""
 _HEIGHT = 260
+_DISK = "disk_bytes_per_second"
+_SWAP = ("swap_in_bytes_per_second", "swap_out_bytes_per_second")
+_LIMITS = {
+    "demand_rows_per_second": "model could consume",
+    "limit_bytes": "limit",
+    _DISK: "speed of the disk",
+}
+"""What figures are called that are lines across a chart."""
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "time": ((7200.0, 1 / 3600, "h"), (600.0, 1 / 60, "min"), (0.0, 1.0, "s")),
@@ -78,10 +86,15 @@ class Lane:
     title: str
     unit: str
     """``s``, ``bytes`` and ``bytes/s`` are scaled, ``share`` is in percent."""
-    curves: tuple[Curve, ...]
+    columns: tuple[str, ...]
+    """Of its curves."""
     limit: str | float = ""
-    """A line across: a number, or the figure of the run that it is."""
-    limit_label: str = ""
+    """A line across: a share, or the figure of the run that it is."""
+
+    @property
+    def curves(self) -> list[Curve]:
+        """What is drawn."""
+        return [curve for curve in CURVES if curve.path in self.columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +107,29 @@ class TimeChart:
     lanes: tuple[Lane, ...]
     """Above each other on one axis of time. Where the first has no curve there is no chart; where
     another has none, or only zeros, it is left out."""
-    sentences: tuple[str, ...]
-    """Each is told where all the figures in it are known."""
+    figures: tuple[str, ...]
+    """Those that stand below it."""
 
+
+CURVES = (
+    Curve("steps/mean", "time per step", "step"),
+    Curve("steps/wait", "time waiting for data", "wait", "area"),
+    Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
+    Curve("stall/host", "CPU-side wait", "host", "dashed"),
+    Curve("throughput/rows", "rows per second", "step", "area"),
+    Curve("throughput/samples", "samples per second", "step", "area"),
+    Curve("throughput/tokens", "real tokens per second", "pss", "area"),
+    Curve("memory/working_set_bytes", "working set", "pss", "area"),
+    Curve("memory/anon_bytes", "anonymous (heap)", "anon"),
+    Curve("memory/hwm_bytes", "peak resident memory (sum over processes)", "hwm"),
+    Curve("disk/read_bytes", "read from disk", "step", "area"),
+    Curve("disk/read_chars", "all file reads, page cache included", "calls"),
+    Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
+    Curve("disk/swap_out_bytes", "swapped out", "hwm"),
+    Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),
+    Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),
+)
+"""Every curve over time."""
 
 TIME_CHARTS = (
     TimeChart(
@@ -105,31 +138,12 @@ TIME_CHARTS = (
         "Top: time per step. Bottom: share of the time spent waiting for data. Shaded parts are "
         "not counted in the figures.",
         (
-            Lane(
-                "step time",
-                "s",
-                (
-                    Curve("steps/mean", "time per step", "step"),
-                    Curve("steps/wait", "time waiting for data", "wait", "area"),
-                ),
-            ),
-            Lane(
-                "stall",
-                "share",
-                (
-                    Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
-                    Curve("stall/host", "CPU-side wait", "host", "dashed"),
-                ),
-                DATA_STALL,
-                f"{100 * DATA_STALL:.0f} %",
-            ),
+            Lane("step time", "s", ("steps/mean", "steps/wait")),
+            Lane("stall", "share", ("stall/device", "stall/host"), DATA_STALL),
         ),
         (
-            "Half of the steps took {step_p50_seconds} or less, 95 % took {step_p95_seconds} or "
-            "less.",
-            "For {device_stall_fraction} of the time the GPU was idle and waited for data.",
-            "For {host_stall_fraction} of the time the training loop waited for data.",
-            "For {exposed_communication_fraction} of the profiled time only communication ran.",
+            *("step_p50_seconds", "step_p95_seconds", "device_stall_fraction"),
+            *("host_stall_fraction", "exposed_communication_fraction"),
         ),
     ),
     TimeChart(
@@ -137,27 +151,10 @@ TIME_CHARTS = (
         "Reader throughput",
         "What the model receives from the loader, all ranks together.",
         (
-            Lane(
-                "rows/s",
-                "",
-                (
-                    Curve("throughput/rows", "rows per second", "step", "area"),
-                    Curve("throughput/samples", "samples per second", "step", "area"),
-                ),
-                "demand_rows_per_second",
-                "model could consume",
-            ),
-            Lane(
-                "tokens/s",
-                "",
-                (Curve("throughput/tokens", "real tokens per second", "pss", "area"),),
-            ),
+            Lane("rows/s", "", ("throughput/rows", "throughput/samples"), "demand_rows_per_second"),
+            Lane("tokens/s", "", ("throughput/tokens",)),
         ),
-        (
-            "After the warm-up: {rows_per_second}.",
-            "Real tokens: {tokens_per_second}.",
-            "The model could consume {demand_rows_per_second}.",
-        ),
+        ("rows_per_second", "tokens_per_second", "demand_rows_per_second"),
     ),
     TimeChart(
         "memory",
@@ -168,20 +165,11 @@ TIME_CHARTS = (
             Lane(
                 "memory",
                 "bytes",
-                (
-                    Curve("memory/working_set_bytes", "working set", "pss", "area"),
-                    Curve("memory/anon_bytes", "anonymous (heap)", "anon"),
-                    Curve("memory/hwm_bytes", "peak resident memory (sum over processes)", "hwm"),
-                ),
+                ("memory/working_set_bytes", "memory/anon_bytes", "memory/hwm_bytes"),
                 "limit_bytes",
-                "limit",
             ),
         ),
-        (
-            "Working set {working_set_bytes}, peak {working_set_peak_bytes}.",
-            "That is {limit_share} of the limit, {limit_bytes}.",
-            "Peak resident memory {hwm_bytes}.",
-        ),
+        ("working_set_bytes", "working_set_peak_bytes", "limit_share", "limit_bytes", "hwm_bytes"),
     ),
     TimeChart(
         "disk",
@@ -189,30 +177,10 @@ TIME_CHARTS = (
         "Reads of all processes compared with the speed of the data's disk. If nothing is read "
         "from disk, the page cache held the data.",
         (
-            Lane(
-                "reads",
-                "bytes/s",
-                (
-                    Curve("disk/read_bytes", "read from disk", "step", "area"),
-                    Curve("disk/read_chars", "all file reads, page cache included", "calls"),
-                ),
-                "disk_bytes_per_second",
-                "speed of the disk",
-            ),
-            Lane(
-                "swap",
-                "bytes/s",
-                (
-                    Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
-                    Curve("disk/swap_out_bytes", "swapped out", "hwm"),
-                ),
-            ),
+            Lane("reads", "bytes/s", ("disk/read_bytes", "disk/read_chars"), _DISK),
+            Lane("swap", "bytes/s", ("disk/swap_in_bytes", "disk/swap_out_bytes")),
         ),
-        (
-            "{read_bytes_per_second} from disk.",
-            "That is {disk_share} of the {disk_bytes_per_second} that the disk can deliver.",
-            "Swapped in: {swap_in_bytes_per_second}, out: {swap_out_bytes_per_second}.",
-        ),
+        ("read_bytes_per_second", "disk_share", _DISK, *_SWAP),
     ),
     TimeChart(
         "gpu",
@@ -220,22 +188,10 @@ TIME_CHARTS = (
         "Top: share of time in which a kernel was running, which does not say how efficient it "
         "is. Bottom: memory in use.",
         (
-            Lane(
-                "utilisation",
-                "share",
-                (Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),),
-            ),
-            Lane(
-                "memory",
-                "bytes",
-                (Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),),
-            ),
+            Lane("utilisation", "share", ("gpu/utilization",)),
+            Lane("memory", "bytes", ("gpu/memory_bytes",)),
         ),
-        (
-            "A kernel ran for {gpu_utilization} of the time.",
-            "Peak memory of one GPU: {gpu_memory_bytes}.",
-            "{gpu_power_watts} per GPU.",
-        ),
+        ("gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     ),
 )
 
@@ -300,13 +256,20 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                     line = {"x0": 0, "x1": 1, "y0": value, "y1": value}
                     style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
                     layout["shapes"].append({"type": "line", **on, **line, "line": style})
+                    words = _LIMITS.get(str(lane.limit)) or format_share(limit, decimals=0)
                     place = {**on, "x": 1, "xanchor": "right", "y": value, "yanchor": "bottom"}
-                    layout["annotations"].append(_words(lane.limit_label, "limit", **place))
+                    layout["annotations"].append(_words(words, "limit", **place))
             _add_phases(layout, run, by, is_named=spec.name == "stall")
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}
-        text = " ".join(_sentences(spec, run)) or "Not recorded."
-        panels.append(Panel(name=run.name, text=text, figure=figure))
+        known = {name: read_figure(run.summary, name) for name in spec.figures}
+        texts = [
+            f"{FIGURES[name].label}: {FIGURES[name].format(value)}"
+            for name, value in known.items()
+            if value is not None
+        ]
+        text = "; ".join(texts) or "not recorded"
+        panels.append(Panel(name=run.name, text=f"{text[0].upper()}{text[1:]}.", figure=figure))
     return Chart(name=spec.name, title=spec.title, text=spec.text, legend=legend, panels=panels)
 
 
@@ -379,18 +342,6 @@ def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) ->
             name = html.escape(plain_name(phase["name"].replace("warmup", "warm-up")))
             place = {"xref": "x", "x": ends["x0"], "xanchor": "left", "yref": "paper", "y": 1}
             layout["annotations"].append(_words(name, "muted", yanchor="bottom", **place))
-
-
-def _sentences(spec: TimeChart, run: RunCurves) -> list[str]:
-    """Those whose figures are known."""
-    lines = []
-    for template in spec.sentences:
-        names = re.findall(r"{(\w+)}", template)
-        values = {name: read_figure(run.summary, name) for name in names}
-        if all(value is not None for value in values.values()):
-            texts = {name: FIGURES[name].format(value) for name, value in values.items()}
-            lines.append(template.format_map(texts))
-    return lines
 
 
 def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fast_axolotl.record.arithmetic import finite
-from fast_axolotl.record.catalogue import MATRIX
+from fast_axolotl.record.catalogue import MATRIX, STEP
 from fast_axolotl.record.protocol_result import (
     Arm,
     ArmRun,
@@ -25,6 +25,7 @@ from fast_axolotl.record.units import (
     count_words,
     format_change,
     format_duration,
+    format_share,
     format_value,
 )
 from fast_axolotl.report.document import (
@@ -40,6 +41,7 @@ from fast_axolotl.report.document import (
     Tone,
 )
 from fast_axolotl.report.runs import (
+    LEAST_PHASE,
     ReportRun,
     describe_value,
     figure_group,
@@ -61,6 +63,7 @@ def protocol_document(protocol: ProtocolResult) -> Document:
     if progress := describe_progress(protocol):
         blocks.append(Paragraph(progress, "warning"))
     blocks += [Paragraph(line, "lead") for line in protocol.paragraph.split("\n") if line]
+    blocks += _describe_changes(protocol.arms)
     if measured_rows(protocol.matrix):
         blocks.append(Section(title="Comparison", blocks=[_matrix_table(protocol.matrix)]))
     elif not any(map(_counted_runs, protocol.arms)):
@@ -83,16 +86,17 @@ def protocol_document(protocol: ProtocolResult) -> Document:
 def comparison_document(
     matrix: Matrix,
     *,
+    arms: Sequence[Arm] = (),
     alarms: Sequence[str] = (),
     notes: Sequence[str] = (),
     checks: Sequence[tuple[str, bool]] = (),
 ) -> Document:
-    """A matrix alone, with limits that were checked: a sentence, and whether it is broken.
-
-    Alarms are what to know before any figure.
+    """How the verdict changed, then a matrix, with limits that were checked: a sentence, and
+    whether it is broken. Alarms are what to know before any figure.
     """
     blocks: list[Block] = [Paragraph(alarm, "alarm") for alarm in alarms]
     blocks += [Paragraph(text, "warning" if is_broken else "") for text, is_broken in checks]
+    blocks += _describe_changes(arms)
     if measured_rows(matrix):
         blocks.append(_matrix_table(matrix))
     blocks.append(Bullets([*_describe_missing(matrix), *notes, *matrix.notes]))
@@ -177,6 +181,26 @@ def measured_rows(matrix: Matrix) -> list[MatrixRow]:
     """Those with a value in any arm."""
     rows = ((row, [finite(cell.value) for cell in row.cells]) for row in matrix.rows)
     return [row for row, values in rows if any(value is not None for value in values)]
+
+
+def _describe_changes(arms: Sequence[Arm]) -> list[Block]:
+    """How the verdict and the phases of a step differ from those of the baseline."""
+    rows: list[Row] = []
+    for arm in arms[1:]:
+        ends, of_arm = (arms[0], arm), f", {arm.name}" if len(arms) > 2 else ""
+        badges = [verdict_badge(*one.verdict.partition(" ")[::2])[1] for one in ends]
+        if all(badges):
+            same = f"{badges[1]}, unchanged"
+            rows.append((f"verdict{of_arm}", same if len(set(badges)) == 1 else " → ".join(badges)))
+        if all(one.phases for one in ends):
+            shares = {phase: [one.phases.get(phase, 0.0) for one in ends] for phase in STEP}
+            texts = [
+                f"{phase} {' → '.join(map(format_share, both))}"
+                for phase, both in shares.items()
+                if max(both) - min(both) >= LEAST_PHASE
+            ]
+            rows.append((f"step{of_arm}", " · ".join(texts) or "unchanged"))
+    return [Section(title="What changed", blocks=[Table(rows=rows)])] if rows else []
 
 
 def _matrix_table(matrix: Matrix) -> Table:

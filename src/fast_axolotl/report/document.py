@@ -1,7 +1,7 @@
 """A document as data: sections, tables, bullets and charts.
 
-``terminal``, ``markdown`` and ``page`` each draw the same blocks in their own way. Charts and bars
-are for the page; the other two leave them out, because every figure also stands in a table.
+``terminal``, ``markdown`` and ``page`` each draw the same blocks in their own way. Charts are for
+the page; the other two leave them out, because every figure also stands in a table.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ class Card:
     evidence: Sequence[str] = ()
     action: str = ""
     notes: Sequence[str] = ()
-    tiles: Sequence[tuple[str, str]] = ()
-    """Figures in large letters; for the page, as tables have them as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +72,12 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Parts of a whole beside each other."""
-
-    name: str
-    parts: Sequence[tuple[str, float, str]]
-    """Label, share, and the role of its colour."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Legend:
     """What a colour of a chart stands for."""
 
     role: str
     label: str
-    shape: Literal["line", "dashed", "area", "bar"] = "line"
+    shape: Literal["line", "dashed", "area"] = "line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +117,7 @@ class Section:
     """How the page arranges the blocks: below each other, or side by side."""
 
 
-Block = Paragraph | Bullets | Card | Table | Bar | Chart | Section
+Block = Paragraph | Bullets | Card | Table | Chart | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

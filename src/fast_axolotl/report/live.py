@@ -16,39 +16,48 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from fast_axolotl.record import RankRecord, RunRecord, RunSummary
-from fast_axolotl.record.thresholds import DATA_STALL, FREE_STALL
 from fast_axolotl.record.units import (
     format_bytes,
-    format_count,
     format_duration,
-    format_seconds,
     format_share,
 )
-from fast_axolotl.report.runs import shown_phases, verdict_badge, where_rows
-from fast_axolotl.report.series import stall_track
+from fast_axolotl.report.runs import (
+    ReportRun,
+    figure_rows,
+    shown_phases,
+    verdict_badge,
+    where_rows,
+)
 from fast_axolotl.report.terminal import BADGES
 
 NOW_SECONDS = 5.0
 """How far back *now* reaches: long enough to be calm, short enough to follow a change."""
+_NOW_SAMPLES = 6
+"""Of the machine: those of the same time, while there is one per second."""
 _INTERVAL_SECONDS = 1.0
 _MOST_SHARE = 0.1
 """Of one core, at most this for reading and summing up."""
 _LONG_WITHOUT_STEP = 10.0
 """Seconds without a step, and at least so many times a step, before it is worth a word."""
 _MANY_STEPS = 5.0
-_NEWEST_BLOCKS = 600
-"""That the marks of the stall are drawn from."""
-_LEVELS = "▁▂▃▄▅▆▇█"
-_MOST_RANKS = 16
+_MOST_RANKS = 8
 _MOST_LOG_LINES = 8
-_LABEL_WIDTH = 13
+_LABEL_WIDTH = 19
+_HOST_STALL = "host_stall_fraction"
+_FIGURES = (
+    *("stall_fraction", _HOST_STALL, "rows_per_second", "tokens_per_second", "step_p50_seconds"),
+    *("step_p95_seconds", "mfu", "queue_depth", "cpu_cores", "disk_share"),
+    *("read_bytes_per_second", "swap_in_bytes_per_second", "swap_out_bytes_per_second"),
+    *("gpu_utilization", "gpu_memory_bytes"),
+)
+"""In their order; the wait of the CPU only where the stall is that of the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,32 +94,17 @@ class Moment:
 
 
 def take_moment(
-    title: str,
-    record: RunRecord,
-    summarise: Callable[..., RunSummary],
-    *,
-    clock: float,
-    log: Sequence[str] = (),
-    ending: str = "",
+    title: str, record: RunRecord, summarise: Callable[..., RunSummary], **known: Any
 ) -> Moment:
-    """Sum up a record, and its last seconds."""
+    """Sum up a record, and its last seconds; ``known`` is the rest of the moment."""
     ends = [end for rank in record.ranks.values() if (end := last_time(rank)) is not None]
-    newest = {}
-    for node, system in record.systems.items():
-        # The sample before the last seconds is what their counters are compared with.
-        t = system.samples[-1].t - NOW_SECONDS if system.samples else 0.0
-        first = next((at for at, one in enumerate(system.samples) if one.t > t), 0)
-        newest[node] = replace(system, samples=system.samples[max(0, first - 1) :])
     since = max(ends, default=0.0) - NOW_SECONDS
-    return Moment(
-        title=title,
-        record=record,
-        summary=summarise(record),
-        now=summarise(replace(record, systems=newest), since=since),
-        clock=clock,
-        log=log,
-        ending=ending,
-    )
+    newest = {
+        node: replace(system, samples=system.samples[-_NOW_SAMPLES:])
+        for node, system in record.systems.items()
+    }
+    now = summarise(replace(record, systems=newest), since=since)
+    return Moment(title=title, record=record, summary=summarise(record), now=now, **known)
 
 
 def last_time(rank: RankRecord) -> float | None:
@@ -142,10 +136,8 @@ def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Te
         names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
         pairs = zip(names, folded, strict=True)
         lines += [Text.assemble((name, "cyan"), line) for name, line in pairs]
-    lines += _marks(moment, width)
     if verdict.action:
         lines += _fold(Text.assemble(("→ ", "cyan"), verdict.action), width, most=3)
-    lines += _ranks(moment)
     if moment.log:
         lines.append(Text("─" * width, "dim"))
         lines += [Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:]]
@@ -201,113 +193,34 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
     """A label and its parts; what is unknown is no row."""
     summary, now = moment.summary, moment.now
     when = "at the end" if moment.ending else "now"
+    names = [name for name in _FIGURES if getattr(now, name) or getattr(summary, name)]
+    names = [name for name in names if name != _HOST_STALL or summary.stall_source == "device"]
+    runs = [ReportRun(name="", record=moment.record, summary=one) for one in (now, summary)]
     rows: list[tuple[str, list[str]]] = []
-    if moment.ranks:
-        for label, name, form in (
-            ("stall", "stall_fraction", format_share),
-            ("rows/s", "rows_per_second", format_count),
-            ("tokens/s", "tokens_per_second", format_count),
-        ):
-            latest, overall = getattr(now, name), getattr(summary, name)
-            parts = [f"{form(latest)} {when}"] if latest is not None else []
-            parts += [f"{form(overall)} overall"] if overall is not None else []
-            reason = summary.reasons.get(name, "") if summary.fetches else ""
-            rows.append((label, parts or [f"– {reason}".strip()]))
-        if summary.stall_source == "device" and summary.host_stall_fraction is not None:
-            rows[0][1].append(f"CPU-side {format_share(summary.host_stall_fraction)}")
-        step = []
-        if summary.step_p50_seconds is not None:
-            step.append(f"p50 {format_seconds(summary.step_p50_seconds)}")
-            step.append(f"p95 {format_seconds(summary.step_p95_seconds)}")
-        step += [f"MFU {format_share(summary.mfu)}"] if summary.mfu is not None else []
-        queue = []
-        if summary.queue_depth is not None:
-            of = "" if summary.queue_capacity is None else f" of {summary.queue_capacity:,}"
-            queue.append(f"{summary.queue_depth:,.1f}{of} batches ready")
-        phases = [f"{name} {format_share(share)}" for name, share in shown_phases(now)]
-        where = [f"{label}: {place} {share}" for label, place, share in where_rows(summary)[:2]]
-        rows += [("step", step), ("", phases), ("", where), ("ready queue", queue)]
+    for label, latest, overall in figure_rows(names, runs)[0]:
+        # Quantiles, and what else has several parts, are those of the whole run.
+        is_whole = latest == overall or " · " in overall
+        parts = [overall] if is_whole else [f"{latest} {when}", f"{overall} overall"]
+        rows.append((label, [part for part in parts if not part.startswith("–")]))
+    if len(summary.ranks) > 1:
+        # Those that stall most.
+        ranks = sorted(summary.ranks, key=lambda one: -(one.stall_fraction or 0.0))[:_MOST_RANKS]
+        stalls = [f"{one.rank}: {format_share(one.stall_fraction)}" for one in ranks]
+        rows.insert(1, ("stall by rank", stalls))
+    phases = [f"{name} {format_share(share)}" for name, share in shown_phases(now)]
+    where = [f"{label}: {place} {share}" for label, place, share in where_rows(summary)[:2]]
+    rows += [("step", phases), ("", where)]
     system = moment.record.systems.get(summary.node, moment.record.system)
-    samples = system.samples if system is not None else []
-    if samples:
-        known = [one.working_set_bytes for one in samples if one.working_set_bytes is not None]
-        used = known[-1] if known else samples[-1].rss_bytes
-        whose = f"{summary.node}: " if len(summary.nodes) > 1 else ""
-        memory = [f"{whose}{format_bytes(used)}"]
-        if summary.limit_bytes and used is not None:
-            memory[0] += f" of {format_bytes(summary.limit_bytes)}"
-            memory.append(format_share(used / summary.limit_bytes))
-        if summary.working_set_peak_bytes is not None:
-            memory.append(f"peak {format_bytes(summary.working_set_peak_bytes)}")
-        cores = [] if now.cpu_cores is None else [f"{now.cpu_cores:.1f} cores"]
-        disk = []
-        if now.read_bytes_per_second is not None:
-            disk.append(f"{format_bytes(now.read_bytes_per_second)}/s")
-            if summary.disk_bytes_per_second:
-                disk[0] += f" of {format_bytes(summary.disk_bytes_per_second)}/s"
-        swap = []
-        if now.swap_in_bytes_per_second or now.swap_out_bytes_per_second:
-            swap.append(f"in {format_bytes(now.swap_in_bytes_per_second)}/s")
-            swap.append(f"out {format_bytes(now.swap_out_bytes_per_second)}/s")
-        gpus = [
-            f"{gpu.index}: {format_share(gpu.utilization)} {format_bytes(gpu.memory_bytes)}"
-            for gpu in samples[-1].gpus
-        ]
-        rows += [
-            ("working set", memory),
-            ("disk", disk),
-            ("swap", swap),
-            ("GPU", gpus),
-            ("processes", [f"{samples[-1].processes:,}", *cores]),
-        ]
+    if system is not None and system.samples:
+        # From the first sample on, not only in the steady phase.
+        sizes = [one.working_set_bytes or one.rss_bytes for one in system.samples]
+        memory = [format_bytes(next((size for size in reversed(sizes) if size), None))]
+        for name, before in (("working_set_peak_bytes", "peak"), ("limit_bytes", "limit")):
+            if (size := getattr(summary, name)) is not None:
+                memory.append(f"{before} {format_bytes(size)}")
+        rows.append(("working set", memory))
+        rows.append(("processes", [f"{system.samples[-1].processes:,}"]))
     return [row for row in rows if row[1]]
-
-
-def _marks(moment: Moment, width: int) -> list[Text]:
-    """The stall over time, of the rank that decides."""
-    summary = moment.summary
-    rank = moment.record.ranks.get(summary.deciding_rank or 0)
-    is_device = summary.stall_source == "device"
-    track = stall_track(rank.blocks[-_NEWEST_BLOCKS:] if rank is not None else (), 0.0, is_device)
-    shares = track.thin(max(8, width - _LABEL_WIDTH)).get("device" if is_device else "host", [])
-    known = [share for share in shares if share is not None]
-    if not known:
-        return []
-    ceiling = next((one for one in (0.1, 0.25, 0.5) if max(known) <= one), 1.0)
-    line = Text.assemble((f"{'stall, time':<{_LABEL_WIDTH}}", "cyan"))
-    for share in shares:
-        level = math.ceil((share or 0.0) / ceiling * len(_LEVELS)) - 1
-        sign = _LEVELS[min(max(level, 0), len(_LEVELS) - 1)]
-        line.append(" " if share is None else sign, _stall_style(share))
-    text = f"{'':<{_LABEL_WIDTH}}full height {format_share(ceiling, decimals=0)}"
-    return [line, Text(text, "dim")]
-
-
-def _ranks(moment: Moment) -> list[Text]:
-    """The ranks, where there are several; of many, those that stall most."""
-    ranks = moment.summary.ranks
-    if len(ranks) < 2:
-        return []
-    now = {rank.rank: rank for rank in moment.now.ranks}
-    shown = sorted(ranks, key=lambda one: -(one.stall_fraction or 0.0))[:_MOST_RANKS]
-    lines = [Text(f"{'rank':>5}{'stall':>9}{'now':>9}{'step':>10}{'tokens/s':>12}", "cyan")]
-    for rank in sorted(shown, key=lambda one: one.rank):
-        latest = now[rank.rank].stall_fraction if rank.rank in now else None
-        end = moment.record.ranks[rank.rank].end
-        line = Text(f"{rank.rank:>5}")
-        line.append(f"{format_share(rank.stall_fraction):>9}", _stall_style(rank.stall_fraction))
-        line.append(f"{format_share(latest):>9}", _stall_style(latest))
-        line.append(f"{format_seconds(rank.step_p50_seconds):>10}")
-        line.append(f"{format_count(rank.tokens_per_second):>12}")
-        lines.append(line.append(f"  {end.reason}" if end is not None else "", "dim"))
-    left = len(ranks) - len(shown)
-    return [*lines, Text(f"   … {left} more that stall less", "dim")] if left else lines
-
-
-def _stall_style(share: float | None) -> str:
-    if share is None:
-        return ""
-    return "green" if share < FREE_STALL else "yellow" if share < DATA_STALL else "red"
 
 
 def _fold(text: Text, width: int, *, most: int) -> list[Text]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from fast_axolotl.report.document import (
-    Bar,
     Block,
     Bullets,
     Card,
@@ -51,7 +50,7 @@ def _parts(blocks: Iterable[Block]) -> Iterator[str]:
             yield from _card(block)
         elif isinstance(block, Table):
             yield "\n".join(_table(block))
-        elif not isinstance(block, Bar | Chart) and any(parts := [*_parts(block.blocks)]):
+        elif not isinstance(block, Chart) and any(parts := [*_parts(block.blocks)]):
             yield f"### {escape_markdown(block.title)}"
             yield from parts
 

@@ -25,7 +25,6 @@ from fast_axolotl.record.units import (
     format_share,
 )
 from fast_axolotl.report.document import (
-    Bar,
     Block,
     Bullets,
     Card,
@@ -63,41 +62,16 @@ _ONE_SCREEN = (
 )
 _ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_bytes", "limit_share"}
 """Of those: why one of these is missing is not worth a line."""
-_LEAST_PHASE = 0.005
+LEAST_PHASE = 0.005
 """Of a step, to be shown."""
 _WHERE = {"loading": "workers", "between": "between loops"}
 """Lines that lie in no step of the training, and what they are called."""
 _MOST_NOTES = 2
 """Of a record, on one screen."""
-_PART_ROLES = dict(
-    zip(
-        LEDGER,
-        (
-            *("step", "step", "anon", "wait", "warn", "limit", "muted"),
-            *("pss", "hwm", "good", "accent", "bad", "calls", "host"),
-        ),
-        strict=True,
-    )
+_NODE_FIGURES = (
+    *("working_set_bytes", "limit_share", "cpu_cores", "swap_in_bytes_per_second"),
+    *("psi_memory_full", "psi_io_full", "gpu_utilization", "gpu_clock_mhz"),
 )
-"""Of each part of a run's time, the role of its colour."""
-_TILES = {
-    "stall_fraction": "waiting for data",
-    "tokens_per_second": "tokens, without padding",
-    "rows_per_second": "reader",
-    "step_p50_seconds": "step, median",
-    "mfu": "MFU",
-    "working_set_bytes": "working set",
-}
-_NODE_FIGURES = {
-    "working set": "working_set_bytes",
-    "of limit": "limit_share",
-    "CPU": "cpu_cores",
-    "swap in": "swap_in_bytes_per_second",
-    "memory pressure": "psi_memory_full",
-    "disk pressure": "psi_io_full",
-    "GPU busy": "gpu_utilization",
-    "GPU clock": "gpu_clock_mhz",
-}
 _RANK_COLUMNS = ("rank", "stall", "CPU-side wait", "steps", "step p50", "samples/s", "tokens/s", "")
 
 
@@ -121,7 +95,7 @@ def show_short_summary(
         for name in _ONE_SCREEN
         if name not in _ONLY_IF_KNOWN or read_figure(summary, name) is not None
     ]
-    pairs, reasons = _figure_rows(names, [run])
+    pairs, reasons = figure_rows(names, [run])
     if clock := divide_clock(summary.ledger):
         parts = (f"{LEDGER[part]} {format_share(share)}" for part, _, share in clock)
         pairs.append(("wall clock", " · ".join(parts)))
@@ -156,11 +130,6 @@ def verdict_blocks(runs: Sequence[ReportRun], *, is_named: bool = False) -> list
         verdict, name = run.summary.verdict, "" if is_single else run.name
         alarms = find_alarms(run.summary, run.record)
         blocks += [Paragraph(f"{name}: {text}" if name else text, "alarm") for text in alarms]
-        tiles = [
-            (label, FIGURES[figure].format(value))
-            for figure, label in _TILES.items()
-            if (value := getattr(run.summary, figure)) is not None
-        ]
         cards.append(
             Card(
                 name=name,
@@ -168,7 +137,6 @@ def verdict_blocks(runs: Sequence[ReportRun], *, is_named: bool = False) -> list
                 headline=verdict.headline,
                 evidence=verdict.evidence,
                 action=verdict.action,
-                tiles=tiles if is_single else (),
             )
         )
     if is_single:
@@ -204,12 +172,8 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
 
 
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
-    """Where the time of the runs went: a bar for each, and a table."""
+    """Where the time of the runs went."""
     parts = {run.name: divide_clock(run.summary.ledger) for run in runs if run.summary.ledger}
-    blocks: list[Block] = [
-        Bar(name=name, parts=[(LEDGER[part], share, _PART_ROLES[part]) for part, _, share in clock])
-        for name, clock in parts.items()
-    ]
     rows = []
     for part, label in LEDGER.items():
         columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
@@ -223,18 +187,18 @@ def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
         return []
     header = ("part", *parts) if len(parts) > 1 else ()
     text = Paragraph("Each second of a run belongs to exactly one part.", "muted")
-    return [Section(title="Wall clock", blocks=[text, *blocks, Table(header=header, rows=rows)])]
+    return [Section(title="Wall clock", blocks=[text, Table(header=header, rows=rows)])]
 
 
 def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:
     """The phases of a step that are worth a line."""
-    return [(name, share) for name, share in summary.phases.items() if share >= _LEAST_PHASE]
+    return [(name, share) for name, share in summary.phases.items() if share >= LEAST_PHASE]
 
 
 def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
     """Phase, line of code and its share of the phase, where most of the time was spent."""
     large = {name for name, _ in shown_phases(summary)} | {"loading"}
-    if (ratio(summary.ledger.get("between"), summary.duration_seconds) or 0.0) >= _LEAST_PHASE:
+    if (ratio(summary.ledger.get("between"), summary.duration_seconds) or 0.0) >= LEAST_PHASE:
         large.add("between")
     return [
         (
@@ -265,12 +229,12 @@ def step_section(runs: Sequence[ReportRun]) -> list[Block]:
         branch = "└─" if name == names[-1] else "├─"
         cells = (cell(run.summary, run.summary.phases.get(name)) for run in seen)
         rows.append((f"{branch} {name}", *cells))
-    header = ("", *(run.name for run in seen)) if len(seen) > 1 else ()
+    header = ("", *(run.name for run in seen)) if len(runs) > 1 else ()
     blocks: list[Block] = [Table(header=header, rows=rows)]
     for run in seen:
         if where := where_rows(run.summary):
-            of_run = f"line of code, {run.name}" if len(seen) > 1 else "line of code"
-            blocks.append(Table(header=("phase", of_run, "share of it"), rows=where))
+            of_run = f"line of code, {run.name}" if len(runs) > 1 else "line of code"
+            blocks.append(Table(header=("phase", of_run, "share of the phase"), rows=where))
     return [Section(title="Where the time of a step goes", blocks=blocks)]
 
 
@@ -309,13 +273,13 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
 
 def figure_group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) -> Section:
     """Figures run by run, and why some are missing."""
-    rows, reasons = _figure_rows(names, runs)
+    rows, reasons = figure_rows(names, runs)
     header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
     blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
     return Section(title=title, blocks=[*blocks, Bullets(reasons, True)])
 
 
-def _figure_rows(
+def figure_rows(
     names: Sequence[str], runs: Sequence[ReportRun]
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Figures run by run, and why some are missing: one line for all that share the reason."""
@@ -361,10 +325,10 @@ def _member_tables(run: ReportRun, *, is_named: bool) -> Iterator[Section]:
             ranks = ", ".join(map(str, own)) or "–"
             if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
                 ranks = f"{own[0]}–{own[-1]}"
-            texts = [FIGURES[name].format(node[name]) for name in _NODE_FIGURES.values()]
+            texts = [FIGURES[name].format(node[name]) for name in _NODE_FIGURES]
             rows.append((node["node"], ranks, *texts))
-        table = Table(header=("node", "ranks", *_NODE_FIGURES), rows=rows)
-        yield Section(title=f"Nodes{whose}", blocks=[table])
+        header = ("node", "ranks", *(FIGURES[name].label for name in _NODE_FIGURES))
+        yield Section(title=f"Nodes{whose}", blocks=[Table(header=header, rows=rows)])
     if len(summary.ranks) > 1:
         lines = [
             (

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fast_axolotl.record import RunRecord, RunSummary, StepBlock, SystemRecord
-from fast_axolotl.record.arithmetic import finite, ratio
+from fast_axolotl.record.arithmetic import finite, ratio, times
 
 MOST_POINTS = 1200
 """Points of a curve: about one for every pixel of a wide screen."""
@@ -49,7 +49,9 @@ class Track:
         for name, value in values.items():
             self.columns.setdefault(name, []).append(finite(value))
 
-    def thin(self, most: int = MOST_POINTS, *, spread: Sequence[str] = ()) -> Columns:
+    def thin(
+        self, most: int = MOST_POINTS, *, spread: Sequence[str] = (), is_folded: bool = False
+    ) -> Columns:
         """As columns of at most so many points, without what was never measured."""
         columns = {
             name: column
@@ -58,7 +60,7 @@ class Track:
         }
         if not columns:
             return {}
-        if len(self.ends) <= most:
+        if len(self.ends) <= most and not is_folded:
             thin: Columns = {"t": round_figures(self.ends, 7)}
             return thin | {name: round_figures(column) for name, column in columns.items()}
         begin = self.begins[0]
@@ -132,34 +134,27 @@ def _rank_series(record: RunRecord, summary: RunSummary, zero: float) -> Columns
     ]
     offset = rank.start.time - zero
     is_device = summary.stall_source == "device"
-    steps = Track()
+    steps, stall = Track(), Track()
     phases: list[dict[str, Any]] = []
     phase = "steady"
     for block in blocks:
-        begin, end = offset + _begin(block), offset + block.t
+        begin, end = offset + block.begin, offset + block.t
         if block.phase != "steady" and block.phase == phase:
             phases[-1]["end"] = round(end, 3)
         elif block.phase != "steady":
             phases.append({"name": block.phase, "begin": round(begin, 3), "end": round(end, 3)})
         phase = block.phase
         _add_steps(steps, block, end, is_device)
-    return {
-        "rank": summary.deciding_rank,
-        "steps": steps.thin(spread=("mean",)),
-        "stall": stall_track(blocks, offset, is_device).thin(_MOST_WINDOWS),
-        "phases": phases,
-    }
-
-
-def stall_track(blocks: Iterable[StepBlock], offset: float, is_device: bool) -> Track:
-    """The share of waiting block by block: by host, and by device if the run's stall is."""
-    track = Track()
-    for block in blocks:
         waits = {"host": ratio(finite(block.host_wait_seconds), block.wall_seconds)}
         if is_device:
             waits["device"] = ratio(block.device_wait_seconds, block.wall_seconds)
-        track.add(offset + _begin(block), offset + block.t, block.wall_seconds, **waits)
-    return track
+        stall.add(begin, end, block.wall_seconds, **waits)
+    return {
+        "rank": summary.deciding_rank,
+        "steps": steps.thin(spread=("mean",)),
+        "stall": stall.thin(_MOST_WINDOWS),
+        "phases": phases,
+    }
 
 
 def _add_steps(steps: Track, block: StepBlock, end: float, is_device: bool) -> None:
@@ -184,38 +179,28 @@ def _add_steps(steps: Track, block: StepBlock, end: float, is_device: bool) -> N
 
 
 def _throughput(record: RunRecord, zero: float) -> Columns:
-    """Rows (or samples) and tokens per second: a rate for every rank that fetches, summed."""
-    tracks = []
-    for rank in record.ranks.values():
-        track, offset = Track(), rank.start.time - zero
-        for block in rank.blocks:
-            if math.isfinite(block.t + block.wall_seconds):
-                wall = block.wall_seconds
-                amounts = (block.rows, block.samples, block.real_tokens)
-                rows, samples, tokens = (ratio(amount, wall) for amount in amounts)
-                begin, end = offset + _begin(block), offset + block.t
-                track.add(begin, end, wall, rows=rows, samples=samples, tokens=tokens)
-        if any(block.fetches for block in rank.blocks) and track.ends:
-            tracks.append(track)
-    if not tracks:
+    """Rows (or samples) and tokens per second, of all ranks that fetch."""
+    ranks = [rank for rank in record.ranks.values() if any(one.fetches for one in rank.blocks)]
+    blocks = [
+        (rank.start.time - zero, block)
+        for rank in ranks
+        for block in rank.blocks
+        if math.isfinite(block.t + block.wall_seconds)
+    ]
+    track = Track()
+    for offset, block in sorted(blocks, key=lambda one: one[0] + one[1].t):
+        # The mean of what goes on side by side, times the number of ranks, is their sum.
+        wall, amounts = block.wall_seconds, (block.rows, block.samples, block.real_tokens)
+        rows, samples, tokens = (times(ratio(one, wall), len(ranks)) for one in amounts)
+        begin, end = offset + block.begin, offset + block.t
+        track.add(begin, end, wall, rows=rows, samples=samples, tokens=tokens)
+    if not track.ends:
         return {}
-    begin = min(track.begins[0] for track in tracks)
-    length = max(max(track.ends[-1] for track in tracks) - begin, 1e-9)
-    count = max(1, min(_MOST_WINDOWS, round(length)))
-    width = length / count
-    columns: Columns = {}
-    for name in ("rows", "samples", "tokens"):
-        if name == "samples" and "rows" in columns:
-            continue
-        means = [track.fold(name, begin, width, count)[0] for track in tracks]
-        sums = [
-            sum(known) if (known := [one for one in column if one is not None]) else None
-            for column in zip(*means, strict=True)
-        ]
-        if any(sums):
-            columns[name] = round_figures(sums)
-    t = round_figures((begin + (number + 0.5) * width for number in range(count)), 7)
-    return {"t": t, **columns} if columns else {}
+    num_seconds = round(track.ends[-1] - track.begins[0])
+    columns = track.thin(max(1, min(_MOST_WINDOWS, num_seconds)), is_folded=True)
+    if "rows" in columns:
+        columns.pop("samples", None)
+    return columns
 
 
 def _system_series(system: SystemRecord, offset: float) -> Columns:
@@ -234,12 +219,12 @@ def _system_series(system: SystemRecord, offset: float) -> Columns:
             gpu.add(begin, end, utilization=busy, memory_bytes=used or None)
         if before is None or end <= begin:
             continue
-        rates: dict[str, float | None] = {}
-        for name in _COUNTERS:
-            low, high = finite(getattr(before, name)), finite(getattr(sample, name))
-            grown = None if low is None or high is None else max(0.0, high - low)
-            rates[name] = ratio(grown, end - begin)
-        disk.add(begin, end, end - begin, **rates)
+        pairs = {name: (getattr(before, name), getattr(sample, name)) for name in _COUNTERS}
+        grown = {
+            name: max(0.0, high - low) / (end - begin) if None not in (low, high) else None
+            for name, (low, high) in pairs.items()
+        }
+        disk.add(begin, end, end - begin, **grown)
     return {
         "memory": memory.thin(spread=("working_set_bytes",)),
         "disk": disk.thin(),
@@ -249,13 +234,5 @@ def _system_series(system: SystemRecord, offset: float) -> Columns:
 
 def round_figures(values: Iterable[float | None], figures: int = _FIGURES) -> list[float | None]:
     """Numbers as they stand in a page; what is not finite is ``None``."""
-    rounded = [None if finite(one) is None else float(f"{one:.{figures}g}") for one in values]
-    return [
-        int(one) if one is not None and one.is_integer() and abs(one) < 1e15 else one
-        for one in rounded
-    ]
-
-
-def _begin(block: StepBlock) -> float:
-    spans = sum(finite(seconds) or 0.0 for seconds in block.spans.values())
-    return block.t - block.wall_seconds - spans
+    rounded = (None if finite(one) is None else float(f"{one:.{figures}g}") for one in values)
+    return [one if one is None or one % 1 or abs(one) >= 1e15 else int(one) for one in rounded]

@@ -28,7 +28,6 @@ from rich.text import Text
 
 from fast_axolotl.record.units import format_duration
 from fast_axolotl.report.document import (
-    Bar,
     Block,
     Bullets,
     Card,
@@ -75,7 +74,7 @@ def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[Rend
     """What rich prints, with an empty line before each new thought."""
     is_first = not has_title
     for block in blocks:
-        if isinstance(block, Bar | Chart):
+        if isinstance(block, Chart):
             continue
         if isinstance(block, Paragraph):
             if block.style == "lead" and not is_first:
