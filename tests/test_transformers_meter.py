@@ -156,6 +156,7 @@ def test_fetches_steps_settings_and_the_model_are_recorded_and_figures_join_the_
     assert total(rank, "padded_tokens") == 13 * 2 * LENGTH
     assert end_of(tmp_path / "run") == ("finished", "")
     assert (rank.values["gradient_accumulation"], rank.values["num_workers"]) == (2, 0)
+    assert rank.values["arguments"] == "TrainingArguments"
     # Those of the user go before those that were read.
     assert {name: rank.values[name] for name in settings} == settings
     [shape] = rank.models

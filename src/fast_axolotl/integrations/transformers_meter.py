@@ -63,6 +63,8 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
             "gradient_checkpointing": bool(args.gradient_checkpointing),
             "optimizer": str(getattr(args.optim, "value", args.optim)),
             "use_liger_kernel": bool(getattr(args, "use_liger_kernel", False)),
+            # How the user's script calls them: TRL's trainers have arguments of their own.
+            "arguments": type(args).__name__,
         }
         if state.global_step:
             settings["resumed_at_step"] = state.global_step

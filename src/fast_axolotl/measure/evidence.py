@@ -11,13 +11,14 @@ from fast_axolotl.measure.phases import (
     BETWEEN,
     OTHER,
     PREPARING,
+    SAMPLER,
     Phases,
     looks_error,
 )
 from fast_axolotl.measure.ranks import Drain, number_of
 from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.record import RunSummary, thresholds
-from fast_axolotl.record.arithmetic import middle, ratio
+from fast_axolotl.record.arithmetic import middle, ratio, times
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
 from fast_axolotl.record.units import format_bytes, format_duration, format_seconds, format_share
 
@@ -27,9 +28,11 @@ _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisatio
 _CAUSES = {
     "epoch": "at the start of an epoch",
     "shard": "at a new shard",
+    "iterator": "at a new iterator, made for one batch",
 }
 _PHASES = {
     LOADING: "the workers load",
+    SAMPLER: "the sampler chooses rows",
     PREPARING: "batches are prepared",
     OTHER: "other code",
     BETWEEN: "between loops",
@@ -175,6 +178,24 @@ class Evidence:
         }
 
     @property
+    def cpu_room(self) -> float | None:
+        """Times that the pace can grow until the processors are in use; ``None``: not known. Other
+        programs keep what they use, up to half of all."""
+        cores = number_of(self.figures.environment, "cores")
+        free = max(0.5, 1.0 - (self.figures.other_cpu_share or 0.0))
+        return ratio(times(cores, free), self.figures.cpu_cores or None)
+
+    @property
+    def start_share(self) -> float:
+        """Share of the time that goes into the start of workers with every epoch: in which the loop
+        waits for an epoch's first batch, and workers are not at work."""
+        workers = self.number("num_workers")
+        if self.setting("persistent_workers") or not workers or self.phases.loading is None:
+            return 0.0
+        at_epochs = self.stall * self.figures.waits_by_cause.get("epoch", 0.0)
+        return max(0.0, min(at_epochs, 1.0 - self.phases.workers / workers))
+
+    @property
     def is_skewed(self) -> bool:
         """Whether most of the communication is waiting for a slower rank."""
         return (self.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE
@@ -233,10 +254,11 @@ class Evidence:
         lines = [f"of a step{whose}: {', '.join(steps)}"] if steps else []
         if self.phases.visible < 1.0 - _LEAST_PHASE:
             lines.append("these are phases of the host: a busy GPU hides most of them")
-        for phase in (LOADING, PREPARING, OTHER, BETWEEN):
+        for phase in _PHASES:
             where = [line for line in self.figures.where if line.phase == phase]
             told = [f"{line.place}, {format_share(line.share)} of it" for line in where[:2]]
             share = self.lost_share(phase) if phase == BETWEEN else self.phases.cost(phase)
+            share = max(share, self.phases.waiting.get(phase, 0.0) * self.stall)
             is_large = phase == LOADING or share >= _LEAST_PHASE
             if told and is_large:
                 lines.append(f"{_PHASES[phase]}: {'; '.join(told)}")

@@ -17,18 +17,19 @@ from dataclasses import dataclass, field
 from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.measure.stacks import LOADING, RATE
 from fast_axolotl.record import StackLine, StepBlock
-from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.catalogue import STEP
 from fast_axolotl.record.figures import CodeLine
 
 WAITING, PREPARING, OTHER, BETWEEN = "waiting", "preparing", "other", "between"
+SAMPLER = "sampler"
 MODEL = ("forward", "backward", "optimizer")
 _BESIDE = (PREPARING, "checkpoint", "evaluation", OTHER)
 """Those that a GPU may hide."""
 _SAME = {"backward/idle": "backward", "evaluate": "evaluation"}
 _LEAST_SECONDS = 0.5
 """Of looks, to divide anything by."""
-_TOLD = (WAITING, PREPARING, "checkpoint", "evaluation", OTHER, BETWEEN)
+_TOLD = (WAITING, SAMPLER, PREPARING, "checkpoint", "evaluation", OTHER, BETWEEN)
 _MOST_LINES = 3
 _LEAST_LINE = 0.05
 """Of its phase, for a line to be told."""
@@ -42,6 +43,12 @@ class Phases:
     """Share of the time of a step, in its order; they add up to 1."""
     between: dict[str, float] = field(default_factory=dict)
     """Share of the time between loops, by what was seen there."""
+    waiting: dict[str, float] = field(default_factory=dict)
+    """Share of the waiting that no worker can take over: the sampler, the start of workers."""
+    loading: float | None = None
+    """Share of their time in which the workers loaded; ``None``: nobody looked, or none."""
+    workers: float = 0.0
+    """That were at work on average: those that start or end are not."""
     visible: float = 1.0
     """Share of what the host did beside the model that the device did not hide."""
     lines: tuple[CodeLine, ...] = ()
@@ -78,6 +85,12 @@ def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> P
         stall = inside[WAITING] / sum(inside.values())
     else:  # a queue of the loop's own, behind the loader
         inside[PREPARING] = inside.get(PREPARING, 0.0) + waited
+    own = {
+        name.removeprefix(f"{WAITING}/"): seconds
+        for name, seconds in seen.items()
+        if name.startswith(f"{WAITING}/")
+    }
+    waited = inside.get(WAITING, 0.0) + sum(own.values())
     wait = min(1.0, stall or 0.0)
     rest = sum(seconds for name, seconds in inside.items() if name != WAITING)
     step = {name: (1.0 - wait) * inside.get(name, 0.0) / (rest or 1.0) for name in STEP}
@@ -89,12 +102,20 @@ def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> P
     }
     whole = sum(outside.values()) or 1.0
     beside = sum(step[name] for name in _BESIDE)
+    workers = [stacks for stacks in rank.record.stacks if stacks.who == "workers"]
+    loaded = sum(stacks.seconds for stacks in workers)
+    idled = sum(line.seconds for stacks in workers for line in stacks.lines if line.phase == "idle")
+    blocks = rank.record.blocks
+    wall = sum(block.wall_seconds + sum(block.spans.values()) for block in blocks)
     return Phases(
-        {name: share for name, share in step.items() if share > 0},
-        {name: seconds / whole for name, seconds in outside.items()},
-        1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
-        _find_lines(rank),
-        rank.record.start.source == "loop" and not any(name in inside for name in MODEL),
+        step={name: share for name, share in step.items() if share > 0},
+        between={name: seconds / whole for name, seconds in outside.items()},
+        waiting={name: seconds / (waited or 1.0) for name, seconds in own.items()},
+        loading=loaded / (loaded + idled) if loaded and idled else None,
+        workers=ratio(loaded + idled, wall) or 0.0,
+        visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
+        lines=_find_lines(rank),
+        is_foreign=rank.record.start.source == "loop" and not any(name in inside for name in MODEL),
     )
 
 
@@ -115,6 +136,8 @@ def _find_lines(rank: RankFigures) -> tuple[CodeLine, ...]:
         for line in stacks.lines:
             outer = line.phase.partition("/")[0]
             phase = _SAME.get(line.phase, _SAME.get(outer, outer))
+            if line.phase == f"{WAITING}/{SAMPLER}":
+                phase = SAMPLER
             if phase == "data":
                 phase = WAITING if rank.is_fed_unseen else PREPARING
             where = (line.file, line.line, line.function)

@@ -28,7 +28,7 @@ what they count is not added up twice. The sizes of these groups stand in the se
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -148,9 +148,10 @@ class RankFigures:
     @property
     def work_seconds(self) -> float | None:
         """In a step, without waits for data and for other ranks, by looks at the stack."""
-        seen = Counter[str]()
+        seen: dict[str, float] = defaultdict(float)
         for block in self.steady_blocks:
-            seen.update(block.phases)
+            for name, seconds in block.phases.items():
+                seen["waiting" if name.startswith("waiting/") else name] += seconds
         inside = sum(seen[name] for name in seen if "/" not in name or name == _IDLE)
         if "cuda_memory" in self.settings or inside < LEAST_LOOKED_SECONDS:
             return None

@@ -64,6 +64,11 @@ _BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_*(get|next|load|fetch|read|make|sample|prepare)_(\w+_)?batch(es)?", "preparing"),
 )
 """Name of a function → likewise."""
+_INSIDE_A_WAIT = (
+    (r"/torch/utils/data/dataloader\.py", "_next_index", "sampler"),
+    (r"/multiprocessing/process\.py", "start", "start"),
+)
+"""File and function → what a wait goes to that no worker can take over."""
 _QUEUES = re.compile(
     r"/(queue|selectors|multiprocessing/\w+|concurrent/futures/_base|asyncio/\w+)\.py$"
 )
@@ -79,7 +84,7 @@ class _Code:
     """What is known of a function: what its frame is evidence of, and the lines it was seen at."""
 
     __slots__ = (
-        *("code", "evidence", "lines"),
+        *("code", "evidence", "inside", "lines"),
         *("is_fetcher", "is_library", "is_queue", "is_told", "is_trainer"),
     )
 
@@ -101,6 +106,12 @@ class _Code:
             self.is_library and name in _QUEUE_CALLS and _QUEUES.search(path) is not None
         )
         self.evidence = self._find_evidence(path, name)
+        told = (
+            what
+            for pattern, function, what in _INSIDE_A_WAIT
+            if name == function and re.search(pattern, path)
+        )
+        self.inside = next(told, "")
         self.lines: dict[str, tuple[int, int]] = {}
         """The first and the last line below which something of the loop was under way: fetch,
         model, step."""
@@ -205,6 +216,9 @@ class Looks:
             )
             is_preparing = next((answer for answer in told if answer is not None), False)
             phase = "preparing" if is_preparing else "other"
+        if phase == "waiting":
+            inside = (known.inside for known, _ in stack)
+            phase = next((f"waiting/{name}" for name in inside if name), phase)
         if phase == "backward" and not busy and not has_user_code:
             phase = "backward/idle"
         if place not in ("", "waiting"):

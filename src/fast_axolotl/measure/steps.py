@@ -161,7 +161,8 @@ class StepTracker:
         self.waits_since: float | None = None
         """When the loop over the loader ended, and waiting for the next one's first batch began."""
         self.cause = ""
-        """What begins with the fetch under way, or with the next one: epoch, shard."""
+        """What begins with the fetch under way, or with the next one: epoch, shard, or an
+        iterator after one that gave a single batch."""
         self.queue_room: int | None = None
         """Ready batches up to which all workers of the loader have work; ``None``: not known."""
         self._accumulation = accumulation
@@ -179,10 +180,12 @@ class StepTracker:
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
+        since, self.waits_since = self.waits_since, None
         if self.is_new_epoch:
             self.cause = "epoch"
+        elif since is not None and self.num_fetches:
+            self.cause = "iterator"
         self.has_begun, self.is_new_epoch = True, False
-        since, self.waits_since = self.waits_since, None
         start = now if since is None else since
         if since is not None:
             self._loop_start = self.num_fetches

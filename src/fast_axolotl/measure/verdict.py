@@ -388,7 +388,7 @@ def _lost(evidence: Evidence, *parts: str) -> Verdict | None:
         return None
     headline = f"{what} {format_share(share)} of the wall clock."
     line = evidence.say(f"{evidence.lost_line(part)} ({{LOST_TIME}})")
-    action = advice.Action(advice.lose_less(evidence, part), advice.possible_gain(share))
+    action = advice.lose_less(evidence, part)
     lines, subtype = (line, evidence.stall_line()), "" if kind == part else part
     return _verdict(evidence, kind, headline, lines, action, subtype=subtype)
 

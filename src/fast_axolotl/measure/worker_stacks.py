@@ -79,9 +79,8 @@ class _WorkerLooks:
         with suppress(OSError):  # the run has ended, or its disk is full
             beside = self._path.with_suffix(f".{threading.get_ident()}")
             lines = largest_lines(dict(self._looks.lines), _MOST_LINES)
-            loading = [to_plain(line) for line in lines if line.phase == LOADING]
             seconds = self._looks.phases.get(LOADING, 0.0)
-            beside.write_text(json.dumps({"seconds": seconds, "lines": loading}))
+            beside.write_text(json.dumps({"seconds": seconds, "lines": list(map(to_plain, lines))}))
             beside.replace(self._path)
 
 

@@ -165,7 +165,7 @@ class RunSummary:
     stall_period_of: str
     """What the period follows: rows, shard or epoch."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Share of all waiting by what happened meanwhile: epoch, shard."""
+    """Share of all waiting by what happened meanwhile: epoch, shard, iterator."""
     flops_convention: str
     peak_source: str
 

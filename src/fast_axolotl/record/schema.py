@@ -118,7 +118,8 @@ class StepBlock:
     producing_seconds: float | None = None
     """… and how long that took: together the rate that the loader can reach."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Host wait of the fetches in which something happened, by what it was: epoch, shard."""
+    """Host wait of the fetches in which something happened, by what it was: epoch, shard, or an
+    iterator made for one batch."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds by what looks at the Python stack saw meanwhile, spans included: see ``Stacks``."""
     step_waits: str = ""
@@ -151,8 +152,9 @@ class StackLine:
 
     phase: str
     """waiting, data, preparing, forward, backward, optimizer, communication, checkpoint,
-    evaluation, other; ``backward/idle`` while the thread slept in it. After ``between/`` and the
-    name of a span what was seen there; loading in a process of the loader."""
+    evaluation, other; ``backward/idle`` while the thread slept in it, ``waiting/sampler`` and
+    ``waiting/start`` (of workers). After ``between/`` and the name of a span what was seen there;
+    loading and idle in a process of the loader."""
     file: str
     line: int
     function: str
