@@ -96,9 +96,7 @@ ENTRIES = (
     Entry("Mosaic", "Mosaic", "mds", f"{OURS} dicts"),
     Entry("LitData", "LitData", "chunks", f"{OURS} dicts", settings={"drop_last": False}),
     _even(f"{OURS} JSONL, drop", OURS, _JSONL, settings={"even": "drop"}, is_wide=True),
-    _even(f"{OURS} JSONL, pad", OURS, _JSONL, settings={"even": "pad"}, is_wide=True),
     _even(f"{OURS} Parquet, drop", OURS, _PARQUET, settings={"even": "drop"}),
-    _even(f"{OURS} Parquet, pad", OURS, _PARQUET, settings={"even": "pad"}),
     _even("LitData, drop_last", "LitData", "chunks", settings={"drop_last": True}),
 )
 

@@ -129,8 +129,7 @@ def test_64_shards_partition_a_tiny_file(
     shards = read_shards(None)
     assert sorted(value for shard in shards for value in shard) == list(range(num_rows))
     assert max(map(len, shards)) <= num_rows // 64 + 1
-    for even, of_each in (("drop", num_rows // 64), ("pad", -(-num_rows // 64))):
-        assert [len(shard) for shard in read_shards(even)] == [of_each] * 64
+    assert [len(shard) for shard in read_shards("drop")] == [num_rows // 64] * 64
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +251,8 @@ def test_resume_after_every_batch_gives_the_same_tail(
 ) -> None:
     check_resume_after_every_batch(partial(medium[kind], batch_size=650, shuffle=shuffle))
     if kind == "jsonl":
-        even = "pad" if shuffle else "drop"
         check_resume_after_every_batch(
-            partial(medium[kind], batch_size=100, shard=(6, 7), even=even, shuffle=shuffle)
+            partial(medium[kind], batch_size=100, shard=(6, 7), even="drop", shuffle=shuffle)
         )
 
 
@@ -385,30 +383,20 @@ def test_rows_larger_than_a_block_come_in_smaller_batches(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("shuffle", [None, 3])
 @pytest.mark.parametrize("kind", MEDIUM_KINDS)
-@pytest.mark.parametrize("even", ["drop", "pad"])
 def test_shards_give_the_same_number_of_batches(
-    medium: dict[str, Open], kind: str, even: str, shuffle: int | None
+    medium: dict[str, Open], kind: str, shuffle: int | None
 ) -> None:
     for count in (1, 7):
-        sizes, ids, repeated = set(), list[int](), 0
+        sizes, ids = set(), list[int]()
         for index in range(count):
-            reader = medium[kind](batch_size=100, shard=(index, count), even=even, shuffle=shuffle)
+            shard = (index, count)
+            reader = medium[kind](batch_size=100, shard=shard, even="drop", shuffle=shuffle)
             batches = list(reader)
-            assert len(reader) == len(batches)
             assert reader.num_rows == sum(batch.num_rows for batch in batches)
             sizes.add(tuple(batch.num_rows for batch in batches))
-            for batch in batches:
-                marks = batch.column("is_padding").to_pylist() if even == "pad" else ()
-                repeated += sum(marks)
-                values = batch.column("id").to_pylist()
-                ids += [value for at, value in enumerate(values) if not marks or not marks[at]]
-            assert reader.schema.equals(batches[0].schema)
+            ids += ids_of(batches)
         assert len(sizes) == 1
-        if even == "pad":
-            assert sorted(ids) == list(range(3000))
-            assert repeated == -3000 % count
-        else:
-            assert len(set(ids)) == len(ids) == 3000 - 3000 % count
+        assert len(set(ids)) == len(ids) == 3000 - 3000 % count
 
 
 def test_an_even_pass_continues_evenly_on_another_number_of_shards(
@@ -435,25 +423,21 @@ def test_what_is_rejected_is_reported_once_by_even_shards(tmp_path: Path) -> Non
     (tmp_path / "1.jsonl").write_text('{bad}\n{"a": 4}\n{"a": 5}\n')
     (tmp_path / "2.parquet").write_bytes(b"PAR1xxxxPAR1")
 
-    for even in ("drop", "pad"):
-        readers = [
-            open_dataset(tmp_path, shard=(index, 2), even=even, on_error="skip")
-            for index in range(2)
-        ]
-        rows = [sum(batch.num_rows for batch in reader) for reader in readers]
-        assert rows == ([2, 2] if even == "drop" else [3, 3])
-        rejections = [item for reader in readers for item in reader.stats.rejections]
-        assert {(Path(item.path).name, item.num_rows) for item in rejections} == {
-            ("1.jsonl", 1),
-            ("2.parquet", None),
-        }
-        assert len(rejections) == 2
+    readers = [
+        open_dataset(tmp_path, shard=(index, 2), even="drop", on_error="skip") for index in range(2)
+    ]
+    assert [sum(batch.num_rows for batch in reader) for reader in readers] == [2, 2]
+    rejections = [item for reader in readers for item in reader.stats.rejections]
+    assert {(Path(item.path).name, item.num_rows) for item in rejections} == {
+        ("1.jsonl", 1),
+        ("2.parquet", None),
+    }
+    assert len(rejections) == 2
 
 
-@pytest.mark.parametrize("even", ["drop", "pad"])
-def test_rows_that_vanish_after_they_were_counted_are_an_error(tmp_path: Path, even: str) -> None:
+def test_rows_that_vanish_after_they_were_counted_are_an_error(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "rows.jsonl", [{"id": index} for index in range(10)])
-    reader = open_dataset(path, even=even)
+    reader = open_dataset(path, even="drop")
     path.write_bytes(b'{"id": 1}' + b" " * (path.stat().st_size - 10) + b"\n")
 
     with pytest.raises(DataError, match=r"9 of .* counted rows are missing"):

@@ -67,5 +67,6 @@ def test_two_ranks_see_every_row_or_are_refused(seen: list[dict[str, Any]], layo
         has_epochs = isinstance(of_ranks[0][0], list)
         for first, second in zip(*of_ranks, strict=True) if has_epochs else [of_ranks]:
             counts = Counter([*first, *second])
-            assert sorted(counts) == ALL
-            assert sum(counts.values()) - len(ALL) <= expected
+            assert set(counts) <= set(ALL)
+            assert len(counts) - len(ALL) >= min(0, expected)
+            assert sum(counts.values()) - len(ALL) <= max(0, expected)

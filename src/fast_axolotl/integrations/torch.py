@@ -5,15 +5,13 @@ Every DataLoader worker of every rank reads its own shard, so ``rank * num_worke
 holds only its arguments: files and threads come to life in the process that iterates it, which
 makes it safe to fork and to pickle.
 
-A loader that accelerate prepared, as the HF Trainer's are, deals out rows itself, and registers
-before a pass. Where rank 0 dispatches, its first worker reads everything and no other anything.
-Where each rank keeps every n-th batch, each reads everything. What would come out wrong is refused
-on every rank.
+A loader that accelerate prepared for several ranks, as the HF Trainer's are, deals out rows itself.
+This is refused on every rank: each rank reads its own rows through a loader of its own.
 
 State lives on the dataset, as torchdata's ``StatefulDataLoader`` wants it. To continue on the same
 number of ranks and workers, give the loader its state back. To continue on another number, give the
 states of all ranks to ``TorchDataset.load_state_dict`` and make a new loader: every row not yet
-delivered comes exactly once.
+delivered comes exactly once. A mix continues on the same number only.
 
 Batches are made by the reader: use ``DataLoader(dataset, batch_size=None)``, or ``rows=True``. Of
 several sources with weights, each process opens its share of every one and mixes them; with
@@ -33,8 +31,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pyarrow import types
-
 from fast_axolotl.errors import MissingExtraError, ResumeError, UsageError
 from fast_axolotl.integrations.parallelism import find_data_rank, rank_in_mesh
 from fast_axolotl.reading import OUTPUTS, Reader, convert, find_states, open_dataset
@@ -44,7 +40,7 @@ from fast_axolotl.reading.reader import DEFAULT_MEMORY_BUDGET, LEAST_MEMORY_BUDG
 
 try:
     import torch
-    from torch.utils.data import Dataset, IterableDataset, default_convert, get_worker_info
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
 except ImportError:
     raise MissingExtraError("the torch dataset needs PyTorch: pip install torch") from None
 
@@ -52,14 +48,9 @@ _EPOCH, _PASS, _PASS_EPOCH, _USED_BY, _HAS_WARNED = range(5)
 """Cells of the memory that a dataset shares with its workers: the next epoch; a number for the pass
 of the workers, and its epoch; the pass that used a loaded state; whether ranks were warned."""
 
-_CURE = "do not pass the loader to accelerator.prepare(), so that each rank reads its own shard"
-
 _MIX_OPTIONS = ("stop", "source_column")
 _MIXED_ROWS = 100
 """Rows that a source of a mix reads at a time: few, as they are not cut by bytes with ``even``."""
-
-_Layout = tuple[int, int, bool]
-"""Rank and number of ranks; with True, rank 0 reads everything for all."""
 
 _Paths = str | Path | Sequence[str | Path]
 
@@ -68,8 +59,8 @@ class TorchDataset(IterableDataset[Any]):
     """Batches of files for a ``DataLoader(dataset, batch_size=None)``.
 
     Args:
-        paths: As for ``open_dataset``; or, for a mix, ``{name: (paths, weight), ...}`` or a list of
-            ``(paths, weight)``, as ``mix_datasets`` mixes them.
+        paths: As for ``open_dataset``; or, for a mix, ``{name: (paths, weight), ...}``, as
+            ``mix_datasets`` mixes them.
         output: ``torch``, ``numpy``, ``python`` or ``arrow``.
         rows: Yield single rows, for a loader with its own ``batch_size`` and ``collate_fn``, such
             as that of the HF Trainer; the dataset's ``batch_size`` then only sets how many rows are
@@ -88,7 +79,7 @@ class TorchDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        paths: _Paths | Mapping[str, tuple[_Paths, float]] | Sequence[tuple[_Paths, float]],
+        paths: _Paths | Mapping[str, tuple[_Paths, float]],
         *,
         output: str = "torch",
         rows: bool = False,
@@ -106,7 +97,12 @@ class TorchDataset(IterableDataset[Any]):
         if shard is not None and device_mesh is not None:
             raise UsageError("shard and device_mesh both set the shard; pass only one of them")
         self._paths: Any = paths
-        self._sources = _find_sources(paths)
+        self._sources: dict[str, tuple[Any, float]] | None = None
+        if isinstance(paths, Mapping):
+            try:
+                self._sources = {name: (files, float(w)) for name, (files, w) in paths.items()}
+            except (TypeError, ValueError):
+                raise UsageError("pass a mix as {name: (paths, weight), ...}") from None
         known = [*inspect.signature(open_dataset).parameters, *_MIX_OPTIONS * bool(self._sources)]
         if unknown := sorted(set(options) - set(known)):
             raise UsageError(f"open_dataset has no option {unknown[0]!r}")
@@ -125,29 +121,22 @@ class TorchDataset(IterableDataset[Any]):
         self._reader: Reader | MixedReader | None = None
         self._taken: list[int] = []
         """With ``rows``: how many rows of the reader's last batch were given, and nothing else."""
-        self._home: tuple[int, _Layout] | None = None
-        """The process that started this one, and the layout there."""
+        self._home: tuple[int, tuple[int, int]] | None = None
+        """The process that started this one, and the shard there."""
 
     def __iter__(self) -> Iterator[Any]:
-        (rank, _, is_dispatched), worker = self._layout(), get_worker_info()
         state, epoch = self._begin_pass()
-        if is_dispatched and (rank or (worker and worker.id)):
-            return iter(()) if worker else _refuse_to_read()
         self._reader, self._taken = self._open(state, epoch), []
-        return self._read(self._reader, self._taken, is_dispatched, epoch)
+        return self._read(self._reader, self._taken, epoch)
 
     def __len__(self) -> int:
         """With ``even``: the batches of this rank in a pass, or its rows with ``rows``."""
-        state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-        is_open = state is not None and state._shared_state.get("num_processes", 1) > 1
-        if not self._options.get("even") or (is_open and self._shard is None):
-            raise TypeError(
-                "a TorchDataset has a length only with even; with accelerate, also pass shard, "
-                "which is (0, 1) for a prepared loader"
-            )
-        rank, world, _ = self._layout()
+        if not self._options.get("even") or self._sources:
+            raise TypeError("a TorchDataset has a length only with even, and a mix has none")
+        rank, world = self._rank()
         size = max(1, self._num_workers)
         reader = self._open_shard(self._num_threads, shard=(rank * size, world * size), epoch=0)
+        assert isinstance(reader, Reader)
         return size * -(-reader.num_rows // (1 if self._rows else reader.batch_size))
 
     def __bool__(self) -> bool:
@@ -160,9 +149,12 @@ class TorchDataset(IterableDataset[Any]):
         epochs a pass starts at the beginning.
         """
         loader = _find_loader(self)
-        is_asked = loader is not None and get_worker_info() is None
-        if is_asked and (problem := self._find_problem(loader, epoch)):
-            raise UsageError(f"{problem}, or {_CURE}")
+        if loader is not None and get_worker_info() is None and self._state:
+            loaded = self._state[0]["epoch"]
+            if loaded != epoch and not self._shared[_USED_BY]:
+                raise UsageError(
+                    f"accelerate starts epoch {epoch}; call the loader's set_epoch({loaded})"
+                )
         self._shared[_EPOCH] = epoch
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,8 +163,7 @@ class TorchDataset(IterableDataset[Any]):
         if loader is not None and not loader.use_stateful_dataloader:
             raise UsageError(
                 "accelerate's loader reads ahead, so this state would lose batches; save the state "
-                "of a loader with DataLoaderConfiguration(dispatch_batches=False, "
-                f"use_stateful_dataloader=True), or {_CURE}"
+                "of a loader with DataLoaderConfiguration(use_stateful_dataloader=True)"
             )
         if self._reader is not None:
             state = self._reader.state_dict(*self._taken)
@@ -201,15 +192,13 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[:_HAS_WARNED] = torch.tensor([states[0]["epoch"], 0, 0, 0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_home": (os.getpid(), self._layout())}
+        return {**self.__dict__, "_reader": None, "_home": (os.getpid(), self._rank())}
 
     def _open(self, states: Any, epoch: int) -> Reader | MixedReader:
         """What this process reads, from ``states`` on."""
-        rank, world, is_dispatched = self._layout()
+        rank, world = self._rank()
         worker, share = get_worker_info(), 0
-        if is_dispatched:
-            rank, world = 0, 1
-        elif worker is not None:
+        if worker is not None:
             rank, world = rank * worker.num_workers + worker.id, world * worker.num_workers
             share = max(1, usable_threads() // worker.num_workers)
         reader = self._open_shard(self._num_threads or share, shard=(rank, world), epoch=epoch)
@@ -253,17 +242,8 @@ class TorchDataset(IterableDataset[Any]):
         self._shared[_USED_BY] = number
         return state, epoch
 
-    def _read(
-        self, reader: Reader | MixedReader, taken: list[int], is_dispatched: bool, epoch: int
-    ) -> Iterator[Any]:
-        is_short = False
+    def _read(self, reader: Reader | MixedReader, taken: list[int], epoch: int) -> Iterator[Any]:
         for batch in reader:
-            if is_dispatched and is_short and not self._rows:
-                raise UsageError(
-                    "accelerate's dispatcher loses rows after a short batch, and large rows make "
-                    "batches short here; pass a smaller batch_size, or even"
-                )
-            is_short = batch.num_rows < reader.batch_size
             columns = convert(batch, self._output)
             if not self._rows:
                 yield columns
@@ -278,18 +258,12 @@ class TorchDataset(IterableDataset[Any]):
         if get_worker_info() is None:
             self._reader = None
 
-    def _layout(self) -> _Layout:
-        """What this process reads; a spawned worker is told by the process that started it."""
-        worker, parent = get_worker_info(), multiprocessing.parent_process()
-        if worker and _is_wrapper(worker.dataset) and self in _parts(worker.dataset):
-            return 0, 1, False
-        if worker and self._home and parent and self._home[0] == parent.pid:
+    def _rank(self) -> tuple[int, int]:
+        """The shard of this rank; a spawned worker is told by the process that started it."""
+        parent = multiprocessing.parent_process()
+        if get_worker_info() and self._home and parent and self._home[0] == parent.pid:
             return self._home[1]
         loader = _find_loader(self)
-        if _is_dispatcher(loader):
-            return loader.state.process_index, loader.state.num_processes, True
-        if loader is not None and _is_wrapper(loader.dataset):
-            return 0, 1, False
         shard = self._shard or (find_data_rank() if loader is None else (0, 1))
         if shard is None:
             rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -306,88 +280,39 @@ class TorchDataset(IterableDataset[Any]):
             self._shared[_HAS_WARNED] = 1
             warnings.warn(
                 f"{shard[1]} ranks may get different numbers of batches, and DDP and FSDP hang if "
-                'one rank has fewer; pass even="drop" or even="pad"',
+                'one rank has fewer; pass even="drop"',
                 stacklevel=2,
             )
-        return *shard, False
-
-    def _find_problem(self, loader: Any, epoch: int) -> str | None:
-        """What would come out wrong in a pass through accelerate's loader, and a cure."""
-        loaded = self._state[0]["epoch"] if self._state and not self._shared[_USED_BY] else epoch
-        if loaded != epoch:
-            return f"accelerate starts epoch {epoch}; call the loader's set_epoch({loaded})"
-        is_dispatcher = _is_dispatcher(loader)
-        if not is_dispatcher and not _is_wrapper(loader.dataset):
-            return None
-        if self._shard not in (None, (0, 1)):
-            return f"accelerate already shards the rows; remove shard={self._shard}"
-        if not is_dispatcher:
-            has_size = loader.dataset.batch_size is not None
-            return None if has_size else "accelerate shards only a loader with a batch_size; set it"
-        mesh = loader.torch_device_mesh
-        right = 1 if mesh and "tp" in mesh.mesh_dim_names else loader.state.num_processes
-        if loader.use_stateful_dataloader or (mesh and rank_in_mesh(mesh)[1] != right):
-            return (
-                "accelerate's dispatcher loses rows on resume, and gives wrong rows to ranks of a "
-                "mesh; use DataLoaderConfiguration(dispatch_batches=False) with a batch_size"
-            )
-        if loader.batch_size is None and loader.collate_fn is default_convert:
-            is_cut = not self._rows and self._output in ("numpy", "torch")
-            for field in self._open(None, epoch).schema:
-                if not is_cut or not types.is_primitive(field.type):
-                    return (
-                        f"accelerate's dispatcher cannot split {field.name!r} of {field.type} "
-                        "between ranks; pass a collate_fn that makes tensors of equal length"
-                    )
-        return None
-
-
-def _find_sources(paths: Any) -> dict[str, tuple[Any, float]] | None:
-    """The paths and weights of a mix by name; none where these are paths alone."""
-    if isinstance(paths, (list, tuple)) and any(isinstance(one, (list, tuple)) for one in paths):
-        paths = dict(enumerate(paths))
-    if not isinstance(paths, Mapping):
-        return None
-    try:
-        sources = {str(name): (files, float(weight)) for name, (files, weight) in paths.items()}
-    except (TypeError, ValueError):
-        sources = {}
-    if not sources:
-        raise UsageError("pass a mix as {name: (paths, weight), ...} or a list of (paths, weight)")
-    return sources
+        return shard
 
 
 def _find_loader(dataset: TorchDataset) -> Any:
-    """The loader of accelerate that a dataset is read through just now, if there is one."""
+    """The loader of accelerate that a dataset is read through just now, if there is one.
+
+    One that deals out rows is refused, also where it hides what it reads.
+    """
     module = sys.modules.get("accelerate.state")
     if module is None or not module.GradientState._shared_state:
         return None
-    loaders = [item for item in module.GradientState().dataloader_references if item is not None]
-    for loader in reversed(loaders):
-        if dataset in _parts(loader.dataset):
-            # What skips batches of a loader that was not prepared deals out nothing.
-            return None if type(loader).__name__ == "SkipDataLoader" else loader
-    if loaders and dataset._shard is None:
-        inner = loaders[-1].dataset
-        if (_is_dispatcher(loaders[-1]) or _is_wrapper(inner)) and not any(
-            isinstance(part, TorchDataset) for part in _parts(inner)
-        ):
+    for loader in reversed(module.GradientState().dataloader_references):
+        # What skips batches of a loader that was not prepared deals out nothing.
+        if loader is None or type(loader).__name__ == "SkipDataLoader":
+            continue
+        inner, parts = loader.dataset, _parts(loader.dataset)
+        deals_out = hasattr(inner, "process_index") or (
+            hasattr(loader, "slice_fn") and loader.state.num_processes > 1
+        )
+        is_other = dataset._shard or any(isinstance(part, TorchDataset) for part in parts)
+        if deals_out and (dataset in parts or not is_other):
             raise UsageError(
-                f"accelerate shards a {type(inner).__name__}, and it is unknown whether that reads "
-                "this dataset; pass shard=(0, 1) if it does, and otherwise "
-                "shard=(rank, world_size)"
+                f"accelerate deals out the rows of a {type(inner).__name__}, but each rank reads "
+                "its own shard: do not pass the loader to accelerator.prepare(), or, in a Trainer, "
+                "override get_train_dataloader to return it; if that does not read this dataset, "
+                "pass shard=(rank, world_size)"
             )
+        if dataset in parts:
+            return loader
     return None
-
-
-def _is_dispatcher(loader: Any) -> bool:
-    """Whether rank 0 reads for all."""
-    return hasattr(loader, "slice_fn") and loader.state.num_processes > 1
-
-
-def _is_wrapper(dataset: Any) -> bool:
-    """Whether this is an ``IterableDatasetShard``."""
-    return hasattr(dataset, "process_index") and hasattr(dataset, "num_processes")
 
 
 def _parts(dataset: Any, depth: int = 5) -> list[Any]:
@@ -398,13 +323,6 @@ def _parts(dataset: Any, depth: int = 5) -> list[Any]:
             if isinstance(item, Dataset):
                 found += _parts(item, depth - 1)
     return found
-
-
-def _refuse_to_read() -> Iterator[Any]:
-    yield from ()  # accelerate makes an iterator on every rank
-    raise UsageError(
-        "accelerate's dispatcher reads on rank 0 only; end its pass, or use another TorchDataset"
-    )
 
 
 def _row_values(column: Any) -> Any:

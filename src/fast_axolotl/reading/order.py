@@ -248,7 +248,7 @@ class Order:
             seed = self.window_seed(shard, position, generation)
             yield Piece(tuple(spans), seed, (Step("skip", position.taken),))
             at, row = position.end_piece, position.end_row
-        if row and at < len(sequence):  # behind the end are rows that were repeated
+        if row:
             yield sequence[at].with_step("skip", row)
             at += 1
         for piece in sequence[at:]:

@@ -43,7 +43,6 @@ _UNITS = 4096
 """A file list is cut into about so many units, so that 1,024 shards find work in a few GB."""
 _LEAST_UNIT_BYTES = MIB // 32
 _MOST_UNIT_BYTES = 4 * MIB
-_PADDING = pa.field("is_padding", pa.bool_())
 _THREAD_BYTES = 2 * MIB
 """One decode thread for each so many encoded bytes."""
 
@@ -64,8 +63,6 @@ class ReadStats:
     """Batches delivered."""
     num_bytes: int = 0
     """Encoded bytes behind the rows delivered so far, before decompression of the columns."""
-    padding_rows: int = 0
-    """Rows among them that were repeated under ``even="pad"``."""
     dropped_rows: int = 0
     """Rows of this shard that are left out under ``even="drop"``."""
     rejected_rows: int = 0
@@ -96,7 +93,7 @@ def open_dataset(
     shard: tuple[int, int] | None = None,
     shuffle: int | None = None,
     epoch: int = 0,
-    even: Literal["drop", "pad"] | None = None,
+    even: Literal["drop"] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     infer: Literal["auto", "scan"] = "auto",
     split: str | None = None,
@@ -116,8 +113,8 @@ def open_dataset(
         shard: ``(index, count)``: read only this shard, counted from 0.
         shuffle: The seed of the shuffle; ``None`` keeps the order of the files.
         epoch: Gives each epoch another shuffle.
-        even: Make all shards yield the same number of batches: ``drop`` drops surplus rows,
-            ``pad`` repeats rows and marks them in a column ``is_padding``.
+        even: ``drop``: all shards yield the same number of batches, without the surplus rows, which
+            are fewer than there are shards.
         on_error: ``raise``, or ``skip`` to skip rows and files that cannot be read; ``stats``
             counts and lists them.
         infer: ``auto`` infers the types of JSON and CSV from the first rows and then keeps them;
@@ -129,7 +126,7 @@ def open_dataset(
     """
     for name, value, choices in (
         ("infer", infer, ("auto", "scan")),
-        ("even", even, (None, "drop", "pad")),
+        ("even", even, (None, "drop")),
         ("on_error", on_error, ("raise", "skip")),
     ):
         if value not in choices:
@@ -201,7 +198,7 @@ class Reader(AbstractContextManager["Reader"]):
         shard: tuple[int, int],
         shuffle: int | None,
         epoch: int,
-        even: Literal["drop", "pad"] | None,
+        even: Literal["drop"] | None,
         scan: bool,
         ignored_files: tuple[str, ...],
     ) -> None:
@@ -222,19 +219,11 @@ class Reader(AbstractContextManager["Reader"]):
         self.stats = ReadStats(ignored_files=ignored_files)
         """Counts of the current pass."""
         self._running = ExitStack()
-        self._starting: ExitStack | None = None
-        """The pass that was begun and not asked for a batch yet."""
         self._taker: Any = None
-        self._wanted_rows = 0
-        """Of the next batch, where a mix wants another number than ``batch_size``."""
         self._places: list[tuple[int, Position]] = []
         """Of the last batch; see ``Batch.places``."""
         self.even = even
         """How all shards get the same number of batches."""
-        if even == "pad" and _PADDING.name in self._base.names:
-            raise UsageError(
-                f'the data already has a column {_PADDING.name!r}; rename it, or pass even="drop"'
-            )
         self._next = ResumePoint(
             dataset=dataset,
             order=Order.plan(dataset, shuffle, epoch, is_even=even is not None),
@@ -251,8 +240,7 @@ class Reader(AbstractContextManager["Reader"]):
     @property
     def schema(self) -> pa.Schema:
         """The columns known so far: final for Parquet, Arrow and text, and after a scan."""
-        schema = self._known.schema
-        return schema.append(_PADDING) if self.even == "pad" else schema
+        return self._known.schema
 
     @property
     def files(self) -> tuple[InputFile, ...]:
@@ -272,29 +260,12 @@ class Reader(AbstractContextManager["Reader"]):
         and the counts are kept in the user's cache folder.
         """
         counts = self._shard_rows()
-        choose = {"drop": min, "pad": max}.get(self.even or "")
-        return choose(counts) if choose else counts[self.shard[0]]
-
-    def __len__(self) -> int:
-        """The number of batches of a full pass; counts rows as ``num_rows`` does.
-
-        Without ``even`` there can be more batches: very large rows make batches smaller.
-        """
-        order = self._next.order
-        is_told = order.rows is not None or all(unit.num_rows is not None for unit in order.units)
-        if self._starting is self._running and not is_told:
-            # list(reader) asks after it has begun a pass, only to reserve memory.
-            raise TypeError("call len() before iterating: the rows must be counted first")
-        return -(-self.num_rows // self.batch_size)
-
-    def __bool__(self) -> bool:
-        """True, without counting."""
-        return True
+        return min(counts) if self.even else counts[self.shard[0]]
 
     def take(self, indices: Sequence[int]) -> pa.Table:
-        """Rows by index, in the order of the files, independent of shard and shuffle.
+        """Rows of local Arrow files by index, independent of shard and shuffle.
 
-        Reads only the parts of the files that hold them; counts rows as ``num_rows`` does.
+        Such files are mapped, so that nothing is decoded; other formats are an error.
         """
         if self._taker is None:
             from fast_axolotl.reading.take import Taker  # most readers never take
@@ -307,7 +278,6 @@ class Reader(AbstractContextManager["Reader"]):
         if not self._restored:
             self.set_epoch(self._next.order.epoch)
         self._restored = False
-        self._starting = self._running
         self.stats = ReadStats(ignored_files=self.stats.ignored_files)
         index, count = self.shard
         if index == 0 and count > 1:
@@ -380,11 +350,10 @@ class Reader(AbstractContextManager["Reader"]):
         return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes, running)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
-        self._starting = None
         pieces, start = self._next.order.sequence(self.shard), self._next.position
         # Batches of the same number everywhere cannot also be cut by bytes.
         most_bytes = self._memory_budget // 8 if self.even is None else sys.maxsize
-        batcher = Batcher(lambda: self._wanted_rows or self.batch_size, most_bytes)
+        batcher = Batcher(lambda: self.batch_size, most_bytes)
         read = self._read if self.even is None else self._read_evenly
         with running:
             for rows in read(pieces, start, running):
@@ -400,11 +369,9 @@ class Reader(AbstractContextManager["Reader"]):
 
     def _delivered(self, batch: Batch, running: ExitStack) -> pa.RecordBatch:
         check_pass(self._running, running)
-        schema, rows = batch.next_schema, batch.rows
-        if self.even == "pad":
-            schema = schema.remove(len(schema) - 1)
-        self._places, point = batch.places, self._next
-        point.position, point.schema = batch.after, schema
+        rows, point = batch.rows, self._next
+        self._places = batch.places
+        point.position, point.schema = batch.after, batch.next_schema
         point.rows += len(rows)
         self.stats.rows += len(rows)
         self.stats.batches += 1
@@ -413,37 +380,22 @@ class Reader(AbstractContextManager["Reader"]):
     def _read_evenly(
         self, pieces: Sequence[Piece], start: Position, running: ExitStack
     ) -> Iterator[Rows]:
-        """As many rows as every other shard has, one left out or repeated."""
+        """As many rows as every other shard has, one left out."""
         counts = self._shard_rows()
-        own, delivered, end = counts[self.shard[0]], self._next.rows, Position(len(pieces))
-        target = min(counts) if self.even == "drop" else max(counts)
-        left, padding = target - delivered, max(0, target - max(own, delivered))
-        self.stats.dropped_rows = max(0, own - target)
-
-        def marked(table: pa.Table, is_padding: bool) -> pa.Table:
-            if self.even != "pad":
-                return table
-            return table.append_column(_PADDING, pa.repeat(is_padding, table.num_rows))
-
+        own, target = counts[self.shard[0]], min(counts)
+        left = target - self._next.rows
+        self.stats.dropped_rows = own - target
         for rows in self._read(pieces, start, running):
-            table = rows.table.slice(0, max(0, left))
+            table = rows.table.slice(0, left)
             left -= table.num_rows
             is_cut = table.num_rows < rows.table.num_rows
             after = rows.start.forward(table.num_rows) if is_cut else rows.after
-            yield replace(rows, table=marked(table, False), after=after)
-        if left > padding:
+            yield replace(rows, table=table, after=after)
+        if left:
             raise DataError(
-                f"{left - padding:,} of {own:,} counted rows are missing: a file changed after its "
+                f"{left:,} of {own:,} counted rows are missing: a file changed after its "
                 "rows were counted; open the files again"
             )
-        if left:
-            # The first row of this shard again; that of the largest where it has none.
-            richest = counts.index(max(counts)), self.shard[1]
-            source = pieces if own else self._next.order.sequence(richest)
-            rows = next(rows for rows in self._read(source, Position(), running) if len(rows.table))
-            self.stats.padding_rows += left
-            padded = marked(rows.table.slice(0, left), True)
-            yield replace(rows, table=padded, start=end, after=end, num_bytes=0, rejections=())
 
 
 def check_pass(newest: ExitStack, running: ExitStack) -> None:
@@ -453,21 +405,6 @@ def check_pass(newest: ExitStack, running: ExitStack) -> None:
             "this iterator is no longer valid: the reader was closed, restored or iterated again; "
             "use the newest iterator"
         )
-
-
-def next_rows(
-    reader: Reader, batches: Iterator[pa.RecordBatch], count: int, *, is_first: bool
-) -> pa.RecordBatch | None:
-    """The next rows of an iteration, at most so many; ``None`` at its end.
-
-    Those that are not the first ones belong to the same batch as those before.
-    """
-    before = [] if is_first else reader._places
-    reader._wanted_rows = count
-    rows = next(batches, None)
-    if rows is not None:
-        reader._places = before + reader._places
-    return rows
 
 
 def dataset_of(reader: Reader) -> Dataset:
