@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fast_axolotl import CsvDialect, open_dataset
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import index
 from fast_axolotl.reading.blocks import Dataset, Unit, decode_or_reject
-from fast_axolotl.reading.index import scanned_schema, unit_rows, with_csv_edges
+from fast_axolotl.reading.index import scanned_schema, unit_rows
 from fast_axolotl.reading.reader import dataset_of
 from fast_axolotl.reading.schema import MIXED
 from support.files import (
@@ -84,7 +83,7 @@ def test_units_have_the_rows_that_reading_them_gives(
     tmp_path: Path, kind: str, compression: str, on_error: str
 ) -> None:
     path, rows = write_kind(tmp_path, kind, compression)
-    dataset = with_csv_edges(open_as([path, path], on_error=on_error))
+    dataset = open_as([path, path], on_error=on_error)
     units = dataset.units()
 
     counts = list(unit_rows(dataset).values())
@@ -92,7 +91,7 @@ def test_units_have_the_rows_that_reading_them_gives(
     decoded = [[block.decode(None).table for block in dataset.blocks(unit)] for unit in units]
     assert counts == [sum(map(len, tables)) for tables in decoded]
     assert sum(counts) == 2 * len(rows)
-    if compression == "none" and kind in ("jsonl", "csv", "text"):
+    if compression == "none" and kind in ("jsonl", "text"):
         assert len(units) > 2
 
 
@@ -117,7 +116,7 @@ def test_blank_lines_of_json_are_no_rows(
 # The index.
 
 
-@pytest.mark.parametrize("kind", ["text", "csv"])
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
 @pytest.mark.parametrize(
     "change", ["nothing", "rewritten", "touched", "damaged", "emptied", "other cut"]
 )
@@ -125,7 +124,7 @@ def test_the_index_is_used_where_it_fits_and_else_built_again(
     tmp_path: Path, folder: Path, reads: list[int], kind: str, change: str
 ) -> None:
     path, rows = write_kind(tmp_path, kind)
-    assert total_rows(with_csv_edges(open_as(path))) == len(rows)
+    assert total_rows(open_as(path)) == len(rows)
     forget()
     if change == "rewritten":
         write_as(tmp_path, kind, rows_for(kind, 701))
@@ -136,7 +135,7 @@ def test_the_index_is_used_where_it_fits_and_else_built_again(
     dataset = open_as(path, 1000 if change == "other cut" else 4096)
     reads.clear()
 
-    assert total_rows(with_csv_edges(dataset)) == len(rows) + (change == "rewritten")
+    assert total_rows(dataset) == len(rows) + (change == "rewritten")
     assert bool(reads) == (change != "nothing")
 
 
@@ -179,7 +178,7 @@ def test_take_is_indexing_a_list(tmp_path: Path, kind: str) -> None:
             open_dataset(path).take([0])
 
 
-# CSV in units.
+# CSV in blocks.
 
 
 FIELD = st.text(st.sampled_from('ab,"\r\n é'), max_size=6)
@@ -189,7 +188,7 @@ SIZE = st.sampled_from([4, 7, 30, 100, 10_000])
 
 @QUICK
 @given(st.data(), st.lists(st.tuples(FIELD, FIELD), max_size=30), END, st.booleans())
-def test_edges_part_the_rows_of_a_csv_file(
+def test_blocks_of_any_size_have_the_rows_of_a_csv_file(
     data: st.DataObject, records: list[tuple[str, str]], end: str, quotes_all: bool
 ) -> None:
     text = data.draw(st.sampled_from(["", "\ufeff"]))
@@ -203,19 +202,11 @@ def test_edges_part_the_rows_of_a_csv_file(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.csv")
         path.write_bytes(text.removesuffix(data.draw(st.sampled_from(["", end]))).encode())
-        whole = open_as(path, data.draw(SIZE), csv=CsvDialect(delimiter=","))
-        whole = whole.with_options(block_bytes=data.draw(SIZE))
-        file: Any = whole.formats[0]
-        edges = file.find_edges()
-        assert replace(file, options=replace(file.options, block_bytes=64)).find_edges() == edges
-        cut = replace(whole, formats=(replace(file, edges=tuple(edges)),))
-        units = cut.units()
-        at = data.draw(st.integers(0, len(units)))
-        spans = [replace(s[0], stop=s[-1].stop) for s in (units[:at], units[at:]) if s]
+        dataset = open_as(path, csv=CsvDialect(delimiter=","))
+        (unit,) = dataset.units()
+        whole = rows_in(dataset, unit)
+        blocks = rows_in(dataset.with_options(block_bytes=data.draw(SIZE)), unit)
 
-        expected = rows_in(whole, whole.units()[0])
-
-        assert len(expected) == len(records)
-        for parts in (units, spans):
-            assert [row for unit in parts for row in rows_in(cut, unit)] == expected
-        assert sum(unit_rows(cut).values()) == len(expected)
+        assert len(whole) == len(records)
+        assert blocks == whole
+        assert unit_rows(dataset) == {unit: len(records)}

@@ -16,7 +16,6 @@ import pytest
 from fast_axolotl import MixedReader, mix_datasets, open_dataset
 from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
 from fast_axolotl.reading.mixing import Draws
-from fast_axolotl.reading.rows import take
 from support.files import SMALL_BUDGET, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore::fast_axolotl.reading.order.ShardWarning")
@@ -115,10 +114,12 @@ def test_a_pass_ends_with_the_first_or_the_last_source_and_repeats_only_whole_ep
     table = pa.Table.from_batches(list(mixed))
     ids, sources = table.column("id").to_pylist(), table.column("source").to_pylist()
 
-    assert len(ids) == sum(mixed.stats.rows.values())
+    assert len(ids) == sum(mixed.rows.values())
     assert [value[0] for value in ids] == sources
     assert deviation(np.array(["abc".index(source) for source in sources]), (10, 6, 1)) <= 2
-    assert mixed.stats.shares["a"] == pytest.approx(10 / 17, abs=0.002 if stop == "all" else 0.02)
+    assert mixed.rows["a"] / len(ids) == pytest.approx(
+        10 / 17, abs=0.002 if stop == "all" else 0.02
+    )
     assert mixed.schema.names == table.schema.names == ["id", "source"]
     for name, size in SIZES.items():
         own = [value for value in ids if value[0] == name]
@@ -127,7 +128,7 @@ def test_a_pass_ends_with_the_first_or_the_last_source_and_repeats_only_whole_ep
         assert len(passes) == epochs[name]
         assert shuffle is None or len(passes) == 1 or passes[0] != passes[1]
     last = "c" if stop == "first" else "a"
-    assert mixed.stats.rows[last] == SIZES[last]
+    assert mixed.rows[last] == SIZES[last]
 
 
 def test_epochs_differ_and_each_can_be_had_again(mix: Mix) -> None:
@@ -234,19 +235,6 @@ def test_columns_are_joined_and_what_a_source_lacks_is_null(tmp_path: Path) -> N
         '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "x"}',
         '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "y"}',
     }
-
-
-def test_lists_are_taken_as_pyarrow_takes_them() -> None:
-    tokens = pa.array([[1, 2], None, [], [3], [4, 5, 6]], pa.list_(pa.int16()))
-    others = (pa.array([[None], [1], [], [2]], pa.list_(pa.int32())), pa.array([[["x"]], []]))
-    others += tuple(tokens.cast(pa.list_(kind)) for kind in (pa.float64(), pa.bool_()))
-    others += (pa.array([None, None]).cast(pa.list_(pa.int8())),)
-    for lists in (tokens, tokens.slice(2), tokens.slice(1, 0), *others):
-        for picked in ([], range(len(lists))[::-1], [0, 0] if len(lists) else []):
-            indices = np.array(picked, dtype=np.int64)
-            found = take(pa.table({"lists": lists}), indices)
-            found.validate(full=True)
-            assert found.column("lists").to_pylist() == lists.take(pa.array(indices)).to_pylist()
 
 
 def test_clashing_types_name_the_later_source(tmp_path: Path) -> None:

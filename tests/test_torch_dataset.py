@@ -112,21 +112,6 @@ def test_outputs_and_single_rows_have_the_same_values(tmp_path: Path) -> None:
         TorchDataset(path, rows=True, output="arrow")
 
 
-@pytest.mark.parametrize("rows", [False, True])
-def test_an_even_dataset_knows_its_length(path: Path, rows: bool) -> None:
-    for workers in (0, 2):
-        lengths = set()
-        for rank in (0, 2):
-            options = {"even": "drop", "rows": rows, "batch_size": 23, "num_workers": workers}
-            data = dataset(path, shard=(rank, 3), **options)
-            size = 50 if rows else None
-            loader = DataLoader(data, batch_size=size, collate_fn=list, num_workers=workers)
-            lengths |= {len(data), sum(len(batch) if rows else 1 for batch in loader)}
-        assert len(lengths) == 1
-    with pytest.raises(TypeError, match="only with even"):
-        len(dataset(path))
-
-
 # State.
 
 

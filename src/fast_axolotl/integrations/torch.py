@@ -70,7 +70,6 @@ class TorchDataset(IterableDataset[Any]):
         device_mesh: The ``DeviceMesh`` of the training, instead of ``shard``: ranks along the
             dimensions ``tp``, ``cp``, ``sp`` and ``pp`` read the same rows.
         epoch: Changes the shuffle; see ``set_epoch``.
-        num_workers: Workers of the loader; used only by ``len()``, which needs ``even``.
         num_threads: Decode threads per worker; 0 divides the CPU cores among the workers.
         options: The other keywords of ``open_dataset``; for a mix also ``stop`` and
             ``source_column``. The memory budget is that of one worker; the sources of a mix share
@@ -86,7 +85,6 @@ class TorchDataset(IterableDataset[Any]):
         shard: tuple[int, int] | None = None,
         device_mesh: Any = None,
         epoch: int = 0,
-        num_workers: int = 0,
         num_threads: int = 0,
         **options: Any,
     ) -> None:
@@ -111,7 +109,6 @@ class TorchDataset(IterableDataset[Any]):
         self._shard = None if shard is None else check_shard(shard)
         if device_mesh is not None:
             self._shard = rank_in_mesh(device_mesh)
-        self._num_workers = num_workers
         self._num_threads = num_threads
         self._options = options
         # The same for every process that is forked or spawned from here.
@@ -128,19 +125,6 @@ class TorchDataset(IterableDataset[Any]):
         state, epoch = self._begin_pass()
         self._reader, self._taken = self._open(state, epoch), []
         return self._read(self._reader, self._taken, epoch)
-
-    def __len__(self) -> int:
-        """With ``even``: the batches of this rank in a pass, or its rows with ``rows``."""
-        if not self._options.get("even") or self._sources:
-            raise TypeError("a TorchDataset has a length only with even, and a mix has none")
-        rank, world = self._rank()
-        size = max(1, self._num_workers)
-        reader = self._open_shard(self._num_threads, shard=(rank * size, world * size), epoch=0)
-        assert isinstance(reader, Reader)
-        return size * -(-reader.num_rows // (1 if self._rows else reader.batch_size))
-
-    def __bool__(self) -> bool:
-        return True
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, also in persistent workers; each full pass adds one.

@@ -6,9 +6,7 @@ put the cut inside a field. That shows, since the last field then ends with the 
 block; so does a row that does not fit. A block of this kind, and no other, is read by the ``csv``
 module, ten times as slowly, which tells where records end and the line of what is wrong.
 
-Where a record begins depends on every quote before it. So a file is one unit, until one pass over
-it (``find_edges``) has shown that its quotes are regular and where stretches of records begin: then
-each stretch is a unit that is read on its own.
+Where a record begins depends on every quote before it. So a file is one unit.
 
 A column is a number only where every value is a plain one. A plain integer prints back as it was
 written; a plain decimal has no leading zero. So "08123" is text, and its column with it. Empty
@@ -20,10 +18,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import PurePosixPath
 
 import pyarrow as pa
@@ -73,8 +71,6 @@ class CsvFile:
     start: int
     """Where the first row begins, behind the byte order mark and the header."""
     schema: pa.Schema | None = None
-    edges: tuple[int, ...] | None = None
-    """Where stretches of records begin, then the end of the file; ``None`` where not known."""
 
     @classmethod
     def open(cls, source: Source, compression: str | None, options: ReadOptions) -> CsvFile:
@@ -107,40 +103,11 @@ class CsvFile:
         )
 
     def units(self, file: int) -> list[Unit]:
-        if self.edges is None:
-            return whole_file(self.source, self.compression, file)
-        return [
-            Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
-            for start, stop in pairwise(self.edges)
-        ]
+        return whole_file(self.source, self.compression, file)
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        if self.edges is None:
-            size = min(self.options.block_bytes, MOST_BLOCK_BYTES)
-            for num_bytes, decoded in self._stretches(size):
-                yield _block(num_bytes, partial(replace, decoded))
-        else:  # neighbouring stretches make no more than half a block; read where it is decoded
-
-            def read() -> Decoded:
-                text = self.source.read_at(unit.start, unit.stop - unit.start)
-                return self._parse(text + b"\n", unit.start, is_last=True)[0]
-
-            yield _block(unit.num_bytes, read)
-
-    def find_edges(self) -> list[int]:
-        """Where stretches of records of about ``unit_bytes`` begin, then the end of the file.
-
-        One sequential pass over a plain file; the result follows from the data and ``unit_bytes``
-        alone.
-        """
-        edges = [self.start]
-        anyway = replace(self, options=replace(self.options, on_error="skip"))
-        for num_bytes, _ in anyway._stretches(self.options.unit_bytes):
-            edges.append(min(edges[-1] + num_bytes, self.source.num_bytes))
-        return edges
-
-    def _stretches(self, size: int) -> Iterator[tuple[int, Decoded]]:
-        """The length and the rows of stretches of whole records, read from the beginning."""
+        """Stretches of whole records, read from the beginning."""
+        size = min(self.options.block_bytes, MOST_BLOCK_BYTES)
         text = Supply(self.source, self.compression, size)
         while len(text.held) < self.start and not text.ended:
             text.advance(0)
@@ -151,7 +118,9 @@ class CsvFile:
             decoded, stop = self._parse(held + b"\n" if is_last else held, text.offset, is_last)
             if stop:
                 is_first = False
-                yield stop, decoded
+                yield Block(
+                    decode=partial(_typed, decoded), weight=stop, is_text=True, text_wins=True
+                )
             text.advance(min(stop, len(held)))
 
     def _cut(self, text: bytes) -> int:
@@ -239,17 +208,12 @@ class CsvFile:
         return Decoded(table, tuple(bad.rejections)), stop
 
 
-def _block(weight: int, read: Callable[[], Decoded]) -> Block:
-    """A block of whole records; ``read`` gives its values as text."""
-
-    def decode(schema: pa.Schema | None) -> Decoded:
-        decoded = read()
-        kinds = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
-        names, values = decoded.table.column_names, decoded.table.columns
-        columns = [_as_numbers(*pair) for pair in zip(values, map(kinds.get, names), strict=True)]
-        return replace(decoded, table=pa.Table.from_arrays(columns, names=names))
-
-    return Block(decode=decode, weight=weight, is_text=True, text_wins=True)
+def _typed(decoded: Decoded, schema: pa.Schema | None) -> Decoded:
+    """Records whose values are text, with numbers where all values are numbers."""
+    kinds = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
+    names, values = decoded.table.column_names, decoded.table.columns
+    columns = [_as_numbers(*pair) for pair in zip(values, map(kinds.get, names), strict=True)]
+    return replace(decoded, table=pa.Table.from_arrays(columns, names=names))
 
 
 def _records(text: bytes, dialect: CsvDialect) -> Iterator[tuple[list[str], int, int]]:

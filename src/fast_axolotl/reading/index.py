@@ -1,4 +1,4 @@
-"""Cache what a pass over a file has found: row counts, CSV record edges, the schema.
+"""Cache what a pass over a file has found: row counts, the schema.
 
 Parquet tells its number of rows. Others are counted once, in threads, at reading speed: JSON and
 text by line ends or elements alone; CSV, Arrow, and anything under ``on_error="skip"`` by decoding,
@@ -20,14 +20,13 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import Block, Dataset, InputFile, Unit, decode_or_reject
 from fast_axolotl.reading.schema import schema_of, schema_text
 from fast_axolotl.system import usable_cores
@@ -71,31 +70,6 @@ def scanned_schema(dataset: Dataset, scan: Callable[[], pa.Schema]) -> pa.Schema
     depends_on = ("schema", options.on_error, options.columns, astuple(options.csv), pa.__version__)
     text = _kept(depends_on, dataset.inputs, lambda: schema_text(scan()))
     return schema_of(text)
-
-
-def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
-    """The dataset with each plain CSV file that is larger than a unit cut into units, or none."""
-    if all(item.format != "csv" for item in dataset.inputs):
-        return dataset
-    options = dataset.options
-
-    def cut(item: InputFile, file: Any) -> Any:
-        if not hasattr(file, "edges") or item.source.num_bytes <= options.unit_bytes:
-            return file
-        if not is_cut or file.compression is not None:
-            return replace(file, edges=None)
-        depends_on = ("edges", astuple(file.dialect), options.unit_bytes)
-        try:
-            edges = _kept(depends_on, [item], file.find_edges)
-        except DataError:
-            if options.on_error == "raise":
-                raise
-            edges = None
-        return replace(file, edges=edges and tuple(edges))
-
-    with _threads() as threads:
-        formats = tuple(threads.map(cut, dataset.inputs, dataset.formats))
-    return replace(dataset, formats=formats)
 
 
 def _threads() -> Any:

@@ -37,20 +37,6 @@ _MARK = "fast_axolotl_mix"
 _VERSION = 6
 
 
-@dataclass(slots=True)
-class MixStats:
-    """What a mix has done in its current pass; dictionaries are by the name of the source."""
-
-    rows: dict[str, int] = field(default_factory=dict)
-    """Rows delivered."""
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Of the rows delivered."""
-        total = max(1, sum(self.rows.values()))
-        return {name: rows / total for name, rows in self.rows.items()}
-
-
 def mix_datasets(
     sources: Mapping[str, tuple[Reader, float]] | Sequence[tuple[Reader, float]],
     *,
@@ -169,7 +155,8 @@ class MixedReader(AbstractContextManager["MixedReader"]):
             )
         if source_column is not None:
             self._base = self._base.append(pa.field(source_column, pa.string()))
-        self.stats = MixStats()
+        self.rows: dict[str, int] = {}
+        """Rows delivered in the current pass, by the name of the source."""
         self._running = ExitStack()
         self.set_epoch(epoch)
 
@@ -245,7 +232,7 @@ class MixedReader(AbstractContextManager["MixedReader"]):
             self.set_epoch(self._epoch)
         self.close()
         self._restored = False
-        self.stats = MixStats(rows=dict.fromkeys((source.name for source in self._sources), 0))
+        self.rows = {source.name: 0 for source in self._sources}
         return self._run(self._running)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
@@ -295,7 +282,7 @@ class MixedReader(AbstractContextManager["MixedReader"]):
         self._given += given
         pieces: list[pa.Table] = []
         for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
-            self.stats.rows[source.name] += count
+            self.rows[source.name] += count
             left = count
             for part in parts:
                 piece = pa.Table.from_batches([part.slice(0, left)])

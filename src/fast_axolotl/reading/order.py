@@ -40,7 +40,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import ResumeError, UsageError
 from fast_axolotl.reading.blocks import Dataset, Unit
-from fast_axolotl.reading.index import unit_rows, with_csv_edges
+from fast_axolotl.reading.index import unit_rows
 from fast_axolotl.reading.schema import join_schemas, schema_of, schema_text
 
 _RUNS = 8
@@ -56,7 +56,7 @@ _SHUFFLED_TOGETHER = 256
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
 
-_STATE_VERSION = 5
+_STATE_VERSION = 6
 _STATE_MARK = "fast_axolotl_reader"
 _SHARED_KEYS = ("fingerprint", "columns", "seed", "epoch", "even", "generations", "plan")
 _STATE_KEYS = {*_SHARED_KEYS, "shard", "position", "rows", "schema"}
@@ -278,9 +278,7 @@ class ResumePoint:
         _check_states(states, dataset)
         first = states[0]
         plan = dict(first["plan"])
-        is_csv_cut = plan.pop("csv_cut")
         dataset = replace(dataset, window_bytes=plan.pop("window_bytes")).with_options(**plan)
-        dataset = with_csv_edges(dataset, is_csv_cut)
         generations = [
             tuple(Position(*position) for position in positions)
             for positions in first["generations"]
@@ -323,7 +321,6 @@ class ResumePoint:
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
                 "window_bytes": self.dataset.window_bytes,
-                "csv_cut": any(getattr(file, "edges", None) for file in self.dataset.formats),
             },
             "schema": schema_text(self.schema),
         }

@@ -21,7 +21,7 @@ from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.blocks import CsvDialect, Dataset, InputFile, ReadOptions, Rejection
 from fast_axolotl.reading.files import find_files
 from fast_axolotl.reading.formats import open_files
-from fast_axolotl.reading.index import unit_rows, with_csv_edges
+from fast_axolotl.reading.index import unit_rows
 from fast_axolotl.reading.order import (
     Order,
     Piece,
@@ -164,15 +164,12 @@ def open_dataset(
         options=options,
         window_bytes=memory_budget // 8,
     )
-    shard = check_shard(shard)
-    if shard[1] > 1:
-        dataset = with_csv_edges(dataset)
     return Reader(
         dataset,
         batch_size=batch_size,
         num_threads=num_threads,
         memory_budget=memory_budget,
-        shard=shard,
+        shard=check_shard(shard),
         shuffle=shuffle,
         epoch=epoch,
         even=even,

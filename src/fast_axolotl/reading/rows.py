@@ -332,32 +332,4 @@ def take(table: pa.Table, indices: Any) -> pa.Table:
     """Rows by their numbers."""
     if table.num_columns == 0:
         return table.slice(0, len(indices))
-    picked = pa.array(indices)
-    columns = [
-        _take_lists(column.chunk(0), picked)
-        if pa.types.is_list(column.type) and column.num_chunks == 1
-        else column.take(picked)
-        for column in table.columns
-    ]
-    return pa.Table.from_arrays(columns, schema=table.schema)
-
-
-def _take_lists(lists: pa.ListArray, indices: pa.Array) -> pa.Array:
-    """Lists of numbers as the bytes that they are: pyarrow takes lists value by value, which is
-    8 times as slow for rows of 250 tokens."""
-    values, kind = lists.values, lists.type.value_type
-    is_plain = pa.types.is_primitive(kind) and kind.bit_width % 8 == 0
-    if not is_plain or values.null_count or values.buffers()[1] is None:
-        return lists.take(indices)
-    width = kind.bit_width // 8
-    places = (np.from_dlpack(lists.offsets).astype(np.int64) + values.offset) * width
-    is_valid = lists.is_valid().buffers()[1] if lists.null_count else None
-    buffers = [is_valid, pa.py_buffer(places), values.buffers()[1]]
-    taken = pa.Array.from_buffers(pa.large_binary(), len(lists), buffers).take(indices)
-    is_valid, places, data = taken.buffers()
-    ends = np.frombuffer(places, dtype=np.int64)[: len(taken) + 1] // width
-    if ends[-1] > np.iinfo(np.int32).max:
-        return lists.take(indices)
-    child = pa.Array.from_buffers(kind, int(ends[-1]), [None, data])
-    buffers = [is_valid, pa.py_buffer(ends.astype(np.int32))]
-    return pa.Array.from_buffers(lists.type, len(taken), buffers, children=[child])
+    return table.take(pa.array(indices))
