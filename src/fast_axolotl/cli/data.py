@@ -328,12 +328,12 @@ def job_document(job: JobSummary, next_command: str = "") -> Document:
         [
             stage.name,
             *(f"{count:,}" for count in (stage.tasks, stage.done_before, stage.retried)),
-            *map(format_duration, (stage.seconds, stage.task_seconds)),
+            format_duration(stage.seconds),
             format_bytes(stage.bytes_out),
         ]
         for stage in job.stages
     ]
-    header = ("stage", "tasks", "done before", "retried", "time", "task time", "written")
+    header = ("stage", "tasks", "done before", "retried", "time", "written")
     # Rows that an earlier run has prepared took no time now.
     is_whole = job.seconds and not any(stage.done_before for stage in job.stages)
     # The stages have a table; the rest is shown without what is None.

@@ -43,7 +43,7 @@ _HEAD_SECONDS = 15.0
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
 Answer = dict[str, Any]
-"""What a task found, and under ``ran``: node, seconds and peak memory of its process."""
+"""What a task found, and under ``ran``: node and peak memory of its process."""
 
 Outcome = tuple[str, Any]
 """done, an answer; meant, an error; broke, a traceback; lost, a reason."""
@@ -102,11 +102,9 @@ def perform(url: str, task: Task) -> Answer:
     """Does one task, in whatever process this is called."""
     store = Store(url)
     module, _, name = task.function.partition(":")
-    begin = time.perf_counter()
     answer: Answer = getattr(import_module(module), name)(store, **task.arguments)
     answer["ran"] = {
         "node": system.node_name(),
-        "seconds": time.perf_counter() - begin,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     store.write_json(f"{task.stage}/{task.name}.json", answer)
@@ -121,7 +119,7 @@ class Local:
     """
 
     def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
-        self.num_slots = self.num_workers = workers or system.usable_cores()
+        self.num_slots = workers or system.usable_cores()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._idle: dict[Any, Any] = {}
@@ -197,11 +195,6 @@ class Nodes:
                 f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
             )
         print(f"no node at {at} has a CPU yet; the job waits for one", file=sys.stderr)
-
-    @property
-    def num_workers(self) -> int:
-        """Tasks at a time; 0 where there are no nodes yet."""
-        return self._workers or self._room()
 
     @property
     def num_slots(self) -> int:

@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -28,7 +28,6 @@ from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
-_FILTERED = "too long, too short or no trainable tokens"
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""
 
@@ -42,7 +41,7 @@ class Made:
     numbers: Any = ()
     """Which of the merged rows each of them was."""
     num_merged: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    num_dropped: int = 0
 
 
 def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
@@ -119,11 +118,10 @@ class Pipeline:
         except ValueError as error:
             if _NOTHING_LEFT not in str(error):
                 raise
-            made.dropped[_FILTERED] = made.num_merged
+            made.num_dropped += made.num_merged
             return made
         [result] = saved
-        if len(result) < made.num_merged:
-            made.dropped[_FILTERED] = made.num_merged - len(result)
+        made.num_dropped += made.num_merged - len(result)
         if len(result) and _NUMBER in result.column_names:
             table = result.with_format("arrow")[:]
             features = {key: kind for key, kind in result.features.items() if key != _NUMBER}
@@ -139,8 +137,7 @@ class Pipeline:
         def merge(datasets: list[Any], _cfg: Any) -> Any:
             [merged] = datasets
             made.num_merged = len(merged)
-            if len(merged) < len(dataset):
-                made.dropped["prompt strategy or length"] = len(dataset) - len(merged)
+            made.num_dropped = max(0, len(dataset) - len(merged))  # a row may become several
             return merged.add_column(_NUMBER, list(range(len(merged)))) if len(merged) else merged
 
         replacements = {

@@ -24,7 +24,6 @@ from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeat
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.output import ParquetWriter
 from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
-from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading import Rejection, format_of_name, open_dataset
 from fast_axolotl.reading.blocks import Dataset, InputFile, ReadOptions, Unit
@@ -115,10 +114,8 @@ def dedupe_on(
         place.claim(held, description, restart=restart, overwrite=overwrite)
         job = Job(heard, memory=memory, preload=[__name__], **engine)
         held.callback(job.close)
-        if not store.exists("secret.json"):
-            store.write_json("secret.json", fresh_secret().tolist())
         shares = {share.name: {"share": share} for share in _cut(dataset, format, schema, memory)}
-        keys = {"columns": names, "secret": store.read_json("secret.json")}
+        keys = {"columns": names, "secret": place.secret}
         digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
         repeated, _ = find_repeated(store, shares, memory)
         store.write_array("drops", repeated)
