@@ -40,7 +40,6 @@ SUMMARY = JobSummary(
     seconds=1800.0,
     stages=(STAGE, replace(STAGE, name="shards", seconds=200.0)),
     peak_bytes=GB,
-    rejections=["a.jsonl, line 3: no JSON"],
 )
 
 
@@ -71,7 +70,6 @@ def test_a_summary_names_reasons_and_stages(capsys: pytest.CaptureFixture[str]) 
         "dropped longer than sequence_len: 30 without a label: 10",
         "duplicates 60",
         "tokens/s 1,111",
-        "rejections a.jsonl, line 3: no JSON",
         "peak memory 1 GB",
         "next command axolotl train c.yml",
     )

@@ -200,8 +200,8 @@ def dedupe(
         "on_error": on_error,
     }
     if engine is not None:
-        if against or report is not None:
-            raise UsageError("--against and --report do not work with --engine")
+        if against or report is not None or settings.pop("on_error") == "skip":
+            raise UsageError("--against, --report and --on-error skip do not work with --engine")
         job = _job_options(engine, address, workers, memory, work, restart)
         from fast_axolotl.cluster.tables import dedupe_on
 

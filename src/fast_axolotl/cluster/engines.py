@@ -187,14 +187,9 @@ class Nodes:
         self._head: str = ray.get_runtime_context().gcs_address
         self._is_closed = threading.Event()
         threading.Thread(target=self._watch_head, daemon=True).start()
-        if self._room():
-            return
-        if self._room({"CPU": 1}):
-            self.close()
-            raise UsageError(
-                f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
-            )
-        print(f"no node at {at} has a CPU yet; the job waits for one", file=sys.stderr)
+        if not self._room():
+            problem = f"no node at {at} has a CPU and {memory:,} bytes of memory yet"
+            print(f"{problem}; the job waits for one: lower --memory?", file=sys.stderr)
 
     @property
     def num_slots(self) -> int:
@@ -221,11 +216,11 @@ class Nodes:
         self._is_closed.set()
         self._ray.shutdown()
 
-    def _room(self, need: Mapping[str, int] | None = None) -> int:
+    def _room(self) -> int:
         """How many tasks have room on the nodes there are now."""
-        need = need or self._need
+        need = self._need.items()
         return sum(
-            int(min(node["Resources"].get(name, 0) // least for name, least in need.items()))
+            int(min(node["Resources"].get(name, 0) // least for name, least in need))
             for node in self._ray.nodes()
             if node["Alive"]
         )

@@ -73,8 +73,6 @@ class JobSummary:
     stages: tuple[Stage, ...]
     peak_bytes: int
     """The most that one working process held."""
-    rejections: Sequence[str] = ()
-    """Rows that could not be read."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
