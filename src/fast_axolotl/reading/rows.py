@@ -57,10 +57,7 @@ class _Task(NamedTuple):
     block: Block
     piece: int
     span: int
-
-    @property
-    def weight(self) -> int:
-        return self.block.weight
+    weight: int
 
 
 class _Window(NamedTuple):
@@ -127,7 +124,7 @@ def read_rows(
         for index in range(start.piece, len(pieces)):
             for number, span in enumerate(pieces[index].spans):
                 for block in dataset.blocks(span.unit):
-                    yield _Task(block, index, number)
+                    yield _Task(block, index, number, block.weight)
 
     ahead = Prefetcher(
         tasks(),
