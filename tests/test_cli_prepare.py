@@ -26,7 +26,6 @@ STAGE = Stage(
     done_before=0,
     retried=2,
     seconds=1500.0,
-    bytes_out=97 * GB,
 )
 SUMMARY = JobSummary(
     outputs=("prepared/5f0a",),

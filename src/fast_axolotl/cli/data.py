@@ -31,7 +31,6 @@ from fast_axolotl.cli.options import (
 )
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import (
-    format_bytes,
     format_duration,
     format_seconds,
 )
@@ -329,11 +328,10 @@ def job_document(job: JobSummary, next_command: str = "") -> Document:
             stage.name,
             *(f"{count:,}" for count in (stage.tasks, stage.done_before, stage.retried)),
             format_duration(stage.seconds),
-            format_bytes(stage.bytes_out),
         ]
         for stage in job.stages
     ]
-    header = ("stage", "tasks", "done before", "retried", "time", "written")
+    header = ("stage", "tasks", "done before", "retried", "time")
     # Rows that an earlier run has prepared took no time now.
     is_whole = job.seconds and not any(stage.done_before for stage in job.stages)
     # The stages have a table; the rest is shown without what is None.

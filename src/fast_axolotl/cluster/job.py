@@ -47,7 +47,6 @@ class Stage:
     rows: int = 0
     """Of the tasks done."""
     seconds: float = 0.0
-    bytes_out: int = 0
 
 
 Heard = Callable[[Stage, str], None]
@@ -127,7 +126,7 @@ class Job:
             answers[task] = answer
             totals.update({key: n for key, n in answer.items() if isinstance(n, int)})
             stage.done += 1
-            stage.rows, stage.bytes_out = totals["rows"], totals["bytes_out"]
+            stage.rows = totals["rows"]
             stage.seconds = before + time.perf_counter() - begin
             self._peak_bytes = max(self._peak_bytes, answer["ran"]["peak_bytes"])
             self._heard(stage, "done" if stage.done == stage.tasks else "")

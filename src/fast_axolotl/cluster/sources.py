@@ -70,7 +70,6 @@ def find_units(
     config: Any, cfg: Any, split: str, *, room: int, store: Store, name: str
 ) -> tuple[Unit, ...]:
     """The units of a dataset, in the order of their rows; ``room`` is the memory of a task."""
-
     most = min(_MOST_UNIT_BYTES, room // _UNIT_SHARE)
 
     def size_of(num_bytes: int) -> int:

@@ -28,6 +28,8 @@ from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
+_UNSUPPORTED = ("skip_prepare_dataset", "pretraining_dataset", "streaming", "use_pose")
+_UNSUPPORTED += ("processor_type", "push_dataset_to_hub", "_synthetic")
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""
 
@@ -60,13 +62,10 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
         raise UsageError(f"Axolotl rejects {config}: {error}") from None
     cfg.is_preprocess = True
     _quieten(logging.WARNING)
-    for key in ("skip_prepare_dataset", "pretraining_dataset", "streaming"):
-        if cfg.get(key):
-            raise UsageError(f"{config} sets {key}; nothing to prepare, start the training")
     types = [str(entry.type) for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
-    for key in ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic"):
+    for key in _UNSUPPORTED:
         if cfg.get(key) or key in types:
-            raise UsageError(f"{config} sets {key}, unsupported here; use axolotl preprocess")
+            raise UsageError(f"{config} sets {key}, unsupported here; use Axolotl without prepare")
     for plugin in PluginManager.get_instance().plugins.values():
         if type(plugin).load_datasets is not BasePlugin.load_datasets:
             name = type(plugin).__name__
