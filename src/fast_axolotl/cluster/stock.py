@@ -28,8 +28,8 @@ from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
-_UNSUPPORTED = ("skip_prepare_dataset", "pretraining_dataset", "streaming", "use_pose")
-_UNSUPPORTED += ("processor_type", "push_dataset_to_hub", "_synthetic")
+_NOTHING_TO_PREPARE = ("skip_prepare_dataset", "pretraining_dataset", "streaming")
+_UNSUPPORTED = ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic")
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""
 
@@ -63,7 +63,7 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
     cfg.is_preprocess = True
     _quieten(logging.WARNING)
     types = [str(entry.type) for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
-    for key in _UNSUPPORTED:
+    for key in _NOTHING_TO_PREPARE + _UNSUPPORTED:
         if cfg.get(key) or key in types:
             raise UsageError(f"{config} sets {key}, unsupported here; use Axolotl without prepare")
     for plugin in PluginManager.get_instance().plugins.values():
