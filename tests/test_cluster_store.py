@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +16,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from fast_axolotl.cluster import engines, store
 from fast_axolotl.cluster.engines import run_tasks
+from fast_axolotl.cluster.job import Output
 from fast_axolotl.cluster.shards import deal, write
 from fast_axolotl.cluster.store import Store, may_pass
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL
 from support.cluster_tasks import squares, task
 
@@ -87,27 +88,14 @@ def test_write_reads_of_an_object_store_what_it_writes(counted: Store) -> None:
     assert numbers == list(range(units * rows))
 
 
-def test_a_url_is_locked_until_its_job_ends_or_is_dead(
-    counted: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "_BEAT_SECONDS", 0.01)
-    other = Store(counted.url)
-
-    def locks() -> list[str]:
-        return [path for path in Counted.store if "work.lock/" in path]
-
-    with counted.locked():
-        with pytest.raises(UsageError, match="another job is using counted://work"), other.locked():
-            pass
-        assert len(locks()) == 1
-    assert not locks()
-    fsspec.filesystem("counted").pipe_file("/work.lock/dead", b"here")
-    with pytest.raises(UsageError, match="has been killed less than 90 s ago"), other.locked():
-        pass
-    dead = datetime.now(timezone.utc) - timedelta(seconds=100)
-    Counted.store["/work.lock/dead"].modified = dead
-    with other.locked():
-        assert len(locks()) == 1
+def test_two_who_run_one_job_in_an_object_store_make_the_same_digests(counted: Store) -> None:
+    keys = []
+    for job in "aab":
+        output = Output(Store("counted://out"), "", counted, is_ours=True)
+        with ExitStack() as held:
+            output.claim(held, {"job": job}, restart=True)
+        keys.append(output.secret)
+    assert keys[0] == keys[1] != keys[2]
 
 
 class Response(Exception):
