@@ -41,8 +41,8 @@ test: $(VENV)/.test
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(abspath $(VENV))/boundscheck \
 		$(BIN)/python -m pytest -m kernels $(SIDE_BY_SIDE) $$(grep -l mark.kernels tests/test_*.py)
 
-BASE_TESTS := kernels hashing packing padding plan_packs contracts formats csv dedupe_files mixing record meter launch \
-	run_measure cli protocol public_surface errors system sampler verdict show live demo bench doctor habits
+BASE_TESTS := kernels hashing packing plan_packs contracts formats csv dedupe_files mixing record meter launch \
+	run_measure cli protocol public_surface system sampler verdict live demo bench
 test-base: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(BASE_TESTS:%=tests/test_%.py)
 

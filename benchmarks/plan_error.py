@@ -1,13 +1,14 @@
 """How wrong are plans? Every published row is predicted: ``python -m benchmarks.plan_error``.
 
 Rows are those of ``published_runs.csv`` and ``throughput_rows.csv`` (``--data``), each with the
-model, GPUs and layout that its source states, and 20 steps that were timed on an H200;
-``plan_models.json`` has the models' shapes and these steps. A
-*stack* is source, hardware and precision. Calibrated: each row of a stack in turn stands for the
-user's run, and every other row of the stack is predicted; once with the package's constants, and
-once with constants fitted without the repository of the row. Uncalibrated: the latter, without a
-run. Errors are |predicted ÷ measured − 1| of tokens/s. Takes about a minute. ``--fit`` prints
-constants fitted to all rows, for ``steptime.Constants``.
+model, GPUs and layout that its source states, others from the same kind of page, and 20 steps that
+were timed on an H200; ``plan_models.json`` has the models' shapes and both of these. Each source
+(a repository) in turn is left out: the constants of the step and the widths of the intervals are
+fitted to all others, and its rows are predicted, without a run, and *calibrated* by each other row
+of the source. Errors are |predicted ÷ measured − 1| of tokens/s. Beside them is a *baseline* in the
+same test, constant MFU: the reference's share of the peak in FLOPs; without a run, the median share
+of all other sources. Pairs of a source weigh as much as another source's in each class. Takes some
+minutes. ``--fit`` writes the constants and the widths fitted to all rows into the package.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,47 @@ import numpy as np
 
 from benchmarks.memory_gpu import LLAMAS
 from fast_axolotl.errors import UsageError
+from fast_axolotl.plan import steptime
 from fast_axolotl.plan.memory import Layout, predict_memory
-from fast_axolotl.plan.predict import Reference, interval_width
-from fast_axolotl.plan.shape import Shape, guess_shape
-from fast_axolotl.plan.steptime import Constants, predict_step
+from fast_axolotl.plan.predict import Reference, interval_width, list_differences
+from fast_axolotl.plan.shape import Shape
+from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record.devices import Gpu, find_gpu
 
 _MODELS = json.loads(Path(__file__).with_name("plan_models.json").read_text(encoding="utf-8"))
-_TEXTBOOK = Constants(
-    gemm=0.75, gemm_low=0.55, ultra=1.15, attention=0.4, attention_hopper=0.35,
-    attention_blackwell=0.35, attention_triton=0.6, elementwise=1.0, experts=0.5,
-    expert_seconds=0.001, link=0.7, exposed_tp=0.6, exposed=0.4, leak=0.15, jitter=0.003,
-)  # fmt: skip
+_TEXTBOOK = {
+    "gemm": 0.7,
+    "gemm_ampere": 1.1,
+    "gemm_blackwell": 1.0,
+    "gemm_tpu": 1.0,
+    "gemm_low": 0.55,
+    "ultra": 1.15,
+    "attention": 0.4,
+    "attention_hopper": 0.35,
+    "attention_blackwell": 0.35,
+    "attention_flash": 0.7,
+    "attention_triton": 0.5,
+    "attention_growth": 0.1,
+    "elementwise": 1.0,
+    "experts": 0.5,
+    "expert_seconds": 0.001,
+    "link": 0.7,
+    "exposed_tp": 0.6,
+    "exposed_cp": 0.4,
+    "exposed": 0.4,
+    "leak": 0.15,
+    "jitter": 0.003,
+}
 """Where every fit begins, and what it is drawn back to."""
-_MOST = {"link": 0.9, "ultra": 1.4, "elementwise": 4.0, "leak": 0.5}
+_WIDTHS = {
+    "same": 0.12, "model": 0.12, "layout": 0.12, "experts": 0.4, "octave": 0.1, "gpu": 0.2,
+    "generation": 0.2, "precision": 0.15, "stack": 0.4, "stack_experts": 0.4, "stack_octave": 0.15,
+    "unseen": 0.35,
+}  # fmt: skip
+"""Where the fit of widths begins; the last one is not fitted."""
+_CONSTANTS = Path(steptime.__file__).with_name("constants.json")
+_MOST = {"link": 0.9, "ultra": 1.4, "elementwise": 4.0, "leak": 0.5, "attention_growth": 0.2,
+         "gemm_ampere": 1.4, "gemm_blackwell": 1.4, "gemm_tpu": 1.4}  # fmt: skip
 """Bounds of constants, where they are not 1."""
 
 
@@ -72,6 +100,10 @@ def load(folder: Path) -> tuple[list[Case], Counter[str]]:
                     cases.append(read(row))
                 except UsageError as reason:
                     left_out[str(reason)] += 1
+    more = _MODELS["more"]
+    for numbers in more["rows"]:
+        known = zip(more["columns"], map(str, numbers), strict=True)
+        cases.append(_published(defaultdict(str, known)))
     return cases + [_h200(row) for row in _MODELS["h200"]["rows"]], left_out
 
 
@@ -83,14 +115,12 @@ def _published(row: dict[str, str]) -> Case:
         plain += "175b" if size < 3e11 else "530b"
     if re.match("nemotron3|deepseekv4", plain):
         raise UsageError("state-space layers or compressed attention, which plans refuse")
-    if "INCONSISTENT" in note:
-        raise UsageError("the layout does not multiply to the GPUs")
-    total, active = _MODELS["sizes"].get(plain, (size, None))
     shapes = [
         Shape(**dict(zip(_MODELS["columns"], numbers, strict=False)))
         for pattern, numbers in _MODELS["shapes"].items()
         if re.fullmatch(pattern, plain)
     ]
+    total, active = _MODELS["sizes"].get(plain, (size, size))
     if not row["n_gpus"] or not (shapes or total):
         raise UsageError("the model or the number of GPUs is not stated")
     shape = shapes[0] if shapes else guess_shape(total, active)
@@ -104,6 +134,7 @@ def _published(row: dict[str, str]) -> Case:
     known: dict[str, Any] = {
         "recompute": "selective" if recompute.startswith("sel") else recompute,
         "precision": "fp4" if "FP4" in precision else "fp8" if "FP8" in precision else "bf16",
+        "attention_kernel": "cudnn" if re.match("NVIDIA|calculon|cli99", source) else "flash",
         "states": "bf16" if "zero3" in kind else "mixed" if is_sharded else "master",
     }
     layout = Layout(
@@ -120,12 +151,26 @@ def _published(row: dict[str, str]) -> Case:
     if not row["micro_batch"] and pp == 1:
         layout = _largest_micro_batch(shape, gpu, layout, each)
     flops = 6.0 * (shape.active_parameters + shape.attention_width * shape.attended(layout.seq_len))
+    variant = precision + (note if note.endswith(" TP") else "")
     gbits = re.search(r"-(\d+)Gbps", hardware)
     return Case(
-        stack=(source, row["hardware"], precision), source=re.split("[@ ]", source)[0], name=name,
+        stack=(source, row["hardware"], variant), source=re.split("[@ ]", source)[0], name=name,
         shape=shape, gpu=gpu, layout=layout, network=float(gbits[1]) / 64 if gbits else None,
         tokens=float(row["tokens_per_s_per_gpu"] or 1e12 * float(row["tflops_per_gpu"]) / flops),
         memory=float(row["mem_gib"] or 0) or None,
+    )  # fmt: skip
+
+
+def guess_shape(total: float, active: float) -> Shape:
+    """What is usual at that size: 128 times as wide as deep; experts where not all is active."""
+    hidden = max(128, 128 * round((128 * active / 13) ** (1 / 3) / 128))
+    layers = max(2, round((active - 64_000 * hidden) / (13 * hidden * hidden)))
+    ffn = 3.5 * hidden
+    experts = round(8 * (total - active) / (3 * layers * hidden * ffn)) + 8
+    return Shape(
+        layers=layers, hidden=hidden, heads=max(1, hidden // 128), kv_heads=max(1, hidden // 512),
+        head_size=128, ffn=ffn, vocabulary=32_000, experts=experts if total > active else 0,
+        top_k=8 if total > active else 0, expert_ffn=ffn / 8 if total > active else 0,
     )  # fmt: skip
 
 
@@ -186,7 +231,7 @@ def _largest_micro_batch(shape: Shape, gpu: Gpu, layout: Layout, each: float) ->
     return best
 
 
-def residuals(cases: Sequence[Case], constants: Constants) -> Any:
+def residuals(cases: Sequence[Case], constants: Mapping[str, float]) -> Any:
     """log(measured ÷ predicted) tokens/s."""
     found = []
     for case in cases:
@@ -204,10 +249,10 @@ def group(cases: Sequence[Case]) -> list[list[int]]:
     return list(stacks.values())
 
 
-def fit(cases: Sequence[Case], rounds: int) -> Constants:
+def fit(cases: Sequence[Case], rounds: int) -> dict[str, float]:
     """Constants with small deviations inside of stacks and of stacks from 1, near the textbook."""
-    names = [item.name for item in fields(Constants)]
-    start = np.log([getattr(_TEXTBOOK, name) for name in names])
+    names = list(_TEXTBOOK)
+    start = np.log(list(_TEXTBOOK.values()))
     most = np.log([_MOST.get(name, 1.0) for name in names])
     sources, stacks = Counter(case.source for case in cases), group(cases)
 
@@ -216,7 +261,7 @@ def fit(cases: Sequence[Case], rounds: int) -> Constants:
 
     def loss(point: Any) -> float:
         values = dict(zip(names, np.exp(point).tolist(), strict=True))
-        found = residuals(cases, Constants(**values))
+        found = residuals(cases, values)
         sums = np.zeros(4)
         for rows in stacks:
             level = np.median(found[rows])
@@ -237,64 +282,169 @@ def fit(cases: Sequence[Case], rounds: int) -> Constants:
             while (found := loss(tried := np.minimum(point + move, most))) < best - 1e-6:
                 point, best = tried, found
         step *= 0.7
-    return Constants(**{n: float(f"{v:.3g}") for n, v in zip(names, np.exp(point), strict=True)})
+    return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(point), strict=True)}
+
+
+@dataclass(slots=True)
+class Prediction:
+    """One row, predicted from another of its source, or from none."""
+
+    source: str
+    kinds: tuple[str, ...]
+    differences: dict[str, float]
+    error: float
+    """log(measured ÷ predicted), and the baseline's."""
+    baseline: float
+
+
+def predict_rows(cases: Sequence[Case], apart: Any) -> list[Prediction]:
+    """All rows from none, and from every other row of their source with the same software."""
+    flops = [
+        (6.0 if c.layout.method == "full" else 3.84)
+        * (c.shape.active_parameters + c.shape.attention_width * c.shape.attended(c.layout.seq_len))
+        for c in cases
+    ]  # fmt: skip
+    dtypes = {"fp8": "float8", "fp4": "float4", "bf16": "bfloat16"}
+    peaks = [c.gpu.tflops.get(dtypes[c.layout.precision], c.gpu.bf16) for c in cases]
+    shares = np.log([c.tokens * f / p for c, f, p in zip(cases, flops, peaks, strict=True)])
+    found = []
+    files = defaultdict(list)
+    for number, case in enumerate(cases):
+        others = [shares[n] for n, other in enumerate(cases) if other.source != case.source]
+        differences = list_differences(None, case.shape, case.gpu, case.layout)
+        far = float(shares[number] - np.median(others))
+        single = ("not calibrated",)
+        found.append(Prediction(case.source, single, differences, float(apart[number]), far))
+        files[case.stack[0], case.stack[2]].append(number)
+    for rows in files.values():
+        for known, other in permutations(rows, 2):
+            one, two = cases[known], cases[other]
+            run = Reference(gpu=one.gpu, layout=one.layout, tokens_per_second=1.0)
+            differences = list_differences(run, two.shape, two.gpu, two.layout, one.shape)
+            names = ["calibrated" if one.gpu == two.gpu else "another kind of GPU"]
+            if one.gpu != two.gpu:
+                names.append("another kind of GPU, a length within 4 times")
+                if max(two.layout.seq_len / one.layout.seq_len, 1) >= 4:
+                    names[-1] = "another kind of GPU, at least 4 times as long"
+            elif two.layout.seq_len >= 4 * one.layout.seq_len:
+                names.append("... at least 4 times as long")
+                if two.layout.seq_len >= 16 * one.layout.seq_len:
+                    names[-1:] = ["... at least 16 times as long", names[-1]]
+            elif one.shape.experts or two.shape.experts:
+                names.append("... models with experts")
+            elif one.shape != two.shape:
+                names.append("... another dense model")
+            elif sum(differences.values()) == 1.0:
+                names.append("... only the number of GPUs")
+            else:
+                names.append("... the same dense model")
+            error, far = apart[other] - apart[known], shares[other] - shares[known]
+            found.append(
+                Prediction(one.source, tuple(names), differences, float(error), float(far))
+            )
+    return found
+
+
+def weigh(rows: Sequence[Prediction], kind: int = -1) -> Any:
+    """Every class the same, in it every source the same."""
+    counts = Counter((row.kinds[kind], row.source) for row in rows)
+    sources = Counter(name for name, _ in counts)
+    weights = [1 / counts[row.kinds[kind], row.source] / sources[row.kinds[kind]] for row in rows]
+    return np.array(weights)
+
+
+def fit_widths(rows: Sequence[Prediction]) -> dict[str, float]:
+    """The widths with the least pinball loss."""
+    names = [name for name in _WIDTHS if name != "unseen"]
+    far = np.array([[row.differences.get(name, 0.0) for name in names] for row in rows]) ** 2
+    errors, weights = np.abs([row.error for row in rows]), weigh(rows)
+    sources: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        sources[row.kinds[-1]].add(row.source)
+    # Of the few sources of a class, more have to be inside than of one that was not seen.
+    shares = {kind: min(0.98, 0.9 * (1 + 0.5 / len(names))) for kind, names in sources.items()}
+    share = np.array([shares[row.kinds[-1]] for row in rows])
+
+    def loss(point: Any, chosen: Any = slice(None)) -> float:
+        over = errors[chosen] - np.sqrt(far[chosen] @ point**2)
+        losses = np.where(over > 0, share[chosen] * over, (share[chosen] - 1) * over)
+        return float(weights[chosen] @ losses)
+
+    # What is part of every pair comes from the pairs that differ in nothing else.
+    point, axes = np.array([_WIDTHS[name] for name in names]), np.eye(len(names))
+    for name in ("same", "stack"):
+        axis = axes[names.index(name)]
+        alone = (far @ (1 - axis) == 0) & (far @ axis > 0)
+        widths = [np.where(axis > 0, width, point) for width in np.geomspace(0.01, 2.0, 200)]
+        point = min(widths, key=lambda one, alone=alone: loss(one, alone))  # type: ignore[misc]
+    step, best = 0.5, loss(point)
+    for _ in range(14):
+        for axis in (axes[n] for n, name in enumerate(names) if name not in ("same", "stack")):
+            for factor in (1 + step, 1 / (1 + step)):
+                while (
+                    now := loss(tried := np.where(axis > 0, point * factor, point))
+                ) < best - 1e-7:
+                    point, best = tried, now
+        step *= 0.75
+    values = zip(names, point, strict=True)
+    return _WIDTHS | {name: float(f"{value:.3g}") for name, value in values}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The table of errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the published rows")
-    parser.add_argument("--fit", action="store_true", help="only fit constants to all rows")
+    parser.add_argument("--fit", action="store_true", help="write the package's constants, too")
     options = parser.parse_args(arguments)
     cases, left_out = load(options.data)
-    stacks = group(cases)
-    print(f"{len(cases)} rows of {len(stacks)} stacks; left out: {dict(left_out)}")
-    if options.fit:
-        print(fit(cases, rounds=20))
-        return
-    table: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    sources = sorted({case.source for case in cases})
+    print(f"{len(cases)} rows of {len(sources)} sources; left out: {dict(left_out)}")
     apart = np.zeros(len(cases))
-    for source in sorted({case.source for case in cases}):
+    for source in sources:
         rows = [number for number, case in enumerate(cases) if case.source == source]
         constants = fit([case for case in cases if case.source != source], rounds=5)
         apart[rows] = residuals([cases[number] for number in rows], constants)
-        for number in rows:
-            case = cases[number]
-            width = interval_width(None, case.shape, case.gpu, case.layout)
-            names = ["not calibrated", f"   {source}"]
-            if "llama" in case.name.lower() and case.gpu.key == "H100-SXM":
-                names.append("not calibrated, Llama on H100")
-            for name in names:
-                table[name].append((apart[number], width, 1.0))
-    inside = residuals(cases, Constants())
-    for rows in stacks:
-        for known, other in permutations(rows, 2):
-            one, two = cases[known], cases[other]
-            run = Reference(gpu=one.gpu, layout=one.layout, tokens_per_second=1.0)
-            width = interval_width(run, two.shape, two.gpu, two.layout, one.shape)
-            kind = "other dense models" if one.shape != two.shape else "the same dense model"
-            kind = "models with experts" if one.shape.experts or two.shape.experts else kind
-            weight = 1 / len(rows) / (len(rows) - 1)
-            for name, found in (("", inside), (", source left out", apart)):
-                error = found[other] - found[known]
-                table[f"calibrated{name}"].append((error, width, 1.0))
-                table[f"calibrated{name}, stacks count the same"].append((error, width, weight))
-                table[f"calibrated{name}, {kind}"].append((error, width, weight))
-    print(f"{'':54}{'rows':>6}{'median':>9}{'p90':>9}{'inside':>9}{'±':>7}")
-    for name in sorted(table, key=lambda name: (name[0] == " ", name[0] == "n", name)):
-        logs, widths, weights = (np.array(column) for column in zip(*table[name], strict=True))
-        errors = np.abs(np.exp(-logs) - 1)
-        order = np.argsort(errors)
-        ranks = np.cumsum(weights[order]) / weights.sum()
-        middle, high = (errors[order][np.searchsorted(ranks, share)] for share in (0.5, 0.9))
-        covered = np.average(np.abs(logs) <= widths, weights=weights)
-        half = np.expm1(np.median(widths))
-        print(f"{name:54}{len(logs):6}{middle:9.1%}{high:9.1%}{covered:9.1%}{half:7.0%}")
+    found = predict_rows(cases, apart)
+    without = {name: fit_widths([row for row in found if row.source != name]) for name in sources}
+    groups: dict[str, list[Prediction]] = defaultdict(list)
+    for row in found:
+        for name in (
+            *row.kinds,
+            f"   {row.source}, {row.kinds[0]}",
+            f"{row.kinds[0]}, pairs alike",
+        ):
+            groups[name].append(row)
+    print(f"{'':58}{'rows':>7}{'median':>8}{'p90':>8}{'inside':>8}{'±':>7}{'MFU':>8}{'p90':>8}")
+    for name in sorted(groups, key=lambda name: (name[0] == " ", name)):
+        group = groups[name]
+        widths = np.array([interval_width(row.differences, without[row.source]) for row in group])
+        counts = Counter(row.source for row in group)
+        weights = np.array([1 / counts[row.source] for row in group])
+        weights = np.ones(len(group)) if name.endswith("alike") else weights
+        cells = []
+        for logs in (np.array([x.error for x in group]), np.array([x.baseline for x in group])):
+            errors = np.abs(np.exp(-logs) - 1)
+            order = np.argsort(errors)
+            ranks = np.cumsum(weights[order]) / weights.sum()
+            cells.append([errors[order][np.searchsorted(ranks, q)] for q in (0.5, 0.8999)])
+        inside = np.abs([row.error for row in group]) <= widths
+        covered, half = np.average(inside, weights=weights), np.expm1(np.median(widths))
+        (middle, high), (plain, most) = cells
+        print(f"{name:58}{len(group):7}{middle:8.1%}{high:8.1%}{covered:8.1%}{half:7.0%}"
+              f"{plain:8.1%}{most:8.1%}")  # fmt: skip
+    if options.fit:
+        table = json.loads(_CONSTANTS.read_text(encoding="utf-8"))
+        for part, values in ("step", fit(cases, rounds=14)), ("widths", fit_widths(found)):
+            for name, value in values.items():
+                table[part][name][0] = value
+        text = json.dumps(table, indent=2)
+        text = re.sub(r"\[\s+([^\n]*)\s+(.*)\s+\]", r"[\1 \2]", text)
+        _CONSTANTS.write_text(text + "\n", encoding="utf-8")
     for case in cases:
         if case.memory:
-            found = predict_memory(case.shape, case.layout).total / 2**30
+            need = predict_memory(case.shape, case.layout).total / 2**30
             where = f"memory, {case.name} ×{case.layout.gpus} at {case.layout.seq_len}"
-            print(f"{where:54}{case.memory:9.1f} GiB, predicted {found:.1f}")
+            print(f"{where:54}{case.memory:9.1f} GiB, predicted {need:.1f}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import pytest
 import fast_axolotl
 
 LONGEST = (
-    *("batch", "trl", "axolotl_resume", "tokenized_shards", "torch_layouts"),
+    *("batch", "trl", "axolotl_resume", "tokenized_shards", "torch_dataset"),
     *("axolotl_cli", "benchmarks", "cluster_prepare", "cluster_engines", "axolotl_install"),
     *("axolotl_plugin", "bench", "run_measure", "cluster_tables"),
 )
@@ -74,6 +75,19 @@ def known_objects_are_not_searched() -> None:
     go through all of Axolotl and torch every few tests, leaves it out."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for its standard input to close."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
 
 
 @pytest.fixture

@@ -121,6 +121,7 @@ PACKAGES_ON_DEMAND = {
         "torchdata",
         "transformers",
     },
+    "plan": {"torch", "transformers"},
     "cli": {"axolotl", "datasets", "numpy", "pandas", "psutil", "pyarrow", "torch"},
 }
 """Packages that a layer may import inside a function or a ``try``: extras, hosts and peers."""

@@ -14,7 +14,6 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.axolotl import prompts as prompts_module
-from fast_axolotl.axolotl import tokenizers as tokenizers_module
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.prompts import map_dataset, process
 from support.axolotl import (
@@ -170,18 +169,6 @@ def test_an_odd_row_goes_through_the_strategy_itself(name: str) -> None:
     compare(strategy, [*rows, {**rows[1], **ODD[name][0]}, *rows], process_count=2)
     for missing in rows[0]:
         compare(strategy, [{k: v for k, v in row.items() if k != missing} for row in rows])
-
-
-def test_rows_for_the_strategy_itself_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[tuple[str, str, int]] = []
-    for module in (prompts_module, tokenizers_module):
-        monkeypatch.setattr(module, "tally", lambda *told: counted.append(told))
-    for name, odd in (("alpaca", {**INSTRUCTIONS[0], "output": ""}), ("completion", {"text": ""})):
-        compare(STRATEGIES[name](byte_tokenizer(), 64), [*rows_for(name), odd])
-    assert counted == [
-        ("tokenize", "a prompt or an answer is empty or not a str", 1),
-        ("tokenize", "a text is empty or not a str", 1),
-    ]
 
 
 def documented() -> dict[str, bool]:
@@ -377,7 +364,6 @@ def test_other_transforms_and_datasets_are_unfamiliar() -> None:
 def test_an_error_of_a_row_is_raised_once_and_stock_does_not_start_again(
     repeats: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the workers of ``map``, and by those that keep shards."""
     from datasets import Dataset
 
     rows = [*rows_for("chat") * repeats, {"messages": [{"role": "user", "content": None}]}]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pkgutil
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -96,10 +97,9 @@ def same(make: Callable[[], Any], **options: Any) -> None:
         assert outcome(make, ours, **options) == expected
 
 
-def random_sampler(count: int, **options: Any) -> Any:
-    from torch.utils.data import RandomSampler
-
-    return RandomSampler(range(count), **options)
+def random_sampler(count: int, *, is_seeded: bool = False, **options: Any) -> Any:
+    name = "accelerate.data_loader:Seedable" if is_seeded else "torch.utils.data:"
+    return pkgutil.resolve_name(f"{name}RandomSampler")(range(count), **options)
 
 
 def sequential_sampler(count: int) -> Any:
@@ -111,7 +111,6 @@ def sequential_sampler(count: int) -> Any:
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
-    """Of every random sampler of torch, which is to draw as often as before."""
     count = data.draw(st.integers(1, 120))
     options = {
         "batch_size": data.draw(st.integers(1, 6)),
@@ -122,7 +121,7 @@ def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
         "num_count_samples": data.draw(st.integers(1, 4)),
         "num_processes": data.draw(st.sampled_from([1, None])),
     }
-    is_random, has_generator = data.draw(st.booleans()), data.draw(st.booleans())
+    is_random, has_generator, is_seeded = (data.draw(st.booleans()) for _ in range(3))
     more = {
         "replacement": data.draw(st.booleans()),
         "num_samples": data.draw(st.none() | st.integers(1, count)),
@@ -134,7 +133,7 @@ def test_any_settings_lead_to_the_same_end(data: st.DataObject) -> None:
         if not is_random:
             return sequential_sampler(count)
         generator = torch.Generator().manual_seed(5) if has_generator else None
-        return random_sampler(count, generator=generator, **more)
+        return random_sampler(count, generator=generator, is_seeded=is_seeded, **more)
 
     same(make, lengths=lengths_of(count, seed=count), **options)
 

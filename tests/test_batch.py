@@ -107,6 +107,9 @@ def test_the_knee_is_the_smallest_within_three_percent_or_its_interval() -> None
     assert advise(noisy).knee == 4
     near = [trial(1), trial(2, rate=0.92 * (trial(4).rate or 0), high=10**6), trial(4)]
     assert advise(near).knee == 2
+    unclear = [trial(size, low=1.0, high=10**6) for size in (1, 2, 4)]
+    assert (advise(unclear).knee, advise(unclear).best) == (None, 4)
+    assert "intervals of all overlap" in advise(unclear).sentences[0]
     assert "as fast as any" in advise([trial(1)]).sentences[1]
     assert "runs out of memory" in advise([trial(1, 0)]).sentences[0]
     assert "No run gave a rate" in advise([trial(1, rate=None)]).sentences[0]

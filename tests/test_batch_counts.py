@@ -219,37 +219,27 @@ ROW = {"x": torch.zeros(8), "mask": torch.zeros(8)}
 JOINED = torch.zeros(400, dtype=torch.long)
 
 
-@pytest.mark.parametrize("batch_size", [0, 32, None], ids=["unknown", "known", "no batches"])
-@pytest.mark.parametrize(
-    "batch",
-    [
-        Inputs(X, Y),
-        SimpleNamespace(x=X, y=Y),
-        ({"input_ids": X, "attention_mask": X}, Y),
-        [{"input_ids": X}, Y],
-        [{"x": X}, {"y": Y}],
-        ((X, X), Y),
-        {"inputs": {"input_ids": X, "mask": X}, "target": Y},
-        {"a": {"b": {"input_ids": X}}, "y": Y},
-        [ROW] * 32,
-        [(torch.zeros(8), 1)] * 32,
-        ["text"] * 32,
-        {"text": ["text"] * 32, "x": X},
-    ],
-    ids=lambda batch: type(batch).__name__,
-)
-def test_a_batch_of_32_has_32_samples_however_it_is_built(
-    batch: Any, batch_size: int | None
-) -> None:
-    counter = BatchCounter()
-    counter.batch_size = batch_size
-    assert counter.count(batch).samples == 32
-    assert "samples" not in counter.reasons
+OF_32: list[Any] = [
+    Inputs(X, Y),
+    SimpleNamespace(x=X, y=Y),
+    ({"input_ids": X, "attention_mask": X}, Y),
+    [{"input_ids": X}, Y],
+    [{"x": X}, {"y": Y}],
+    ((X, X), Y),
+    {"inputs": {"input_ids": X, "mask": X}, "target": Y},
+    {"a": {"b": {"input_ids": X}}, "y": Y},
+    [ROW] * 32,
+    [(torch.zeros(8), 1)] * 32,
+    ["text"] * 32,
+    {"text": ["text"] * 32, "x": X},
+]
+"""A batch of 32 however it is built, whatever is known of the loader."""
 
 
 @pytest.mark.parametrize(
     ("batch", "batch_size", "samples"),
     [
+        *((batch, size, 32) for batch in OF_32 for size in (0, 32, None)),
         # The loader makes no batches: the dataset's, or its rows.
         (torch.zeros(8), None, None),
         (torch.zeros(8, 16), None, None),
@@ -304,11 +294,17 @@ def test_counting_imports_neither_torch_nor_numpy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+class Broken:
+    @property
+    def shape(self) -> Any:
+        raise ZeroDivisionError("a batch of a strange make")
+
+
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
-@pytest.mark.parametrize("layout", ["strided", "jagged", "sparse"])
+@pytest.mark.parametrize("layout", ["strided", "jagged", "sparse", "broken"])
 def test_a_batch_that_cannot_be_counted_has_a_reason_and_the_next_one_counts(layout: str) -> None:
-    if layout == "sparse":
-        ids = torch.eye(2).to_sparse()
+    if layout in ("sparse", "broken"):
+        ids: Any = Broken() if layout == "broken" else torch.eye(2).to_sparse()
     else:
         rows = [torch.ones(3), torch.ones(5)]
         ids = torch.nested.nested_tensor(rows, layout=getattr(torch, layout))

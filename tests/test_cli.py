@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module, metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from fast_axolotl.cli import app, options
+from fast_axolotl._version import __version__
+from fast_axolotl.cli import app, main, options
+from fast_axolotl.cli.data import job_document, job_progress
+from fast_axolotl.cluster.job import JobSummary, Stage
+from fast_axolotl.report.terminal import print_document
+from support.children import FAST_AXOLOTL, clean_environment, run_child, run_python
+from support.files import write_jsonl
 
 ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
     "COLUMNS": "100",
     "TERM": "dumb",
     # Which shell started the tests does not count.
@@ -26,14 +36,12 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    rows = [{"id": index, "text": f"row {index}"} for index in range(2500)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_jsonl(path, [{"id": index, "text": f"row {index}"} for index in range(2500)])
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fast_axolotl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = clean_environment(**ENVIRONMENT, **variables)
+    return run_child(*FAST_AXOLOTL, *map(str, arguments), environment=environment)
 
 
 def test_head_prints_rows_as_json_lines_and_all_where_there_are_fewer(rows_file: Path) -> None:
@@ -45,9 +53,7 @@ def test_head_prints_rows_as_json_lines_and_all_where_there_are_fewer(rows_file:
 
 def test_a_closed_pipe_is_no_traceback(rows_file: Path) -> None:
     command = f"'{sys.executable}' -m fast_axolotl read '{rows_file}' --head 2500 | head -1"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
-    )
+    done = run_child("bash", "-c", command)
     assert done.stdout.splitlines() == ['{"id": 0, "text": "row 0"}']
     assert "Traceback" not in done.stderr
 
@@ -81,13 +87,215 @@ def test_arguments_have_their_help_and_commands_an_example() -> None:
 
 def test_a_shell_completes_commands_options_and_values() -> None:
     def complete(words: str, at: int) -> list[str]:
-        command = [sys.executable, "-m", "fast_axolotl"]
         asked = {"COMP_WORDS": words, "COMP_CWORD": str(at)}
-        environment = {**ENVIRONMENT, **asked, "_FAST_AXOLOTL_COMPLETE": "complete_bash"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        return done.stdout.split()
+        return run(**asked, _FAST_AXOLOTL_COMPLETE="complete_bash").stdout.split()
 
     assert complete("fast-axolotl pro", 1) == ["protocol"]
     assert complete("fast-axolotl read --on-e", 2) == ["--on-error"]
     assert complete("fast-axolotl read --on-error ", 3) == ["raise", "skip"]
     assert "complete -o default" in run("--show-completion", "bash").stdout
+
+
+# ``prepare`` as people see it: progress, summary, errors.
+
+
+Prepare = Callable[..., tuple[int, str, str]]
+
+GB = 10**9
+STAGE = Stage(
+    name="rows",
+    tasks=814,
+    done_before=0,
+    retried=2,
+    seconds=1500.0,
+)
+SUMMARY = JobSummary(
+    outputs=("prepared/5f0a",),
+    rows_in=1000,
+    dropped={"longer than sequence_len": 30, "without a label": 10},
+    duplicates=60,
+    rows_out=900,
+    tokens=2_000_000,
+    bytes_in=GB,
+    bytes_out=GB,
+    seconds=1800.0,
+    stages=(STAGE, replace(STAGE, name="shards", seconds=200.0)),
+    peak_bytes=GB,
+)
+
+
+def test_stages_begin_and_end_with_a_line_and_tell_of_tasks_that_are_tried_again() -> None:
+    lines: list[str] = []
+    bars: list[tuple[str, int, int, int]] = []
+    moments = iter(range(10**9))
+    hear = job_progress(
+        lambda *bar: bars.append(bar), lines.append, clock=lambda: float(next(moments))
+    )
+    stage = Stage(name="rows", tasks=100)
+    hear(stage, "starting")
+    hear(stage, "a task is tried again, since node n2 died")
+    for done in range(1, 101):
+        stage = replace(stage, done=done, rows=1000 * done, seconds=2.0 * done)
+        hear(stage, "done" if done == 100 else "")
+    assert lines[0] == "rows: starting, 0/100 tasks"
+    assert lines[1] == "rows: a task is tried again, since node n2 died, 0/100 tasks"
+    assert lines[-1] == "rows: done, 100/100 tasks, 100,000 rows in 3 min 20 s"
+    assert len(lines) == 3 + 100 // 30, "one every 30 seconds"
+    assert bars[-1] == ("rows", 100, 100, 100_000)
+
+
+def test_a_summary_names_reasons_and_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    print_document(job_document(SUMMARY, "axolotl train c.yml"))
+    text = " ".join(capsys.readouterr().out.split())
+    expected = (
+        "dropped longer than sequence_len: 30 without a label: 10",
+        "duplicates 60",
+        "tokens/s 1,111",
+        "peak memory 1 GB",
+        "next command axolotl train c.yml",
+    )
+    assert [words for words in expected if words not in text] == []
+    continued = replace(SUMMARY, stages=(replace(STAGE, done_before=5),))
+    print_document(job_document(continued))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "tokens/s" not in text
+
+
+@pytest.fixture
+def prepare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Prepare:
+    """The command in this process, with a job that does nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yml").write_text("base_model: x\n")
+    module = import_module("fast_axolotl.cluster.prepare")
+
+    def fake(config: str, **options: Any) -> JobSummary:
+        (tmp_path / "options.json").write_text(json.dumps({**options, "heard": None}))
+        return SUMMARY
+
+    def run_prepare(*words: str, has_axolotl: bool = True) -> tuple[int, str, str]:
+        found = "a spec" if has_axolotl else None
+        monkeypatch.setattr(sys.modules["fast_axolotl.cli.data"], "find_spec", lambda _: found)
+        monkeypatch.setattr(module, "prepare", fake)
+        monkeypatch.setattr(sys, "argv", ["fast-axolotl", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run_prepare
+
+
+def test_options_reach_the_job_and_the_next_command_repeats_them(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    words = "--engine ray --memory 2GiB --workers 3 -o out --restart --json"
+    code, out, _ = prepare("prepare", "c.yml", *words.split())
+    assert code == 0
+    assert json.loads((tmp_path / "options.json").read_text()) == (
+        {"overrides": {}, "memory": 2**31, "workers": 3, "restart": True, "heard": None}
+        | {"engine": "ray", "address": "auto", "output": "out", "work": None, "dry_run": False}
+    )
+    found = json.loads(out)
+    assert found["rows_out"] == 900
+    assert found["next_command"] == "axolotl train c.yml --dataset-prepared-path out"
+    assert (
+        "copy s3://b/p to FOLDER, then axolotl train"
+        in prepare("prepare", "c.yml", "-o", "s3://b/p")[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("c.yml", "pip install axolotl"),
+        ("none.yml", "does not exist"),
+        ("c.yml --address h:1", "add --engine ray"),
+        ("c.yml --memory much", "cannot read 'much' as a size"),
+        ("c.yml --engine spark", "spark"),
+    ],
+)
+def test_a_wrong_call_is_one_line(prepare: Prepare, words: str, message: str) -> None:
+    code, out, err = prepare("prepare", *words.split(), has_axolotl=words != "c.yml")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+
+
+# ``doctor``: what is here, what is not and why, and what is broken.
+
+
+# The package has the command under this name, not the module.
+doctor: Any = importlib.import_module("fast_axolotl.cli.doctor")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The versions that are installed; a test adds to them and takes away."""
+    versions = {**dict.fromkeys(doctor._REQUIRED, "1"), "fast-axolotl": __version__, "plotly": "6"}
+    versions |= {"jinja2": "3.1.6"}
+    monkeypatch.setattr(doctor, "_version", versions.get)
+    monkeypatch.setattr(
+        metadata, "distributions", lambda name: [SimpleNamespace(version=versions["fast-axolotl"])]
+    )
+    return versions
+
+
+def test_it_shows_versions_and_gaps_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from fast_axolotl.cli import app; app(['doctor'], standalone_mode=False); "
+        "print([n for n in ('torch', 'numba', 'numpy', 'pyarrow', 'axolotl') if n in sys.modules])"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert f"{__version__} machine python: {sys.version.split()[0]}" in " ".join(
+        done.stdout.split()
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "nothing is broken" in done.stdout
+
+
+def test_a_machine_without_a_gpu_or_procfs_says_so_with_the_cure(
+    tmp_path: Path, installed: dict[str, str]
+) -> None:
+    found = doctor.find_gaps(tmp_path / "proc")
+    assert found["GPU utilisation, memory and power"] == (
+        "no NVIDIA driver",
+        "Measure on the machine that has the GPU",
+    )
+    assert found["memory, disk and processor figures"][1] == "Measure on Linux"
+    assert found["s3:// paths"] == ("s3fs is not installed", "pip install s3fs")
+    assert "the HTML report" not in found
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    assert "memory, disk and processor figures" not in doctor.find_gaps(tmp_path / "proc")
+
+
+def test_another_package_of_the_same_name_and_a_missing_dependency_are_problems(
+    installed: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(doctor.find_problems()) == []
+    installed["fast-axolotl"] = "0.2.0"
+    (problem,) = doctor.find_problems()
+    assert problem.startswith("Another package has the same name")
+    assert "those of 0.2.0" in problem
+    installed["fast-axolotl"] = __version__
+    del installed["numba"]
+    (tmp_path / "_rust_ext.abi3.so").touch()
+    monkeypatch.setattr(doctor, "_PACKAGE", tmp_path)
+    other, missing = doctor.find_problems()
+    assert other.startswith("Another package has the same name")
+    assert missing == "numba is missing: pip install numba."
+
+
+def test_a_problem_ends_with_1(
+    installed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed["fast-axolotl"] = "0.2.0"
+    with pytest.raises(typer.Exit) as ended:
+        doctor.doctor()
+    assert ended.value.exit_code == 1
+    assert "pip uninstall fast-axolotl" in capsys.readouterr().out
+    assert app(["doctor", "--json"], standalone_mode=False) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["problems"]) == 1
+    assert found["fast-axolotl"] == __version__

@@ -8,23 +8,22 @@ they hit the stage they are meant for.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import random
 import re
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.axolotl_inputs import preprocess_config, write_config, write_model
+from benchmarks.axolotl_inputs import DATASETS, preprocess_config, write_config, write_model
 from fast_axolotl import cluster
 from fast_axolotl.cluster import sources
 from fast_axolotl.cluster.sources import find_units, read_tables
@@ -33,11 +32,12 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError
 from support.axolotl import AGAINST_AXOLOTL, run_child
 from support.cluster import Driver
+from support.files import compress, write_jsonl
+from support.http_site import s3_bucket
 
 pytestmark = AGAINST_AXOLOTL
 
 STAGES = ["tokenise", "deal", "write"]
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards read old books"
 BUCKET = "prepared"
 BAD = 600
 """The line of the second file that is wrong where one is."""
@@ -54,68 +54,40 @@ for path in json.loads(sys.argv[1]):
 """
 
 
-def text(source: random.Random, most: int = 30) -> str:
-    return " ".join(source.choices(WORDS.split(), k=source.randint(1, most)))
+def rows_of(kind: str, seed: int, count: int) -> list[Any]:
+    return list(islice(DATASETS[kind][0](random.Random(seed)), count))
 
 
-def repeating(rows: list[Any], seed: int) -> list[Any]:
-    """The rows with about a third of them again, somewhere."""
-    source = random.Random(seed)
-    return source.sample([*rows, *source.choices(rows, k=len(rows) // 2)], len(rows) * 3 // 2)
+def repeating(kind: str, seed: int, count: int) -> list[Any]:
+    """So many rows with about a third of them again, somewhere."""
+    rows, source = rows_of(kind, seed, count), random.Random(seed)
+    return source.sample([*rows, *source.choices(rows, k=count // 2)], count * 3 // 2)
 
 
 def write_lines(path: Path, rows: list[Any]) -> str:
-    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return str(path)
-
-
-def chats(seed: int, count: int) -> list[Any]:
-    source = random.Random(seed)
-    turns = [("user", 20), ("assistant", 60)]
-    return [
-        {
-            "messages": [
-                {"role": role, "content": text(source, most)}
-                for role, most in turns * source.randint(1, 3)
-            ]
-        }
-        for _ in range(count)
-    ]
-
-
-def alpacas(seed: int, count: int) -> list[Any]:
-    source = random.Random(seed)
-    names = ("instruction", "input", "output")
-    return [{name: text(source) for name in names} for _ in range(count)]
-
-
-def pairs(seed: int, count: int) -> list[Any]:
-    source = random.Random(seed)
-    names = ("system", "question", "chosen", "rejected")
-    return [{name: text(source) for name in names} for _ in range(count)]
+    return str(write_jsonl(path, rows))
 
 
 def datasets_of(folder: Path) -> dict[str, dict[str, Any]]:
     """What each configuration changes of the usual one."""
     chat = {"type": "chat_template", "field_messages": "messages", "ds_type": "json"}
-    first = write_lines(folder / "chat-1.jsonl", repeating(chats(1, 400), 1))
-    second = write_lines(folder / "chat-2.jsonl.gz", chats(2, 100) + chats(1, 50))
+    first = write_lines(folder / "chat-1.jsonl", repeating("chat", 1, 400))
+    others = rows_of("chat", 2, 100) + rows_of("chat", 1, 50)
+    second = str(compress(write_jsonl(folder / "chat-2.jsonl", others), "gzip"))
     tables = folder / "alpaca.parquet"
-    rows = pa.Table.from_pylist(repeating(alpacas(3, 300), 3))
+    rows = pa.Table.from_pylist(repeating("alpaca", 3, 300))
     pq.write_table(rows, tables, row_group_size=40)
-    pacsv.write_csv(pa.Table.from_pylist(alpacas(4, 80) + alpacas(3, 40)), folder / "alpaca.csv")
+    pacsv.write_csv(pa.concat_tables([rows.slice(0, 40), rows]), folder / "alpaca.csv")
     (folder / "chats").mkdir()
     for number in (1, 2):
-        write_lines(folder / "chats" / f"{number}.jsonl", repeating(chats(number, 120), number))
-    long = [{"text": text(random.Random(seed), 400)} for seed in range(150)]
-    texts = write_lines(folder / "texts.jsonl", repeating(long, 5))
-    preferences = write_lines(folder / "pairs.jsonl", repeating(pairs(6, 200), 6))
+        write_lines(folder / "chats" / f"{number}.jsonl", repeating("chat", number, 120))
+    texts = write_lines(folder / "texts.jsonl", repeating("completion", 5, 150))
+    preferences = write_lines(folder / "pairs.jsonl", repeating("dpo", 6, 200))
     return {
         "chat": {
             "datasets": [{"path": first, **chat}, {"path": second, **chat}],
             "test_datasets": [{"path": second, **chat, "split": "train"}],
-            "sequence_len": 256,
+            "sequence_len": 150,
         },
         "chat-in-order": {
             "datasets": [{"path": first, **chat}, {"path": second, **chat}],
@@ -128,7 +100,7 @@ def datasets_of(folder: Path) -> dict[str, dict[str, Any]]:
                 {"path": str(folder / "alpaca.csv"), "ds_type": "csv", "type": "alpaca"},
             ],
             "shuffle_before_merging_datasets": True,
-            "sequence_len": 400,
+            "sequence_len": 280,
         },
         "completion": {
             "datasets": [{"path": texts, "ds_type": "json", "type": "completion"}],
@@ -137,11 +109,11 @@ def datasets_of(folder: Path) -> dict[str, dict[str, Any]]:
         },
         "dpo": {
             "datasets": [
-                {"path": preferences, "ds_type": "json", "type": "chatml.intel", "split": "train"}
+                {"path": preferences, "ds_type": "json", "type": "chatml.default", "split": "train"}
             ],
             "rl": "dpo",
             "sample_packing": False,
-            "sequence_len": 250,
+            "sequence_len": 160,
         },
         "folder": {
             "datasets": [{**chat, "path": str(folder / "chats"), "ds_type": None}],
@@ -162,8 +134,8 @@ class Made:
         write_model(folder / "model")
         chat = {"type": "chat_template", "field_messages": "messages", "ds_type": "json"}
         alpaca = {"type": "alpaca", "ds_type": "json"}
-        first = write_lines(folder / "usual-1.jsonl", repeating(alpacas(7, 300), 7))
-        second = write_lines(folder / "usual-2.jsonl", repeating(chats(8, 500), 8))
+        first = write_lines(folder / "usual-1.jsonl", repeating("alpaca", 7, 300))
+        second = write_lines(folder / "usual-2.jsonl", repeating("chat", 8, 500))
         self.datasets = [{"path": first, **alpaca}, {"path": second, **chat}]
         self.config = self.write("usual", self.datasets)
         self.wanted: dict[str, str] = {}
@@ -198,20 +170,12 @@ def files_of(output: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
     """A server whose address is in the environment before anybody starts."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        environment.setenv("AWS_ACCESS_KEY_ID", "someone")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with s3_bucket(BUCKET) as (filesystem, options), pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
+        environment.setenv("AWS_ACCESS_KEY_ID", options["key"])
+        environment.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
-        filesystem.call_s3("create_bucket", Bucket=BUCKET)
         yield filesystem
-        server.stop()
 
 
 @pytest.fixture(scope="module")

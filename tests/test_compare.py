@@ -210,18 +210,14 @@ def test_loaders_that_were_not_set_alike_are_told(tmp_path: Path, folders: dict[
     assert any("num_workers is 4 in " in note for note in notes)
 
 
-def test_the_command_prints_in_three_forms_and_ends_with_3_where_a_limit_is_broken(
+def test_the_command_ends_with_3_where_a_limit_is_broken(
     folders: dict[str, Path],
 ) -> None:
     folder, limit = str(folders["slower"]), ("--fail-if", "tokens_per_second < 0.97")
     done = run_cli(folder)
     assert (done.exit_code, ") worse" in done.output) == (0, True)
     assert isinstance(run_cli(folder, *limit, "--fail-if", "mfu < 0.9").exception, DataError)
-    done = run_cli(folder, *limit)
-    assert (done.exit_code, "FAILED" in done.output) == (3, True)
-    done = run_cli(folder, "--json", *limit)
-    assert done.exit_code == 3
-    assert json.loads(done.output)["checks"][0]["is_broken"] is True
+    assert run_cli(folder, *limit).exit_code == 3
     assert run_cli(folder, "--require", "tokens_per_second > 0.97").exit_code == 3
     assert run_cli(folder, "--require", "tokens_per_second > 0.8").exit_code == 0
     single = (str(folders["slow"]), str(folders["fast"]))
@@ -233,6 +229,3 @@ def test_the_command_prints_in_three_forms_and_ends_with_3_where_a_limit_is_brok
     assert isinstance(run_cli(folder, "--matters", "a lot").exception, UsageError)
     done = run_cli(folder, "--matters", "15%")
     assert (done.exit_code, ") worse" in done.output) == (0, False)
-    done = run_cli(folder, "--markdown", *limit)
-    assert "| real tokens | " in done.output
-    assert "> **tokens_per_second < 0.97: FAILED" in done.output.replace("&lt;", "<")

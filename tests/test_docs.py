@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import posixpath
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -33,6 +35,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fast_axolotl.record.folder import read_run
+from support.axolotl import run_child
 from support.files import COMPRESSIONS, jsonl_bytes, parquet_bytes, squeeze
 from support.golden import GOLDEN, command, plain, terminal
 from tools import reference, site
@@ -166,18 +170,12 @@ def check_words(words: list[str]) -> None:
             if "=" not in target:
                 assert re.search(rf"\b{re.escape(target)}\b", MAKEFILE), f"make {target}?"
     elif rest[:1] == ["-m"]:
-        check_module(rest[1])
+        if rest[1].startswith(("benchmarks", "fast_axolotl", "tools")):
+            assert importlib.util.find_spec(rest[1]), words
     elif program == "python" and rest[:1] and rest[0].startswith(("tools/", "benchmarks/")):
         assert (REPOSITORY / rest[0]).exists(), words
     elif "fast-axolotl" in rest and not {"pip", "pipx", "uv"} & set(words):
         check_words(rest[rest.index("fast-axolotl") :])
-
-
-def check_module(name: str) -> None:
-    if name.startswith(("benchmarks", "fast_axolotl", "tools")):
-        path = name.replace(".", "/")
-        files = [f"{root}{path}{end}" for root in ("", "src/") for end in (".py", "/__main__.py")]
-        assert any((REPOSITORY / file).exists() for file in files), name
 
 
 def test_what_is_installed_is_ours_with_extras_that_exist() -> None:
@@ -451,3 +449,53 @@ def test_the_reference_has_every_command_and_name() -> None:
     values = {"RUST_AVAILABLE", "__version__"}
     shown = set(re.findall(r"\{ #fast_axolotl\.(\w+) \}", pages["docs/reference/api.md"]))
     assert set(names) - shown == values
+
+
+# Examples for other trainers, which docs/guides/trainers.md shows
+
+
+EXAMPLES = REPOSITORY / "examples"
+NEEDS_TORCH = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
+
+TUNED = ("full_finetune_single_device", "--config")
+
+
+def measure_example(folder: Path, *command: str) -> None:
+    """Run an example in a folder with the tiny model, and see that its steps were recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tiny_model.py", str(folder / "work")])
+        runpy.run_path(str(EXAMPLES / "tiny_model.py"), run_name="__main__")
+    shutil.copy(EXAMPLES / "llamafactory_dataset_info.json", folder / "work" / "dataset_info.json")
+    inside = f"import os, sys; os.chdir({str(folder)!r}); from fast_axolotl.cli import main; main()"
+    done = run_child(
+        *(sys.executable, "-c", inside, "measure", "--quiet", "--output", "record", "--"),
+        *command,
+        folders=(EXAMPLES,),
+        HF_HOME=str(folder / "cache"),
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+    (rank,) = read_run(folder / "record").ranks.values()
+    assert sum(block.steps for block in rank.blocks) >= 15
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("trl", (sys.executable, str(EXAMPLES / "trl_sft.py"), "work")),
+        ("llamafactory", ("llamafactory-cli", "train", str(EXAMPLES / "llamafactory_sft.yaml"))),
+        ("torchtune", ("tune", "run", *TUNED, str(EXAMPLES / "torchtune_full.yaml"))),
+    ],
+)
+def test_an_example_is_measured(module: str, command: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip(module, reason=f"not installed: {module}")
+    measure_example(tmp_path, *command)
+
+
+def test_the_page_names_every_example() -> None:
+    page = PAGES["docs/guides/trainers.md"]
+    files = [path.name for path in EXAMPLES.iterdir() if path.is_file()]
+    assert [name for name in files if f"examples/{name}" not in page] == []

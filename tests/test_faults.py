@@ -30,9 +30,9 @@ from fast_axolotl.errors import (
     DataError,
     FastAxolotlError,
     MissingFileError,
-    UsageError,
 )
 from fast_axolotl.reading import storage
+from support import files
 from support.files import (
     COMPRESSIONS,
     SMALL_BUDGET,
@@ -44,6 +44,7 @@ from support.files import (
     read_rows,
     squeeze,
 )
+from support.golden import check_calls
 
 CURES = (
     "again|check|convert|download|fix|make|must be|pass|re(ad|compress|move|name|place|write)|use"
@@ -107,6 +108,9 @@ def rows_of(count: int) -> Rows:
     return [{"id": index, "text": f"rów {index}"} for index in range(count)]
 
 
+GOOD_LINES = jsonl_bytes(rows_of(3))
+
+
 def as_csv(rows: Rows) -> bytes:
     lines = ["id,text", *(f'{row["id"]},"{row["text"]}"' for row in rows), ""]
     return "\n".join(lines).encode()
@@ -136,38 +140,6 @@ def write(folder: Path, name: str, rows: Rows, compression: str = "none") -> Pat
 
 def expected(name: str, rows: Rows) -> Rows:
     return [{"text": row["text"]} for row in rows] if name == "text" else rows
-
-
-# Arguments
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"format": "xlsx"},
-        {"batch_size": 0},
-        {"batch_size": True},
-        {"num_threads": -1},
-        {"memory_budget": 10},
-        {"shuffle": -1},
-        {"shard": (2, 2)},
-        {"shard": 1},
-        {"on_error": "ignore"},
-        {"columns": []},
-        {"columns": "text"},
-        {"columns": ["absent"]},
-    ],
-    ids=str,
-)
-def test_an_argument_that_cannot_be_meant_is_a_usage_error(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    path = write(tmp_path, "jsonl", rows_of(2))
-    with pytest.raises(UsageError) as caught:
-        open_dataset(path, **options)
-    message = str(caught.value)
-    assert next(iter(options)) in message or repr(next(iter(options.values()))[0]) in message
-    assert "\n" not in message
 
 
 # Files that are not there, or may not be read
@@ -250,59 +222,16 @@ def assert_is_cut(found: dict[str, Any], whole: dict[str, Any]) -> None:
         assert str(whole[key]).startswith(str(value or "")), (found, whole)
 
 
-GOOD_LINES = jsonl_bytes(rows_of(3))
-
-
-BROKEN_DOCUMENTS: dict[str, tuple[str, ...]] = {
-    "not closed": (
-        '[{"id": 1},\n {"id": 2}',
-        '[{"a": 1}',
-        '[{"a": 1},',
-        '[{"a": 1}, {"a"',
-        "words",
-    ),
-    "after the end": ('[{"a": 1}] x', '[{"id": 1}},{"id": 2}]'),
-    "malformed JSON": ('[{"a": 1} {"a": 2}]',),
-    "expected a JSON object": ("[1, 2]", '[{"a": 1}, 2]', '["x"]', '[{"a": 1}, null]'),
-}
-NO_OBJECTS = (b"null\n", b'null\n{"a": 1}\n', b'{"a": 1}\nnull\n', b"\n null\n", b"{}\nnull")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place", "match"),
-    [
-        *(
-            ("rows.json", text.encode(), "row", reason)
-            for reason, texts in BROKEN_DOCUMENTS.items()
-            for text in texts
-        ),
-        ("rows.json", b'[{"id": 1},\n {"id": }]', "row 2", "malformed JSON"),
-        ("rows.json", b'[{"id": 1},\n {"id": "a\nb"}]', "row 2", "malformed JSON"),
-        ("rows.json", b'[{"id": 1}]\n[{"id": 2}]', "row 1", "after the end"),
-        *(("rows.jsonl", text, "line", "expected a JSON object") for text in NO_OBJECTS),
-        ("rows.csv", b"\xfe\xff" + "a,b\n1,2\n".encode("utf-16-be"), "", "UTF-16"),
-        ("rows.csv", "a,b\n1,2\n".encode("utf-16"), "", "UTF-16"),
-        ("rows.jsonl", "{}".encode("utf-16"), "", "UTF-16"),
-        ("rows.jsonl", "{}".encode("utf-16-le"), "", "UTF-16"),
-        ("rows.jsonl", b'{"a":0}\n{"a":\n1}\n{"a":2}{"a":3}\n', "line 2", "malformed JSON"),
-        ("rows.csv", b'"a\r1\r2', "line 1", "not closed"),
-        ("rows.parquet", b"PARE" + parquet_bytes([{"id": 1}])[4:-4] + b"PARE", "", "encrypted"),
-        ("rows.jsonl.sz", b"\xff\x06\x00\x00sNaPpY" + b"\x00" * 20, "", "recompress"),
-        ("rows.feather", b"FEA1" + b"\x00" * 40 + b"FEA1", "", "version 1"),
-        ("rows.jsonl", GOOD_LINES + b'{"id": 1, "t\xffxt": "a"}\n', "line 4", "UTF-8"),
-        ("rows.jsonl", GOOD_LINES + b'{"text": "a\x00b"}\n' + GOOD_LINES, "line 4", "malformed"),
-        ("rows.jsonl", GOOD_LINES + b'{"id": 1}\x00\n' + GOOD_LINES, "line 4", "malformed"),
-        ("rows.jsonl", GOOD_LINES + b"\x00\n" + GOOD_LINES, "line 4", "malformed"),
-        ("rows.csv", b"a,a\n1,2\n", "line 1", "'a'"),
-    ],
-)
-def test_content_that_is_refused(
-    tmp_path: Path, name: str, content: bytes, place: str, match: str
+def test_content_that_is_refused_is_named_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with refusal(DataError, path, place, match=match):
-        read(path)
+    monkeypatch.chdir(tmp_path)
+
+    def read_as(name: str, content: str | bytes) -> Rows:
+        files.lay_out(tmp_path, {name: content})
+        return read(name)
+
+    check_calls("contents", read=read_as, good=GOOD_LINES, parquet_bytes=parquet_bytes)
     assert csv.field_size_limit() == 128 * 1024  # which is one for the whole process
 
 

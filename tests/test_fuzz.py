@@ -53,8 +53,7 @@ ADDRESS_SPACE_BYTES = 8 * 1024**3
 """What a damaged length may make a child ask for before it is out of memory."""
 
 
-def plain_table() -> pa.Table:
-    return pa.Table.from_pylist(make_rows(40))
+PLAIN = make_rows(40)
 
 
 def typed_table(*, with_views: bool = False) -> pa.Table:
@@ -94,41 +93,22 @@ def typed_table(*, with_views: bool = False) -> pa.Table:
     return table
 
 
-view_table = partial(typed_table, with_views=True)
-
-
-def parquet(make: Callable[[], pa.Table] = plain_table, **settings: Any) -> bytes:
-    return parquet_bytes(make(), **{"row_group_size": 15, **settings})
-
-
-def arrow(
-    make: Callable[[], pa.Table] = plain_table, *, stream: bool, compression: str | None = None
-) -> bytes:
-    form = pa.ipc.new_stream if stream else pa.ipc.new_file
-    return arrow_bytes(make(), form, 15, compression)
-
-
-def json_lines() -> bytes:
-    return jsonl_bytes(make_rows(40))
-
-
-def json_document() -> bytes:
-    return json.dumps(make_rows(40), indent=1).encode()
-
-
-def text() -> bytes:
-    return "".join(f"line {index} ünïcode \U0001f98e\r\n" for index in range(60)).encode()
-
+parquet = partial(parquet_bytes, row_group_size=15)
+arrow = partial(arrow_bytes, batch_rows=15)
+stream = partial(arrow, form=pa.ipc.new_stream)
+TEXT = "".join(f"line {index} ünïcode \U0001f98e\r\n" for index in range(60)).encode()
+DOCUMENT = json.dumps(PLAIN, indent=1).encode()
 
 SAMPLES: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "parquet": ("parquet", parquet),
+    "parquet": ("parquet", lambda: parquet(PLAIN)),
     "parquet-zstd-v2": (
         "parquet",
-        lambda: parquet(compression="zstd", data_page_version="2.0", data_page_size=200),
+        lambda: parquet(PLAIN, compression="zstd", data_page_version="2.0", data_page_size=200),
     ),
     "parquet-delta": (
         "parquet",
         lambda: parquet(
+            PLAIN,
             use_dictionary=False,
             column_encoding={
                 "text": "DELTA_BYTE_ARRAY",
@@ -137,21 +117,21 @@ SAMPLES: dict[str, tuple[str, Callable[[], bytes]]] = {
             },
         ),
     ),
-    "parquet-types": ("parquet", lambda: parquet(typed_table)),
-    "arrow-file": ("arrow", lambda: arrow(stream=False)),
-    "arrow-file-zstd": ("arrow", lambda: arrow(stream=False, compression="zstd")),
-    "arrow-file-views": ("arrow", lambda: arrow(view_table, stream=False)),
-    "arrow-stream": ("arrow", lambda: arrow(stream=True)),
-    "arrow-stream-views": ("arrow", lambda: arrow(view_table, stream=True)),
-    "feather-lz4": ("feather", lambda: feather_bytes(plain_table(), chunksize=15)),
-    "json": ("json", json_document),
-    "jsonl": ("jsonl", json_lines),
+    "parquet-types": ("parquet", lambda: parquet(typed_table())),
+    "arrow-file": ("arrow", lambda: arrow(PLAIN)),
+    "arrow-file-zstd": ("arrow", lambda: arrow(PLAIN, compression="zstd")),
+    "arrow-file-views": ("arrow", lambda: arrow(typed_table(with_views=True))),
+    "arrow-stream": ("arrow", lambda: stream(PLAIN)),
+    "arrow-stream-views": ("arrow", lambda: stream(typed_table(with_views=True))),
+    "feather-lz4": ("feather", lambda: feather_bytes(PLAIN, chunksize=15)),
+    "json": ("json", lambda: DOCUMENT),
+    "jsonl": ("jsonl", lambda: jsonl_bytes(PLAIN)),
     "csv": ("csv", lambda: csv_bytes(flat_rows(40))),
-    "text": ("txt", text),
-    "jsonl-gzip": ("jsonl.gz", lambda: squeeze(json_lines(), "gzip")),
-    "json-zstd": ("json.zst", lambda: squeeze(json_document(), "zstd")),
-    "parquet-in-gzip": ("parquet.gz", lambda: squeeze(parquet(), "gzip")),
-    "arrow-in-zstd": ("arrow.zst", lambda: squeeze(arrow(stream=True), "zstd")),
+    "text": ("txt", lambda: TEXT),
+    "jsonl-gzip": ("jsonl.gz", lambda: squeeze(jsonl_bytes(PLAIN), "gzip")),
+    "json-zstd": ("json.zst", lambda: squeeze(DOCUMENT, "zstd")),
+    "parquet-in-gzip": ("parquet.gz", lambda: squeeze(parquet(PLAIN), "gzip")),
+    "arrow-in-zstd": ("arrow.zst", lambda: squeeze(arrow(PLAIN), "zstd")),
 }
 
 

@@ -30,7 +30,18 @@ from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.live import format_line, lay_out, take_moment
 from fast_axolotl.report.markdown import document_markdown
 from fast_axolotl.report.runs import show_short_summary
-from support.golden import GOLDEN, PROTOCOLS, RUNS, check, command, plain, read_page, terminal
+from support import files
+from support.golden import (
+    GOLDEN,
+    PROTOCOLS,
+    RUNS,
+    check,
+    check_calls,
+    command,
+    plain,
+    read_page,
+    terminal,
+)
 
 WIDTHS = (80, 160)
 
@@ -318,7 +329,8 @@ def test_what_trainers_import_is_where_it_was_with_the_same_parameters() -> None
 
 def make_files(folder: Path) -> None:
     """Data of every kind that cannot be read, and some that can."""
-    texts = {
+    texts: dict[str, str | bytes] = {
+        "latin.jsonl": b'{"a": "\xe9"}\n',
         "rows.jsonl": '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": 1, "text": "a"}\n',
         "broken.jsonl": '{"id": 1}\n{broken\n',
         "array.jsonl": "[1, 2]\n",
@@ -336,11 +348,7 @@ def make_files(folder: Path) -> None:
         "protocol/protocol.json": "{",
         "nothing/x": "",
     }
-    for name, text in texts.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    (folder / "latin.jsonl").write_bytes(b'{"a": "\xe9"}\n')
+    files.lay_out(folder, texts)
     shutil.copytree(GOLDEN / "protocols" / "three-arms", folder / "three-arms")
     shutil.copytree(GOLDEN / "runs" / "data-rate", folder / "run")
 
@@ -381,14 +389,4 @@ def test_what_reading_and_deduplicating_report(
 def test_every_wrong_call_has_its_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_files(tmp_path)
     monkeypatch.chdir(tmp_path)
-    known = json.loads((GOLDEN / "expected" / "calls.json").read_text(encoding="utf-8"))
-    check("calls.json", {call: describe_error(call) for call in known})
-
-
-def describe_error(call: str) -> str:
-    """What a call of the package, ``fa``, says; a case more is a line more in the golden file."""
-    try:
-        found = eval(call, {"fa": fast_axolotl})
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is written down
-        return f"{type(error).__name__}: {error}".replace(str(Path.cwd()), "HERE")
-    return f"no error, a {type(found).__name__}"
+    check_calls("files")

@@ -24,6 +24,7 @@ from fast_axolotl.integrations.launch import (
     launch_environment,
 )
 from support.children import FAST_AXOLOTL, clean_environment, run_child, run_python
+from support.files import lay_out
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -109,13 +110,10 @@ def test_the_start_up_hook_runs_on_pythons_older_than_ours(folder: Path) -> None
 
 
 def test_threads_that_import_at_the_same_time_neither_fail_nor_wait_for_ever(folder: Path) -> None:
-    for name, text in {
-        "torch": "import sys\nhas_waited = sys.has_acted\n",
-        "transformers": "import sys\nhas_waited = sys.has_acted\n",
-        # The action of the hook imports it, while a thread that is in it imports something, too.
-        "shared": "import time\ntime.sleep(0.5)\nimport colorsys\n",
-    }.items():
-        (folder / f"{name}.py").write_text(text)
+    waiting = "import sys\nhas_waited = sys.has_acted\n"
+    # The action of the hook imports it, while a thread that is in it imports something, too.
+    shared = "import time\ntime.sleep(0.5)\nimport colorsys\n"
+    lay_out(folder, {"torch.py": waiting, "transformers.py": waiting, "shared.py": shared})
     code = (
         "import sys, threading, time\n"
         "sys.has_acted = False\n"

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from fast_axolotl import MixedReader, mix_datasets, open_dataset
-from fast_axolotl.errors import ConflictError, DataError, ResumeError, UsageError
+from fast_axolotl.errors import ResumeError
 from fast_axolotl.reading.mixing import Draws
 from fast_axolotl.reading.rows import take
 from support.files import SMALL_BUDGET, write_jsonl
+from support.golden import check_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore::fast_axolotl.reading.order.ShardWarning")
 
@@ -258,41 +259,12 @@ def test_lists_are_taken_as_pyarrow_takes_them() -> None:
             assert found.column("lists").to_pylist() == lists.take(pa.array(indices)).to_pylist()
 
 
-def test_clashing_types_name_the_later_source(tmp_path: Path) -> None:
-    numbers = write(tmp_path / "n.parquet", {"x": [1, 2]})
-    texts = write(tmp_path / "t.parquet", {"x": ["1", "2"]})
+def test_what_cannot_be_meant_or_mixed_is_named(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"text": {"id": ["x"]}, "number": {"id": [1]}}
+    columns["none"] = {"id": pa.array([], pa.string())}
+    paths = {name: write(tmp_path / f"{name}.parquet", found) for name, found in columns.items()}
 
-    with pytest.raises(ConflictError, match="source 'texts': column 'x' has the type int64 in"):
-        mix_datasets({"numbers": (open_dataset(numbers), 1), "texts": (open_dataset(texts), 1)})
+    def read(name: str, **options: Any) -> Any:
+        return open_dataset(paths[name], **options)
 
-
-def test_a_source_without_rows_is_an_error(tmp_path: Path) -> None:
-    none = write(tmp_path / "none.parquet", {"id": pa.array([], pa.string())})
-    some = write(tmp_path / "some.parquet", {"id": ["x", "y", "z"]})
-
-    def sources(**options: Any) -> list[Any]:
-        return [(open_dataset(path, **options), 1) for path in (none, some)]
-
-    with pytest.raises(DataError, match="source '0' has no rows for shard 0 of 1"):
-        list(mix_datasets(sources()))
-    with pytest.raises(DataError, match="remove the source"):
-        list(mix_datasets(sources(even="pad"), stop="all"))
-
-
-def test_what_cannot_be_meant_is_refused(mix: Mix, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.parquet", {"id": ["x"]})
-    reader, other = open_dataset(path), open_dataset(path, shard=(0, 2), even="drop")
-    for sources, options, message in (
-        ([], {}, "needs at least one source"),
-        ([(reader, 0)], {}, "source 0 must have a weight above 0, not 0"),
-        ({"x": (reader, float("nan"))}, {}, "source 'x' must have a weight"),
-        ([reader], {}, "must be a reader and a weight"),
-        ([(reader, 1), (reader, 1)], {}, "a separate reader for each"),
-        ([(reader, 1), (other, 1)], {}, "the same shard and even"),
-        ([(reader, 1)], {"stop": "last"}, "stop='last'"),
-        ([(reader, 1)], {"batch_size": 0}, "batch_size=0"),
-        ([(reader, 1)], {"source_column": "id"}, "already has a column 'id'"),
-        ([(reader, 1)], {"epoch": -1}, "epoch must be"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            mix_datasets(sources, **options)  # type: ignore[arg-type]
+    check_calls("mixing", read=read, reader=read("text"))

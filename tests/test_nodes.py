@@ -19,7 +19,7 @@ from fast_axolotl.measure.writers import find_new_ranks, find_owner, find_runnin
 from fast_axolotl.record import RunRecord, Start, read_run
 from fast_axolotl.record.folder import dump_line
 from fast_axolotl.system import node_name, pid_namespace
-from support.children import FAST_AXOLOTL, clean_environment, run_child
+from support.children import FAST_AXOLOTL, clean_environment, run_ranks
 from support.records import (
     GIGABYTE,
     START_TIME,
@@ -53,16 +53,6 @@ with measure(folder) as meter:
     for batch in meter.watch(loader()):
         time.sleep(0.05)
 """
-LAUNCHER = f"""
-import os, subprocess, sys
-size = int(sys.argv[1])
-def start(rank):
-    variables = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-    environment = {{**os.environ, **{{name: str(value) for name, value in variables.items()}}}}
-    return subprocess.Popen([sys.executable, "-c", {RANK!r}], env=environment)
-sys.exit(max(child.wait() for child in [start(rank) for rank in range(size)]))
-"""
-"""Starts ranks as torchrun does: siblings, none of which is the parent of another."""
 
 
 def most_memory(record: RunRecord, node: str = "") -> int:
@@ -73,8 +63,7 @@ def most_memory(record: RunRecord, node: str = "") -> int:
 
 def test_one_sampler_covers_every_rank_of_its_node(tmp_path: Path) -> None:
     """Three ranks of one node that measure themselves."""
-    done = run_child(sys.executable, "-c", LAUNCHER, "3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ranks(sys.executable, "-c", RANK, count=3, cwd=tmp_path)
     record = read_run(tmp_path / "run")
     assert sorted(record.ranks) == [0, 1, 2]
     [system] = record.systems.values()

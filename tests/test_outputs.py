@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl import streaming_dataset_reader
-from fast_axolotl.errors import UsageError
+from fast_axolotl import (
+    RustStreamingDataset,
+    create_rust_streaming_dataset,
+    should_use_rust_streaming,
+    streaming_dataset_reader,
+)
 from fast_axolotl.reading import OUTPUTS, convert
 from fast_axolotl.reading.schema import MIXED
+from support.arrays import ARRAYS
 from support.files import make_rows, write_jsonl, write_parquet
 
 
@@ -47,74 +51,9 @@ def test_an_empty_array_may_have_no_buffer_or_a_short_one(bits: bytes, output: s
     assert [len(found["c0"]), len(values)] == [0, 0]
 
 
-LEAF_TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
-    (pa.int8(), st.integers(-128, 127)),
-    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
-    (pa.uint64(), st.integers(0, 2**64 - 1)),
-    (pa.float64(), st.floats(allow_nan=False)),
-    (pa.float32(), st.floats(width=32, allow_nan=False)),
-    (pa.bool_(), st.booleans()),
-    (pa.string(), st.text(max_size=5)),
-    (pa.large_string(), st.text(max_size=5)),
-    (pa.string_view(), st.text(max_size=20)),
-    (pa.binary(), st.binary(max_size=5)),
-    (pa.null(), st.none()),
-    (pa.date32(), st.dates()),
-    (pa.timestamp("us"), st.datetimes()),
-    (pa.decimal128(10, 2), st.decimals(-1000, 1000, places=2)),
-    (pa.dictionary(pa.int32(), pa.string()), st.sampled_from(["a", "b"])),
-]
-
-Typed = tuple[pa.DataType, st.SearchStrategy[Any]]
-
-
-def nested(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
-    def lists(typed: Typed, kind: Any = pa.list_) -> Typed:
-        return kind(typed[0]), st.lists(st.none() | typed[1], max_size=3)
-
-    def fixed_lists(typed: Typed) -> Typed:
-        values = st.lists(st.none() | typed[1], min_size=2, max_size=2)
-        return pa.list_(typed[0], 2), values
-
-    def structs(fields: list[Typed]) -> Typed:
-        kinds = [pa.field(f"f{index}", kind) for index, (kind, _) in enumerate(fields)]
-        values = {f"f{index}": st.none() | value for index, (_, value) in enumerate(fields)}
-        return pa.struct(kinds), st.fixed_dictionaries(values)
-
-    def maps(typed: Typed) -> Typed:
-        pairs = st.tuples(st.text(max_size=3), st.none() | typed[1])
-        return pa.map_(pa.string(), typed[0]), st.lists(pairs, max_size=2)
-
-    return st.one_of(
-        inner.map(lists),
-        inner.map(partial(lists, kind=pa.large_list)),
-        inner.map(fixed_lists),
-        inner.map(maps),
-        st.lists(inner, max_size=3).map(structs),
-    )
-
-
-ARRAYS = (
-    st.recursive(st.sampled_from(LEAF_TYPES), nested, max_leaves=4)
-    .filter(lambda typed: "fixed_size_list<item: dictionary" not in str(typed[0]))
-    .flatmap(
-        lambda typed: st.lists(st.none() | typed[1], max_size=8).map(
-            lambda values: (typed[0], values)
-        )
-    )
-)
-
-
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
-@given(typed=ARRAYS, start=st.integers(0, 4), length=st.integers(0, 8))
-def test_python_values_are_arrows_own(
-    typed: tuple[pa.DataType, list[Any]], start: int, length: int
-) -> None:
-    kind, values = typed
-    try:
-        array = pa.array(values, type=kind)
-    except pa.ArrowNotImplementedError:
-        return
+@given(array=ARRAYS, start=st.integers(0, 4), length=st.integers(0, 8))
+def test_python_values_are_arrows_own(array: pa.Array, start: int, length: int) -> None:
     piece = array.slice(start, length)
 
     found = python_values(piece)
@@ -212,10 +151,45 @@ def test_every_output_of_the_streaming_reader(tmp_path: Path, kind: str) -> None
     assert next(python) == {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def test_an_unknown_output_is_refused(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1}])
+# streaming_dataset_reader
 
-    with pytest.raises(UsageError, match="output must be one of"):
-        streaming_dataset_reader(str(path), "jsonl", output="pandas")
-    with pytest.raises(UsageError, match="output must be one of"):
-        convert(batch_of(pa.array([1])), "pandas")
+
+# RustStreamingDataset
+
+
+@pytest.mark.parametrize("make", [RustStreamingDataset, create_rust_streaming_dataset])
+def test_a_dataset_keeps_its_arguments_and_opens_nothing(make: Any) -> None:
+    dataset = make("no/such.parquet", "parquet", 7, 2, True)
+
+    assert isinstance(dataset, RustStreamingDataset)
+    assert list(vars(dataset).values()) == ["no/such.parquet", "parquet", 7, 2, True]
+    assert dataset.with_format("torch") is dataset
+    with pytest.raises(RuntimeError):
+        iter(dataset)
+
+
+# should_use_rust_streaming
+
+WANTED = {"dataset_use_rust_streaming": True, "sequence_len": 10_000}
+
+
+@pytest.mark.parametrize(
+    ("missing_bytes", "changes", "is_streamed"),
+    [
+        (0, {}, True),
+        (1, {}, False),
+        (0, {"dataset_use_rust_streaming": None}, False),
+        (0, {"dataset_use_rust_streaming": False}, False),
+        (0, {"dataset_keep_in_memory": True}, False),
+        (0, {"sequence_len": 9_999}, False),
+        (0, {"sequence_len": None}, False),
+    ],
+)
+def test_large_files_of_long_sequences_are_streamed_when_it_is_asked_for(
+    tmp_path: Path, missing_bytes: int, changes: dict[str, Any], is_streamed: bool
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1024**3 - missing_bytes)
+
+    assert should_use_rust_streaming(str(path), {}, {**WANTED, **changes}) is is_streamed

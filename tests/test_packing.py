@@ -1,4 +1,4 @@
-"""Packing: the rows of the earlier package and of Axolotl, the same in lists and arrays.
+"""Packing and padding: rows of the earlier package and of Axolotl, the same in lists and arrays.
 
 Two oracles in plain Python say what the rows are, token by token; every form of input and output,
 every way with sequences too long, and both extra columns are held against them.
@@ -7,16 +7,22 @@ every way with sequences too long, and both extra columns are held against them.
 from __future__ import annotations
 
 import random
+from array import array
+from collections import deque
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl import concatenate_and_pack, pack_sequences, pad_sequences
+from fast_axolotl import concatenate_and_pack, create_padding_mask, pack_sequences, pad_sequences
 from fast_axolotl.errors import UsageError
+from fast_axolotl.packing.sequences import flatten, plain_rows, read
 from support.children import python_output
+from support.golden import check_calls
 from support.sequences import OUTPUTS, as_lists, flat, oracle_pad
 
 pytestmark = pytest.mark.kernels
@@ -52,19 +58,6 @@ def test_rows_of_padding_precede_sequences_too_long_as_in_the_earlier_package() 
         ids = [[7] * length for length in lengths]
         packed = concatenate_and_pack(ids, ids, [[1] * length for length in lengths], 4, PAD)
         assert [sum(mask) for mask in packed["attention_mask"]] == used
-
-
-@pytest.mark.parametrize("form", [list, flat])
-def test_columns_that_disagree_are_refused_with_index_and_lengths(form: Any) -> None:
-    equal = "pass columns of equal length"
-    for ids, labels, masks, message in (
-        ([[5], [6]], [[5]], [[1], [1]], f"input_ids has 2 .* labels has 1; {equal}"),
-        ([[5]], [[5]], [[1], [1]], f"input_ids has 1 .* attention_masks has 2; {equal}"),
-        ([[5], [6, 7]], [[5], [6]], [[1], [1, 1]], "sequence 1 has 2 input_ids and 1 labels"),
-        ([[5]], [[5]], [[1, 1]], "sequence 0 has 1 input_ids and 2 attention_masks"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            concatenate_and_pack(form(ids), form(labels), masks, 4, PAD)
 
 
 def oracle_pack(sequences: list[list[int]], width: int, too_long: str) -> dict[str, Any]:
@@ -190,50 +183,8 @@ def test_many_sequences_on_several_threads_give_the_same_rows(
         assert (padded.tolist(), mask.tolist()) == oracle_pad(rows, 64, 0, side)
 
 
-@pytest.mark.parametrize("form", [list, flat])
-def test_too_long_sequences_are_named_whatever_the_input(form: Any) -> None:
-    rows = form([[2], [2, 3, 4, 5, 6]])
-    for output in ("lists", "numpy"):
-        with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens.*at least 7"):
-            pack_sequences(rows, 6, PAD, EOS, output=output)
-    with pytest.raises(UsageError, match=r"sequence 1 has 5 tokens, but max_length is 4"):
-        concatenate_and_pack(rows, rows, rows, 4, PAD, too_long="error")
-    for too_long in ("error", "truncate", "split"):
-        with pytest.raises(UsageError, match="sequence 0 has 1 tokens, 3 with EOS and PAD"):
-            pack_sequences(rows, 1, PAD, EOS, too_long=too_long)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"output": "list"}, "output must be 'lists' or 'numpy' or 'torch', not 'list'"),
-        ({"too_long": "drop"}, "too_long must be 'error' or 'truncate' or 'split', not 'drop'"),
-        ({"dtype": "int8"}, "dtype must be 'int64' or 'int32', not 'int8'"),
-        ({"num_threads": -1}, "num_threads must be 0 .all processors. or more, not -1"),
-        ({"max_length": 0}, "max_length must be 1 or more, not 0"),
-        ({"max_length": -1}, "max_length must be 1 or more, not -1"),
-        ({"max_length": 8.0}, r"max_length must be an integer, not 8.0 \(float\)"),
-        ({"pad_token_id": None}, r"pad_token_id must be an integer, not None"),
-        ({"eos_token_id": "1"}, r"eos_token_id must be an integer, not '1' \(str\)"),
-        (
-            {"label_pad_id": 2**31, "dtype": "int32", "output": "numpy"},
-            f"label_pad_id is {2**31}, which does not fit in int32",
-        ),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
-    usual = {"max_length": 8, "pad_token_id": PAD, "eos_token_id": EOS}
-    with pytest.raises(UsageError, match=message):
-        pack_sequences([[5]], **(usual | options))
-    if "eos_token_id" not in options:
-        usual.pop("eos_token_id")
-        with pytest.raises(UsageError, match=message):
-            concatenate_and_pack([[5]], [[5]], [[1]], **(usual | options))
-
-
-def test_more_places_than_cu_seqlens_can_count_are_refused_before_anything_is_filled() -> None:
-    with pytest.raises(UsageError, match=f"cu_seqlens would reach {2**31}"):
-        pack_sequences(flat([[5]]), 2**31, PAD, EOS, output="numpy", cu_seqlens=True)
+def test_wrong_calls_and_sequences_too_long_are_named() -> None:
+    check_calls("packing", flat=flat)
 
 
 def test_lists_that_become_lists_load_nothing_beside_numpy() -> None:
@@ -246,3 +197,199 @@ def test_lists_that_become_lists_load_nothing_beside_numpy() -> None:
         "print([name for name in ('numba', 'pyarrow', 'torch') if name in sys.modules])",
     )
     assert loaded == "[]\n"
+
+
+# Padding: one length for all, the caller's side and value, nothing lost but what is cut.
+
+
+SIDES = ["right", "left"]
+
+
+def test_the_length_is_rounded_up_to_the_multiple() -> None:
+    for target, multiple, length in (
+        *((None, 4, 4), (2, 4, 4), (5, 4, 8), (8, 4, 8), (5, 0, 5), (5, None, 5), (0, 4, 0)),
+    ):
+        padded = pad_sequences([[1, 2, 3]], target, pad_to_multiple_of=multiple)
+        assert padded == [[1, 2, 3, 0, 0, 0, 0, 0][:length]]
+
+
+def test_the_output_shares_no_list_with_the_input_nor_rows_with_each_other() -> None:
+    sequences = [[1], [2]]
+    padded, mask = pad_sequences(sequences, attention_mask=True)
+    padded[0][0] = mask[0][0] = 9
+    assert (sequences, padded, mask) == ([[1], [2]], [[9], [2]], [[9], [1]])
+
+
+def test_the_padding_mask_counts_the_missing_positions() -> None:
+    for current, target, mask in ((3, 6, [0, 1, 2]), (3, 3, []), (5, 3, []), (0, 2, [0, 1])):
+        assert create_padding_mask(current, target) == mask
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@given(
+    sequences=st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9), max_size=12),
+    width=st.integers(0, 12),
+    side=st.sampled_from(SIDES),
+    dtype=st.sampled_from(["int32", "int64"]),
+)
+def test_rows_and_masks_are_those_of_the_oracle_pad(
+    output: str, sequences: list[list[int]], width: int, side: str, dtype: str
+) -> None:
+    options: dict[str, Any] = {"padding_side": side, "output": output, "dtype": dtype}
+    expected = oracle_pad(sequences, width, -7, side)
+    tuples = tuple(map(tuple, sequences))
+    for given_as in (sequences, tuples, flat(sequences), flat(sequences, "int32")):
+        padded, mask = pad_sequences(given_as, width, -7, attention_mask=True, **options)
+        assert (as_lists(padded), as_lists(mask)) == expected
+        assert as_lists(pad_sequences(given_as, width, -7, **options)) == expected[0]
+        if output != "lists":
+            assert tuple(padded.shape) == tuple(mask.shape) == (len(sequences), width)
+            assert str(padded.dtype).endswith(dtype)
+
+
+def test_a_sequence_is_too_long_only_past_the_length_and_wrong_calls_are_named() -> None:
+    for rows in ([[1], [1, 2, 3]], flat([[1], [1, 2, 3]])):
+        assert pad_sequences(rows, 3, too_long="error") == [[1, 0, 0], [1, 2, 3]]
+    check_calls("padding", flat=flat)
+
+
+# Every form of input is the same tokens, and what is no token is named by its place.
+
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+ROWS = [[3, 1], [], [4, 1, 5], [9]]
+
+
+def tokens_of(given_as: Any) -> list[list[int]]:
+    flat = flatten(read(given_as), "int64")
+    assert flat.values.dtype in (np.int32, np.int64)
+    assert flat.values.flags.c_contiguous
+    assert flat.offsets.dtype == np.int64
+    edges = zip(flat.offsets[:-1], flat.offsets[1:], strict=True)
+    return [flat.values[start:stop].tolist() for start, stop in edges]
+
+
+def both(given_as: Any) -> list[list[int]]:
+    """The tokens, by way of lists and by way of arrays."""
+    padded, mask = pad_sequences(given_as, 9, attention_mask=True)
+    rows = [row[: sum(seen)] for row, seen in zip(padded, mask, strict=True)]
+    assert rows == tokens_of(given_as)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "given_as",
+    [
+        ROWS,
+        tuple(ROWS),
+        [tuple(row) for row in ROWS],
+        [ROWS[0], tuple(ROWS[1]), *ROWS[2:]],
+        [np.array(row, np.int64) for row in ROWS],
+        [np.array(row) for row in ROWS],  # The empty one is of floats.
+        [ROWS[0], np.array([], np.int32), np.array(ROWS[2], np.uint8), deque(ROWS[3])],
+        [array("q", row) for row in ROWS],
+        np.array([np.array(row, np.int64) for row in ROWS] + [None], object)[:-1],
+        pa.array(ROWS),
+        pa.array(ROWS, pa.large_list(pa.uint16())),
+        pa.array(ROWS, pa.list_view(pa.int64())),
+        pa.array(ROWS, pa.large_list_view(pa.int32())),
+        pa.chunked_array([ROWS[:1], [], ROWS[1:]], pa.list_(pa.int32())),
+        pa.array([[7], *ROWS, [8]]).slice(1, 4),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_form_gives_the_same_tokens(given_as: Any) -> None:
+    assert both(given_as) == ROWS
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_every_kind_of_integer_is_taken_with_its_largest_value(dtype: str) -> None:
+    most = min(np.iinfo(dtype).max, 2**63 - 1)
+    least = int(np.iinfo(dtype).min)
+    expected = [[most, least], [1, 2]]
+    matrix = np.array(expected, dtype)
+    assert both(matrix) == expected
+    assert both(matrix.astype(matrix.dtype.newbyteorder())) == expected
+    assert both(np.asfortranarray(matrix)) == expected
+    assert both(list(matrix)) == expected
+    kind = getattr(pa, dtype)()
+    for arrow in (pa.list_(kind), pa.large_list(kind), pa.list_(kind, 2)):
+        assert both(pa.array(expected, arrow)) == expected
+        assert both(pa.array([[0, 0], *expected], arrow)[1:]) == expected
+        assert both(pa.chunked_array([expected[:1], expected[1:]], arrow)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "int64", "uint8", "bool"])
+def test_torch_tensors_are_taken(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    rows = [torch.tensor(row, dtype=getattr(torch, dtype)) for row in ([1, 0], [1], [])]
+    assert both(rows) == [[1, 0], [1], []]
+    assert both([rows[0], [7]]) == [[1, 0], [7]]
+    assert both(torch.stack([rows[0], rows[0]])) == [[1, 0], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (
+            [np.array([2**63 - 1], np.uint64), np.array([-1], np.int8), np.array([2**40])],
+            [[2**63 - 1], [-1], [2**40]],
+        ),
+        ([[True, 7], [False]], [[1, 7], [0]]),
+        (np.array([[True, False]]), [[1, 0]]),
+        (pa.array([[True, False], [True]]), [[1, 0], [1]]),
+        ([list(np.array([100] * 3, np.int8)), [np.int64(2**62)] * 3], [[100] * 3, [2**62] * 3]),
+        ([[300, np.uint8(1)], [np.int8(1)]], [[300, 1], [1]]),
+        ([[1, np.int32(2**31 - 1), np.int32(5)]], [[1, 2**31 - 1, 5]]),
+        ([[np.int64(3), 5]], [[3, 5]]),
+        ([pa.array([1, 2])], [[1, 2]]),
+    ],
+)
+def test_integers_of_any_kind_become_plain_ones_without_loss(
+    rows: Any, expected: list[list[int]]
+) -> None:
+    assert both(rows) == expected
+    padded, packed = pad_sequences(rows), pack_sequences(rows, 8, 0, 2)["input_ids"]
+    assert {type(token) for row in [*padded, *packed] for token in row} == {int}
+
+
+@pytest.mark.parametrize("bad", [2**31, -(2**31) - 1, 2**63, -(2**63) - 1, 2**70])
+def test_a_token_that_the_dtype_cannot_hold_is_named_and_never_cut(bad: int) -> None:
+    rows = [[5], [6, bad]]
+    forms: list[Any] = [rows]
+    if abs(bad) < 2**40:
+        forms.append([np.array(row) for row in rows])
+    message = rf"\[1\]\[1\] is {bad}, which does not fit in int32"
+    asked: dict[str, Any] = {"output": "numpy", "dtype": "int32"}
+    fine = [[1], [1, 1]]
+    for form in forms:
+        for width, too_long in ((9, "error"), (2, "split")):
+            with pytest.raises(UsageError, match="sequences" + message):
+                pack_sequences(form, width, 0, 1, too_long=too_long, **asked)
+        with pytest.raises(UsageError, match="sequences" + message):
+            pad_sequences(form, **asked)
+        with pytest.raises(UsageError, match="labels" + message):
+            concatenate_and_pack(fine, form, fine, 9, 0, **asked)
+    if abs(bad) >= 2**63:
+        with pytest.raises(UsageError, match=rf"\[1\]\[1\] is {bad}, which does not fit in int64"):
+            pad_sequences(rows, output="numpy")
+
+
+def test_what_is_no_sequence_and_no_integer_is_named_by_its_place() -> None:
+    check_calls("sequences", Fraction=Fraction)
+
+
+any_token = st.integers(-(2**70), 2**70) | st.booleans() | st.floats() | st.none() | st.text()
+
+
+@given(st.lists(st.lists(any_token, max_size=4), max_size=6))
+def test_the_quick_checks_and_a_slow_one_agree(rows: list[list[Any]]) -> None:
+    is_fine = all(isinstance(token, int) for row in rows for token in row)
+    fits = is_fine and all(-(2**63) <= token < 2**63 for row in rows for token in row)
+    for check, expected in ((plain_rows, is_fine), (lambda r: flatten(r, "int64"), fits)):
+        try:
+            check(rows)
+        except UsageError:
+            assert not expected
+        else:
+            assert expected

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fast_axolotl.cli.plan import describe_plan
 from fast_axolotl.cli.plan import plan as plan_command
 from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.integrations.model_shape import read_shape
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.plan import predict
 from fast_axolotl.plan.memory import Layout, adapter_parameters, predict_memory
-from fast_axolotl.plan.predict import Plan, Reference, find_price, make_plan, read_reference
+from fast_axolotl.plan.predict import Plan, Range, Reference, find_price, make_plan, read_reference
 from fast_axolotl.plan.shape import Shape, parse_config, read_config
 from fast_axolotl.plan.steptime import predict_step
 from fast_axolotl.record import ModelShape, RunRecord
@@ -29,6 +32,7 @@ LLAMA_8B: dict[str, Any] = {
     "num_key_value_heads": 8,
     "intermediate_size": 14336,
     "vocab_size": 128256,
+    "tie_word_embeddings": False,
 }
 SIZES = {
     "0.3B": (12, 1024, 16, 8, 4096, 32_000),
@@ -113,39 +117,11 @@ def test_lora_trains_its_adapters_alone_and_qlora_packs_the_rest() -> None:
     assert qlora.optimizer == lora.optimizer
 
 
-@pytest.mark.parametrize(
-    ("config", "billions", "active"),
-    [
-        (LLAMA_8B, 8.03, 7.50),
-        ({**LLAMA_8B, "model_type": "qwen3", "tie_word_embeddings": True}, 7.50, 7.50),
-        ({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
-          "tie_word_embeddings": True}, 0.1235, 0.1235),
-        ({"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-          "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000,
-          "num_local_experts": 8, "num_experts_per_tok": 2}, 46.7, 12.7),
-        ({"hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
-          "intermediate_size": 18432, "vocab_size": 129280, "n_routed_experts": 256,
-          "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
-          "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536,
-          "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}, 671.0, 36.6),
-    ],
-)  # fmt: skip
-def test_a_config_gives_the_parameters_its_maker_states(
-    config: dict[str, Any], billions: float, active: float
-) -> None:
-    shape = parse_config(config)
-    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
-    assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.01)
-
-
-def test_windows_limit_how_far_a_token_attends_and_a_record_has_its_parameters() -> None:
+def test_windows_limit_how_far_a_token_attends() -> None:
     kinds = ["sliding_attention", "full_attention"] * 16
     shape = parse_config({**LLAMA_8B, "layer_types": kinds, "sliding_window": 128})
     assert shape.attended(4096) == 16 * 4096 + 16 * 128
     assert SHAPE.attended(4096) == 32 * 4096
-    shape, _ = read_reference(record := recorded(), summarise(record))
-    assert shape.parameters == pytest.approx(8.03e9, rel=0.02)
-    assert (shape.layers, shape.attention_width) == (32, 4096)
 
 
 def test_bad_configs_name_the_file_and_the_cure(tmp_path: Path) -> None:
@@ -155,22 +131,54 @@ def test_bad_configs_name_the_file_and_the_cure(tmp_path: Path) -> None:
     for text, words in [
         ("{", "JSON"),
         ("[]", "no JSON object"),
-        ("{}", "hidden_size"),
-        (json.dumps({**LLAMA_8B, "mamba_num_heads": 64}), "state-space"),
-        (json.dumps({**LLAMA_8B, "layer_types": ["linear_attention"]}), "not supported in a plan"),
+        ("{}", "builds no decoder"),
+        (json.dumps({"model_type": "mamba"}), "state-space"),
+        (json.dumps({"model_type": "bert"}), "encoders"),
     ]:
         file.write_text(text)
         with pytest.raises(DataError, match=words) as caught:
             read_config(tmp_path)
         assert str(file) in str(caught.value)
-    file.write_text(json.dumps({"text_config": LLAMA_8B}))
-    assert read_config(file).layers == 32
+
+
+# fmt: off
+ARCHITECTURES = {
+    "llama4": (400.7, {"text_config": {"num_local_experts": 128, "interleave_moe_layer_step": 2}}),
+    "falcon": (6.92, {}),
+    "nemotron": (7.73, {"num_key_value_heads": 8, "num_attention_heads": 32, "hidden_size": 4096,
+                       "intermediate_size": 16384, "vocab_size": 256000, "head_dim": 128}),
+    "deepseek_v3": (671.0, {}), "gpt_oss": (116.8, {}), "qwen3_moe": (15.35, {}),
+    "mixtral": (46.7, {}), "gemma2": (2.61, {}), "gemma3": (2.63, {}), "phi3": (3.82, {}),
+    "gpt2": (0.124, {}), "gpt_neox": (20.6, {}), "qwen2_moe": (14.3, {}), "olmo2": (6.89, {}),
+    "olmoe": (13.4, {}), "glm4_moe": (106.8, {"head_dim": 128}), "starcoder2": (3.03, {}),
+    "qwen2": (12.05, {}), "mistral": (7.24, {}), "llama": (6.74, {}), "qwen3": (12.05, {}),
+    "cohere2": (35.0, {}), "phimoe": (41.9, {}), "granitemoe": (37.0, {}),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_parameters_and_active_parameters_are_those_of_transformers(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    billions, changes = ARCHITECTURES[kind]
+    config = transformers.AutoConfig.for_model(kind, **changes)
+    with pytest.importorskip("torch").device("meta"):
+        text = config.get_text_config(decoder=True)
+        model = transformers.AutoModelForCausalLM.from_config(text)
+    known = read_shape(model)
+    shape = parse_config(json.loads(config.to_json_string(use_diff=False)))
+    assert shape.parameters == pytest.approx(known.num_total, rel=1e-9)
+    assert shape.active_parameters == pytest.approx(known.num_parameters, rel=1e-9)
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape.window_layers == known.window_layers
+    assert shape.attention_width == known.attention_width
 
 
 # Rates, intervals and money.
 
 SHAPE = parse_config(LLAMA_8B)
 H100, A100, L40S = find_gpu("H100-SXM"), find_gpu("a100-80gb"), find_gpu("NVIDIA L40S")
+AS_RECORDED = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 2, "recompute": "none"}
 LAYOUT = Layout(gpus=8, sharding="fsdp", seq_len=4096, micro_batch=2, accumulation=4)
 
 
@@ -190,8 +198,11 @@ def measured(**values: Any) -> Reference:
 def plan(counts: list[int], **values: Any) -> Plan:
     reference = values.pop("reference", None)
     layout = values.pop("layout", LAYOUT if reference is None else reference.layout)
-    offers = [(values.pop("gpu", H100), values.pop("price", None), "--price")]
-    return make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
+    gpu, price = values.pop("gpu", H100), values.pop("price", None)
+    offers = [(gpu, price and Range(price, price, price))]
+    found = make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
+    link = values.get("network") or gpu.network
+    return replace(found, notes=tuple(describe_plan(found, gpu, layout, reference, link)))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +262,7 @@ def test_what_costs_time_costs_tokens() -> None:
 
 def test_a_run_sets_the_level_and_narrows_the_interval() -> None:
     slow = measured(tokens_per_second=4 * rate(LAYOUT))
-    found = plan([8], reference=slow)
+    found = plan([8], reference=slow, pinned=AS_RECORDED)
     (own,) = found.candidates
     assert found.level == pytest.approx(0.5)
     assert own.tokens_per_second is not None
@@ -261,23 +272,70 @@ def test_a_run_sets_the_level_and_narrows_the_interval() -> None:
     assert "10 times as fast as predicted" in odd.notes[0]
     wide = plan([8]).candidates[0].tokens_per_second
     assert wide is not None
-    assert own.tokens_per_second.high / own.tokens_per_second.low < 1.3
+    assert own.tokens_per_second.high / own.tokens_per_second.low < 1.5
     assert wide.high / wide.low > 2
-    assert "No run of yours calibrates this plan" in plan([8]).notes[0]
+    assert "No run of yours calibrates this plan" in plan([8]).notes[1]
 
 
-def test_the_global_batch_stays_until_accumulation_is_one() -> None:
+def test_the_global_batch_stays_or_a_warning_says_that_it_cannot() -> None:
     found = plan([8, 16, 32, 128], reference=measured())
-    assert [one.layout.accumulation for one in found.candidates] == [4, 2, 1, 1]
     batches = [one.global_batch_tokens / LAYOUT.step_tokens for one in found.candidates]
-    assert batches == [1, 1, 1, 4]
-    assert not [note for note in found.notes if "too large" in note]
+    assert batches == pytest.approx([1, 1, 1, 1])
+    (large,) = plan([512], reference=measured(), pinned=AS_RECORDED).candidates
+    assert (large.global_batch_tokens, large.doubt) == (
+        16 * LAYOUT.step_tokens,
+        "a step has 4,194,304 tokens",
+    )
+    # 48 steps in 20 s are no sensible choice, with or without a record.
+    for reference in (None, measured()):
+        (few,) = plan([512], reference=reference, tokens=48 * LAYOUT.step_tokens).candidates
+        assert few.doubt == "the training has only 48 steps"
+
+
+@pytest.mark.parametrize("gigabytes", [22.0, 47.0, 80.0])
+def test_the_layout_is_the_fastest_that_fits_by_brute_force(gigabytes: float) -> None:
+    """Every micro-batch, sharding, recomputation, offload, TP, PP and CP at one global batch."""
+    gpu = replace(H100, memory_gb=gigabytes)
+    start = Layout(gpus=1, seq_len=4096, accumulation=32)
+    rates = {}
+    for tp, pp, cp, way, again, store, count in product(
+        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4), ("ddp", "zero1", "zero2", "fsdp"),
+        ("none", "selective", "full"), ("adamw", "offload"), (1, 2, 4, 8, 16, 32),
+    ):  # fmt: skip
+        if 8 % (tp * pp * cp) or (pp > 1 and way in ("zero2", "fsdp")):
+            continue
+        micro = 32 / count / (8 // (tp * pp * cp))
+        known: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "sharding": way, "optimizer": store}
+        known |= {"recompute": again, "accumulation": count, "micro_batch": micro}
+        one = replace(start, gpus=8, **known)
+        if micro >= 1 and predict_memory(SHAPE, one).total <= 0.92e9 * gigabytes:
+            rates[one] = 8 * rate(one, gpu)
+    (found,) = plan([8], layout=start, gpu=gpu).candidates
+    assert found.tokens_per_second is not None
+    assert found.tokens_per_second.value >= 0.96 * max(rates.values())
+    assert found.layout in rates or found.layout.sharding == "ddp"
+    assert "The next, " in found.changes
+
+
+def test_a_recorded_run_is_possible_and_its_memory_calibrates_both_ways() -> None:
+    predicted = predict_memory(SHAPE, LAYOUT).total
+    for share in (0.6, 1.3, 3.0):
+        run = measured(memory_bytes=share * predicted)
+        (own,) = plan([8], reference=run, pinned=AS_RECORDED | {"accumulation": 4}).candidates
+        assert (own.fits, own.memory_bytes.value) == ("yes", share * predicted)
+    # An 8-bit optimizer that the prediction did not know of is a share of every candidate.
+    half = plan([16], reference=measured(memory_bytes=0.5 * predicted), pinned=AS_RECORDED)
+    (other,) = half.candidates
+    assert other.memory_bytes.value == pytest.approx(0.5 * other.memory.total)
+    assert other.memory_bytes.low < other.memory_bytes.value < other.memory_bytes.high
+    exact = replace(LAYOUT, state_bytes=2.0)
+    assert predict_memory(SHAPE, exact).optimizer == pytest.approx(2.0 * SHAPE.parameters / 8)
 
 
 def test_planning_from_one_gpu_warns_of_communication() -> None:
     alone = replace(LAYOUT, gpus=1, sharding="ddp", recompute="full", micro_batch=1)
     reference = measured(layout=alone, tokens_per_second=10_000.0, gpu=find_gpu("H200"))
-    found = plan([1, 64], reference=reference, gpu=find_gpu("H200"), network=2.0)
+    found = plan([1, 64], reference=reference, gpu=find_gpu("H200"), network=2.0, tokens=1e9)
     (note,) = [note for note in found.notes if "one GPU" in note]
     many = found.candidates[1]
     assert "640,000 tokens/s" in note
@@ -309,7 +367,9 @@ def test_the_loader_binds_where_it_cannot_keep_up(scales: bool, binding: list[in
 
 
 def test_slow_links_bind_and_make_more_gpus_dearer() -> None:
-    found = plan([8, 64], reference=measured(), tokens=1e9, price=2.0, network=0.5)
+    pinned = {"tp": 1, "pp": 1, "cp": 1}
+    run = measured()
+    found = plan([8, 64], reference=run, tokens=1e9, price=2.0, network=0.5, pinned=pinned)
     near, far = found.candidates
     assert (near.binds, far.binds) == ("compute", "communication")
     assert near.seconds is not None
@@ -319,19 +379,58 @@ def test_slow_links_bind_and_make_more_gpus_dearer() -> None:
     assert near.dollars.low < near.dollars.value < near.dollars.high
 
 
-def test_what_does_not_fit_is_changed_and_said() -> None:
-    whole = replace(LAYOUT, gpus=1, sharding="ddp", micro_batch=1)
-    one, eight = plan([1, 8], layout=whole, gpu=L40S).candidates
-    assert (one.binds, one.tokens_per_second) == ("memory", None)
+def test_what_does_not_fit_is_said() -> None:
+    whole = Layout(gpus=1, seq_len=4096, accumulation=32)
+    one, eight = plan([1, 8], layout=whole, gpu=L40S, pinned={"optimizer": "adamw"}).candidates
+    assert (one.binds, one.fits, one.tokens_per_second) == ("memory", "no", None)
     assert "needs at least" in one.changes
-    assert eight.changes.startswith("fits if it shards weights")
-    assert eight.memory_bytes < 0.92 * 48.3e9
-    assert plan([8], layout=replace(whole, method="qlora"), gpu=L40S).candidates[0].changes == ""
+    assert eight.fits == "yes"
+    lora = replace(whole, method="lora")
+    pinned = {"micro_batch": 1, "recompute": "full"}
+    need = plan([1], layout=lora, pinned=pinned).candidates[0].memory_bytes
+    tight = replace(L40S, memory_gb=1.1 * need.value / 0.92e9)
+    (unsure,) = plan([1], layout=lora, gpu=tight, pinned=pinned).candidates
+    assert unsure.fits == "may"
+
+
+def test_time_and_money_are_whole_and_hold_the_spread_of_the_price() -> None:
+    run = measured(startup_seconds=600.0, pause_seconds=0.5)
+    offers = [(H100, Range(1.0, 2.0, 8.0))]
+    (one,) = make_plan(SHAPE, offers, [8], LAYOUT, reference=run, tokens=1e9).candidates
+    assert one.steps == pytest.approx(1e9 / one.global_batch_tokens)
+    assert one.tokens_per_second is not None
+    whole = 600 + 0.5 * one.steps + 1e9 / one.tokens_per_second.value
+    assert one.seconds is not None
+    assert one.dollars is not None
+    assert one.seconds.value == pytest.approx(whole)
+    assert one.dollars.value == pytest.approx(whole / 3600 * 8 * 2.0)
+    assert one.dollars.low == pytest.approx(one.seconds.low / 3600 * 8 * 1.0)
+    assert one.dollars.high == pytest.approx(one.seconds.high / 3600 * 8 * 8.0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "method", "length", "tokens", "gigabytes"),
+    [("RTX-4090", 1, "lora", 2048, 5e7, 20.14), ("H100-SXM", 8, "lora", 2048, 5e7, 46.86)],
+)
+def test_the_worked_examples_of_the_docs_hold(
+    gpu: str, count: int, method: Any, length: int, tokens: float, gigabytes: float
+) -> None:
+    layout = Layout(gpus=1, seq_len=length, accumulation=262_144 // length, method=method)
+    found = make_plan(SHAPE, [(find_gpu(gpu), None)], [count], layout, tokens=tokens)
+    assert found.candidates[0].memory_bytes.value / 1e9 == pytest.approx(gigabytes, abs=0.01)
+
+
+def test_qlora_pays_for_unpacking_its_weights() -> None:
+    lora, qlora = (replace(LAYOUT, gpus=1, sharding="ddp", method=way) for way in ("lora", "qlora"))
+    assert 0.75 * rate(lora) < rate(qlora) < 0.98 * rate(lora)
+    assert rate(replace(qlora, micro_batch=0.1)) < 0.85 * rate(replace(lora, micro_batch=0.1))
 
 
 def test_prices_have_a_source_and_a_date_and_no_placeholders() -> None:
     dollars, source = find_price(H100)
-    assert 1.0 < (dollars or 0.0) < 12.0
+    assert dollars is not None
+    assert (dollars.low, dollars.high) == (1.29, 11.39)
+    assert dollars.low < dollars.value < dollars.high
     assert source.endswith("2026-08-22")
     assert find_price(find_gpu("GB200")) == (None, "unknown; pass --price")
     path = Path(predict.__file__).with_name("gpu_prices.json")
@@ -350,6 +449,7 @@ MODEL = ModelShape(
     sequence_len=4096,
     is_checkpointed=True,
     device_name="NVIDIA H100 80GB HBM3",
+    config=LLAMA_8B,
 )
 
 
@@ -387,6 +487,7 @@ def test_adapters_groups_and_the_loader_are_read() -> None:
     model = ModelShape(
         num_parameters=7_546_867_712, num_total=8_072_204_288, num_adapter=41_943_040,
         num_frozen=7_504_924_672, layers=32, attention_width=4096, device_name="NVIDIA H200",
+        config=LLAMA_8B,
     )  # fmt: skip
     record = recorded(model=model, config={"adapter": "qlora"}, tensor_parallel=2, num_workers=1)
     for rank in record.ranks.values():
@@ -407,10 +508,11 @@ def test_several_kinds_of_gpu_become_one_plan_and_json_holds_it(
 ) -> None:
     write_run(tmp_path / "run", recorded())
     options: dict[str, Any] = {"gpu": "H100-SXM,B200", "gpus": "8,64", "tokens": "1.5B"}
+    options |= {"recompute": "full", "micro_batch": 2, "pp": 1, "tp": 1, "cp": 1}
     plan_command(run=tmp_path / "run", **options, price="2,100")
     text = " ".join(capsys.readouterr().out.split())
     assert "8.03 B parameters on H100-SXM, B200, 1.5 B tokens" in text
-    assert "Fastest: 64 × B200, " in text
+    assert "Fastest: 8 × B200, " in text
     assert "Cheapest: 8 × H100-SXM, " in text
     assert "B200: The run was on H100-SXM" in text
     assert "Dollars per GPU and hour: H100-SXM: $2, by --price." in text
@@ -427,34 +529,20 @@ def test_several_kinds_of_gpu_become_one_plan_and_json_holds_it(
     assert "2026-08-22" in found["notes"][-1]
 
 
-def test_latency_that_hides_a_low_throughput_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(tmp_path / "run", recorded(gradient_accumulation=16))
-    plan_command(run=tmp_path / "run", gpus="8,1024", network=5.0)
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Low latency is not high throughput: a step takes" in text
-    assert "on 1,024 GPUs and 1.20 s on 8 GPUs, but a GPU does only" in text
-    assert "instead of 8,192" in text
-    plan_command(run=tmp_path / "run", gpus="8,16", tokens="1B")
-    assert "Low latency" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"gpus": ""}, "cannot read --gpus"),
-        ({"gpu": ","}, "pass the folder of a record"),
         ({"network": 0.0}, "--network 0: pass a number above 0"),
-        ({"network": float("nan")}, "--network nan"),
-        ({"micro_batch": -1}, "--micro-batch -1"),
-        ({"sequence_len": 0}, "--sequence-len 0"),
+        ({"optimizer": "adam"}, "choose one of adamw, adamw_8bit"),
+        ({"tp": 3}, "cannot be divided by --tp"),
+        ({"gpu": "H100"}, "choose one of H100-SXM, H100-PCIe, H100-NVL"),
+        ({"gpus": "1" + 20 * "0"}, "at most 1,000,000"),
         ({"gpu": "B200,b200", "price": "1,2"}, "or 1: one per kind of GPU"),
         ({"gpus": "8,x"}, "write 8,16,64"),
         ({"price": "cheap"}, "such as 2.5/h"),
         ({"gpu": "L41"}, r"'L41' is not known; choose one of .*L40S"),
         ({"tokens": "many"}, "300M, 10B"),
-        ({"tokens": "-1B"}, "300M, 10B"),
         ({"model": None}, "pass the folder of a record"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,13 +25,13 @@ from fast_axolotl.record import (
     read_run,
 )
 from fast_axolotl.record.waits import encode_waits, find_common_steps, fold_waits
-from support.children import clean_environment
+from support.children import run_ranks
 from support.records import make_ranks, make_run
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 GLOO = """
-import json, sys, time
+import json, os, sys, time
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -40,7 +39,7 @@ from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.measure import measure
 
 torch.set_num_threads(1)
-folder, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+folder, rank, world = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
 
 def rows(steps):
@@ -84,17 +83,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Gloo:
     """Records of two processes, and what a clock outside of the meter saw."""
     pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     folder = tmp_path_factory.mktemp("gloo")
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", GLOO, str(folder), str(rank), "2"],
-            env=clean_environment(OMP_NUM_THREADS="1"),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    printed = [child.communicate(timeout=120)[0] for child in children]
-    assert [child.returncode for child in children] == [0] * 2
+    printed = run_ranks(sys.executable, "-c", GLOO, str(folder), count=2, OMP_NUM_THREADS="1")
     return folder, json.loads(printed[0])
 
 
@@ -113,7 +102,7 @@ def test_two_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(glo
 
 
 def test_the_groups_are_read_off_the_mesh_of_the_weights(gloo: Gloo) -> None:
-    assert gloo[1]["mesh"] == {"tensor_parallel": 2}
+    assert gloo[1]["mesh"] == {"tensor_parallel": 2, "local_world_size": 2}
 
 
 def test_the_groups_are_read_from_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:

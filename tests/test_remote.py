@@ -33,7 +33,7 @@ from fast_axolotl.errors import (
 )
 from fast_axolotl.reading import remote
 from support.files import arrow_bytes, jsonl_bytes, parquet_bytes, read_rows
-from support.http_site import Site, http_site
+from support.http_site import Site, http_site, s3_bucket
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:(botocore|aiobotocore|moto|werkzeug|responses|s3fs).*",
@@ -109,24 +109,14 @@ def test_a_damaged_remote_file_names_its_address(memory: Any) -> None:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
     """What a client needs to reach a server with some objects."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options: dict[str, Any] = {"key": "testing", "secret": "testing-secret"}
-    options |= {"endpoint_url": f"http://{host}:{port}"}
-    options |= {"client_kwargs": {"region_name": "us-east-1"}}
-    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **options)
-    filesystem.call_s3("create_bucket", Bucket=BUCKET)
-    for index in range(3):
-        part = rows_of(30)[index * 10 :][:10]
-        filesystem.pipe_file(f"{BUCKET}/parts/part-{index}.jsonl", jsonl_bytes(part))
-    filesystem.pipe_file(f"{BUCKET}/parts/README.md", b"hello")
-    for ending in ("parquet", "jsonl"):
-        filesystem.pipe_file(f"{BUCKET}/rows.{ending}", encoded(ending))
-    yield options
-    server.stop()
+    with s3_bucket(BUCKET) as (filesystem, options):
+        for index in range(3):
+            part = rows_of(30)[index * 10 :][:10]
+            filesystem.pipe_file(f"{BUCKET}/parts/part-{index}.jsonl", jsonl_bytes(part))
+        filesystem.pipe_file(f"{BUCKET}/parts/README.md", b"hello")
+        for ending in ("parquet", "jsonl"):
+            filesystem.pipe_file(f"{BUCKET}/rows.{ending}", encoded(ending))
+        yield options
 
 
 def test_objects_prefixes_and_globs_read(s3: dict[str, Any]) -> None:

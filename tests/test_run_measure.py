@@ -17,7 +17,6 @@ import pytest
 from fast_axolotl.cli.measure import _print_summary
 from fast_axolotl.integrations.attach import Attachment, attach
 from fast_axolotl.integrations.launch import Order, launch_environment, order
-from fast_axolotl.integrations.training_meter import end_of as describe_end
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import read_rank
@@ -90,13 +89,6 @@ def test_the_rank_is_the_launcher_s() -> None:
     assert read_rank({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == (3, 8, 1)
     assert read_rank({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8, 0)
     assert read_rank({}) == (0, 1, 0)
-
-
-def test_the_end_of_a_record_names_what_ended_the_run() -> None:
-    assert describe_end(None) == describe_end(SystemExit(0)) == ("finished", "")
-    assert describe_end(KeyboardInterrupt()) == ("interrupted", "KeyboardInterrupt")
-    for error, text in ((OSError("gone"), "OSError: gone"), (SystemExit(3), "SystemExit: 3")):
-        assert describe_end(error) == ("exception", text)
 
 
 def test_nothing_is_attached_without_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:

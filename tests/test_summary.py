@@ -409,22 +409,17 @@ def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> Non
     assert "the same collectives" in unlike.reasons["pure_communication_fraction"]
 
 
-def test_the_end_of_the_worst_rank_is_the_end_of_the_run() -> None:
-    fine = make_rank(world_size=2)
-    broken = make_rank(rank=1, world_size=2, end=None)
-    assert summarise(make_run(fine, broken)).end_reason == "cut off"
-    broken.add(End(t=1.0, reason="exception", error="ValueError: no"))
-    summary = summarise(make_run(fine, broken))
-    assert (summary.is_finished, summary.end_reason) == (False, "exception")
-    assert summary.error == "rank 1: ValueError: no"
-
-
-def test_of_several_errors_the_earliest_by_the_wall_clock_counts() -> None:
-    first = make_rank(world_size=2, end=None)
-    first.add(End(t=70.0, reason="exception", error="RuntimeError: gloo: closed by peer"))
-    other = make_rank(rank=1, world_size=2, end=None)
+def test_the_end_of_a_run_is_that_of_its_worst_rank_and_the_earliest_error_by_the_wall_clock() -> (
+    None
+):
+    fine, other = (make_rank(rank=n, world_size=2, end=None if n else "finished") for n in range(2))
+    assert summarise(make_run(fine, other)).end_reason == "cut off"
     other.start = replace(other.start, time=other.start.time + 20.0)
     other.add(End(t=49.0, reason="exception", error="ValueError: no"))
+    summary = summarise(make_run(fine, other))
+    assert (summary.is_finished, summary.end_reason) == (False, "exception")
+    first = make_rank(world_size=2, end=None)
+    first.add(End(t=70.0, reason="exception", error="RuntimeError: gloo: closed by peer"))
     assert summarise(make_run(first, other)).error == "rank 1: ValueError: no"
     other.start = replace(other.start, time=other.start.time + 2.0)
     assert summarise(make_run(first, other)).error.startswith("rank 0: RuntimeError")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
+import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from support.children import run_ranks
 from support.files import SMALL_BUDGET, make_rows, write_jsonl, write_parquet
 
 torch = pytest.importorskip("torch")
@@ -19,6 +24,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from fast_axolotl.errors import ResumeError, UsageError  # noqa: E402
 from fast_axolotl.integrations.torch import TorchDataset  # noqa: E402
+from support import torch_layouts  # noqa: E402
 
 NUM_ROWS = 1200
 ALL = list(range(NUM_ROWS))
@@ -279,3 +285,46 @@ def test_workers_mix_their_shares_of_each_source(sources: Any, rows: bool) -> No
     assert names == ["chat" if number < 700 else "code" for number in ids]
     data.set_epoch(1)
     assert ids_of(islice(loader, 5)) != ids_of(found[:5])
+
+
+# Two real ranks see every row in every layout, or both are told what to do instead.
+
+
+ODD = list(range(403))
+"""An odd number, so that no division is even."""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw in each layout."""
+    folder = tmp_path_factory.mktemp("layouts")
+    rows: list[dict[str, Any]] = [{"id": number, "score": number / 8} for number in ODD]
+    write_parquet(folder / "flat.parquet", rows, row_group_size=40)
+    for half in range(2):
+        own = rows[200 * half : 200 + 203 * half]
+        write_parquet(folder / f"mix-{half}.parquet", own, row_group_size=10)
+    rows = [{**row, "tokens": ODD[: row["id"] % 5]} for row in rows]
+    write_parquet(folder / "ragged.parquet", rows, row_group_size=40)
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+    job |= {"TORCHELASTIC_RUN_ID": "layouts"}
+    run_ranks(sys.executable, torch_layouts.__file__, count=2, cwd=folder, **job)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in "01"]
+
+
+@pytest.mark.parametrize("layout", torch_layouts.LAYOUTS)
+def test_two_ranks_see_every_row_or_are_refused(seen: list[dict[str, Any]], layout: str) -> None:
+    of_ranks = [rank[layout] for rank in seen]
+    expected = torch_layouts.LAYOUTS[layout][0]
+    if of_ranks[0] is None:
+        pytest.skip("a package is missing")
+    if expected == "same":
+        assert of_ranks == [ODD, ODD]
+    elif isinstance(expected, str):
+        assert all(isinstance(said, str) and re.search(expected, said) for said in of_ranks)
+    else:
+        assert all(isinstance(ids, list) for ids in of_ranks), of_ranks
+        has_epochs = isinstance(of_ranks[0][0], list)
+        for first, second in zip(*of_ranks, strict=True) if has_epochs else [of_ranks]:
+            counts = Counter([*first, *second])
+            assert sorted(counts) == ODD
+            assert sum(counts.values()) - len(ODD) <= expected

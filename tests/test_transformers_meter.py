@@ -22,7 +22,6 @@ from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
 from fast_axolotl.integrations.transformers_meter import MeterCallback  # noqa: E402
 from fast_axolotl.measure import measure  # noqa: E402
-from fast_axolotl.measure.summary import summarise  # noqa: E402
 from fast_axolotl.record import read_run  # noqa: E402
 from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
@@ -195,44 +194,6 @@ def test_logging_evaluation_and_checkpoints_are_spans_even_where_no_figures_are_
     # The fetches of these loaders are not the training's.
     assert (total(rank, "steps"), total(rank, "fetches")) == (10, 11)
     assert not any("fast_axolotl" in name for logs in reporter.logs for name in logs)
-
-
-def test_the_parts_of_the_wall_clock_are_what_the_trainer_s_own_clock_says(
-    make: Make, tmp_path: Path
-) -> None:
-    truth: dict[str, float] = {}
-
-    def timed(part: str, work: Callable[..., Any], seconds: float = 0.0) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            begin = time.perf_counter()
-            time.sleep(seconds)
-            found = work(*arguments, **named)
-            truth[part] = truth.get(part, 0.0) + time.perf_counter() - begin
-            return found
-
-        return call
-
-    class Timed(Rows):
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            return timed("data", super().__getitem__)(index)
-
-    options = {"eval_strategy": "steps", "eval_steps": 10, "eval_on_start": True}
-    options |= {"save_strategy": "steps", "save_steps": 15, "max_steps": 30}
-    trainer = make(rows=Timed(60, WAIT), evaluate=Rows(10, 2 * WAIT), **options)
-    trainer.save_model = timed("checkpoint", trainer.save_model, 0.3)
-    trainer.evaluate = timed("evaluation", trainer.evaluate)
-    trainer.training_step = timed("steps", trainer.training_step, 0.02)
-    timed("all", trainer.train)()
-    summary = summarise(read_run(tmp_path / "run"))
-    parts = summary.ledger
-    assert sum(parts.values()) == pytest.approx(summary.duration_seconds, abs=1e-6)
-    assert summary.duration_seconds <= truth["all"]
-    # A busy machine makes all of it longer, but for what lies between two looks at the clock.
-    assert parts["evaluation"] >= 0.95 * truth["evaluation"]
-    assert parts["checkpoint"] >= truth["checkpoint"] >= 0.6
-    assert truth["data"] <= parts["data"] <= truth["all"] - truth["steps"]
-    # The step begins with a sleep before the model is called.
-    assert parts["compute"] + parts["preparing"] + parts["code"] >= 0.6
 
 
 def test_batches_that_a_resumed_stream_skips_are_no_steps(make: Make, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import fast_axolotl
 
 SOURCE = Path(fast_axolotl.__file__).parents[1]
 """The folder that holds the package under test."""
+TESTS = Path(__file__).parents[1]
 FAST_AXOLOTL = (sys.executable, "-m", "fast_axolotl")
 
 
@@ -41,6 +42,24 @@ def run_child(
         timeout=timeout,
         start_new_session=start_new_session,
     )
+
+
+def run_ranks(*command: str, count: int, cwd: Path | None = None, **variables: str) -> list[str]:
+    """So many ranks of one node, which must all succeed, and what each of them printed."""
+    size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **variables}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=clean_environment(TESTS, RANK=str(rank), LOCAL_RANK=str(rank), **size),
+            **pipes,
+        )
+        for rank in range(count)
+    ]
+    printed, said = zip(*(rank.communicate(timeout=300) for rank in ranks), strict=True)
+    assert [rank.returncode for rank in ranks] == [0] * count, "\n".join(said)[-4000:]
+    return list(printed)
 
 
 def run_python(code: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import io
 import json
 import lzma
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -102,6 +102,14 @@ def jsonl_bytes(rows: Sequence[Any], *, ensure_ascii: bool = False) -> bytes:
 
 def _table(rows: Rows | pa.Table) -> pa.Table:
     return rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows)
+
+
+def lay_out(root: Path, files: Mapping[str, str | bytes]) -> None:
+    """Files below a folder, by their paths."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 @contextmanager

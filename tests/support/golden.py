@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import fast_axolotl
@@ -55,6 +57,28 @@ def check(name: str, found: object) -> None:
     more = len(lines) - _MOST_DIFFERING
     told = "\n".join([*lines[:_MOST_DIFFERING], *([f"… {more} lines more"] if more > 0 else [])])
     pytest.fail(f"{name} is not as it was. If that is meant: {_UPDATE}=1\n{told}", pytrace=False)
+
+
+def check_calls(name: str, **known: object) -> None:
+    """What wrong calls say, of the package, ``fa``, and of what else is known in them.
+
+    A case more is a line more in the golden file, with no answer yet.
+    """
+    file = f"calls/{name}.json"
+    calls = json.loads((GOLDEN / "expected" / file).read_text(encoding="utf-8"))
+    names = {"fa": fast_axolotl, "np": np, "pa": pa, **known}
+    check(file, {call: _describe_error(call, names) for call in calls})
+
+
+def _describe_error(call: str, names: dict[str, object]) -> str:
+    try:
+        found = eval(call, names)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is written down
+        text = f"{type(error).__name__}: {error}".replace(str(Path.cwd()), "HERE")
+        text = re.sub(r"(cannot store the columns|is encrypted) \(.*\)", r"\1 (BY PYARROW)", text)
+        # How scalars are written depends on the version of numpy.
+        return re.sub(r" at 0x\w+|\bnp\.\w+\(([^()]*)\)", r"\1", text)
+    return f"no error, a {type(found).__name__}"
 
 
 def _rounded(value: Any) -> Any:

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import fsspec
 
 
 @dataclass
@@ -114,6 +117,23 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(body)
         return None
+
+
+@contextmanager
+def s3_bucket(bucket: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """moto's server with an empty bucket: the file system, and what a client needs to reach it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options: dict[str, Any] = {"key": "testing", "secret": "testing-secret"}
+    options |= {"endpoint_url": f"http://{host}:{port}"}
+    options |= {"client_kwargs": {"region_name": "us-east-1"}}
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, **options)
+    filesystem.call_s3("create_bucket", Bucket=bucket)
+    yield filesystem, options
+    server.stop()
 
 
 @contextmanager

@@ -54,10 +54,6 @@ class NotAsked(Unfamiliar):
     """What the replacement is for was not asked for: nothing to report."""
 
 
-class Different(Exception):
-    """Ours gave another result than the host's function."""
-
-
 class Final(Exception):
     """Carries an error that the caller gets: the host's own function would raise it, too, or could
     no longer run instead.
@@ -301,7 +297,7 @@ _ROWS: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
 def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
-    from fast_axolotl.axolotl.self_check import Check
+    from fast_axolotl.axolotl.self_check import Check, Different, StockFails
 
     load = functools.cache(functools.partial(pkgutil.resolve_name, item.ours))
     check = Check(item.check, original) if item.check else None
@@ -333,8 +329,8 @@ def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> C
         else:
             try:
                 check.before(ours, args, kwargs)
-            except Final as final:
-                raise Unfamiliar(f"it cannot be compared: {final}") from final
+            except (Final, StockFails) as error:
+                raise Unfamiliar(f"it cannot be compared: {error}") from error
             result = ours(*args, **kwargs)
             check.after(result, args, kwargs)
         if record.state == "check":

@@ -35,7 +35,8 @@ from typing import Any
 
 from fast_axolotl.axolotl.fingerprints import mismatch
 from fast_axolotl.axolotl.patches import KNOWN, STREAMS
-from fast_axolotl.axolotl.patching import Different, NotAsked, Unfamiliar, worker_id
+from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar, worker_id
+from fast_axolotl.axolotl.self_check import Different
 from fast_axolotl.errors import MissingExtraError
 
 try:

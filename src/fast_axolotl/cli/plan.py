@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -39,11 +41,16 @@ from fast_axolotl.report.document import (
 )
 
 if TYPE_CHECKING:
-    from fast_axolotl.plan.predict import Plan
+    from fast_axolotl.plan.memory import Layout
+    from fast_axolotl.plan.predict import Plan, Reference
     from fast_axolotl.plan.scale import Run, Scaling
     from fast_axolotl.plan.trace import TraceSummary
+    from fast_axolotl.record.devices import Gpu
     from fast_axolotl.record.protocol_result import Trial
 
+_BATCH_TOKENS = 262_144
+"""Of a step, without a record."""
+_MOST_GPUS = 1_000_000
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -64,28 +71,52 @@ def plan(
     network: Annotated[
         float | None, Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
     ] = None,
-    sequence_len: Annotated[int, Option(help="Without RUN: tokens per sample.")] = 4096,
-    micro_batch: Annotated[int, Option(help="Without RUN: samples per GPU and forward pass.")] = 1,
+    sequence_len: Annotated[int, Option(help="Without RUN: tokens per sample.", min=1)] = 4096,
     method: Annotated[
         Literal["full", "lora", "qlora"], Option(help="Without RUN: training method.")
     ] = "full",
+    precision: Annotated[
+        Literal["bf16", "fp8", "fp4"], Option(help="Without RUN: of matrix products.")
+    ] = "bf16",
+    optimizer: Annotated[
+        str | None,
+        Option(help="Only this: adamw, adamw_8bit, lion, muon, sgd, adafactor, offload."),
+    ] = None,
+    micro_batch: Annotated[int | None, Option(help="Only this: samples per pass.", min=1)] = None,
+    accumulation: Annotated[int | None, Option(help="Only this: passes per step.", min=1)] = None,
+    recompute: Annotated[
+        Literal["none", "selective", "full"] | None, Option(help="Only this: of activations.")
+    ] = None,
+    tp: Annotated[int | None, Option(help="Only this tensor parallelism.", min=1)] = None,
+    pp: Annotated[int | None, Option(help="Only this pipeline parallelism.", min=1)] = None,
+    cp: Annotated[int | None, Option(help="Only this context parallelism.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict tokens/s, memory, time and cost on other kinds and numbers of GPUs.
 
     The record of a short run calibrates the prediction: its throughput, memory, communication and
     what its loader can deliver. Every prediction has a 90 % interval and says what limits it:
-    compute, memory, communication or data. Without a record, the intervals are wide.
+    compute, memory, communication or data. Without a record, the intervals are wide. Of all layouts
+    of the same global batch, the fastest that fits is taken.
     """
-    from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import find_price, make_plan, read_reference
+    from fast_axolotl.plan.memory import MOMENTS, Layout
+    from fast_axolotl.plan.predict import Range, find_price, make_plan, read_reference
     from fast_axolotl.plan.shape import read_config
     from fast_axolotl.record.devices import find_gpu
 
-    positive = {"network": network, "micro-batch": micro_batch, "sequence-len": sequence_len}
-    for name, value in positive.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"--{name} {value:g}: pass a number above 0")
+    if network is not None and not 0 < network < float("inf"):
+        raise UsageError(f"--network {network:g}: pass a number above 0")
+    if optimizer is not None and optimizer not in MOMENTS:
+        raise UsageError(f"--optimizer {optimizer!r}: choose one of {', '.join(MOMENTS)}")
+    sizes: dict[str, Any] = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+    }
+    sizes |= {"accumulation": accumulation, "optimizer": optimizer}
+    pinned = {name: value for name, value in sizes.items() if value is not None}
     amount = None
     if tokens is not None:
         unit = tokens[-1:].lower() if tokens[-1:].isalpha() else ""
@@ -103,7 +134,15 @@ def plan(
     elif shape is None or not parse_names(gpu or ""):
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
     else:
-        layout = Layout(gpus=1, seq_len=sequence_len, micro_batch=micro_batch, method=method)
+        samples = max(1, round(_BATCH_TOKENS / sequence_len))
+        layout = Layout(
+            gpus=1,
+            seq_len=sequence_len,
+            accumulation=samples,
+            method=method,
+            precision=precision,
+            optimizer=optimizer or "adamw",
+        )
     kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
     if reference is not None and not kinds:
         kinds = [reference.gpu]
@@ -118,14 +157,29 @@ def plan(
                 f"price, or {len(kinds)}: one per kind of GPU"
             )
         dollars *= 1 if len(dollars) == len(kinds) else len(kinds)
-        costs = [(each, "by --price") for each in dollars]
+        costs = [(Range(each, each, each), "by --price") for each in dollars]
     counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
-    if not counts or min(counts) < 1:
-        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64")
-    priced = [(kind, *cost) for kind, cost in zip(kinds, costs, strict=True)]
+    if not counts or min(counts) < 1 or max(counts) > _MOST_GPUS:
+        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64; at most {_MOST_GPUS:,}")
+    priced = [(kind, cost) for kind, (cost, _) in zip(kinds, costs, strict=True)]
     found = make_plan(
-        shape, priced, counts, layout, reference=reference, tokens=amount, network=network
+        shape,
+        priced,
+        counts,
+        layout,
+        reference=reference,
+        tokens=amount,
+        network=network,
+        pinned=pinned,
     )
+    notes: list[str] = []
+    for kind, (cost, source) in zip(kinds, costs, strict=True):
+        link = kind.network if network is None else network
+        said = [*describe_plan(found, kind, layout, reference, link)]
+        hourly = "" if cost is None else f"${cost.value:g}, "
+        said.append(f"Dollars per GPU and hour: {kind.key}: {hourly}{source}.")
+        notes += [f"{kind.key}: {note}" if len(kinds) > 1 else note for note in said]
+    found = replace(found, notes=tuple(notes))
     print_result(found, plan_document(found), as_json=as_json)
 
 
@@ -138,6 +192,73 @@ def _read_positive(text: str) -> float:
     return value if 0 < value < float("inf") else 0.0
 
 
+def describe_plan(
+    plan: Plan, gpu: Gpu, start: Layout, reference: Reference | None, network: float
+) -> Iterator[str]:
+    """What users get wrong, where the candidates of a kind of GPU are about to; their layouts, and
+    what the prediction rests on."""
+    from fast_axolotl.plan.predict import PAUSES, SEEN, STARTUP_SECONDS, TRUSTED_LEVELS
+    from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
+
+    candidates = [one for one in plan.candidates if one.gpu == gpu.key]
+    possible = [one for one in candidates if one.tokens_per_second is not None]
+    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
+    if possible and possible[-1].binds != "data":
+        ends = (possible[0], possible[-1])
+        yield from warn_of_latency(
+            *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
+        )
+    for one in [one for one in possible if one.doubt][:1]:
+        yield (
+            f"From {one.gpus} GPUs on, {one.doubt}: no sensible choice. A larger batch needs "
+            "another learning rate and may generalise worse, and more GPUs bring ever less: in "
+            "MLPerf's LoRA of Llama 2 70B, 64 times the GPUs were 13.8 times as fast."
+        )
+    least, most = TRUSTED_LEVELS
+    if plan.level is not None and possible and not least < plan.level < most:
+        yield (
+            f"The run is {plan.level:.2g} times as fast as predicted, as no published stack is: "
+            "check its tokens, model and GPU, and whether a tiny batch slowed it down."
+        )
+    for starved in [one for one in possible if one.binds == "data"][:1]:
+        yield (
+            f"On {starved.gpus} GPUs, the loader must deliver "
+            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
+            f"{format_count(starved.loader_tokens_per_second)}."
+        )
+    last = possible[-1] if possible else None
+    if reference is not None and last is not None and reference.layout.gpus == 1 < last.gpus:
+        naive = reference.tokens_per_second * reference.real_share * last.gpus
+        yield (
+            f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
+            f"would be {format_count(naive)} tokens/s; the prediction is "
+            f"{format_count(last.demand_tokens_per_second)} tokens/s, with "
+            f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
+            "from the link rates alone. Measure a short run on two nodes before you rent more."
+        )
+    for one in candidates:
+        yield f"{one.gpus} × {gpu.key}: {one.changes}."
+    if reference is None:
+        batch, seconds = format_count(start.step_tokens), format_count(STARTUP_SECONDS)
+        yield (
+            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
+            "stacks, and its intervals are wide. A short measured run narrows them. Assumed: a "
+            f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
+            "the time for evaluation and checkpoints."
+        )
+        if gpu.generation not in SEEN or start.seq_len > 32_768:
+            yield "No published run was on such a GPU or so long: this is an extrapolation."
+    elif gpu != reference.gpu:
+        yield (
+            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
+            "same share of its predicted speed."
+        )
+    yield (
+        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): "
+        f"{network:g} GB/s per GPU, without congestion."
+    )
+
+
 def plan_document(plan: Plan) -> Document:
     """The fastest and the cheapest candidate, all of them, and what to know about them."""
 
@@ -148,8 +269,13 @@ def plan_document(plan: Plan) -> Document:
     rates: dict[str, float] = {}
     costs: dict[str, float] = {}
     for one in plan.candidates:
-        rate, lasts, cost = one.tokens_per_second, one.seconds, one.dollars
-        row = [f"{one.gpus} × {one.gpu}", "–", "–", format_bytes(one.memory_bytes)]
+        rate, lasts, cost, need = one.tokens_per_second, one.seconds, one.dollars, one.memory_bytes
+        fits = {"yes": "", "may": ", may fit", "no": ", does not fit"}[one.fits]
+        memory = (
+            f"{format_bytes(need.value)} ({format_bytes(need.low)} to {format_bytes(need.high)})"
+        )
+        row = [f"{one.gpus} × {one.gpu}", "–", "–", f"{memory}{fits}"]
+        row += [format_count(one.global_batch_tokens), format_count(one.steps and round(one.steps))]
         row += [format_share(one.communication_share, decimals=0), "–", "–", one.binds]
         words = []
         if rate is not None:
@@ -157,25 +283,28 @@ def plan_document(plan: Plan) -> Document:
             row[2] = f"{format_count(rate.low)} to {format_count(rate.high)}"
             words.append(f"{row[1]} tokens/s")
         if lasts is not None:
-            row[5] = format_duration(lasts.value)
-            words.append(row[5])
+            row[7] = format_duration(lasts.value)
+            words.append(row[7])
         if cost is not None:
-            row[6] = f"{dollars(cost.value)} ({dollars(cost.low)} to {dollars(cost.high)})"
+            row[8] = f"{dollars(cost.value)} ({dollars(cost.low)} to {dollars(cost.high)})"
             words.append(dollars(cost.value))
         text = ", ".join([row[0], *words])
-        rates |= {text: rate.value} if rate else {}
-        costs |= {text: cost.value} if cost else {}
+        if not one.doubt:
+            rates |= {text: rate.value} if rate else {}
+            costs |= {text: cost.value} if cost else {}
         rows.append(row)
     fastest = max(rates, key=rates.__getitem__, default="")
     cheapest = min(costs, key=costs.__getitem__, default="")
     headline = f"Fastest: {fastest}. Cheapest: {cheapest}."
     if not fastest:
-        headline = "No candidate fits into GPU memory."
+        headline = "No candidate fits into GPU memory, or is a sensible choice: see the notes."
     elif cheapest in ("", fastest):
         headline = f"{'Fastest and cheapest' if cheapest else 'Fastest'}: {fastest}."
-    title = f"Plan: {format_count(plan.parameters / 1e9)} B parameters on {plan.gpu}"
+    kinds = ", ".join(dict.fromkeys(one.gpu for one in plan.candidates))
+    title = f"Plan: {format_count(plan.parameters / 1e9)} B parameters on {kinds}"
     title += "" if plan.tokens is None else f", {format_count(plan.tokens / 1e9)} B tokens"
-    header = ["GPUs", "tokens/s", "90 %", "memory", "communication", "time", "cost", "limited by"]
+    header = ["GPUs", "tokens/s", "90 %", "memory (interval)", "global batch", "steps"]
+    header += ["communication", "time", "cost", "limited by"]
     return Document(
         title=title,
         blocks=[
@@ -352,7 +481,7 @@ def batch(
                 found["longest_sentence"] = describe_longest(trial, tokens, sizes)
     write_text(folder / "batch.json", to_json(found))
     print_result(found, batch_document(found), as_json=as_json)
-    if chosen is None:
+    if advice.best is None:
         raise Exit(1)
 
 
@@ -392,7 +521,6 @@ def trace(
         list[str], Argument(help="Traces of torch.profiler, one per rank.", metavar="TRACE…")
     ],
     as_json: AsJson = False,
-    steps: Annotated[str | None, Option(help="Steps: 3:8 means 3 to 7. Default: all.")] = None,
 ) -> None:
     """Split step time into compute, communication and idle time, from torch.profiler traces.
 
@@ -402,15 +530,6 @@ def trace(
     """
     from fast_axolotl.plan.trace import summarise_traces
 
-    chosen = None
-    if steps is not None:
-        first, colon, end = steps.partition(":")
-        if colon and f"{first}{end}0".isdecimal():
-            chosen = range(int(first or 0), int(end or 2**62))
-        if not chosen:
-            raise UsageError(
-                f"cannot read {steps!r} as steps; write 3:8 for 3 to 7, or 3: for the rest"
-            )
     files: list[Path] = []
     for text in traces:
         path = Path(text)
@@ -421,16 +540,16 @@ def trace(
         if not found:
             raise MissingFileError("no trace (.json or .json.gz) found here", path=text)
         files += found
-    summary = summarise_traces(list(dict.fromkeys(files)), steps=chosen)
+    summary = summarise_traces(list(dict.fromkeys(files)))
     print_result(summary, trace_document(summary), as_json=as_json)
 
 
 def trace_document(summary: TraceSummary) -> Document:
-    """The mean step of each rank, and communication; ``--json`` has every step and kernel."""
+    """The mean step of each rank, and communication; ``--json`` has every step."""
     means: list[Row] = []
     for one in summary.ranks:
         shares = (one.compute_seconds, one.overlapped_seconds, one.exposed_seconds)
-        rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds)
+        rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds, one.host_seconds)
         whole = one.seconds or 1
         cells = [format_share(None if part is None else part / whole) for part in (*shares, *rest)]
         count = sum(step.rank == one.rank for step in summary.steps)
@@ -439,9 +558,6 @@ def trace_document(summary: TraceSummary) -> Document:
     if len(means) > 1:
         rank = "none" if summary.straggler is None else f"rank {summary.straggler}"
         notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
-    if summary.slowdown is not None:
-        slower = f"{summary.slowdown:.2f} times as long while communication runs"
-        notes.append(f"Kernels take {slower}; --json lists them.")
     rows: list[Row] = []
     for row in summary.collectives:
         speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
@@ -451,7 +567,8 @@ def trace_document(summary: TraceSummary) -> Document:
         cells.append(format_seconds(row.waiting_seconds))
         rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
-    blocks: list[Block] = [Table(header=[*header, "idle"], rows=means), Bullets(notes, True)]
+    header += ["idle", "of it host"]
+    blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
         table = Table(header=[*header, "bus bandwidth"], rows=rows)

@@ -17,6 +17,7 @@ Does not look at activations: a model that skips layers, or runs one twice, is c
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -107,6 +108,7 @@ def read_shape(
         dtype=normalise_dtype(_read_dtype(model)),
         device_name=device_name,
         num_devices=num_devices,
+        config={} if config is None or ask is None else json.loads(config.to_json_string(False)),
         reasons=reasons,
     )
 

@@ -42,6 +42,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     def _prepare(self) -> None:
         self._thread = 0
         self._dataset: Any = None
+        self._counted: Any = None
         _hook_transformers()
 
     @never_raises
@@ -60,6 +61,8 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
             # The adapters of accelerate claim the class of what they wrap; their type tells.
             "dispatcher": type(loader).__name__ == "DataLoaderDispatcher",
             "gradient_checkpointing": bool(args.gradient_checkpointing),
+            "optimizer": str(getattr(args.optim, "value", args.optim)),
+            "use_liger_kernel": bool(getattr(args, "use_liger_kernel", False)),
         }
         if state.global_step:
             settings["resumed_at_step"] = state.global_step
@@ -93,9 +96,15 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
 
     @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Report an optimizer step."""
+        """Report an optimizer step; after the first, there is a state to be counted."""
         if self._watch is not None:
             self._watch.step()
+        states = getattr(known.get("optimizer"), "state", None)
+        if self.meter is not None and states and self._counted is not self.meter:
+            self._counted = self.meter
+            parts = [part for state in states.values() for part in state.values()]
+            sizes = [getattr(getattr(p, "_local_tensor", p), "nbytes", 0) for p in parts]
+            self.meter.settings(optimizer_state_bytes=sum(sizes))
 
     @never_raises
     def on_log(

@@ -97,6 +97,11 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
             text += " (gradient_checkpointing), train an adapter (LoRA), or shard the model."
         return Advice(sentences=(text,))
     best, top = max(timed, key=lambda one: one[1])
+    lows, highs = zip(*((one.low or rate, one.high or rate) for one, rate in timed), strict=True)
+    if len(timed) > 1 and max(lows) <= min(highs) and all(one.low for one, _ in timed):
+        text = "No size is clearly faster: the intervals of all overlap. Keep the micro-batch that "
+        text += "you have, or pass more --steps."
+        return Advice(best=best.micro_batch, sentences=(text,))
     knee, own = next(
         (one, rate)
         for one, rate in timed

@@ -1,17 +1,16 @@
 """Read profiler traces (Kineto JSON, plain or gzip).
 
 A trace costs its own text and what is kept of it: 40 bytes for each event of the device, 24 for
-each launch, 16 for each CPU op, and an object for each collective. Times are whole nanoseconds, so
+each launch, and an object for each collective. Times are whole nanoseconds, so
 that sums are exact.
 
-Communication is recognised by name: see ``is_collective``, and gloo's ranges on the CPU.
+Communication is recognised by name: see ``is_collective``. Traces without kernels are refused.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
 import re
 import zlib
 from array import array
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
+from fast_axolotl.record.schema import is_collective
 from fast_axolotl.record.units import count_words
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
@@ -31,7 +30,7 @@ _DEVICE = {"kernel": COMPUTE}
 _DEVICE |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), COPY)
 _HOST = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = ("runtime", "driver")
-_CALLS = (*CPU_COLLECTIVES, "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+_CALLS = ("nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
 _MOST_RANKS = 1 << 20
@@ -55,7 +54,7 @@ _ITEM_BYTES = {
 
 @dataclass(slots=True, kw_only=True)
 class Collective:
-    """One communication of one rank: a kernel, or a range on the CPU."""
+    """One communication of one rank: a kernel, or the call on the CPU that asks for it."""
 
     kind: str
     start: int
@@ -91,13 +90,8 @@ class Trace:
     launches: array[int] = field(default_factory=lambda: array("q"))
     """Correlation, start and thread of each call on the CPU that started something."""
     threads: dict[object, int] = field(default_factory=dict)
-    ops: dict[int, array[int]] = field(default_factory=dict)
-    """Start and end of each CPU op by thread, nested ones included."""
-    autograd_threads: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)
     """Kernels of the device, in the order of the file."""
-    ranges: list[Collective] = field(default_factory=list)
-    """Ranges on the CPU that carry out communication: gloo's."""
     calls: list[Collective] = field(default_factory=list)
     """Ranges on the CPU that only ask for it: c10d's, NCCL's, ``record_param_comms``."""
 
@@ -134,8 +128,12 @@ def read_trace(path: Path) -> Trace:
     if not isinstance(header.get("traceEvents"), list):
         message = "this JSON has no list of traceEvents; is it a trace of torch.profiler?"
         raise DataError(message, path=trace.path)
-    if not (trace.device or trace.ops or trace.ranges):
-        raise DataError("no kernels and no CPU ops; profile at least one step", path=trace.path)
+    if not trace.device:
+        raise DataError(
+            "no GPU kernels: the time of a step is read from them; profile at least one step on a "
+            "GPU with ProfilerActivity.CUDA",
+            path=trace.path,
+        )
     if isinstance(info := header.get("distributedInfo"), dict):
         known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < _MOST_RANKS}
         trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
@@ -176,11 +174,7 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
     elif name.startswith(_CALLS):
         item = _collective(name, start, end, args)
         item.thread = thread
-        (trace.ranges if name.startswith(CPU_COLLECTIVES) else trace.calls).append(item)
-    elif category != "user_annotation":
-        trace.ops.setdefault(thread, array("q")).extend((start, end))
-        if name.startswith("autograd::engine"):
-            trace.autograd_threads.add(thread)
+        trace.calls.append(item)
 
 
 def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collective:
@@ -194,24 +188,15 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
     counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
     known = [count for count in counts if isinstance(count, int)]
-    if known and (width := _bytes_of([1], args.get("dtype"))):
-        item.num_bytes = max(known) * width
-    elif "Input Dims" in args and name.startswith(("gloo:", "nccl:")) and item.kind != "all_gather":
-        # The shape is that of the input; an all-gather's message is its output.
-        tensors = zip(args["Input Dims"], args.get("Input type") or [], strict=False)
-        item.num_bytes = sum(_bytes_of(dims, kind) for dims, kind in tensors) or None
+    width = _ITEM_BYTES.get(str(args.get("dtype")).lower().replace(" ", ""))
+    item.num_bytes = max(known) * width if known and width else None
     return item
 
 
 @lru_cache(maxsize=1 << 14)
 def _kind_of(name: str) -> str:
     letters = re.sub("[^a-z]", "", name.lower())
+    if "userbuffers" in letters:
+        letters = re.sub("_rs_|_rs$", "reduce_scatter", re.sub("_ag_|_ag$", "all_gather", name))
+        letters = letters.replace("_", "")
     return next((kind for kind in _KINDS if kind.replace("_", "") in letters), "other")
-
-
-def _bytes_of(dims: Any, kind: object) -> int:
-    """Of a shape, or of all shapes of a list of tensors; ``Float`` is ``c10::Float``, too."""
-    if dims and isinstance(dims[0], list):
-        return sum(_bytes_of(part, kind) for part in dims)
-    width = _ITEM_BYTES.get(str(kind).lower().replace(" ", "").removeprefix("c10::"), 0)
-    return math.prod(dims) * width if dims else 0

@@ -8,8 +8,10 @@ two moments counts. Not counted: a CUDA context (0.5 to 1 GB, outside of torch) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
 
 from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.shape import Shape
@@ -17,7 +19,18 @@ from fast_axolotl.plan.shape import Shape
 _STATES = {"bf16": (2.0, 2.0, 4.0), "mixed": (4.0, 4.0, 8.0), "master": (2.0, 4.0, 12.0)}
 """Bytes of a trained weight, its gradient and its moments: all in bf16, as transformers loads
 them; fp32 with autocast; Megatron's bf16 beside an fp32 copy."""
-_QUANTISED_BYTES = 0.53
+MOMENTS = {
+    "adamw": 8.0,
+    "adamw_8bit": 2.0,
+    "lion": 4.0,
+    "muon": 4.0,
+    "sgd": 4.0,
+    "adafactor": 0.1,
+    "offload": 0.0,
+}
+"""Bytes of an optimizer's state for each trained weight, in fp32; bf16 weights have half of it but
+in 8 bits. ``offload``: AdamW in the host's memory."""
+QUANTISED_BYTES = 0.53
 """Of a weight in nf4 with doubly quantised constants."""
 
 
@@ -45,8 +58,12 @@ class Layout:
     lora_rank: int = 16
     precision: Literal["bf16", "fp8", "fp4"] = "bf16"
     states: Literal["bf16", "mixed", "master"] = "bf16"
-    optimizer: Literal["adamw", "adamw_8bit", "offload"] = "adamw"
-    attention_kernel: Literal["flash", "triton"] = "flash"
+    optimizer: str = "adamw"
+    """One of ``MOMENTS``."""
+    state_bytes: float | None = None
+    """Of the optimizer for each trained weight, where it was measured."""
+    attention_kernel: Literal["cudnn", "flash", "triton"] = "flash"
+    """Of Megatron and Transformer Engine; torch's and transformers' own; the first Triton ones."""
     is_fused: bool = False
     """Fused norms, activations and loss (Liger, Megatron, ``torch.compile``)."""
 
@@ -76,6 +93,16 @@ class Layout:
         """Tokens of a step of the whole job."""
         return self.tokens * self.replicas * self.accumulation
 
+    def __str__(self) -> str:
+        """What a search may change, in words."""
+        names = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP"}
+        words = [f"micro-batch {self.micro_batch:g} × {self.accumulation}", names[self.sharding]]
+        sizes = {"TP": self.tp, "PP": self.pp, "CP": self.cp, "EP": self.ep}
+        words += [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += ["" if self.recompute == "none" else f"{self.recompute} recomputation"]
+        words += ["offload" if self.optimizer == "offload" else ""]
+        return ", ".join(filter(None, words))
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -99,7 +126,7 @@ def adapter_parameters(shape: Shape, rank: int) -> float:
     """Weights of LoRA on every linear layer but the head."""
     keys = shape.kv_heads * shape.head_size
     width = shape.ffn or shape.expert_ffn * shape.experts + shape.shared_ffn
-    sides = 4 * shape.hidden + 2 * shape.attention_width + 2 * keys
+    sides: float = 4 * shape.hidden + 2 * shape.attention_width + 2 * keys
     sides += (3 if shape.is_gated else 2) * (shape.hidden + width)
     return float(rank * shape.layers * sides)
 
@@ -117,8 +144,11 @@ def divide_weights(shape: Shape, layout: Layout) -> tuple[float, float]:
 def predict_memory(shape: Shape, layout: Layout) -> Memory:
     """The peak of the GPU that holds most."""
     weight, gradient, moments = _STATES[layout.states]
-    if layout.optimizer != "adamw":
-        moments = {"adamw_8bit": 2.0, "offload": 0.0}[layout.optimizer] + max(0.0, moments - 8.0)
+    if layout.state_bytes is not None and layout.optimizer != "offload":
+        moments = layout.state_bytes
+    elif layout.optimizer != "adamw":
+        halved = 2.0 if layout.states == "bf16" and layout.optimizer != "adamw_8bit" else 1.0
+        moments = MOMENTS[layout.optimizer] / halved + max(0.0, moments - 8.0)
     tp, pp, tokens, hidden = layout.tp, layout.pp, layout.tokens, shape.hidden
     is_full, is_fused, is_mixed = layout.method == "full", layout.is_fused, layout.states == "mixed"
     owned, trained = divide_weights(shape, layout)
@@ -126,7 +156,7 @@ def predict_memory(shape: Shape, layout: Layout) -> Memory:
     table = shape.vocabulary * shape.hidden / tp
     tables = (1 if shape.is_tied else 2) * table / pp
     if layout.method == "qlora":
-        frozen = _QUANTISED_BYTES * (owned - tables) + 2.0 * tables
+        frozen = QUANTISED_BYTES * (owned - tables) + 2.0 * tables
     level = ("ddp", "zero1", "zero2", "fsdp").index(layout.sharding)
     shards = layout.shards
     weights = (weight * trained + frozen) / (shards if level == 3 else 1)
@@ -173,3 +203,55 @@ def predict_memory(shape: Shape, layout: Layout) -> Memory:
         key=sum,
     )
     return Memory(weights, gradients, optimizer, activations, gathered)
+
+
+def list_layouts(
+    shape: Shape, start: Layout, gpus: int, node_size: int, pinned: Mapping[str, Any]
+) -> Iterator[Layout]:
+    """Every way to lay the global batch of ``start`` out over so many GPUs; what ``pinned`` names
+    has that value.
+
+    Sizes of parallelism are powers of two: tensors within a node, pipelines where the layers can be
+    divided, sequences into parts of 1,024 tokens at least. Pipelines do not shard gradients.
+    """
+
+    def sizes(name: str, powers: int) -> list[int]:
+        known: int = pinned.get(name, getattr(start, name))
+        return [known] if name in pinned else sorted({known, *(1 << n for n in range(powers))})
+
+    samples, least = start.step_tokens / start.seq_len, min(1.0, start.micro_batch)
+    recomputes = [pinned["recompute"]] if "recompute" in pinned else ["none", "selective", "full"]
+    stores = [start.optimizer]
+    if start.method == "full" and "optimizer" not in pinned:
+        stores = list(dict.fromkeys([start.optimizer, "offload"]))
+    for tp, pp, cp in product(sizes("tp", 4), sizes("pp", 5), sizes("cp", 4)):
+        is_odd = (
+            tp > node_size or shape.heads % tp or shape.layers % pp or start.seq_len < 1024 * cp
+        )
+        is_known = all(
+            size in (1, getattr(start, name), pinned.get(name))
+            for name, size in (("tp", tp), ("pp", pp), ("cp", cp))
+        )
+        if gpus % (tp * pp * cp) or (is_odd and not is_known):
+            continue
+        replicas = gpus // (tp * pp)
+        each = samples * cp / replicas  # of a rank, in a step
+        whole = max(1, round(each))
+        counts = [n for n in range(1, min(whole, 4096) + 1) if whole % n == 0]
+        batches = [(max(each / count, least), count) for count in counts]
+        if "micro_batch" in pinned:
+            micro = float(pinned["micro_batch"])
+            batches = [(micro, pinned.get("accumulation") or max(1, round(each / micro)))]
+        elif "accumulation" in pinned:
+            batches = [(max(each / pinned["accumulation"], least), pinned["accumulation"])]
+        ways = ["zero1"] if pp > 1 else ["zero1", "zero2", "fsdp"]
+        ways = ["ddp", *ways] if replicas > 1 else ["ddp"]
+        groups = {1, start.ep, node_size} if shape.experts else {start.ep}
+        groups = {
+            n for n in groups if n == start.ep or not (shape.experts % n or replicas * tp % n)
+        }
+        for (micro, count), *values in product(batches, ways, recomputes, stores, sorted(groups)):
+            names = ("sharding", "recompute", "optimizer", "ep")
+            known: dict[str, Any] = dict(zip(names, values, strict=True))
+            known |= {"gpus": gpus, "tp": tp, "pp": pp, "cp": cp}
+            yield replace(start, micro_batch=micro, accumulation=count, **known)

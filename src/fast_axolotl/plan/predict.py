@@ -1,65 +1,86 @@
 """Predict tokens/s, memory, time and cost on other GPUs, and what limits the run.
 
-A *reference* is the user's own run: measured ÷ predicted sets the level of the stack. Without one
-it is that of published stacks. Intervals are of 90 %, in logarithms; their widths are the errors of
-``benchmarks.plan_error``, added in quadrature for all that differs between reference and candidate.
+A *reference* is the user's own run: measured ÷ predicted sets the level of the stack and of its
+memory. Without one it is that of published stacks. For each number of GPUs all layouts of the same
+global batch are predicted, and the fastest that fits is taken; one that differs less from the
+reference's wins where the gain is below 4 %.
 
-Rates are of the steady phase without waiting for data, in positions, padding included; bf16 weights
-and moments are assumed. A candidate keeps the global batch, and changes what does not fit.
-Congestion, topology and uneven experts are not predicted.
+Intervals are of 90 %, in logarithms. Their widths are fitted by ``benchmarks.plan_error`` to
+sources left out, added in quadrature for all that differs between reference and candidate. Rates
+are of the steady phase without waiting for data, in positions, padding included. Congestion,
+topology and uneven experts are not predicted.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from importlib.resources import files
 from itertools import product
 from statistics import median
 from typing import Any
 
-from fast_axolotl.errors import DataError
-from fast_axolotl.plan.memory import Layout, Memory, adapter_parameters, predict_memory
-from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
-from fast_axolotl.plan.shape import Shape, guess_shape
-from fast_axolotl.plan.steptime import predict_step
+from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.plan.memory import (
+    MOMENTS,
+    Layout,
+    Memory,
+    adapter_parameters,
+    divide_weights,
+    list_layouts,
+    predict_memory,
+)
+from fast_axolotl.plan.shape import Shape, parse_config
+from fast_axolotl.plan.steptime import StepTime, fitted, predict_step
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import times
 from fast_axolotl.record.devices import Gpu, find_gpu
 from fast_axolotl.record.thresholds import BOUND_COMMUNICATION
 from fast_axolotl.record.units import format_bytes, format_count, format_share
 
-_SAME, _OTHER, _EXPERTS = 0.12, 0.19, 0.48
-"""Half of a 90 % interval (log): the reference's own model and layout on more GPUs; another model,
-length, recomputation or parallelism; the same with experts."""
-_OTHER_GPU, _OTHER_PRECISION = 0.27, 0.15
-_UNKNOWN_STACK, _UNKNOWN_EXPERTS = 0.40, 0.55
+SEEN = ("ampere", "hopper", "blackwell", "blackwell-ultra", "tpu")
+"""Generations that published rows are of."""
 _COMMUNICATION = 0.5
 """Of the predicted communication that the reference did not have: links reach half or twice it."""
-_FROM_ONE = 0.15
-"""The same of a plan for several GPUs from a run on one, whose stack was not seen to communicate.
-Ours: no published row has both."""
 _HUGE_BATCH = 16e6
 """Tokens per step: what Llama 3.1 405B ended with."""
 _USABLE_MEMORY = 0.92
 """Of a GPU: the rest is CUDA's own, and fragments."""
-_ODD_LEVEL = (0.2, 1.8)
+_MEMORY_LOW, _MEMORY_HIGH = 0.9, 1.2
+"""What published peaks are of the predicted ones, without a run."""
+TRUSTED_LEVELS = (0.2, 1.8)
 """Levels outside of which a record is doubted: published stacks have 0.5 to 1.4."""
 _LARGE_BATCH = 4.0
 """Times the reference's global batch from which the training is another."""
+_FEW_STEPS = 100
+"""Optimizer steps below which a training is hardly one. Ours."""
+_TIE = 0.04
+"""Gain below which a layout with fewer changes is taken: predictions are no better."""
+STARTUP_SECONDS, PAUSES = 180.0, 0.02
+"""Without a record: start-up, and evaluation and checkpoints as a share of the training. Ours."""
 
 
-def find_price(gpu: Gpu) -> tuple[float | None, str]:
-    """Dollars of one device per hour, and their source: the median over the clouds that list it on
-    demand, by the dated table beside this file; ``None`` where none does."""
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A value with its 90 % interval."""
+
+    low: float
+    value: float
+    high: float
+
+
+def find_price(gpu: Gpu) -> tuple[Range | None, str]:
+    """Dollars of one device per hour, lowest, median and highest of the clouds that list it on
+    demand, by the dated table beside this file; ``None`` where none does. And their source."""
     table = json.loads(files("fast_axolotl.plan").joinpath("gpu_prices.json").read_bytes())
     dollars = sorted(row[2] for row in table["prices"] if row[1] in gpu.priced_as)
     if not dollars:
         return None, "unknown; pass --price"
     source = f"median of {len(dollars)} offers from {dollars[0]:g} to {dollars[-1]:g}, "
-    return median(dollars), f"{source}{table['source']}, {table['date']}"
+    price = Range(dollars[0], median(dollars), dollars[-1])
+    return price, f"{source}{table['source']}, {table['date']}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +101,15 @@ class Reference:
     """What the loaders of all ranks could deliver."""
     loader_scales: bool = True
     """Whether every rank reads for itself, so that more ranks bring more readers."""
+    startup_seconds: float = STARTUP_SECONDS
+    pause_seconds: float = 0.0
+    """Of evaluation and checkpoints, for each optimizer step."""
 
 
 def read_reference(
     record: RunRecord, summary: RunSummary, shape: Shape | None = None
 ) -> tuple[Shape, Reference]:
-    """The model and the run; ``shape`` is the model's own, where its config was given.
-
-    Otherwise its weights, layers and attention are the recorded ones, divided among matrices as is
-    usual.
-    """
+    """The model and the run; ``shape`` is the model's own, where its config was given."""
     model = next((rank.models[-1] for rank in record.ranks.values() if rank.models), None)
     if model is None or model.device_name is None:
         raise DataError(
@@ -101,14 +121,10 @@ def read_reference(
     if not rate or not summary.steps_per_second:
         reason = summary.reasons.get("tokens_per_second", "the run is too short")
         raise DataError(f"has no tokens/s: {reason}", path=record.path)
-    if shape is None:
-        active = float(model.num_parameters - model.num_adapter)
-        whole = max(active, float(model.num_total or model.num_parameters) - model.num_adapter)
-        layers, width = max(1, model.layers), max(64, model.attention_width)
-        # What all weights have beyond those that a token is multiplied with is the input's table.
-        table = whole - active if whole < 1.5 * active else 0.0
-        words = round(table / width) if table > 0.005 * active else 32_000
-        shape = guess_shape(whole, active, layers=layers, hidden=width, vocabulary=words)
+    if shape is None and not model.config:
+        message = "does not hold the model's config; pass it: --model config.json"
+        raise DataError(message, path=record.path)
+    shape = shape or parse_config(model.config, record.path)
     config = summary.settings.get("config")
     settings = {**(config if isinstance(config, dict) else {}), **summary.settings}
 
@@ -126,9 +142,12 @@ def read_reference(
     each = positions / summary.steps_per_second / (accumulation * replicas)
     seq_len = model.sequence_len or round(each / number("micro_batch_size", "batch_size"))
     seq_len = max(1, seq_len)
+    micro = round(each / seq_len) if abs(each / seq_len % 1 - 0.5) > 0.45 else each / seq_len
     stage = 3 if settings.get("fsdp") else settings.get("deepspeed_stage") or 0
     sharding: Any = ("ddp", "zero1", "zero2", "fsdp")[min(3, int(stage))]
     method: Any = "qlora" if settings.get("adapter") == "qlora" else "lora"
+    name = str(settings.get("optimizer", ""))
+    kinds = ["adamw_8bit"] if "8bit" in name else [kind for kind in MOMENTS if kind in name]
     layout = Layout(
         gpus=tp * pp * cp * replicas,
         tp=tp,
@@ -137,14 +156,20 @@ def read_reference(
         sharding=sharding,
         seq_len=seq_len,
         attended=summary.mean_attended_length,
-        micro_batch=each / seq_len,
+        micro_batch=micro or each / seq_len,
         accumulation=accumulation,
         recompute="full" if model.is_checkpointed else "none",
         method=method if model.num_adapter else "full",
         lora_rank=max(1, round(model.num_adapter / adapter_parameters(shape, 1))),
         precision="fp8" if model.dtype == "float8" else "bf16",
+        optimizer=kinds[0] if kinds else "adamw",
+        is_fused=bool(settings.get("use_liger_kernel") or settings.get("liger_rms_norm")),
     )
+    if state := settings.get("optimizer_state_bytes"):
+        shards = 1 if sharding == "ddp" else layout.shards
+        layout = replace(layout, state_bytes=state * shards / divide_weights(shape, layout)[1])
     exposed = summary.exposed_communication_fraction
+    pauses = sum(summary.ledger.get(name, 0.0) for name in ("evaluation", "checkpoint"))
     return shape, Reference(
         gpu=find_gpu(model.device_name),
         layout=layout,
@@ -154,16 +179,9 @@ def read_reference(
         memory_bytes=summary.gpu_memory_bytes,
         loader_tokens_per_second=times(summary.reader_ratio, rate),
         loader_scales=not settings.get("dispatcher"),
+        startup_seconds=summary.ledger.get("startup", STARTUP_SECONDS),
+        pause_seconds=pauses / max(1, summary.steps),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A value with its 90 % interval."""
-
-    low: float
-    value: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +192,15 @@ class Candidate:
     gpus: int
     layout: Layout
     changes: str = ""
-    """How the layout differs from the reference's, so that it fits; or why it cannot."""
+    """The next best layout, and why it is not taken; or why none fits."""
+    doubt: str = ""
+    """Why nobody should choose it."""
     global_batch_tokens: float
     memory: Memory
-    memory_bytes: float
-    """With what the reference needed beyond its own prediction."""
+    memory_bytes: Range
+    """Calibrated by the reference's peak, where it has one."""
+    fits: str
+    """yes; may: only a part of the interval fits; no."""
     binds: str
     """compute, memory, communication, or data."""
     tokens_per_second: Range | None = None
@@ -188,99 +210,173 @@ class Candidate:
     demand_tokens_per_second: float | None = None
     """What the GPUs could take of a loader that is fast enough."""
     loader_tokens_per_second: float | None = None
+    steps: float | None = None
+    """Of the optimizer."""
     seconds: Range | None = None
+    """With start-up, evaluation and checkpoints."""
     dollars: Range | None = None
+    """With the spread of the price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """All candidates, and what to know about them."""
 
-    gpu: str
     parameters: float
     tokens: float | None
     level: float | None
     """Measured ÷ predicted tokens/s of the reference; ``None`` without one."""
     candidates: tuple[Candidate, ...]
-    notes: tuple[str, ...]
-    """Warnings with their evidence, what layouts had to change, what is assumed, the price."""
+    notes: tuple[str, ...] = ()
+    """Warnings with their evidence, the layouts, what is assumed, the price."""
 
 
-def interval_width(
+def list_differences(
     reference: Reference | None, shape: Shape, gpu: Gpu, layout: Layout, own: Shape | None = None
-) -> float:
-    """Half of the 90 % interval of log tokens/s, but for communication; ``own`` is the shape of the
-    reference, where it is another."""
+) -> dict[str, float]:
+    """How far a candidate is from what is known, by the names of ``constants.json``; ``own``
+    is the shape of the reference, where it is another."""
     if reference is None:
-        return _UNKNOWN_EXPERTS if shape.experts else _UNKNOWN_STACK
-    known = reference.layout
-    names = ("tp", "pp", "cp", "ep", "sharding", "recompute", "method", "seq_len")
+        return {
+            "stack": 1.0,
+            "stack_experts": float(shape.experts > 0),
+            "stack_octave": max(0.0, math.log2(layout.seq_len / 8192)),
+            "unseen": float(gpu.generation not in SEEN),
+        }
+    known, own = reference.layout, own or shape
+    names = ("tp", "pp", "cp", "ep", "sharding", "recompute", "method")
     is_same = all(getattr(known, name) == getattr(layout, name) for name in names)
     # A batch half or twice as large is the same; far from that, kernels run at another rate.
-    is_same &= 0.45 < layout.tokens / known.tokens < 2.2 and (own or shape) == shape
-    base = _SAME if is_same else _EXPERTS if shape.experts or (own or shape).experts else _OTHER
-    other_gpu = _OTHER_GPU if gpu != reference.gpu else 0.0
-    return math.hypot(base, other_gpu, _OTHER_PRECISION * (layout.precision != known.precision))
+    is_same &= 0.45 < layout.tokens / known.tokens < 2.2
+    is_other = not is_same or own != shape or known.seq_len != layout.seq_len
+    return {
+        "same": 1.0,
+        "model": float(own != shape),
+        "layout": float(not is_same),
+        "experts": float(is_other and bool(shape.experts or own.experts)),
+        "octave": abs(math.log2(layout.seq_len / known.seq_len)),
+        "gpu": float(gpu != reference.gpu),
+        "generation": float(gpu.generation != reference.gpu.generation),
+        "precision": float(layout.precision != known.precision),
+    }
+
+
+def interval_width(far: Mapping[str, float], widths: Mapping[str, float] | None = None) -> float:
+    """Half of the 90 % interval of log tokens/s, but for communication."""
+    widths = widths or fitted("widths")
+    return math.hypot(*(widths[name] * distance for name, distance in far.items()))
+
+
+@dataclass(slots=True)
+class _Calibration:
+    """What the reference says of every prediction."""
+
+    shape: Shape
+    reference: Reference | None
+    network: float | None
+    level: float = 1.0
+    slowness: float = 1.0
+    """Of communication."""
+    seen: float = 0.0
+    """Share of communication that the reference was predicted to have."""
+
+    def __post_init__(self) -> None:
+        if (run := self.reference) is None:
+            return
+        step = predict_step(self.shape, run.gpu, run.layout, network=self.network)
+        measured = run.layout.step_tokens / run.tokens_per_second
+        self.level, self.seen = step.total / measured, step.communication / step.total
+        share = run.communication_share
+        if share is not None and step.communication:
+            self.level = (step.total - step.communication) / (measured * (1 - share))
+            slowness = measured * share * self.level / step.communication
+            self.slowness = min(5.0, max(0.2, slowness))
+
+    def step(self, gpu: Gpu, layout: Layout) -> StepTime:
+        """Seconds by part, as the reference's stack would take."""
+        step = predict_step(self.shape, gpu, layout, network=self.network)
+        compute, communication, *rest = (part / self.level for part in astuple(step))
+        return StepTime(compute, self.slowness * communication, *rest)
+
+    def memory(self, gpu: Gpu, layout: Layout) -> Range:
+        """Bytes of a GPU. What a run needs less than predicted is a share of everything; what it
+        needs more is the same for every layout, or a share where a layout needs more of all."""
+        predicted = predict_memory(self.shape, layout).total
+        run = self.reference
+        if run is None or run.memory_bytes is None:
+            return Range(_MEMORY_LOW * predicted, predicted, _MEMORY_HIGH * predicted)
+        if layout == run.layout and gpu == run.gpu:
+            return Range(run.memory_bytes, run.memory_bytes, run.memory_bytes)
+        own = predict_memory(self.shape, run.layout).total
+        ratio = run.memory_bytes / own
+        value = predicted * ratio if ratio < 1 else predicted + run.memory_bytes - own
+        width = 0.03 + 0.15 * min(1.0, abs(math.log(predicted / own)) + abs(math.log(ratio)))
+        return Range(value * (1 - width), value, value * (1 + width))
 
 
 def make_plan(
     shape: Shape,
-    offers: Sequence[tuple[Gpu, float | None, str]],
+    offers: Sequence[tuple[Gpu, Range | None]],
     counts: Sequence[int],
     layout: Layout,
     *,
     reference: Reference | None = None,
     tokens: float | None = None,
     network: float | None = None,
+    pinned: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """A candidate for each kind and number of GPUs, from the layout of the reference, or the one to
-    start with; ``offers`` are kinds with their dollars per hour and the source of that."""
-    level = slowness = real_share = 1.0
-    beyond = seen = 0.0
-    if reference is not None:
-        known, real_share = reference.layout, reference.real_share
-        step = predict_step(shape, reference.gpu, known, network=network)
-        measured = known.step_tokens / reference.tokens_per_second
-        level, seen = step.total / measured, step.communication / step.total
-        share = reference.communication_share
-        if share is not None and step.communication:
-            level = (step.total - step.communication) / (measured * (1 - share))
-            slowness = min(5.0, max(0.2, measured * share * level / step.communication))
-        predicted = predict_memory(shape, known).total
-        beyond = max(0.0, (reference.memory_bytes or predicted) - predicted)
+    """A candidate for each kind and number of GPUs, at the global batch of ``layout``; ``offers``
+    are kinds with their dollars per hour. ``pinned`` are the sizes that no search changes."""
+    known = _Calibration(shape, reference, network)
+    real_share = 1.0 if reference is None else reference.real_share
     candidates: list[Candidate] = []
-    for (gpu, price, _), count in product(offers, sorted(set(counts))):
+    for (gpu, price), count in product(offers, sorted(set(counts))):
         usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
         if reference is not None and gpu == reference.gpu:
             usable = max(usable, reference.memory_bytes or 0.0)  # it has run
-        chosen, changes = _fit(shape, gpu, layout, count, usable - beyond)
-        memory, binds = predict_memory(shape, chosen), "memory"
-        rate = time = money = share = demand = ceiling = None
-        if memory.total + beyond > usable:
-            need, room = format_bytes(memory.total + beyond), format_bytes(usable)
-            changes = f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
-        else:
-            step = predict_step(shape, gpu, chosen, network=network)
-            communication = slowness * step.communication
-            seconds = (step.total - step.communication + communication) / level
-            share = (communication + step.bubble) / (seconds * level)
+        chosen, changes = _choose(known, gpu, layout, count, usable, pinned or {})
+        need = known.memory(gpu, chosen)
+        fits = "yes" if need.high <= usable else "may" if need.low <= usable else "no"
+        found: dict[str, Any] = {"binds": "memory"}
+        if fits != "no":
+            step = known.step(gpu, chosen)
+            share = (step.communication + step.bubble) / step.total
             binds = "communication" if share >= BOUND_COMMUNICATION else "compute"
-            width = interval_width(reference, shape, gpu, chosen)
-            demand = real_share * chosen.step_tokens / seconds
+            width = interval_width(list_differences(reference, shape, gpu, chosen))
+            demand, ceiling = real_share * chosen.step_tokens / step.total, None
+            startup, pause = STARTUP_SECONDS, PAUSES * step.total
             if reference is not None:
-                new = max(0.0, step.communication / step.total - seen)
-                alone = _FROM_ONE if reference.layout.gpus == 1 < count else 0.0
-                width = math.hypot(width, _COMMUNICATION * new, alone)
+                startup, pause = reference.startup_seconds, reference.pause_seconds
+                plain = predict_step(shape, gpu, chosen, network=network)
+                new = max(0.0, plain.communication / plain.total - known.seen)
+                width = math.hypot(width, _COMMUNICATION * new)
                 grown = count / reference.layout.gpus if reference.loader_scales else 1.0
                 ceiling = times(reference.loader_tokens_per_second, grown)
             ends = [demand * math.exp(way * width) for way in (-1, 0, 1)]
             if ceiling is not None and ceiling < demand:
                 binds, ends = "data", [min(end, ceiling) for end in ends]
-            rate = Range(*ends)
+            if chosen.step_tokens > min(_HUGE_BATCH, _LARGE_BATCH * layout.step_tokens):
+                found["doubt"] = f"a step has {format_count(chosen.step_tokens)} tokens"
             if tokens is not None:
-                time = Range(*(tokens / end for end in reversed(ends)))
+                steps = max(1.0, tokens / (real_share * chosen.step_tokens))
+                idle = startup + steps * pause
+                lasts = [idle + tokens / end for end in reversed(ends)]
+                found |= {"steps": steps, "seconds": Range(*lasts)}
+                if steps < _FEW_STEPS:
+                    found["doubt"] = f"the training has only {format_count(round(steps))} steps"
+                elif idle > 0.5 * lasts[1]:
+                    found["doubt"] = "start-up, evaluation and checkpoints take most of the time"
                 if price is not None:
-                    money = Range(*(tokens / end * price * count / 3600 for end in reversed(ends)))
+                    pairs = zip((price.low, price.value, price.high), lasts, strict=True)
+                    found["dollars"] = Range(*(cost * count * time / 3600 for cost, time in pairs))
+            found |= {
+                "binds": binds,
+                "tokens_per_second": Range(*ends),
+                "step_seconds": real_share * chosen.step_tokens / ends[1],
+                "communication_share": share,
+                "demand_tokens_per_second": demand,
+                "loader_tokens_per_second": ceiling,
+            }
         candidates.append(
             Candidate(
                 gpu=gpu.key,
@@ -288,134 +384,70 @@ def make_plan(
                 layout=chosen,
                 changes=changes,
                 global_batch_tokens=chosen.step_tokens,
-                memory=memory,
-                memory_bytes=memory.total + beyond,
-                binds=binds,
-                tokens_per_second=rate,
-                step_seconds=real_share * chosen.step_tokens / rate.value if rate else None,
-                communication_share=share,
-                demand_tokens_per_second=demand,
-                loader_tokens_per_second=ceiling,
-                seconds=time,
-                dollars=money,
+                memory=predict_memory(shape, chosen),
+                memory_bytes=need,
+                fits=fits,
+                **found,
             )
         )
-    notes = []
-    for gpu, price, source in offers:
-        own = [one for one in candidates if one.gpu == gpu.key]
-        cost = "" if price is None else f"${price:g}, "
-        said = [*_describe(own, gpu, reference, level, gpu.network if network is None else network)]
-        said.append(f"Dollars per GPU and hour: {gpu.key}: {cost}{source}.")
-        notes += [f"{gpu.key}: {note}" if len(offers) > 1 else note for note in said]
     return Plan(
-        gpu=", ".join(gpu.key for gpu, _, _ in offers),
         parameters=shape.parameters,
         tokens=tokens,
-        level=None if reference is None else level,
+        level=None if reference is None else known.level,
         candidates=tuple(candidates),
-        notes=tuple(notes),
     )
 
 
-def _fit(shape: Shape, gpu: Gpu, layout: Layout, count: int, usable: float) -> tuple[Layout, str]:
-    """The layout on ``count`` GPUs at the same global batch; if it does not fit, the fastest of its
-    changes that does."""
-    split = {} if count % (layout.tp * layout.pp * layout.cp) == 0 else {"tp": 1, "pp": 1, "cp": 1}
-
-    def change(old: Layout, **values: Any) -> Layout:
-        new = replace(old, **values, accumulation=1)
-        return replace(new, accumulation=max(1, round(layout.step_tokens / new.step_tokens)))
-
-    start = change(layout, gpus=count, **split)
-    if predict_memory(shape, start).total <= usable:
-        return start, ""
-    layouts = [
-        change(start, sharding=sharding, recompute=recompute, micro_batch=samples, tp=tp)
-        for tp, samples, recompute, sharding in product(
-            (start.tp, *(size for size in (2, 4, 8) if start.tp < size <= gpu.node_size)),
-            dict.fromkeys((layout.micro_batch, min(1.0, layout.micro_batch))),
-            dict.fromkeys((layout.recompute, "full")),
-            dict.fromkeys((layout.sharding, "fsdp")),
-        )
-        if count % (tp * start.pp * start.cp) == 0
-    ]
-    fitting = [one for one in layouts if predict_memory(shape, one).total <= usable]
-    start = min(layouts, key=lambda one: predict_memory(shape, one).total)
-    if fitting:
-        start = max(fitting, key=lambda one: one.step_tokens / predict_step(shape, gpu, one).total)
-    texts = {
-        "sharding": "shards weights (FSDP or ZeRO-3)",
-        "recompute": "recomputes activations",
-        "micro_batch": f"has a micro-batch of {start.micro_batch:g}",
-        "tp": f"splits layers over {start.tp} GPUs (tensor parallel)",
-    }
-    changed = [texts[name] for name in texts if getattr(start, name) != getattr(layout, name)]
-    return start, f"fits if it {', '.join(changed)}"
-
-
-def _describe(
-    candidates: Sequence[Candidate],
+def _choose(
+    known: _Calibration,
     gpu: Gpu,
-    reference: Reference | None,
-    level: float,
-    network: float,
-) -> Iterator[str]:
-    """What users get wrong, where these candidates are about to; what layouts had to change, and
-    what the prediction rests on."""
-    possible = [one for one in candidates if one.tokens_per_second is not None]
-    yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
-    if possible and possible[-1].binds != "data":
-        ends = (possible[0], possible[-1])
-        yield from warn_of_latency(
-            *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
-        )
-    usual, known = _HUGE_BATCH, "published trainings of language models end with 16 M"
-    if reference is not None:
-        batch = reference.layout.step_tokens
-        usual = min(usual, _LARGE_BATCH * batch)
-        known = f"your run has {format_count(batch)}"
-    for large in [one for one in possible if one.global_batch_tokens > usual][:1]:
-        yield (
-            f"From {large.gpus} GPUs, the batch is too large for the same training: a step has "
-            f"{format_count(large.global_batch_tokens)} tokens, and {known}. Accumulation cannot "
-            "go below 1. A larger batch needs another learning rate and may generalise worse: "
-            "compare the losses, or use fewer GPUs."
-        )
-    if reference is not None and possible and not _ODD_LEVEL[0] < level < _ODD_LEVEL[1]:
-        yield (
-            f"The run is {level:.2g} times as fast as predicted, which no published stack is: "
-            "check its tokens, model and GPU, and whether a tiny batch slowed it down."
-        )
-    for starved in [one for one in possible if one.binds == "data"][:1]:
-        yield (
-            f"On {starved.gpus} GPUs, the loader must deliver "
-            f"{format_count(starved.demand_tokens_per_second)} tokens/s; yours delivers "
-            f"{format_count(starved.loader_tokens_per_second)}."
-        )
-    last = possible[-1] if possible else None
-    if reference is not None and last is not None and reference.layout.gpus == 1 < last.gpus:
-        naive = reference.tokens_per_second * reference.real_share * last.gpus
-        yield (
-            f"The run used one GPU, so communication was not measured. {last.gpus} times its rate "
-            f"would be {format_count(naive)} tokens/s; the prediction is "
-            f"{format_count(last.demand_tokens_per_second)} tokens/s, with "
-            f"{format_share(last.communication_share, decimals=0)} of a step in communication, "
-            "from the link rates alone. Measure a short run on two nodes before you rent more."
-        )
-    for text in dict.fromkeys(one.changes for one in candidates if one.changes):
-        counts = ", ".join(str(one.gpus) for one in candidates if one.changes == text)
-        yield f"{counts} × {gpu.key}: {text}."
-    if reference is None:
-        yield (
-            "No run of yours calibrates this plan: it uses the rates of published, well-tuned "
-            "stacks, and its intervals are wide. A short measured run narrows them."
-        )
-    elif gpu != reference.gpu:
-        yield (
-            f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
-            "same share of its predicted speed."
-        )
-    yield (
-        f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): {network:g} GB/s per GPU, without "
-        "congestion."
-    )
+    start: Layout,
+    count: int,
+    usable: float,
+    pinned: Mapping[str, Any],
+) -> tuple[Layout, str]:
+    """The fastest layout that fits, and what to know of the next; the smallest, if none fits."""
+    layouts = list(list_layouts(known.shape, start, count, gpu.node_size, pinned))
+    layouts += [start] * (start.gpus == count and known.reference is not None)
+    if not layouts:
+        raise UsageError(f"{count} GPUs cannot be divided by --tp, --pp and --cp: {dict(pinned)}")
+    if not {"micro_batch", "accumulation"} <= pinned.keys():
+        away = {one: abs(math.log(one.step_tokens / start.step_tokens)) for one in layouts}
+        nearest = max(0.01, min(away.values()) + 1e-6)
+        layouts = [one for one in away if away[one] <= nearest]
+    needs = {one: known.memory(gpu, one) for one in layouts}
+    fitting = [one for one in needs if needs[one].value <= usable]
+    fitting = fitting or [one for one in needs if needs[one].low <= usable]
+    if not fitting:
+        least = min(needs, key=lambda one: needs[one].low)
+        need, room = format_bytes(needs[least].low), format_bytes(usable)
+        return least, f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
+    steps = {one: known.step(gpu, one) for one in needs}
+    pace = {one: steps[one].total / one.step_tokens for one in needs}
+
+    def outline(one: Layout) -> tuple[Any, ...]:
+        sizes = one.tp, one.pp, one.cp, one.optimizer
+        return *sizes, one.ep, one.recompute, one.sharding == "fsdp", one.micro_batch
+
+    def order(one: Layout) -> tuple[Any, ...]:
+        """Few changes of the reference are better: of parallelism most of all."""
+        pairs = zip(outline(one), outline(start), (2, 2, 2, 2, 1, 1, 1, 0), strict=True)
+        changes = sum(cost for own, other, cost in pairs if own != other)
+        return needs[one].high > usable, changes, pace[one]
+
+    limit = (1 + _TIE) * min(pace[one] for one in fitting)
+    chosen = min((one for one in fitting if pace[one] <= limit), key=order)
+    text = str(chosen)
+    others = [one for one in fitting if outline(one) != outline(chosen)]
+    for other in sorted(others, key=pace.__getitem__)[:1]:
+        slower = pace[other] / pace[chosen] - 1
+        parts = asdict(steps[other]), asdict(steps[chosen])
+        costs = {
+            n: parts[0][n] / other.step_tokens - parts[1][n] / chosen.step_tokens for n in parts[0]
+        }
+        way = "slower" if slower >= 0 else "faster, but changes more"
+        why = (max if slower >= 0 else min)(costs, key=costs.__getitem__)
+        text += f". The next, {other}, is {format_share(abs(slower))} {way} ({why})"
+    if known.reference is not None and start in pace and start != chosen:
+        text += f". Yours, {start}, is {format_share(pace[start] / pace[chosen] - 1)} slower"
+    return chosen, text

@@ -1,23 +1,41 @@
-"""The shape of a transformer, from its ``config.json`` or from its number of parameters.
+"""The shape of a decoder, from its ``config.json``.
 
-Counted are matrices and embeddings; norms and biases are below 0.1 %. Attention with compressed
-keys and values (MLA) is counted by its own projections. State-space layers, linear attention and
-encoders are refused: nothing here knows how fast they are.
+Plain families are read from the config alone. For any other, transformers builds the model on the
+meta device, without weights, and its own matrices are counted. Where transformers is not installed,
+or a config leaves something out, the model is refused: nothing is guessed. State-space layers,
+linear attention and encoders are refused, too: nothing here knows how fast they are.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from fast_axolotl.errors import DataError, MissingFileError
 
-_PLAIN = ("gpt2", "gpt_neox", "gptj", "opt", "mpt", "bloom", "phi", "gpt_bigcode", "starcoder2")
-"""Families whose feed-forward part has no gate."""
-_REFUSED = ("mamba", "ssm", "hybrid", "rwkv", "linear_attention", "is_encoder_decoder")
+_PLAIN = ("llama", "mistral", "qwen2", "qwen3")
+_REFUSED = (
+    "a_log",
+    "conv",
+    "mamba",
+    "mixer",
+    "ssm",
+    "linear_attn",
+    "recurrent",
+    "rwkv",
+    "rglru",
+    "mlstm",
+)
+"""Parts of the names of weights of layers whose speed nothing here knows."""
+_REFUSED_KEYS = ("mamba", "ssm", "hybrid", "rwkv", "linear_attention", "time_step")
+_FEED_FORWARD = ("mlp", "ffn", "ff", "feed_forward", "fc", "dense_h", "dense_4h")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_top_k")
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +47,7 @@ class Shape:
     heads: int
     kv_heads: int
     head_size: int
-    ffn: int
+    ffn: float
     """Width of the dense feed-forward part."""
     vocabulary: int
     is_gated: bool = True
@@ -37,28 +55,30 @@ class Shape:
     is_tied: bool = False
     experts: int = 0
     top_k: int = 0
-    expert_ffn: int = 0
-    shared_ffn: int = 0
+    expert_ffn: float = 0
+    shared_ffn: float = 0
     """Width of the experts that every token meets."""
     dense_layers: int = 0
-    """Of a model with experts: its first layers without them."""
-    attention_weights: int | None = None
-    """Of one layer, where they do not follow from the heads (MLA)."""
+    """Of a model with experts: its layers without them."""
+    attention_weights: float | None = None
+    """Of one layer, routers included, where they do not follow from the heads."""
     window: int | None = None
     window_layers: int = 0
+    other: float = 0
+    """Norms, biases and tables of positions."""
 
     @property
     def attention_width(self) -> int:
         return self.heads * self.head_size
 
     @property
-    def attention_size(self) -> int:
+    def attention_size(self) -> float:
         """Weights of one layer's attention."""
         if self.attention_weights is not None:
             return self.attention_weights
         return self.hidden * self.head_size * (2 * self.heads + 2 * self.kv_heads)
 
-    def ffn_size(self, width: int) -> int:
+    def ffn_size(self, width: float) -> float:
         return (3 if self.is_gated else 2) * self.hidden * width
 
     @property
@@ -82,7 +102,8 @@ class Shape:
     @property
     def parameters(self) -> float:
         tables = 1 if self.is_tied else 2
-        return self.layers * self.layer_weights + tables * self.vocabulary * self.hidden
+        matrices = self.layers * self.layer_weights + tables * self.vocabulary * self.hidden
+        return matrices + self.other
 
     @property
     def expert_parameters(self) -> float:
@@ -102,38 +123,6 @@ class Shape:
         return (self.layers - near) * length + near * min(length, self.window or 0)
 
 
-def guess_shape(
-    parameters: float,
-    active: float | None = None,
-    *,
-    layers: int | None = None,
-    hidden: int | None = None,
-    vocabulary: int = 32_000,
-) -> Shape:
-    """What is usual at that size: 128 times as wide as deep, a gated feed-forward part that takes
-    the rest; where fewer weights are active, experts of which a token meets 8."""
-    body = min(active or parameters, parameters)
-    hidden = hidden or max(128, 128 * round((128 * body / 13) ** (1 / 3) / 128))
-    tables = 1 if active else 2  # the input's is not active
-    rest = max(body - tables * vocabulary * hidden, body / 2)
-    layers = layers or max(2, round(rest / (13 * hidden * hidden)))
-    ffn = max(8, round((rest / layers - 2.5 * hidden * hidden) / (3 * hidden)))
-    size, is_sparse = min(128, hidden), parameters > 1.5 * body
-    met = layers * 3 * hidden * ffn
-    return Shape(
-        layers=layers,
-        hidden=hidden,
-        heads=max(1, hidden // size),
-        kv_heads=max(1, hidden // size // 4),
-        head_size=size,
-        ffn=0 if is_sparse else ffn,
-        vocabulary=vocabulary,
-        experts=max(16, round(8 * (parameters - body + met) / met)) if is_sparse else 0,
-        top_k=8 if is_sparse else 0,
-        expert_ffn=ffn // 8 if is_sparse else 0,
-    )
-
-
 def read_config(path: str | Path) -> Shape:
     """The shape that a ``config.json`` of transformers describes, or that of a folder's."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
@@ -146,65 +135,133 @@ def read_config(path: str | Path) -> Shape:
         raise DataError(f"cannot be read as JSON: {error}", path=str(file)) from None
     if not isinstance(config, dict):
         raise DataError("holds no JSON object; pass a model's config.json", path=str(file))
-    inner = config.get("text_config")
-    return parse_config(inner if isinstance(inner, dict) else config, str(file))
+    return parse_config(config, str(file))
 
 
 def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
     """The shape in a config that was read already."""
-
-    def find(*names: str, default: int | None = None) -> int:
-        for name in names:
-            value = config.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-        if default is None:
-            message = f"does not contain {names[0]}; a plan needs the config.json of a decoder"
-            raise DataError(message, path=path)
-        return default
-
-    kinds = list(config.get("layer_types") or config.get("layers_block_type") or ())
-    words = [config.get("model_type"), *kinds, *(name for name in config if config[name])]
-    for word in map(str, words):
-        if word.startswith(_REFUSED):
-            message = f"{word!r}: state-space layers and encoders are not supported in a plan"
-            raise DataError(message, path=path)
-    hidden = find("hidden_size", "n_embd", "d_model")
-    heads = find("num_attention_heads", "n_head", "n_heads")
-    layers = find("num_hidden_layers", "n_layer", "n_layers")
-    head_size = find("head_dim", default=hidden // heads)
-    ffn = find("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * hidden)
-    experts = find("num_local_experts", "num_experts", "n_routed_experts", default=0)
-    expert_ffn = find("moe_intermediate_size", default=ffn) if experts else 0
-    shared = find("n_shared_experts", default=0) * expert_ffn if experts else 0
-    weights = None
-    if config.get("kv_lora_rank"):
-        rank, query = find("kv_lora_rank"), find("q_lora_rank", default=hidden)
-        rope, plain, value = find("qk_rope_head_dim"), find("qk_nope_head_dim"), find("v_head_dim")
-        weights = hidden * (rank + rope) + heads * (rank * (plain + value) + value * hidden)
-        weights += query * heads * (plain + rope) + (0 if query == hidden else hidden * query)
-        head_size = (plain + rope + value) // 2
-    is_tied = str(config.get("model_type", "")).startswith(("gemma", "gpt2"))  # their default
-    window = config.get("sliding_window")
-    near = kinds.count("sliding_attention")
-    if window and not kinds and config.get("use_sliding_window", True):
-        near = layers
+    kind = config.get("model_type")
+    names = ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"]
+    names += ["intermediate_size", "vocab_size", "tie_word_embeddings"]
+    values: list[Any] = [config.get(name) for name in names]
+    is_odd = any(config.get(name) for name in ("attention_bias", "mlp_bias", *_NUM_EXPERTS))
+    if kind not in _PLAIN or None in values or is_odd:
+        return _ask_transformers(config, path)
+    layers, hidden, heads, kv_heads, ffn, vocabulary, is_tied = values
+    head_size = config.get("head_dim") or hidden // heads
+    small = {"qwen3": 2 * head_size, "qwen2": head_size * (heads + 2 * kv_heads)}
+    kinds = list(config.get("layer_types") or ())
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     return Shape(
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=1 if weights else find("num_key_value_heads", default=heads),
+        kv_heads=kv_heads,
         head_size=head_size,
         ffn=ffn,
-        vocabulary=find("vocab_size"),
-        is_gated=config.get("model_type") not in _PLAIN,
-        is_tied=bool(config.get("tie_word_embeddings", is_tied)),
-        experts=experts,
-        top_k=find("num_experts_per_tok", "moe_k", "top_k_experts", default=1) if experts else 0,
-        expert_ffn=expert_ffn,
-        shared_ffn=find("shared_expert_intermediate_size", default=shared) if experts else 0,
-        dense_layers=find("first_k_dense_replace", default=0) if experts else 0,
-        attention_weights=weights,
-        window=window if near else None,
-        window_layers=near,
+        vocabulary=vocabulary,
+        is_tied=is_tied,
+        window=window,
+        window_layers=(kinds.count("sliding_attention") if kinds else layers) if window else 0,
+        other=layers * (2 * hidden + small.get(kind, 0)) + hidden,
     )
+
+
+def _ask_transformers(config: Mapping[str, Any], path: str) -> Shape:
+    """Count the matrices of the model that transformers builds without weights."""
+    kind = config.get("model_type")
+    for word in config:
+        if word.startswith(_REFUSED_KEYS) and config[word]:
+            message = f"{word!r}: state-space layers are not supported in a plan"
+            raise DataError(message, path=path)
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.models.auto import modeling_auto as auto
+    except ImportError:
+        message = f"the architecture {kind!r} is known to transformers alone: install transformers"
+        raise DataError(f"{message}, or plan from a llama-like config", path=path) from None
+    encoders = {*auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "git"}
+    if kind in encoders or config.get("is_encoder_decoder"):
+        raise DataError(f"{kind!r}: encoders are not supported in a plan", path=path)
+    try:
+        whole = AutoConfig.for_model(**config)
+        own = whole.get_text_config(decoder=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(own)
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        message = f"transformers builds no decoder from it: {str(error)[:200]}"
+        raise DataError(message, path=path) from None
+
+    def find(*names: str) -> int:
+        for name in names:
+            try:
+                value = getattr(own, name, None)
+            except RuntimeError:  # transformers refuses what differs from layer to layer
+                value = round(mean(getattr(one, name) for one in own.per_layer_config))
+            if value:
+                return int(value)
+        return 0
+
+    table = model.get_input_embeddings().weight
+    head = getattr(model.get_output_embeddings(), "weight", table)
+    lookups = {
+        id(weight)
+        for module in model.modules()
+        if "Embedding" in type(module).__name__
+        for weight in module.parameters(recurse=False)
+    }
+    experts, gates = find(*_NUM_EXPERTS), 0
+    sums: dict[str, Counter[int]] = {kind: Counter() for kind in ("routed", "ffn", "rest", "above")}
+    for name, weight in model.named_parameters():
+        parts = name.lower().split(".")
+        if any(word in name.lower() for word in _REFUSED):
+            message = f"{kind!r} has {name}: state-space layers are not supported in a plan"
+            raise DataError(message, path=path)
+        layer = next((int(part) for part in parts if part.isdecimal()), -1)
+        is_matrix = (
+            weight.dim() > 1 and not parts[-1].endswith("bias") and id(weight) not in lookups
+        )
+        group = "rest"
+        if layer < 0 or not is_matrix or weight is head:
+            group = "above"
+        elif "experts" in parts or (weight.dim() > 2 and weight.shape[0] == experts):
+            group = "routed"
+        elif weight.shape[0] != experts and any(part.startswith(_FEED_FORWARD) for part in parts):
+            group, gates = "ffn", gates + ("gate" in name or parts[-2] in ("w3", "wi"))
+        sums[group][layer] += weight.numel()
+    sparse, top_k = sums["routed"].keys(), find(*_TOP_K)
+    layers, hidden, heads = len(sums["rest"]), find("hidden_size"), find("num_attention_heads")
+    kinds = list(getattr(own, "layer_types", None) or ())
+    unknown = {one for one in kinds if not one.endswith("attention") or "linear" in one}
+    if unknown or not layers or (sparse and not top_k):
+        reason = ", ".join(unknown) or "it does not say how many experts a token meets"
+        raise DataError(f"{kind!r} is not supported in a plan: {reason}", path=path)
+    widths = find("qk_head_dim"), find("v_head_dim")
+    near = sum(one in ("sliding_attention", "chunked_attention") for one in kinds)
+    window = find("sliding_window", "attention_chunk_size")
+    window = window if getattr(own, "use_sliding_window", True) else 0
+    is_gated = gates > 0 or bool(sparse)
+    shared = sum(size for layer, size in sums["ffn"].items() if layer in sparse)
+    per_width = (3 if is_gated else 2) * hidden
+    found = Shape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=find("num_key_value_heads", "num_kv_heads") or heads,
+        head_size=sum(widths) // 2 if all(widths) else find("head_dim") or hidden // heads,
+        ffn=(sums["ffn"].total() - shared) / max(1, layers - len(sparse)) / per_width,
+        vocabulary=table.shape[0],
+        is_gated=is_gated,
+        is_tied=head is table,
+        experts=experts if sparse else 0,
+        top_k=top_k if sparse else 0,
+        expert_ffn=sums["routed"].total() / max(1, len(sparse) * experts) / per_width,
+        shared_ffn=shared / max(1, len(sparse)) / per_width,
+        dense_layers=layers - len(sparse) if sparse else 0,
+        attention_weights=sums["rest"].total() / layers,
+        window=window or None,
+        window_layers=(near if kinds else layers) if window else 0,
+    )
+    total = sum(one.total() for one in sums.values())
+    return replace(found, other=total - found.parameters)

@@ -3,64 +3,33 @@
 Matrix products take their FLOPs at a share of the peak, and longer where a dimension is small
 against the GPU's ratio of FLOPs to bytes; attention is causal and has a share of its own; norms and
 activations move bytes. Parallelism adds volumes over the node's link or the network, of which a
-part hides behind compute, and a pipeline its bubble. The constants are fitted to published runs
-(``python -m benchmarks.plan_error --fit``), which cannot know the user's kernels and versions.
+part hides behind compute, and a pipeline its bubble. The constants (``constants.json``) are fitted
+to published runs (``python -m benchmarks.plan_error --fit``).
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
 
-from fast_axolotl.plan.memory import Layout, adapter_parameters, divide_weights
+from fast_axolotl.plan.memory import QUANTISED_BYTES, Layout, adapter_parameters, divide_weights
 from fast_axolotl.plan.shape import Shape
 from fast_axolotl.record.devices import Gpu
 
-_HOST_RATE = 20e9
-"""Bytes per second that a GPU's share of the host's memory gives to an optimizer there."""
-_EAGER = 1.5
-"""Passes over the activations of eager modules, relative to fused ones; from an H200."""
-_ADAPTERS = 4.0
-"""Passes over what LoRA's matrices read and write, where they are not fused; from an H200."""
-_LAUNCH_SECONDS = {False: 0.0045, True: 0.0005}
-"""In which a host launches the kernels of a layer, forward and backward: eager modules, by the host
-of an H200, and fused or compiled ones. A small batch takes that long, whatever its FLOPs."""
+
+@cache
+def fitted(part: Literal["step", "widths"]) -> dict[str, float]:
+    """The constants of the package; ``constants.json`` says what each is."""
+    table = json.loads(files("fast_axolotl.plan").joinpath("constants.json").read_bytes())
+    return {name: value for name, (value, _) in table[part].items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
-    """What is fitted; shares are of the makers' figures."""
-
-    gemm: float = 0.648
-    """Share of the bf16 peak that large matrix products reach."""
-    gemm_low: float = 0.712
-    """The same of the fp8 or fp4 peak."""
-    ultra: float = 1.35
-    """How much more of its peak a B300 holds than a B200, whose power limit is lower."""
-    attention: float = 0.555
-    """Share of the bf16 peak that causal flash attention reaches, half of the square counted."""
-    attention_hopper: float = 0.412
-    attention_blackwell: float = 0.238
-    attention_triton: float = 0.421
-    """Share of flash attention's rate that the first Triton kernels reach."""
-    elementwise: float = 1.91
-    """Passes over the activations, relative to one read and one write of each."""
-    experts: float = 0.356
-    """Share of a dense product's rate that grouped products of experts reach."""
-    expert_seconds: float = 0.00157
-    """What a layer of experts adds to a micro-batch: routing, sorting, uneven loads."""
-    link: float = 0.76
-    """Share of the link's and the network's rate that collectives reach."""
-    exposed_tp: float = 1.0
-    """Share of tensor parallel communication, and of all other, that compute does not hide."""
-    exposed: float = 0.326
-    leak: float = 0.256
-    """Share of hidden gathers that still costs time, because they slow kernels down."""
-    jitter: float = 0.00335
-    """What each doubling of the nodes adds: the slowest rank decides."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """Seconds of a step by part; they add up to ``total``."""
 
@@ -79,22 +48,24 @@ def predict_step(
     shape: Shape,
     gpu: Gpu,
     layout: Layout,
-    constants: Constants = Constants(),
+    constants: Mapping[str, float] | None = None,
     *,
     network: float | None = None,
 ) -> StepTime:
     """Time of one step of a stack of average speed; ``network`` is GB/s per GPU between nodes."""
-    c, tp, pp, tokens = constants, layout.tp, layout.pp, layout.tokens
+    c, tp, pp, tokens = {**fitted("step"), **(constants or {})}, layout.tp, layout.pp, layout.tokens
     layers, hidden, sparse = shape.layers / pp, shape.hidden, shape.expert_share
     is_full, gates = layout.method == "full", 2 if shape.is_gated else 1
     outside = gpu.network if network is None else network
     memory, bf16 = gpu.bandwidth * 1e9, gpu.bf16 * 1e12
-    rate = c.gemm * bf16
+    rate = c["gemm"] * bf16
     fp8 = gpu.tflops.get("float8")
     low = gpu.tflops.get("float4", fp8) if layout.precision == "fp4" else fp8
     if layout.precision != "bf16" and low:
-        rate = c.gemm_low * low * 1e12
-    rate *= c.ultra if gpu.generation == "blackwell-ultra" else 1.0
+        rate = c["gemm_low"] * low * 1e12
+    rate *= c["ultra"] if gpu.generation == "blackwell-ultra" else 1.0
+    shares = {"ampere": c["gemm_ampere"], "blackwell": c["gemm_blackwell"], "tpu": c["gemm_tpu"]}
+    rate *= shares.get(gpu.generation.removesuffix("-ultra"), 1.0)
 
     def product(rows: float, inner: float, outer: float, rate: float, count: float = 1.0) -> float:
         """Seconds of ``count`` products, one pass."""
@@ -106,7 +77,7 @@ def predict_step(
         else the adapters of all its ranks in the node, whose rings share the traffic."""
         near = size * stride <= gpu.node_size
         slots = max(1, gpu.node_size // stride)
-        return c.link * 1e9 * (gpu.link if near else min(gpu.link, outside * slots))
+        return c["link"] * 1e9 * (gpu.link if near else min(gpu.link, outside * slots))
 
     # Compute of one micro-batch. A product has three passes: forward, and the gradients of input
     # and weight, the last of which frozen weights do not have.
@@ -121,42 +92,51 @@ def predict_step(
             one += sparse * product(tokens, hidden, (gates + 1) * shape.shared_ffn / tp, rate)
         local = max(1.0, shape.experts / layout.ep)
         rows, wide = tokens / tp * shape.top_k / local, (gates + 1) * shape.expert_ffn
-        one += sparse * product(rows, hidden, wide, rate * c.experts, local)
-    head = (passes - again) * product(tokens, hidden, shape.vocabulary / tp, c.gemm * bf16) / pp
+        one += sparse * product(rows, hidden, wide, rate * c["experts"], local)
+    head = (passes - again) * product(tokens, hidden, shape.vocabulary / tp, c["gemm"] * bf16) / pp
     width = shape.active_ffn
-    passes_over = c.elementwise * (1.0 if layout.is_fused else _EAGER)
+    passes_over = c["elementwise"] * (1.0 if layout.is_fused else c["eager"])
     moved = passes_over * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
     if not is_full and not layout.is_fused:
         # Thin products of LoRA move the inputs and outputs of every matrix once more.
-        moved += _ADAPTERS * adapter_parameters(shape, 1) / shape.layers
+        moved += c["adapters"] * adapter_parameters(shape, 1) / shape.layers
     moved += 6 * sparse * shape.top_k * hidden
     per_token = (layers * (3.0 + again) * 2.0 * moved + 20.0 * shape.vocabulary / pp) / tp
-    kernels = {"hopper": c.attention_hopper, "blackwell": c.attention_blackwell}
-    share = kernels.get(gpu.generation.removesuffix("-ultra"), c.attention)
-    share *= c.attention_triton if layout.attention_kernel == "triton" else 1.0
-    attended = shape.attended(layout.attended or layout.seq_len) / pp
+    kernels = {"hopper": c["attention_hopper"], "blackwell": c["attention_blackwell"]}
+    share = kernels.get(gpu.generation.removesuffix("-ultra"), c["attention"])
+    if layout.attention_kernel == "flash" and gpu.generation.startswith(tuple(kernels)):
+        share *= c["attention_flash"]
+    share *= c["attention_triton"] if layout.attention_kernel == "triton" else 1.0
+    length = layout.attended or layout.seq_len
+    if layout.attention_kernel != "triton":
+        share = min(0.85, share * (max(1024.0, length) / 8192) ** c["attention_growth"])
+    attended = shape.attended(length) / pp
     attention_passes = 3.5 + (layout.recompute != "none")
     flops = 2.0 * shape.attention_width / tp * attended * attention_passes * tokens
-    compute = layers * (passes * one + sparse * c.expert_seconds) + head
+    compute = layers * (passes * one + sparse * c["expert_seconds"]) + head
     compute += flops / (bf16 * share) + tokens * per_token / memory
-    compute = max(compute, layers * _LAUNCH_SECONDS[layout.is_fused])
+    compute = max(compute, layers * c["launch_fused" if layout.is_fused else "launch_eager"])
+    if layout.method == "qlora":
+        weights = layers * shape.layer_weights / tp
+        bytes_per_pass = (QUANTISED_BYTES + 2.0) * weights / c["dequantise"]
+        compute += passes * bytes_per_pass / memory
 
     # Communication of one micro-batch, as far as compute does not hide it.
     activation = 2.0 * tokens * hidden / tp
     exposed = 0.0
     if tp > 1:
         volume = layers * (8 + 2 * (again > 0)) * (tp - 1) * activation
-        exposed += c.exposed_tp * volume / group_rate(tp, 1)
+        exposed += c["exposed_tp"] * volume / group_rate(tp, 1)
     if layout.cp > 1:
         keys = 4.0 * tokens * shape.kv_heads * shape.head_size / tp
-        exposed += c.exposed * layers * 3 * (layout.cp - 1) * keys / group_rate(layout.cp, tp)
+        exposed += c["exposed_cp"] * layers * 3 * (layout.cp - 1) * keys / group_rate(layout.cp, tp)
     if layout.ep > 1 and sparse:
         # A token crosses the network once for each node that holds one of its experts.
         nodes = max(1.0, layout.ep / gpu.node_size)
         far = (nodes - 1) * (1 - (1 - 1 / nodes) ** shape.top_k)
         near = shape.top_k * (layout.ep - 1) / layout.ep
-        cost = (near / gpu.link + far / outside) / (c.link * 1e9)
-        exposed += c.exposed * sparse * layers * 4 * activation * cost
+        cost = (near / gpu.link + far / outside) / (c["link"] * 1e9)
+        exposed += c["exposed"] * sparse * layers * 4 * activation * cost
     if pp > 1:
         exposed += 0.8 * layout.vp * activation / group_rate(2, layout.gpus // pp)
 
@@ -166,19 +146,19 @@ def predict_step(
     if layout.sharding == "fsdp" and shards > 1:
         volume = (shards - 1) / shards * (4.0 * owned + 2.0 * trained)
         seconds = volume / group_rate(shards, tp)
-        exposed += max(0.0, seconds - compute) + c.leak * min(seconds, compute)
+        exposed += max(0.0, seconds - compute) + c["leak"] * min(seconds, compute)
         if shards < ranks:
-            step_exposed = c.exposed * 4.0 * trained / shards / (c.link * 1e9 * outside)
+            step_exposed = c["exposed"] * 4.0 * trained / shards / (c["link"] * 1e9 * outside)
     elif ranks > 1:
         seconds = (ranks - 1) / ranks * 6.0 * trained / group_rate(ranks, tp)
         window = 2 / 3 * compute  # buckets are reduced while the last micro-batch goes backward
-        step_exposed = max(0.0, seconds - window) + c.exposed * min(seconds, window)
+        step_exposed = max(0.0, seconds - window) + c["exposed"] * min(seconds, window)
     states = 1 if layout.sharding == "ddp" else shards
     host = layout.optimizer == "offload"
-    slow = 1 + c.jitter * math.log2(max(1.0, layout.gpus / gpu.node_size))
+    slow = 1 + c["jitter"] * math.log2(max(1.0, layout.gpus / gpu.node_size))
     return StepTime(
         compute=slow * layout.accumulation * compute,
         communication=slow * (layout.accumulation * exposed + step_exposed),
         bubble=slow * (pp - 1) / layout.vp * (compute + exposed),
-        optimizer=30.0 * trained / states / (_HOST_RATE if host else memory),
+        optimizer=30.0 * trained / states / (c["host_rate"] if host else memory),
     )

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +31,6 @@ Spans = Numbers
 """Starts and ends in two columns; merged ones are in order and do not touch."""
 
 _NEVER = np.iinfo(np.int64).max
-_LEAST_REPEATS = 3
-"""Runs of a kernel alone, and beside communication, that a slow-down needs."""
 _STRAGGLER_LEAD = 0.01
 """Share of a step by which every other rank waits longer than a straggler, at least."""
 _BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
@@ -59,6 +57,9 @@ class StepParts:
     copy_seconds: float
     """Memory copies and sets with neither beside them."""
     idle_seconds: float
+    host_seconds: float
+    """The part of ``idle_seconds`` in which the next work had not been launched yet: the GPU waits
+    for the host. The rest lies between kernels that were launched in time."""
     waiting_seconds: float | None = None
     """The part of ``exposed_seconds`` that was waiting for peers; ``None`` where not known."""
 
@@ -82,18 +83,6 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSlowdown:
-    """One kernel on one grid, with and without communication beside it: medians."""
-
-    name: str
-    alone: int
-    beside: int
-    alone_seconds: float
-    beside_seconds: float
-    ratio: float
-
-
-@dataclass(frozen=True, slots=True)
 class TraceSummary:
     """What the traces of a job's ranks say."""
 
@@ -104,10 +93,6 @@ class TraceSummary:
     steps: tuple[StepParts, ...]
     collectives: tuple[CollectiveRow, ...]
     """By time, the most first."""
-    slowdown: float | None
-    """Time of all kernels beside communication over what they take alone."""
-    slowdowns: tuple[KernelSlowdown, ...]
-    """The one with the most time beside communication first."""
     straggler: int | None
     straggler_reason: str
     notes: tuple[str, ...]
@@ -120,19 +105,16 @@ class _Rank(NamedTuple):
     world_size: int | None
     steps: list[StepParts]
     windows: Spans
+    is_cut: bool
+    """Whether the last step has no next one whose first kernel ends it, so that it drains."""
     compute: Spans
     collectives: list[Collective]
 
 
-Durations = dict[str, tuple[list[int], list[int]]]
-"""Of each kernel: alone and beside communication."""
-
-
-def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> TraceSummary:
-    """Divide the steps of some ranks' traces: all of them, or those of some numbers."""
+def summarise_traces(paths: Sequence[Path]) -> TraceSummary:
+    """Divide the steps of some ranks' traces."""
     found: dict[int, _Rank] = {}
     notes: list[str] = []
-    kernels: Durations = defaultdict(lambda: ([], []))
     for path in paths:
         trace = read_trace(path)
         if trace.rank is None and len(paths) > 1:
@@ -142,7 +124,7 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
         if rank in found:
             message = f"{found[rank].path} is also of rank {rank}; pass only one"
             raise DataError(message, path=trace.path)
-        found[rank] = _measure(trace, steps, kernels, notes)
+        found[rank] = _measure(trace, notes)
     ranks = [found[rank] for rank in sorted(found)]
     sizes = sorted({item.world_size for item in ranks if item.world_size})
     if len(sizes) > 1:
@@ -150,14 +132,18 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
     size = sizes[0] if sizes else None
     missing = tuple(rank for rank in range(size or 0) if rank not in found)
     _match(ranks, notes)
+    if any(item.is_cut and len(item.steps) > 1 for item in ranks):
+        notes.append("The last step, which ends as the GPU drains, is not in the mean.")
     if missing:
         effect = "not known" if len(ranks) == 1 else "at least the value shown"
         absent = f"{len(missing)} of {size} ranks have no trace here"
         notes.append(f"{absent}: waiting for peers is {effect}.")
     means = []
     for item in ranks:
-        columns = zip(*(astuple(step)[2:] for step in item.steps), strict=True)
-        values = (None if None in column else sum(column) / len(column) for column in columns)
+        whole = item.steps[:-1] if item.is_cut and len(item.steps) > 1 else item.steps
+        columns = zip(*(astuple(step)[2:] for step in whole), strict=True)
+        known = ([value for value in column if value is not None] for column in columns)
+        values = (mean(column) if column else None for column in known)
         means.append(StepParts(item.steps[0].rank, None, *values))  # type: ignore[arg-type]
     # The straggler waits least, and all others wait clearly longer.
     waits = sorted((w, item.rank) for item in means if (w := item.waiting_seconds) is not None)
@@ -168,49 +154,35 @@ def summarise_traces(paths: Sequence[Path], *, steps: range | None = None) -> Tr
         if lead >= _STRAGGLER_LEAD:
             straggler = waits[0][1]
             reason = f"Every other rank waits at least {format_share(lead)} of a step longer."
-    slowdowns = []
-    spent = expected = 0.0
-    for name, (alone, beside) in kernels.items():
-        usual, shared = median(alone), median(beside)
-        if min(len(alone), len(beside)) >= _LEAST_REPEATS and usual:
-            spent, expected = spent + sum(beside), expected + usual * len(beside)
-            medians = (usual / 1e9, shared / 1e9, shared / usual)
-            slowdowns.append(KernelSlowdown(name, len(alone), len(beside), *medians))
-    slowdowns.sort(key=lambda row: -row.beside_seconds * row.beside)
     return TraceSummary(
         world_size=size,
         missing_ranks=missing,
         ranks=tuple(means),
         steps=tuple(step for item in ranks for step in item.steps),
         collectives=tuple(sorted(_collective_rows(ranks), key=lambda row: -row.seconds)),
-        slowdown=spent / expected if slowdowns else None,
-        slowdowns=tuple(slowdowns),
         straggler=straggler,
         straggler_reason=reason,
         notes=tuple(notes),
     )
 
 
-def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list[str]) -> _Rank:
+def _measure(trace: Trace, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
     device = np.asarray(trace.device, np.int64).reshape(-1, 5)
     spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
-    items = trace.collectives or trace.ranges
+    items = trace.collectives
     if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
         # A job of several ranks communicates: none found means none recognised.
-        text = "holds no kernels, and NCCL does not run on the CPU; use ProfilerActivity.CUDA"
-        if len(device):
-            spent = np.bincount(names, weights=spans[:, 1] - spans[:, 0])
-            longest = [list(trace.labels)[index][:70] for index in np.argsort(-spent)[:5].tolist()]
-            text = "holds no communication recognised by name; profile whole steps, optimizer "
-            text += f"included. The longest kernels: {'; '.join(longest)}"
+        spent = np.bincount(names, weights=spans[:, 1] - spans[:, 0])
+        longest = [list(trace.labels)[index][:70] for index in np.argsort(-spent)[:5].tolist()]
         size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
-        raise DataError(f"this trace {size} {text}", path=trace.path)
-    compute, copies = (merge(spans[classes == kind]) for kind in (COMPUTE, COPY))
-    communication = _union(items)
-    if not len(device):
-        compute = _host_compute(trace)
-        communication = _union([*items, *trace.calls])
+        raise DataError(
+            f"this trace {size} holds no communication recognised by name; profile whole steps, "
+            f"optimizer included. The longest kernels: {'; '.join(longest)}",
+            path=trace.path,
+        )
+    kinds = (COMPUTE, COPY, COMMUNICATION)
+    compute, copies, communication = (merge(spans[classes == kind]) for kind in kinds)
     either = merge(np.concatenate((compute, communication)))
     busy = merge(np.concatenate((either, copies)))
     # When and on which thread each event was launched; -1 where that is not known.
@@ -218,91 +190,60 @@ def _measure(trace: Trace, wanted: range | None, kernels: Durations, notes: list
     called = called[np.argsort(called[:, 0], kind="stable")]
     position = np.searchsorted(called[:, 0], device[:, 4]).clip(max=len(called) - 1)
     launches = np.where(called[position, :1] == device[:, 4:], called[position, 1:], -1)
+    # Idle time before work that was launched only after the GPU had nothing left to do.
+    order = np.lexsort((launches[:, 0], spans[:, 0]))
+    nexts = order[np.searchsorted(spans[order, 0], busy[1:, 0])]
+    gaps = np.stack((busy[:-1, 1], busy[1:, 0]), axis=1)
+    late = gaps[launches[nexts, 0] > gaps[:, 0]]
     numbers: list[int | None] = [None]
+    is_cut = False
     if trace.steps:
-        places, bounds = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
+        places, bounds, is_cut = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
         numbers = [trace.steps[place][0] for place in places]
         if left_out := len(trace.steps) - len(numbers):
             notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels skipped.")
     else:
         bounds = np.array([[busy[0, 0], busy[-1, 1]]])
-    if wanted is not None:
-        bounds = bounds[[number in wanted for number in numbers]]
-        numbers = [number for number in numbers if number in wanted]
     if not numbers:
-        held = f"steps {trace.steps[0][0]} to {trace.steps[-1][0]}" if trace.steps else "no steps"
-        raise DataError(f"none of the requested steps: the trace holds {held}", path=trace.path)
-    _complete(trace, items, launches[classes == COMMUNICATION] if trace.collectives else None)
-    c, m, e, b = (inside(part, bounds) for part in (compute, communication, either, busy))
+        raise DataError("none of its steps holds a kernel", path=trace.path)
+    _complete(trace, launches[classes == COMMUNICATION])
+    spans_by_part = (compute, communication, either, busy, late)
+    c, m, e, b, h = (inside(part, bounds) for part in spans_by_part)
     whole = bounds[:, 1] - bounds[:, 0]
-    parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b), axis=1) / 1e9
+    parts = np.stack((whole, e - m, c + m - e, e - c, b - e, whole - b, h), axis=1) / 1e9
     columns = zip(numbers, parts.tolist(), strict=True)
     steps = [StepParts(trace.rank or 0, number, *row) for number, row in columns]
-    # Kernels of the same work, alone and with communication beside them for half their time.
-    is_inside = ((spans >= bounds[0, 0]) & (spans <= bounds[-1, 1])).all(1) & (classes == COMPUTE)
-    spans, names = spans[is_inside], names[is_inside]
-    durations = spans[:, 1] - spans[:, 0]
-    shared = inside(communication, spans)
-    is_beside = 2 * shared >= np.maximum(durations, 1)
-    labels = list(trace.labels)
-    for name in np.intersect1d(names[shared == 0], names[is_beside]).tolist():
-        for column, is_kind in zip(kernels[labels[name]], (shared == 0, is_beside), strict=True):
-            column += durations[is_kind & (names == name)].tolist()
     chosen = [item for item in items if not trace.steps or item.step in numbers]
-    return _Rank(trace.path, trace.world_size, steps, bounds, compute, chosen)
-
-
-def _host_compute(trace: Trace) -> Spans:
-    """Ops on the threads that train, without what runs inside collectives."""
-    training = {step[3] for step in trace.steps} | trace.autograd_threads
-    if not trace.steps and trace.ops:
-        training.add(max(trace.ops, key=lambda thread: len(trace.ops[thread])))
-    parts = [_union(())]
-    for thread in sorted(training & trace.ops.keys()):
-        ops = merge(np.array(trace.ops[thread], np.int64).reshape(-1, 2))
-        own = _union(item for item in (*trace.calls, *trace.ranges) if item.thread == thread)
-        points = np.unique(np.concatenate((ops, own)))
-        in_ops, in_own = (
-            np.searchsorted(part[:, 0], points, "right")
-            > np.searchsorted(part[:, 1], points, "right")
-            for part in (ops, own)
-        )
-        pieces = np.stack((points[:-1], points[1:]), axis=1)
-        parts.append(pieces[(in_ops & ~in_own)[:-1]])
-    return merge(np.concatenate(parts))
+    return _Rank(trace.path, trace.world_size, steps, bounds, is_cut, compute, chosen)
 
 
 def _windows(
     trace: Trace, spans: Spans, launches: Numbers, *, is_kernel: NDArray[np.bool_]
-) -> tuple[list[int], Spans]:
-    """Which steps there are in the device's time, or the CPU's without kernels, and where."""
-    begins = np.array([step[1] for step in trace.steps], np.int64)
-    places, end = np.arange(len(begins)), trace.steps[-1][2]
-    firsts = np.append(begins, end)
-    if len(spans):
-        launches = spans[:, 0] if (launches < 0).all() else launches
-        # One place more, for what was launched after the last step.
-        step_of = np.searchsorted(begins, launches, "right") - 1 + (launches > end)
-        firsts = np.full(len(begins) + 1, _NEVER)
-        np.minimum.at(firsts, step_of, np.where(is_kernel & (step_of >= 0), spans[:, 0], _NEVER))
-        places = np.flatnonzero(firsts[:-1] < _NEVER)
-        of_last = spans[step_of == places.max(initial=-1), 1]
-        firsts[-1] = min(firsts[-1], of_last.max(initial=end))
+) -> tuple[list[int], Spans, bool]:
+    """Which steps there are in the device's time, where, and whether the last is open."""
+    begins, end = np.array([step[1] for step in trace.steps], np.int64), trace.steps[-1][2]
+    launches = spans[:, 0] if (launches < 0).all() else launches
+    # One place more, for what was launched after the last step.
+    step_of = np.searchsorted(begins, launches, "right") - 1 + (launches > end)
+    firsts = np.full(len(begins) + 1, _NEVER)
+    np.minimum.at(firsts, step_of, np.where(is_kernel & (step_of >= 0), spans[:, 0], _NEVER))
+    places = np.flatnonzero(firsts[:-1] < _NEVER)
+    is_cut = bool(firsts[-1] == _NEVER)
+    of_last = spans[step_of == places.max(initial=-1), 1]
+    firsts[-1] = min(firsts[-1], of_last.max(initial=end))
     bounds = np.maximum.accumulate(firsts[[*places, -1]])
-    return places.tolist(), np.stack((bounds[:-1], bounds[1:]), axis=1)
+    return places.tolist(), np.stack((bounds[:-1], bounds[1:]), axis=1), is_cut
 
 
-def _complete(trace: Trace, items: Sequence[Collective], launches: Numbers | None) -> None:
+def _complete(trace: Trace, launches: Numbers) -> None:
     """Add step and group; and what kernels do not tell, from the CPU ranges that launched them."""
     calls: dict[int | None, list[Collective]] = defaultdict(list)
     for call in sorted(trace.calls, key=lambda call: call.start):
         calls[call.thread].append(call)
     begins = {thread: [call.start for call in own] for thread, own in calls.items()}
     steps = [step[1] for step in trace.steps]
-    for index, item in enumerate(items):
-        launch, thread = item.start, -1
-        if launches is not None and launches[index, 0] >= 0:
-            launch, thread = launches[index].tolist()
+    for item, (launch, thread) in zip(trace.collectives, launches.tolist(), strict=True):
+        launch = item.start if launch < 0 else launch
         end = bisect_right(begins.get(thread, []), launch)
         # Innermost first; ranges nest three deep.
         for call in reversed(calls[thread][max(end - 6, 0) : end]):
@@ -335,10 +276,6 @@ def inside(merged: Spans, windows: Spans) -> Numbers:
     place = np.searchsorted(ends, windows, "right")
     before = total[place] + np.maximum(windows - starts[place], 0)
     return np.asarray(before[:, 1] - before[:, 0])
-
-
-def _union(items: Iterable[Collective]) -> Spans:
-    return merge(np.array([(item.start, item.end) for item in items], np.int64).reshape(-1, 2))
 
 
 def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:

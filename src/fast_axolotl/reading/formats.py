@@ -240,8 +240,8 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
 
     Binary magic decides alone. Any other format that was promised stands, but JSON lines called
     ``.json`` and the reverse are told apart here: they are JSON lines where the first line is a
-    whole object, a document where it begins an array. So does one that is called JSON lines, and
-    no other: its first line may be damaged.
+    whole object, a document where it begins an array. What is called JSON lines is a document only
+    where its first line is an array that goes on, or that holds all of the rows.
     """
     binary = next((name for magic, name in _FORMAT_MAGIC if head.startswith(magic)), None)
     if binary:
@@ -255,9 +255,13 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
         return promised
     line, _, rest = text.partition(b"\n")
     try:
-        is_row = isinstance(json.loads(line), dict)
+        first = json.loads(line)
     except (ValueError, RecursionError):
-        is_row = False
-    if is_row and (promised != "json" or rest.strip()):
+        first = None
+    if isinstance(first, dict) and (promised != "json" or rest.strip()):
         return "jsonl"
+    if promised == "jsonl" and isinstance(first, list):
+        # Another line that is no row, unless it is all there is and holds the rows.
+        is_all = not rest.strip() and all(isinstance(row, dict) for row in first)
+        return "json" if is_all else promised
     return "json" if text.startswith(b"[") else promised or "json"

@@ -70,11 +70,14 @@ def known_gpus() -> tuple[Gpu, ...]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """By ``--gpu``'s name in any case, or exactly as the driver reports it."""
+    """By ``--gpu``'s name in any case, or a part of it, or exactly as the driver reports it."""
     for gpu in known_gpus():
         if name in gpu.names or name.lower() == gpu.key.lower():
             return gpu
-    known = ", ".join(gpu.key for gpu in known_gpus())
+    alike = [gpu.key for gpu in known_gpus() if name.lower() in gpu.key.lower()]
+    if len(alike) == 1:
+        return find_gpu(alike[0])
+    known = ", ".join(alike or (gpu.key for gpu in known_gpus()))
     raise UsageError(f"GPU {name!r} is not known; choose one of {known}")
 
 

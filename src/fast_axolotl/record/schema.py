@@ -30,7 +30,8 @@ CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
 """How profilers name the ranges on the CPU that carry out communication."""
 _COLLECTIVE_KERNEL = re.compile(
     r"nccl|rccl|msccl|nvshmem|nvls|deep_ep|cross_device_reduce|quick_?reduce|multimem_|Memcpy PtoP"
-    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+    r"|userbuffers|symm_?mem|symmetric_memory"
+    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce|all_?gather|reduce_?scatter",
     re.IGNORECASE,
 )
 
@@ -38,8 +39,11 @@ _COLLECTIVE_KERNEL = re.compile(
 @lru_cache(maxsize=1 << 14)
 def is_collective(name: str) -> bool:
     """Whether a kernel is communication: of NCCL, RCCL, MSCCL, NVSHMEM, symmetric memory, inference
-    engines, or a copy between devices. Inductor names its own kernels after what is around them."""
-    return _COLLECTIVE_KERNEL.search(name) is not None and not name.startswith("triton_")
+    engines, Transformer Engine's user buffers, or a copy between devices. Inductor names its own
+    kernels after what is around them, and ``all_to_all`` is in the names of permutations."""
+    if name.startswith("triton_"):
+        return "symm_mem" in name or "nvshmem" in name
+    return _COLLECTIVE_KERNEL.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +237,8 @@ class ModelShape:
     num_devices: int = 1
     peak_tflops: float | None = None
     """Given by the user; else looked up by ``device_name``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """What transformers built it from, whole; empty for other models."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
