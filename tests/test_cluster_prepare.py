@@ -25,6 +25,7 @@ import pytest
 
 from benchmarks.axolotl_inputs import DATASETS, preprocess_config, write_config, write_model
 from fast_axolotl import cluster
+from fast_axolotl.cluster import sources
 from fast_axolotl.cluster.sources import find_units, read_tables
 from fast_axolotl.cluster.stock import Pipeline, load_configuration, open_pipeline
 from fast_axolotl.cluster.store import Store
@@ -316,25 +317,27 @@ def test_nothing_is_unpickled(made: Made) -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_small_input_has_work_for_all_workers(tmp_path: Path, kind: str) -> None:
-    """The types of JSON follow from 10 MB, so tasks share these; a row group alike."""
+def test_units_follow_from_the_data_and_the_memory_of_a_task(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from axolotl.utils.dict import DictDefault
 
+    monkeypatch.setattr(sources, "_LEAST_UNIT_BYTES", 1 << 20)
     rows = pa.table({"n": range(60_000), "text": [f"{n:080d}" for n in range(60_000)]})
     path = tmp_path / f"rows.{kind}"
     if kind == "json":
         write_lines(path, rows.to_pylist())
     else:
-        pq.write_table(rows, path, compression="none", use_dictionary=False)
+        pq.write_table(rows, path, compression="none", use_dictionary=False, row_group_size=1000)
     config = DictDefault({"path": str(path), "ds_type": kind})
     store = Store(str(tmp_path / "work"))
-    for workers, least in ((1, 1), (2, 4), (64, 5)):
-        where: Any = {"room": 1 << 30, "store": store, "name": "0"}
-        units = find_units(config, DictDefault({}), "train", workers=workers, **where)
+    for room, least in ((16 << 20, 5), (4 << 20, 20)):
+        units = find_units(config, DictDefault({}), "train", room=room, store=store, name="0")
         assert least <= len(units) <= 2 * least
         numbers = []
         for unit in units:
+            before = len(numbers)
             for first, table in read_tables(store, unit, rows.schema):
-                assert table["n"][0].as_py() == len(numbers) == first
+                assert table["n"][0].as_py() == len(numbers) == before + first
                 numbers += table["n"].to_pylist()
         assert numbers == list(range(60_000))

@@ -379,7 +379,6 @@ def test_shards_give_the_same_number_of_batches(
         for index in range(count):
             reader = medium[kind](batch_size=100, shard=(index, count), even=even, shuffle=shuffle)
             batches = list(reader)
-            assert len(reader) == len(batches)
             assert reader.num_rows == sum(batch.num_rows for batch in batches)
             sizes.add(tuple(batch.num_rows for batch in batches))
             for batch in batches:

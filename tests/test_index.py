@@ -22,12 +22,9 @@ from fast_axolotl.reading.blocks import Dataset, Unit, decode_or_reject
 from fast_axolotl.reading.index import scanned_schema, unit_rows, with_csv_edges
 from fast_axolotl.reading.reader import dataset_of
 from fast_axolotl.reading.schema import MIXED
-from fast_axolotl.reading.take import Taker
 from support.files import (
     WRITERS,
     counted_bytes,
-    jsonl_bytes,
-    make_rows,
     rows_for,
     write_as,
 )
@@ -161,35 +158,25 @@ def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None
 # Rows by their number.
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("kind", WRITERS)
-def test_take_is_indexing_a_list(tmp_path: Path, kind: str, compression: str) -> None:
-    path, rows = write_kind(tmp_path, kind, compression)
-    reader = open_dataset([path, path])
-    dataset = with_csv_edges(dataset_of(reader).with_options(unit_bytes=4096, block_bytes=8192))
-    rows, schema = rows + rows, reader.schema
+@pytest.mark.parametrize("kind", ["arrow file", "arrow stream"])
+def test_take_is_indexing_a_list(tmp_path: Path, kind: str) -> None:
+    path, rows = write_kind(tmp_path, kind)
+    reader, rows = open_dataset([path, path]), rows + rows
     random = np.random.default_rng(0)
 
     for wanted in (*(random.integers(0, 1400, size) for size in (0, 1, 60)), range(1400)[::-1]):
-        table = Taker(dataset, schema).take(wanted)
-        assert table.schema == schema
+        table = reader.take(wanted)
+        assert table.schema == reader.schema
         assert table.to_pylist() == [rows[number] for number in wanted]
     for wrong in (-1, 1400):
         with pytest.raises(UsageError, match=f"no row {wrong}: the data has 1,400 rows"):
-            Taker(dataset, schema).take([0, wrong])
+            reader.take([0, wrong])
     with pytest.raises(UsageError, match="whole numbers"):
-        Taker(dataset, schema).take([0.5])  # type: ignore[list-item]
-
-
-def test_take_reads_only_the_units_of_its_rows(tmp_path: Path, reads: list[int]) -> None:
-    path, wanted = tmp_path / "a.jsonl", [9_000, 3, 9_001]
-    path.write_bytes(jsonl_bytes(make_rows(10_000)))
-    dataset = open_as(path, 50_000)
-    total_rows(dataset)
-    reads.clear()
-
-    assert Taker(dataset, pa.schema([])).take(wanted).column("id").to_pylist() == wanted
-    assert sum(reads) < 300_000 < path.stat().st_size
+        reader.take([0.5])  # type: ignore[list-item]
+    for other in ("parquet, small row groups", "jsonl"):
+        path, _ = write_kind(tmp_path, other)
+        with pytest.raises(UsageError, match=r"take\(\) cannot read .* needs local Arrow files"):
+            open_dataset(path).take([0])
 
 
 # CSV in units.

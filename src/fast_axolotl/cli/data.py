@@ -31,7 +31,6 @@ from fast_axolotl.cli.options import (
 )
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import (
-    format_bytes,
     format_duration,
     format_seconds,
 )
@@ -200,8 +199,8 @@ def dedupe(
         "on_error": on_error,
     }
     if engine is not None:
-        if against or report is not None:
-            raise UsageError("--against and --report do not work with --engine")
+        if against or report is not None or settings.pop("on_error") == "skip":
+            raise UsageError("--against, --report and --on-error skip do not work with --engine")
         job = _job_options(engine, address, workers, memory, work, restart)
         from fast_axolotl.cluster.tables import dedupe_on
 
@@ -328,12 +327,11 @@ def job_document(job: JobSummary, next_command: str = "") -> Document:
         [
             stage.name,
             *(f"{count:,}" for count in (stage.tasks, stage.done_before, stage.retried)),
-            *map(format_duration, (stage.seconds, stage.task_seconds)),
-            format_bytes(stage.bytes_out),
+            format_duration(stage.seconds),
         ]
         for stage in job.stages
     ]
-    header = ("stage", "tasks", "done before", "retried", "time", "task time", "written")
+    header = ("stage", "tasks", "done before", "retried", "time")
     # Rows that an earlier run has prepared took no time now.
     is_whole = job.seconds and not any(stage.done_before for stage in job.stages)
     # The stages have a table; the rest is shown without what is None.

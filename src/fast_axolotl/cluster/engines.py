@@ -43,7 +43,7 @@ _HEAD_SECONDS = 15.0
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
 Answer = dict[str, Any]
-"""What a task found, and under ``ran``: node, seconds and peak memory of its process."""
+"""What a task found, and under ``ran``: node and peak memory of its process."""
 
 Outcome = tuple[str, Any]
 """done, an answer; meant, an error; broke, a traceback; lost, a reason."""
@@ -102,11 +102,9 @@ def perform(url: str, task: Task) -> Answer:
     """Does one task, in whatever process this is called."""
     store = Store(url)
     module, _, name = task.function.partition(":")
-    begin = time.perf_counter()
     answer: Answer = getattr(import_module(module), name)(store, **task.arguments)
     answer["ran"] = {
         "node": system.node_name(),
-        "seconds": time.perf_counter() - begin,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     store.write_json(f"{task.stage}/{task.name}.json", answer)
@@ -121,7 +119,7 @@ class Local:
     """
 
     def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
-        self.num_slots = self.num_workers = workers or system.usable_cores()
+        self.num_slots = workers or system.usable_cores()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
         self._idle: dict[Any, Any] = {}
@@ -189,19 +187,9 @@ class Nodes:
         self._head: str = ray.get_runtime_context().gcs_address
         self._is_closed = threading.Event()
         threading.Thread(target=self._watch_head, daemon=True).start()
-        if self._room():
-            return
-        if self._room({"CPU": 1}):
-            self.close()
-            raise UsageError(
-                f"no node at {at} has a CPU and {memory:,} bytes; add nodes or lower --memory"
-            )
-        print(f"no node at {at} has a CPU yet; the job waits for one", file=sys.stderr)
-
-    @property
-    def num_workers(self) -> int:
-        """Tasks at a time; 0 where there are no nodes yet."""
-        return self._workers or self._room()
+        if not self._room():
+            problem = f"no node at {at} has a CPU and {memory:,} bytes of memory yet"
+            print(f"{problem}; the job waits for one: lower --memory?", file=sys.stderr)
 
     @property
     def num_slots(self) -> int:
@@ -228,11 +216,11 @@ class Nodes:
         self._is_closed.set()
         self._ray.shutdown()
 
-    def _room(self, need: Mapping[str, int] | None = None) -> int:
+    def _room(self) -> int:
         """How many tasks have room on the nodes there are now."""
-        need = need or self._need
+        need = self._need.items()
         return sum(
-            int(min(node["Resources"].get(name, 0) // least for name, least in need.items()))
+            int(min(node["Resources"].get(name, 0) // least for name, least in need))
             for node in self._ray.nodes()
             if node["Alive"]
         )

@@ -7,6 +7,7 @@ job ends it compares every file with what its task reported.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -29,9 +30,6 @@ from fast_axolotl.dedupe.output import disk_errors
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import DataError, UsageError
 
-_MANY_WORKERS = 64
-"""Assumed of a cluster that has no nodes yet."""
-
 _MARK = "_fast-axolotl"
 """The file of an output that names its job. Readers of Parquet folders skip it."""
 
@@ -49,8 +47,6 @@ class Stage:
     rows: int = 0
     """Of the tasks done."""
     seconds: float = 0.0
-    task_seconds: float = 0.0
-    bytes_out: int = 0
 
 
 Heard = Callable[[Stage, str], None]
@@ -76,10 +72,6 @@ class JobSummary:
     stages: tuple[Stage, ...]
     peak_bytes: int
     """The most that one working process held."""
-    peak_node: str
-    """Where that was."""
-    rejections: Sequence[str] = ()
-    """Rows that could not be read."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,13 +100,12 @@ class Job:
         is_local = engine == "local"
         self._engine = Local(workers, preload) if is_local else Nodes(address, workers, memory)
         self.close = self._engine.close
-        self.workers = self._engine.num_workers or _MANY_WORKERS
         self._heard = heard
         self._begin = time.perf_counter()
         self._stages: dict[str, Stage] = {}
         self.totals: dict[str, Counter[str]] = {}
         """Of every stage, the sums of the numbers that its tasks answered."""
-        self._peak = (0, "")
+        self._peak_bytes = 0
 
     def run(
         self, store: Store, function: Callable[..., Answer], tasks: Mapping[str, Mapping[str, Any]]
@@ -135,11 +126,9 @@ class Job:
             answers[task] = answer
             totals.update({key: n for key, n in answer.items() if isinstance(n, int)})
             stage.done += 1
-            stage.rows, stage.bytes_out = totals["rows"], totals["bytes_out"]
+            stage.rows = totals["rows"]
             stage.seconds = before + time.perf_counter() - begin
-            ran = answer["ran"]
-            stage.task_seconds += ran["seconds"]
-            self._peak = max(self._peak, (ran["peak_bytes"], ran["node"]))
+            self._peak_bytes = max(self._peak_bytes, answer["ran"]["peak_bytes"])
             self._heard(stage, "done" if stage.done == stage.tasks else "")
 
         def retried(reason: str) -> None:
@@ -169,8 +158,7 @@ class Job:
             bytes_out=last["bytes_out"],
             seconds=time.perf_counter() - self._begin,
             stages=tuple(self._stages.values()),
-            peak_bytes=self._peak[0],
-            peak_node=self._peak[1],
+            peak_bytes=self._peak_bytes,
         )
 
 
@@ -201,6 +189,9 @@ class Output:
         What ``is_ours`` may be replaced, whoever wrote it: nobody else takes such a name.
         """
         self.final, self.work, self._is_ours, self._id = final, work, is_ours, ""
+        self.secret: list[int] = []
+        """The key of the digests. It follows from all that the job depends on, so that two who run
+        one job in an object store, which has no locks, make the same digests."""
         self.parts = Store(parts) if final.is_local else final
 
     def claim(
@@ -246,8 +237,11 @@ class Output:
         def plain(value: Any) -> Any:
             return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
-        about = {**description, "versions": versions(), "id": self._id}
-        wanted = json.loads(json.dumps(about, default=plain))
+        about = {**description, "versions": versions(), "work": self.work.url}
+        wanted = json.loads(text := json.dumps(about, default=plain))
+        key = hashlib.sha256(text.encode()).digest()
+        self.secret = [word | 1 for word in np.frombuffer(key, "<u8").tolist()]
+        wanted["id"] = self._id
         if is_new:
             self.work.remove()
             self.work.write_json("job.json", wanted)
@@ -280,6 +274,7 @@ class Output:
         ``last`` are the texts of files that say it is complete.
         """
         place = self.final if self.is_placed else self.parts
+        wrong = [] if _job_of(place) == self._id else [_MARK]
 
         def is_whole(part: str) -> bool:
             if rows[part] is None:
@@ -287,7 +282,7 @@ class Output:
             with place.open(part) as file:
                 return bool(pq.ParquetFile(file).metadata.num_rows == rows[part])
 
-        wrong = sorted((place.names("") - {_MARK, *last}) ^ rows.keys())
+        wrong += sorted((place.names("") - {_MARK, *last}) ^ rows.keys())
         if not wrong:
             with ThreadPoolExecutor(16) as threads:
                 whole = zip(rows, threads.map(is_whole, rows), strict=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeat
 from fast_axolotl.cluster.sources import Unit, find_units, read_tables
 from fast_axolotl.cluster.stock import Made, Pipeline, load_configuration, tokenizer_digest
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.system import memory_bytes
 
@@ -96,7 +94,7 @@ def prepare(
             split.place.claim(held, {**about, "job": f"prepare, {split.name}"}, restart=restart)
         job = Job(heard, memory=memory, preload=_PRELOAD, **engine)
         held.callback(job.close)
-        num_rows = sum(_look(split, cfg, tokenizer, room, job.workers) for split in splits)
+        num_rows = sum(_look(split, cfg, tokenizer, room) for split in splits)
         need, there = int(num_rows * _ROW_BYTES), memory_bytes()
         if need > there:
             raise UsageError(
@@ -107,14 +105,13 @@ def prepare(
         outputs = tuple(split.place.final.url for split in splits)
         units = [unit for split in splits for _, unit in split.units.values()]
         num_bytes = sum(unit.num_bytes for unit in units)
-        dropped: Counter[str] = Counter()
         if dry_run:
             for split in splits:
                 if not split.place.work.names("tokenise"):
                     split.place.work.remove()
             figures = {"rows_in": int(num_rows), "dropped": {}, "duplicates": 0}
             return job.summary(outputs=outputs, bytes_in=num_bytes, **figures)
-        names = [_prepare_split(job, split, cfg, tokenizer, room, dropped) for split in splits]
+        names = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
         for split, files in zip(splits, names, strict=True):
             features = Features.from_arrow_schema(shards.read_schema(split.types["final"]))
@@ -129,7 +126,7 @@ def prepare(
     return job.summary(
         outputs=outputs,
         rows_in=totals["rows"],
-        dropped=dict(dropped),
+        dropped={"by Axolotl's filters": totals["dropped"]},
         duplicates=totals["kept"] - job.totals["deal"]["rows"],
         bytes_in=num_bytes,
     )
@@ -156,7 +153,7 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
     return list(splits.values())
 
 
-def _look(split: _Split, cfg: Any, tokenizer: Any, room: int, workers: int) -> float:
+def _look(split: _Split, cfg: Any, tokenizer: Any, room: int) -> float:
     """Finds the units of every dataset, and what every task reads: the same in any later run.
 
     Gives about the number of rows. Where files have changed, what was made of them is forgotten.
@@ -165,14 +162,10 @@ def _look(split: _Split, cfg: Any, tokenizer: Any, room: int, workers: int) -> f
     from datasets.table import InMemoryTable
 
     store = split.place.work
-    if not store.exists("workers.json"):
-        store.write_json("workers.json", workers)
-    workers = store.read_json("workers.json")  # so that any other number continues
     pipeline = Pipeline(cfg, tokenizer, split.configs)
     raw, made, num_rows = [], [], 0.0
     for index, config in enumerate(split.configs):
-        where: dict[str, Any] = {"store": store, "name": f"{index:03d}"}
-        units = find_units(config, cfg, split.name, workers=workers, room=room, **where)
+        units = find_units(config, cfg, split.name, room=room, store=store, name=f"{index:03d}")
         for number, unit in enumerate(units):
             stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
             split.units[f"{index:03d}-{number:07d}-{stamp}"] = index, unit
@@ -199,7 +192,7 @@ def _look(split: _Split, cfg: Any, tokenizer: Any, room: int, workers: int) -> f
         **types,
         "units": [*split.units],
         "processes": cfg.dataset_num_proc or os.cpu_count() or 1,
-        "secret": fresh_secret().tolist() if cfg.dataset_exact_deduplication else None,
+        "secret": split.place.secret if cfg.dataset_exact_deduplication else None,
     }
     found = store.read_json("types.json") if store.exists("types.json") else {}
     has_types = types.items() <= found.items()
@@ -207,9 +200,8 @@ def _look(split: _Split, cfg: Any, tokenizer: Any, room: int, workers: int) -> f
         split.types = found
         return num_rows
     store.remove("write")
-    if has_types and not store.names("deal"):  # units of the other files are tokenised
-        split.types["secret"] = found["secret"]
-    else:
+    # As long as nothing is dealt, the tokens of files that have not changed are kept.
+    if store.names("deal") or not has_types:
         store.remove("deal")
         store.remove("tokenise")
     store.write_json("types.json", split.types)
@@ -239,9 +231,7 @@ def _first_kept(
     return schema, None, count
 
 
-def _prepare_split(
-    job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int, dropped: Counter[str]
-) -> list[str]:
+def _prepare_split(job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int) -> list[str]:
     """Makes the files of one prepared dataset, and gives their names."""
     store = split.place.work
     alike = {
@@ -255,8 +245,6 @@ def _prepare_split(
         for name, (index, unit) in split.units.items()
     }
     answers = job.run(store, shards.tokenise, tasks)
-    for answer in answers.values():
-        dropped.update(answer["dropped"])
     kept = {name: answer for name, answer in answers.items() if answer["kept"]}
     if not kept:
         raise DataError(

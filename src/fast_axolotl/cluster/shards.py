@@ -9,7 +9,6 @@ the rows. Cost of ``write``: one read from every unit for each piece.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -45,8 +44,7 @@ def tokenise(
     """A unit's rows as they will be in the prepared dataset."""
     make, types = open_pipeline(pipeline).make, store.read_json("types.json")
     raw, final = read_schema(types["raw"][index]), read_schema(types["final"])
-    rows_in = merged = tokens = num_bytes = 0
-    dropped: Counter[str] = Counter()
+    rows_in = merged = dropped = tokens = num_bytes = 0
     numbers, digests = [np.empty(0, np.int64)], [np.empty((0, 2), np.uint64)]
     with (
         store.writing(f"tokens/{name}.arrow") as path,
@@ -66,7 +64,7 @@ def tokenise(
                     tokens += count_tokens(kept)
                     num_bytes += kept.nbytes
                 rows_in, merged = rows_in + len(rows), merged + made.num_merged
-                dropped.update(made.dropped)
+                dropped += made.num_dropped
             pa.default_memory_pool().release_unused()
     joined = np.concatenate(numbers)
     store.write_array(f"numbers/{name}", joined)

@@ -25,10 +25,11 @@ from fast_axolotl.errors import DataError, FastAxolotlError
 _KINDS = ("json", "parquet", "arrow", "csv", "text")
 _LINE_BYTES = 64 * 1024
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
-_LEAST_UNIT_BYTES, _MOST_UNIT_BYTES = 1024 * 1024, 64 * 1024 * 1024
-_UNIT_SHARE, _WHOLE_SHARE = 16, 4
-"""Of a task's memory: what a unit may have at most, and what may be read to take a part of it."""
-_UNITS_PER_WORKER = 2
+_LEAST_UNIT_BYTES, _MOST_UNIT_BYTES = 4 * 1024 * 1024, 64 * 1024 * 1024
+_UNITS = 256
+"""A dataset is cut into about so many, as long as they are not too small or too large."""
+_UNIT_SHARE = 16
+"""Of a task's memory, what a unit may have at most."""
 _FEW_ROWS = 1000
 """As many as Hugging Face writes at a time: these decide the types of what a function returns."""
 
@@ -46,9 +47,6 @@ class Unit:
     stop: int = -1
     """Bytes of JSON lines, row groups of Parquet, or rows; -1 stands for all of the file."""
     num_bytes: int = 0
-    part: int = 0
-    parts: int = 1
-    """Its rows are one of so many parts of these rows."""
     stamp: str = ""
     """What changes when the file does."""
 
@@ -69,18 +67,13 @@ class Unit:
 
 
 def find_units(
-    config: Any, cfg: Any, split: str, *, workers: int, room: int, store: Store, name: str
+    config: Any, cfg: Any, split: str, *, room: int, store: Store, name: str
 ) -> tuple[Unit, ...]:
-    """The units of a dataset, in the order of their rows: some for each of so many workers.
-
-    ``room`` is the memory that a task has. Chunks and row groups that are larger than a unit should
-    be are read as a whole by several tasks, each of which takes a part of their rows.
-    """
-
+    """The units of a dataset, in the order of their rows; ``room`` is the memory of a task."""
     most = min(_MOST_UNIT_BYTES, room // _UNIT_SHARE)
 
     def size_of(num_bytes: int) -> int:
-        return min(most, max(_LEAST_UNIT_BYTES, num_bytes // (_UNITS_PER_WORKER * workers)))
+        return min(most, max(_LEAST_UNIT_BYTES, num_bytes // _UNITS))
 
     # Of preferences, Axolotl takes what there is to train on, also for tests.
     split = "train" if cfg.rl else split
@@ -90,20 +83,13 @@ def find_units(
             return _load_whole(config, cfg, split, store, name, size_of)
         kind, files = found
         unit_bytes = size_of(sum(Path(path).stat().st_size for path in files))
-        units = [unit for path in files for unit in _cut_file(kind, path, unit_bytes, most)]
+        return tuple(unit for path in files for unit in _cut_file(kind, path, unit_bytes, most))
     except FastAxolotlError:
         raise
     except Exception as error:  # noqa: BLE001  Hugging Face and its libraries raise what they like
         raise DataError(
             f"dataset {config.path} cannot be loaded: {error}; check path, ds_type, split and name"
         ) from None
-    parted = []
-    for unit in units:
-        is_whole = unit.stop < 0 or unit.num_bytes > room // _WHOLE_SHARE
-        parts = 1 if is_whole else max(1, round(unit.num_bytes / unit_bytes))
-        share = unit.num_bytes // parts
-        parted += [replace(unit, part=n, parts=parts, num_bytes=share) for n in range(parts)]
-    return tuple(parted)
 
 
 def _find_files(config: Any, split: str) -> tuple[str, list[str]] | None:
@@ -218,33 +204,23 @@ def read_tables(
 ) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a unit, chunk by chunk, under the types of the dataset's first rows.
 
-    Each with the number of its first row, counted over all parts.
+    Each with the number of its first row.
     """
-    tables: Iterable[pa.Table] = _read_whole(store, unit, schema)
-    first = 0
-    if unit.parts > 1 and (whole := list(tables)):
-        table = pa.concat_tables(whole)
-        first, stop = (len(table) * number // unit.parts for number in (unit.part, unit.part + 1))
-        tables = [table.slice(first, stop - first)]
-    for table in tables:
-        yield first, table
-        first += len(table)
-
-
-def _read_whole(store: Store, unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:
     from datasets.table import CastError, table_cast
 
+    tables: Iterable[pa.Table] = _load(unit, schema)
     if unit.kind == "rows":
-        reader = pa.ipc.open_file(store.read(unit.path))
-        for index in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(index)])
-        return
-    for table in _load(unit, schema):
+        file = pa.ipc.open_file(store.read(unit.path))
+        batches = map(file.get_batch, range(file.num_record_batches))
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
+    first = 0
+    for table in tables:
         schema = table.schema if schema is None else schema
         try:
-            yield table_cast(table, schema)
+            yield first, table_cast(table, schema)
         except (CastError, pa.ArrowInvalid, TypeError) as error:
             raise DataError(f"{unit} {_OTHER_TYPE}: {error}") from None
+        first += len(table)
 
 
 def _load(unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:

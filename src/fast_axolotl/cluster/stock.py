@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -28,7 +28,8 @@ from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
-_FILTERED = "too long, too short or no trainable tokens"
+_NOTHING_TO_PREPARE = ("skip_prepare_dataset", "pretraining_dataset", "streaming")
+_UNSUPPORTED = ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic")
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""
 
@@ -42,7 +43,7 @@ class Made:
     numbers: Any = ()
     """Which of the merged rows each of them was."""
     num_merged: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    num_dropped: int = 0
 
 
 def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
@@ -61,13 +62,10 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
         raise UsageError(f"Axolotl rejects {config}: {error}") from None
     cfg.is_preprocess = True
     _quieten(logging.WARNING)
-    for key in ("skip_prepare_dataset", "pretraining_dataset", "streaming"):
-        if cfg.get(key):
-            raise UsageError(f"{config} sets {key}; nothing to prepare, start the training")
     types = [str(entry.type) for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
-    for key in ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic"):
+    for key in _NOTHING_TO_PREPARE + _UNSUPPORTED:
         if cfg.get(key) or key in types:
-            raise UsageError(f"{config} sets {key}, unsupported here; use axolotl preprocess")
+            raise UsageError(f"{config} sets {key}, unsupported here; use Axolotl without prepare")
     for plugin in PluginManager.get_instance().plugins.values():
         if type(plugin).load_datasets is not BasePlugin.load_datasets:
             name = type(plugin).__name__
@@ -119,11 +117,10 @@ class Pipeline:
         except ValueError as error:
             if _NOTHING_LEFT not in str(error):
                 raise
-            made.dropped[_FILTERED] = made.num_merged
+            made.num_dropped += made.num_merged
             return made
         [result] = saved
-        if len(result) < made.num_merged:
-            made.dropped[_FILTERED] = made.num_merged - len(result)
+        made.num_dropped += made.num_merged - len(result)
         if len(result) and _NUMBER in result.column_names:
             table = result.with_format("arrow")[:]
             features = {key: kind for key, kind in result.features.items() if key != _NUMBER}
@@ -139,8 +136,7 @@ class Pipeline:
         def merge(datasets: list[Any], _cfg: Any) -> Any:
             [merged] = datasets
             made.num_merged = len(merged)
-            if len(merged) < len(dataset):
-                made.dropped["prompt strategy or length"] = len(dataset) - len(merged)
+            made.num_dropped = max(0, len(dataset) - len(merged))  # a row may become several
             return merged.add_column(_NUMBER, list(range(len(merged)))) if len(merged) else merged
 
         replacements = {

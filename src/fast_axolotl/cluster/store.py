@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ from fast_axolotl.errors import DataError, UsageError
 _PASSING = {errno.ESTALE, errno.EIO, errno.EBUSY, errno.EHOSTUNREACH, errno.ENETUNREACH}
 _PAUSES = (1.0, 3.0, 9.0)
 """Seconds before each further attempt."""
-_BEAT_SECONDS, _DEAD_SECONDS = 20.0, 90.0
 
 
 @dataclass(slots=True)
@@ -75,60 +73,25 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in the folder meanwhile."""
-        busy = UsageError(
-            f"another job is using {self.url}, or has been killed less than {_DEAD_SECONDS:.0f} s "
-            "ago; wait until it ends, or pass another --work and another --output"
-        )
+        """Nobody else works in the folder meanwhile. An object store has no locks."""
         if not self.is_local:
-            with self._beating(busy):
-                yield
+            yield
             return
         mark = Path(f"{self._root}.lock")
         mark.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(mark, os.O_RDWR | os.O_CREAT)
         try:
             if take_lock(lock, mark) is False:
-                raise busy
+                raise UsageError(
+                    f"another job is using {self.url}; wait until it ends, or pass another --work "
+                    "and another --output"
+                )
             try:
                 yield
             finally:
                 mark.unlink(missing_ok=True)
         finally:
             os.close(lock)
-
-    @contextmanager
-    def _beating(self, busy: UsageError) -> Iterator[None]:
-        """An object store has no locks: everybody writes a file of their own again and again.
-
-        Who finds another one that is fresh, by the clock of the store, leaves.
-        """
-        folder, own = f"{self._root}.lock", uuid.uuid4().hex
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(_BEAT_SECONDS):
-                with suppress(Exception):
-                    self._fs.pipe_file(f"{folder}/{own}", b"here")
-
-        self._ask("pipe_file", f"{folder}/{own}", b"here")
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            self._fs.invalidate_cache()
-            now = self._ask("modified", f"{folder}/{own}")
-            for path in self._ask("ls", folder, detail=False):
-                with suppress(FileNotFoundError):  # it has just ended
-                    age = (now - self._ask("modified", path)).total_seconds()
-                    if not path.endswith(own) and age < _DEAD_SECONDS:
-                        raise busy
-                    if age >= _DEAD_SECONDS:
-                        self._ask("rm_file", path)
-            yield
-        finally:
-            ended.set()
-            thread.join()
-            self._ask("rm_file", f"{folder}/{own}")
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:

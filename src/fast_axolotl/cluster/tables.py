@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,8 @@ from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeat
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.output import ParquetWriter
 from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
-from fast_axolotl.dedupe.seen import fresh_secret
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.reading import Rejection, format_of_name, open_dataset
+from fast_axolotl.reading import format_of_name, open_dataset
 from fast_axolotl.reading.blocks import Dataset, InputFile, ReadOptions, Unit
 from fast_axolotl.reading.formats import FormatWarning, open_files
 from fast_axolotl.reading.order import Piece, Position, Span
@@ -41,8 +40,6 @@ _SHARES = 256
 _LEAST_BYTES, _MOST_BYTES = 4 * _MIB, 256 * _MIB
 _MEMORY_SHARE = 8
 """Of a process's memory, this part is for reading ahead."""
-
-_MOST_REJECTIONS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,6 @@ def dedupe_on(
     heard: Heard = lambda *_: None,
     format: str = "auto",
     split: str | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
     **engine: Any,
 ) -> JobSummary:
     """Writes the rows of ``inputs`` that come for the first time, in their order, into a folder.
@@ -93,9 +89,7 @@ def dedupe_on(
     # Other processes have other working directories.
     paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
     budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
-    reader = open_dataset(
-        paths, format=format, memory_budget=budget, infer="scan", split=split, on_error=on_error
-    )
+    reader = open_dataset(paths, format=format, memory_budget=budget, infer="scan", split=split)
     dataset, schema = dataset_of(reader), reader.schema
     sources = [item.source for item in dataset.inputs]
     if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
@@ -115,10 +109,8 @@ def dedupe_on(
         place.claim(held, description, restart=restart, overwrite=overwrite)
         job = Job(heard, memory=memory, preload=[__name__], **engine)
         held.callback(job.close)
-        if not store.exists("secret.json"):
-            store.write_json("secret.json", fresh_secret().tolist())
         shares = {share.name: {"share": share} for share in _cut(dataset, format, schema, memory)}
-        keys = {"columns": names, "secret": store.read_json("secret.json")}
+        keys = {"columns": names, "secret": place.secret}
         digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
         repeated, _ = find_repeated(store, shares, memory)
         store.write_array("drops", repeated)
@@ -137,14 +129,12 @@ def dedupe_on(
         rows = {tasks[name]["part"]: answer["rows"] for name, answer in written.items()}
         place.publish(rows, {} if final.is_local else {"_SUCCESS": "{}"})
         store.remove()
-    rejections = [item for answer in digests.values() for item in answer["rejections"]]
     return job.summary(
         outputs=(final.url,),
         rows_in=rows_in,
-        dropped={"unreadable": job.totals["digest"]["rejected"]} if rejections else {},
+        dropped={},
         duplicates=len(repeated),
         bytes_in=sum(one.num_bytes for one in sources),
-        rejections=rejections[:_MOST_REJECTIONS],
     )
 
 
@@ -176,26 +166,15 @@ def _cut(dataset: Dataset, format: str, schema: pa.Schema, memory: int) -> Itera
 
 def digest(store: Store, *, share: Share, columns: list[str], secret: Sequence[int]) -> Answer:
     """Writes the digests of a share's rows."""
-    if share.options.on_error == "raise":  # else a damaged column hides its row
-        schema = pa.schema([share.schema.field(name) for name in columns])
-        options = replace(share.options, columns=tuple(columns))
-        share = replace(share, options=options, schema=schema)
-    num_rows, rejections = 0, list[Rejection]()
+    schema = pa.schema([share.schema.field(name) for name in columns])
+    options = replace(share.options, columns=tuple(columns))
+    share, num_rows = replace(share, options=options, schema=schema), 0
     with store.writing(f"digests/{share.name}") as path, path.open("wb") as file:
         for rows in read_share(share):
-            rejections += rows.rejections
             for batch in rows.table.select(columns).to_batches():
                 file.write(digest_batch(batch, np.array(secret, np.uint64), 1).data)
                 num_rows += batch.num_rows
-    return {
-        "rows": num_rows,
-        "bytes_out": 16 * num_rows,
-        "rejected": sum(item.num_rows or 0 for item in rejections),
-        "rejections": [
-            f"{', '.join(filter(None, (item.path, item.place)))}: {item.reason}"
-            for item in rejections[:_MOST_REJECTIONS]
-        ],
-    }
+    return {"rows": num_rows, "bytes_out": 16 * num_rows}
 
 
 def write(

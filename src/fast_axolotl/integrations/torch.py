@@ -185,7 +185,8 @@ class TorchDataset(IterableDataset[Any]):
         """Resume the next pass from ``state``; later passes start at the beginning.
 
         Takes what ``Reader.load_state_dict`` takes: one state if the numbers of ranks and workers
-        are unchanged, and otherwise an object that contains the states of all of them.
+        are unchanged, and otherwise an object that contains the states of all of them. A mix
+        continues only on unchanged numbers.
         """
         states = find_states(state, "fast_axolotl_mix") if self._sources else find_states(state)
         if not states:

@@ -8,8 +8,8 @@ the options that change rows. Nothing is removed: the folder may be deleted at a
 
 Processes that need the same result at once each build it. A damaged one is built again. Where the
 folder cannot be written, or a remote file has no version, results last as long as the process; so
-does a count that lacks a part which could not be read. Does not notice a file that changes and
-keeps both its size and its time.
+do counts under ``on_error="skip"``. Does not notice a file that changes and keeps both its size and
+its time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fast_axolotl.reading.blocks import Block, Dataset, InputFile, Unit, decode_
 from fast_axolotl.reading.schema import schema_of, schema_text
 from fast_axolotl.system import usable_cores
 
-_VERSION = 3
+_VERSION = 4
 """Changes when an entry comes to mean something else."""
 
 _memory: dict[str, Any] = {}
@@ -55,9 +55,9 @@ def unit_rows(dataset: Dataset) -> dict[Unit, int]:
             ("rows", choices, cuts),
             dataset.inputs[index : index + len(getattr(dataset.formats[index], "files", "1"))],
             lambda: list(of_units.map(partial(_count, dataset), units)),
-            is_final=lambda counts: all(is_final for _, is_final in counts),
+            may_last=is_told,
         )
-        return [(unit, rows) for unit, (rows, _) in zip(units, counts, strict=True)]
+        return list(zip(units, counts, strict=True))
 
     # Files wait for their units, so these need threads of their own.
     with _threads() as of_files, _threads() as of_units:
@@ -104,31 +104,29 @@ def _threads() -> Any:
     return ThreadPoolExecutor(min(8, usable_cores()))
 
 
-def _count(dataset: Dataset, unit: Unit) -> tuple[int, bool]:
-    """The rows of a unit, and whether as many can be expected the next time."""
-    options, is_final = dataset.options, True
+def _count(dataset: Dataset, unit: Unit) -> int:
+    """The rows of a unit."""
+    options = dataset.options
     names = getattr(dataset.formats[unit.file], "names", ())
     # CSV is decoded as text, which spares the search for numbers.
     texts = pa.schema([(name, pa.string()) for name in names])
 
     def count(block: Block) -> int:
-        nonlocal is_final
         if options.on_error == "raise" and block.count is not None:
             return block.count()
         decoded = decode_or_reject(block, texts if block.text_wins else None, options)
-        is_final &= all(rejection.num_rows == 1 for rejection in decoded.rejections)
         rows, more = int(decoded.table.num_rows), decoded.more
         del decoded  # or a part would be held while the next ones are decoded
         return rows + sum(map(count, more))
 
-    return sum(map(count, dataset.blocks(unit))), is_final
+    return sum(map(count, dataset.blocks(unit)))
 
 
 def _kept(
     depends_on: Any,
     items: Sequence[InputFile],
     make: Callable[[], Any],
-    is_final: Callable[[Any], bool] = lambda entry: True,
+    may_last: bool = True,
 ) -> Any:
     """What was found before for these files and options, or is found now: plain JSON."""
     files, sources = [], [item.source for item in items]
@@ -139,13 +137,13 @@ def _kept(
         files.append((path, source.num_bytes, version, item.format, item.compression))
     text = json.dumps((_VERSION, files, depends_on)).encode()
     name = f"{depends_on[0]}-{hashlib.sha256(text).hexdigest()[:32]}"
-    can_be_kept = all(source.version for source in sources)
+    can_be_kept = may_last and all(source.version for source in sources)
     if name not in _memory and can_be_kept:
         with suppress(OSError, ValueError):
             _memory[name] = json.loads((_folder() / name).read_bytes())
     if name not in _memory:
         entry = _memory[name] = make()
-        if can_be_kept and is_final(entry):
+        if can_be_kept:
             with suppress(OSError):  # it is not kept then
                 _folder().mkdir(parents=True, exist_ok=True)
                 part = _folder() / f"{name}.{os.getpid()}-{threading.get_ident()}.part"

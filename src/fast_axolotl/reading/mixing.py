@@ -9,9 +9,8 @@ the pass ends at that draw. ``stop="all"``: the source begins its next epoch, sh
 pass ends at the draw that finds the last source used up for the first time. Source epoch k in epoch
 e of the mix is the reader's epoch ``e + k * 2**20``.
 
-**State:** the number of draws of each source, and each reader's state at its first row that was not
-drawn. On another number of shards each source deals out what is left of its epoch, which must be
-the same on all shards.
+**State:** the number of draws of each source, and each reader's state. Only the same shard of the
+same number can continue it.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -28,31 +28,13 @@ import pyarrow as pa
 
 from fast_axolotl.errors import DataError, ResumeError, UsageError
 from fast_axolotl.reading.order import find_states
-from fast_axolotl.reading.reader import Reader, check_pass, next_rows
+from fast_axolotl.reading.reader import Reader, check_pass
 from fast_axolotl.reading.rows import take
 from fast_axolotl.reading.schema import conform, join_schemas, schema_of, schema_text
 
 _EPOCH_STRIDE = 1 << 20
 _MARK = "fast_axolotl_mix"
-_VERSION = 5
-
-
-@dataclass(slots=True)
-class MixStats:
-    """What a mix has done in its current pass; dictionaries are by the name of the source."""
-
-    batches: int = 0
-    """Batches delivered."""
-    rows: dict[str, int] = field(default_factory=dict)
-    """Rows delivered."""
-    epochs: dict[str, int] = field(default_factory=dict)
-    """Epochs begun; ``stats`` of the reader says what it has done in the current one."""
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Of the rows delivered."""
-        total = max(1, sum(self.rows.values()))
-        return {name: rows / total for name, rows in self.rows.items()}
+_VERSION = 6
 
 
 def mix_datasets(
@@ -139,19 +121,14 @@ class _Source:
     weight: float
     epoch: int = 0
     """How often it was used up in this pass."""
-    is_new: bool = True
-    """Whether no row of the current epoch was read yet."""
-    earlier: int = 0
-    """Rows of the last batch that are of an earlier epoch."""
-    taken: int | None = None
-    """Rows of the last batch that are of this epoch, if the reader has given more."""
+    has_rows: bool = False
+    """Whether any row of the current epoch was read."""
     batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
 
     def begin(self, epoch: int, of_mix: int) -> None:
         """Its next rows are the first ones of an epoch."""
-        self.epoch, self.is_new, self.taken = epoch, True, None
+        self.epoch, self.has_rows = epoch, False
         self.reader.set_epoch(of_mix + epoch * _EPOCH_STRIDE)
-        self.batches = iter(())
 
 
 class MixedReader(AbstractContextManager["MixedReader"]):
@@ -186,7 +163,8 @@ class MixedReader(AbstractContextManager["MixedReader"]):
             )
         if source_column is not None:
             self._base = self._base.append(pa.field(source_column, pa.string()))
-        self.stats = MixStats()
+        self.rows: dict[str, int] = {}
+        """Rows delivered in the current pass, by the name of the source."""
         self._running = ExitStack()
         self.set_epoch(epoch)
 
@@ -232,53 +210,47 @@ class MixedReader(AbstractContextManager["MixedReader"]):
             "given": self._given.tolist(),
             "schema": schema_text(self.schema),
             "epochs": [source.epoch for source in self._sources],
-            "readers": [source.reader.state_dict(source.taken) for source in self._sources],
+            "readers": [source.reader.state_dict() for source in self._sources],
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
         """Resume from a saved state.
 
-        ``state`` is a return value of ``state_dict``, or an object that contains such states. With
-        the states of all shards, the number of shards may change: every remaining row of each
-        source's current epoch is delivered exactly once.
+        ``state`` is a return value of ``state_dict``, or an object that contains those of all
+        shards. The number of shards must be the same as when it was saved.
         """
         states = find_states(state, _MARK)
         if not states:
             raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
         own = [one for one in states if tuple(one["shard"]) == self._shard]
-        states = own[:1] or states
-        first = states[0]
-        expected = {_MARK: _VERSION, "stop": self._stop, "weights": self._weights}
-        expected |= {key: first[key] for key in ("seed", "epoch")}
-        for key, value in expected.items():
-            if found := [one[key] for one in states if one[key] != value]:
+        if not own:
+            raise ResumeError(
+                f"the state is of shard {tuple(states[0]['shard'])} and this mix reads shard "
+                f"{self._shard}; a mix continues only on the same number of ranks and workers"
+            )
+        found = own[0]
+        wanted = {_MARK: _VERSION, "stop": self._stop, "weights": self._weights}
+        for key, value in wanted.items():
+            if found[key] != value:
                 raise ResumeError(
-                    f"the state has {key}={found[0]!r} and this mix {key}={value!r}; use "
+                    f"the state has {key}={found[key]!r} and this mix {key}={value!r}; use "
                     "the same sources and options as when the state was saved"
                 )
-        for source, *epochs in zip(self._sources, *(one["epochs"] for one in states), strict=True):
-            if len({*epochs}) > 1:
-                raise ResumeError(
-                    f"the shards are in different epochs of source {source.name!r}, so they can "
-                    "only continue on the same number of shards; use that, or a state from another "
-                    "step"
-                )
-        self._seed = first["seed"]
-        self.set_epoch(first["epoch"])
+        self._seed = found["seed"]
+        self.set_epoch(found["epoch"])
         self._restored = True
-        if own:
-            self._given = np.array(first["given"], dtype=np.int64)
-        for one in states:
-            self.schema = join_schemas(self.schema, schema_of(one["schema"]))
+        self._given = np.array(found["given"], dtype=np.int64)
+        self.schema = join_schemas(self.schema, schema_of(found["schema"]))
         for index, source in enumerate(self._sources):
-            source.reader.load_state_dict([one["readers"][index] for one in states])
-            source.epoch, source.is_new = first["epochs"][index], False
+            source.reader.load_state_dict(found["readers"][index])
+            source.epoch, source.has_rows = found["epochs"][index], True
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if not self._restored:
             self.set_epoch(self._epoch)
         self.close()
-        self._restored, self.stats = False, MixStats()
+        self._restored = False
+        self.rows = {source.name: 0 for source in self._sources}
         return self._run(self._running)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
@@ -286,63 +258,61 @@ class MixedReader(AbstractContextManager["MixedReader"]):
             for source in self._sources:
                 source.batches = iter(source.reader)
                 running.callback(source.reader.close)
-            batch: pa.RecordBatch | None = None
-            while batch is None or len(batch) == self.batch_size:
-                batch = self._next_batch()
-                if batch is None:
-                    return
-                self.stats.batches += 1
+            while (batch := self._next_batch()) is not None:
                 yield batch
                 check_pass(self._running, running)
+                if len(batch) < self.batch_size:
+                    return
 
     def _next_batch(self) -> pa.RecordBatch | None:
         """The rows of the next draws; fewer than a batch has, or none, where the pass ends."""
         drawn = self._draws.draw(self._given, self.batch_size)
-        held: list[list[pa.RecordBatch]] = []
-        for index, source in enumerate(self._sources):
-            places, parts, num_rows = np.flatnonzero(drawn == index), list[pa.RecordBatch](), 0
-            source.earlier = 0
-            while (places < len(drawn)).sum() > num_rows:
-                missing = int((places < len(drawn)).sum()) - num_rows
-                is_first = num_rows == source.earlier
-                part = next_rows(source.reader, source.batches, missing, is_first=is_first)
-                if part is not None:
+        held: list[list[pa.RecordBatch]] = [[] for _ in self._sources]
+        while True:
+            used_up = []
+            for index, (source, parts) in enumerate(zip(self._sources, held, strict=True)):
+                places = np.flatnonzero(drawn == index)
+                while (missing := len(places) - sum(map(len, parts))) > 0:
+                    source.reader.batch_size = missing
+                    part = next(source.batches, None)
+                    if part is None:
+                        used_up.append((int(places[-missing]), source))
+                        break
                     parts.append(part)
-                    num_rows += part.num_rows
-                    source.is_new = False
-                elif source.is_new:
-                    raise DataError(
-                        f"source {source.name!r} has no rows for shard {self._shard[0]} of "
-                        f"{self._shard[1]}; remove the source, use fewer shards, or open the "
-                        'readers with even="pad"'
-                    )
-                elif self._stop == "first" or all(
-                    other.epoch for other in self._sources if other is not source
-                ):
-                    drawn = drawn[: places[num_rows]]
-                else:
-                    source.begin(source.epoch + 1, self._epoch)
-                    source.batches, source.earlier = iter(source.reader), num_rows
-            held.append(parts)
+                    source.has_rows = True
+            if not used_up:
+                break
+            place, source = min(used_up, key=itemgetter(0))
+            if not source.has_rows:
+                raise DataError(
+                    f"source {source.name!r} has no rows for shard {self._shard[0]} of "
+                    f"{self._shard[1]}; remove the source, use fewer shards, or open the "
+                    'readers with even="pad"'
+                )
+            others = (other for other in self._sources if other is not source)
+            if self._stop == "first" or all(other.epoch for other in others):
+                drawn = drawn[:place]
+            else:
+                source.begin(source.epoch + 1, self._epoch)
+                source.batches = iter(source.reader)
+        if not len(drawn):
+            return None
         given = np.bincount(drawn, minlength=len(self._sources))
         self._given += given
         pieces: list[pa.Table] = []
         for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
-            self.stats.rows[source.name] = self.stats.rows.get(source.name, 0) + count
-            self.stats.epochs[source.name] = source.epoch + 1
-            has_more = sum(map(len, parts)) > count
-            source.taken = max(0, count - source.earlier) if has_more else None
-            if count:
-                piece = pa.Table.from_batches(parts).slice(0, count)
+            self.rows[source.name] += count
+            left = count
+            for part in parts:
+                piece = pa.Table.from_batches([part.slice(0, left)])
+                left -= len(piece)
                 if self._source_column is not None:
-                    names = pa.repeat(source.name, count)
+                    names = pa.repeat(source.name, len(piece))
                     piece = piece.append_column(self._source_column, names)
                 self.schema = join_schemas(
                     self.schema, piece.schema, settled=self.schema, source=f"source {source.name!r}"
                 )
                 pieces.append(piece)
-        if not pieces:
-            return None
         order = np.argsort(np.argsort(drawn, kind="stable"))
         table = pa.concat_tables([conform(piece, self.schema) for piece in pieces])
         (batch,) = take(table.combine_chunks(), order).to_batches()

@@ -221,11 +221,7 @@ class Reader(AbstractContextManager["Reader"]):
         self.stats = ReadStats(ignored_files=ignored_files)
         """Counts of the current pass."""
         self._running = ExitStack()
-        self._starting: ExitStack | None = None
-        """The pass that was begun and not asked for a batch yet."""
         self._taker: Any = None
-        self._wanted_rows = 0
-        """Of the next batch, where a mix wants another number than ``batch_size``."""
         self._places: list[tuple[int, Position]] = []
         """Of the last batch; see ``Batch.places``."""
         self.even = even
@@ -274,26 +270,10 @@ class Reader(AbstractContextManager["Reader"]):
         choose = {"drop": min, "pad": max}.get(self.even or "")
         return choose(counts) if choose else counts[self.shard[0]]
 
-    def __len__(self) -> int:
-        """The number of batches of a full pass; counts rows as ``num_rows`` does.
-
-        Without ``even`` there can be more batches: very large rows make batches smaller.
-        """
-        order = self._next.order
-        is_told = order.rows is not None or all(unit.num_rows is not None for unit in order.units)
-        if self._starting is self._running and not is_told:
-            # list(reader) asks after it has begun a pass, only to reserve memory.
-            raise TypeError("call len() before iterating: the rows must be counted first")
-        return -(-self.num_rows // self.batch_size)
-
-    def __bool__(self) -> bool:
-        """True, without counting."""
-        return True
-
     def take(self, indices: Sequence[int]) -> pa.Table:
-        """Rows by index, in the order of the files, independent of shard and shuffle.
+        """Rows of local Arrow files by index, independent of shard and shuffle.
 
-        Reads only the parts of the files that hold them; counts rows as ``num_rows`` does.
+        Such files are mapped, so that nothing is decoded; other formats are an error.
         """
         if self._taker is None:
             from fast_axolotl.reading.take import Taker  # most readers never take
@@ -306,7 +286,6 @@ class Reader(AbstractContextManager["Reader"]):
         if not self._restored:
             self.set_epoch(self._next.order.epoch)
         self._restored = False
-        self._starting = self._running
         self.stats = ReadStats(ignored_files=self.stats.ignored_files)
         index, count = self.shard
         if index == 0 and count > 1:
@@ -379,11 +358,10 @@ class Reader(AbstractContextManager["Reader"]):
         return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes, running)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
-        self._starting = None
         pieces, start = self._next.order.sequence(self.shard), self._next.position
         # Batches of the same number everywhere cannot also be cut by bytes.
         most_bytes = self._memory_budget // 8 if self.even is None else sys.maxsize
-        batcher = Batcher(lambda: self._wanted_rows or self.batch_size, most_bytes)
+        batcher = Batcher(lambda: self.batch_size, most_bytes)
         read = self._read if self.even is None else self._read_evenly
         with running:
             for rows in read(pieces, start, running):
@@ -452,21 +430,6 @@ def check_pass(newest: ExitStack, running: ExitStack) -> None:
             "this iterator is no longer valid: the reader was closed, restored or iterated again; "
             "use the newest iterator"
         )
-
-
-def next_rows(
-    reader: Reader, batches: Iterator[pa.RecordBatch], count: int, *, is_first: bool
-) -> pa.RecordBatch | None:
-    """The next rows of an iteration, at most so many; ``None`` at its end.
-
-    Those that are not the first ones belong to the same batch as those before.
-    """
-    before = [] if is_first else reader._places
-    reader._wanted_rows = count
-    rows = next(batches, None)
-    if rows is not None:
-        reader._places = before + reader._places
-    return rows
 
 
 def dataset_of(reader: Reader) -> Dataset:

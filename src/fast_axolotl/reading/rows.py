@@ -57,10 +57,7 @@ class _Task(NamedTuple):
     block: Block
     piece: int
     span: int
-
-    @property
-    def weight(self) -> int:
-        return self.block.weight
+    weight: int
 
 
 class _Window(NamedTuple):
@@ -127,7 +124,7 @@ def read_rows(
         for index in range(start.piece, len(pieces)):
             for number, span in enumerate(pieces[index].spans):
                 for block in dataset.blocks(span.unit):
-                    yield _Task(block, index, number)
+                    yield _Task(block, index, number, block.weight)
 
     ahead = Prefetcher(
         tasks(),
@@ -266,35 +263,34 @@ class Batcher:
         while self._rows and (
             is_end or self._rows >= self._batch_size() or self._bytes >= self._most_bytes
         ):
-            yield self._next()
-
-    def _next(self) -> Batch:
-        taken: list[pa.RecordBatch] = []
-        places: list[tuple[int, Position]] = []
-        missing, room = self._batch_size(), float(self._most_bytes)
-        while self._held and missing:
-            rows, position, row_bytes = self._held.popleft()
-            fitting = int(room // row_bytes) if row_bytes else missing
-            count = min(len(rows), missing, max(fitting, not taken))
-            if count < len(rows):
-                rest = rows.slice(count), position.forward(count), row_bytes
-                self._held.appendleft(rest)
-                if count == 0:
-                    break
-            taken.append(rows.slice(0, count))
-            places.append((count, position))
-            missing -= count
-            room -= count * row_bytes
-            self._rows -= count
-            self._bytes -= count * row_bytes
-        after, next_schema = self._after, self._schema
-        if self._held:
-            after, next_schema = self._held[0][1], self._held[0][0].schema
-        schema, batch = taken[-1].schema, taken[0]
-        if len(taken) > 1:
-            tables = [conform(pa.Table.from_batches([part]), schema) for part in taken if len(part)]
-            (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
-        return Batch(batch, places, after, next_schema)
+            taken: list[pa.RecordBatch] = []
+            places: list[tuple[int, Position]] = []
+            missing, room = self._batch_size(), float(self._most_bytes)
+            while self._held and missing:
+                rows, position, row_bytes = self._held.popleft()
+                fitting = int(room // row_bytes) if row_bytes else missing
+                count = min(len(rows), missing, max(fitting, not taken))
+                if count < len(rows):
+                    rest = rows.slice(count), position.forward(count), row_bytes
+                    self._held.appendleft(rest)
+                    if count == 0:
+                        break
+                taken.append(rows.slice(0, count))
+                places.append((count, position))
+                missing -= count
+                room -= count * row_bytes
+                self._rows -= count
+                self._bytes -= count * row_bytes
+            after, next_schema = self._after, self._schema
+            if self._held:
+                after, next_schema = self._held[0][1], self._held[0][0].schema
+            schema, batch = taken[-1].schema, taken[0]
+            if len(taken) > 1:
+                tables = [
+                    conform(pa.Table.from_batches([part]), schema) for part in taken if len(part)
+                ]
+                (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
+            yield Batch(batch, places, after, next_schema)
 
 
 class _Picker:
