@@ -21,6 +21,8 @@ from fast_axolotl.record import read_run  # noqa: E402
 from support.hosts import break_down, end_of, spans_of, total  # noqa: E402
 
 # Lightning advises on the number of workers, and more.
+pytestmark = pytest.mark.filterwarnings("default")
+
 WAIT = 0.005
 
 
