@@ -108,14 +108,8 @@ def plan(
         raise UsageError(f"--network {network:g}: pass a number above 0")
     if optimizer is not None and optimizer not in MOMENTS:
         raise UsageError(f"--optimizer {optimizer!r}: choose one of {', '.join(MOMENTS)}")
-    sizes: dict[str, Any] = {
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "micro_batch": micro_batch,
-        "recompute": recompute,
-    }
-    sizes |= {"accumulation": accumulation, "optimizer": optimizer}
+    sizes: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "micro_batch": micro_batch}
+    sizes |= {"accumulation": accumulation, "recompute": recompute, "optimizer": optimizer}
     pinned = {name: value for name, value in sizes.items() if value is not None}
     amount = None
     if tokens is not None:
@@ -162,16 +156,8 @@ def plan(
     if not counts or min(counts) < 1 or max(counts) > _MOST_GPUS:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64; at most {_MOST_GPUS:,}")
     priced = [(kind, cost) for kind, (cost, _) in zip(kinds, costs, strict=True)]
-    found = make_plan(
-        shape,
-        priced,
-        counts,
-        layout,
-        reference=reference,
-        tokens=amount,
-        network=network,
-        pinned=pinned,
-    )
+    of_run: dict[str, Any] = {"reference": reference, "tokens": amount, "network": network}
+    found = make_plan(shape, priced, counts, layout, **of_run, pinned=pinned)
     notes: list[str] = []
     for kind, (cost, source) in zip(kinds, costs, strict=True):
         link = kind.network if network is None else network
