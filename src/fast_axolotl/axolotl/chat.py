@@ -12,7 +12,8 @@ more with a placeholder, to see by the difference where the turn is. Here
 
 Row by row: a row that ours cannot do (it fails, or Axolotl would go back to comparing tokens) goes
 through Axolotl's own method when its turn comes, and is counted. An error of that is the caller's,
-as it would have been. Warnings are Axolotl's, in an order of their own.
+as it would have been. Log lines are Axolotl's, in an order of their own: those of a row are kept
+back until ours has done it, because Axolotl's own method writes them itself.
 
 Unfamiliar, for the whole batch, are: subclasses, processors, tokenizers with methods of their own,
 only the last turn trained by the legacy way, columns that are no rows of messages, and Axolotl
@@ -23,15 +24,18 @@ Costs the tokenizer's own time, a render, and a few microseconds a turn.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.templates import Skeletons, Turn
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
@@ -55,6 +59,8 @@ _LAST_IS_NOT_TRAINED = (
     "This may cause incorrect last EOT/EOS token to be unmasked."
     "This is likely a dataset design issue. Please ensure last turn is trainable."
 )
+
+_LOG = logging.getLogger("axolotl.prompt_strategies.chat_template")
 
 _SKELETONS: WeakKeyDictionary[Any, Skeletons] = WeakKeyDictionary()
 """Of each strategy."""
@@ -120,10 +126,7 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
         lambda number: {name: remove_none_values(found[number]) for name, found in columns.items()},
         partial(_prepare, strategy),
         encode,
-        lambda encodings, row: (
-            encodings[0].ids,
-            row.label(encodings[0].ids, encodings[0].offsets),
-        ),
+        _build,
         strategy._tokenize_single_prompt,
     )
 
@@ -134,17 +137,42 @@ def _prepare(strategy: Any, row: dict[str, Any]) -> tuple[list[str], _Row]:
     if strategy not in _SKELETONS:
         keys = ("content", prompter.template_thinking_key)
         _SKELETONS[strategy] = Skeletons(partial(_render, prompter), keys)
-    try:
+    lines: list[logging.LogRecord] = []
+    with _keep_back(lines):
         turns = strategy.get_conversation_thread(row)
         tools = strategy._get_tools(row)
-    except Exception as error:
-        # The first calls of stock, which may have written to the log by now.
-        raise Final(error) from error
     text = _render(prompter, turns, tools)
     # A turn that is a placeholder itself may be found elsewhere than in its place.
     is_explained = not any(sentinel in text for sentinel in _SENTINELS)
     is_explained = is_explained and _SKELETONS[strategy].explain(turns, tools, text)
-    return [text], _Row(strategy, turns, tools, text, is_explained)
+    return [text], _Row(strategy, turns, tools, text, is_explained, lines)
+
+
+def _build(encodings: list[Any], row: _Row) -> tuple[list[int], list[int]]:
+    """A row's ids and labels; nothing can fail any more, so its log lines are written."""
+    ids = encodings[0].ids
+    with _keep_back(row.lines):
+        labels = row.label(ids, encodings[0].offsets)
+    for line in row.lines:
+        _LOG.callHandlers(line)
+    return ids, labels
+
+
+@contextmanager
+def _keep_back(lines: list[logging.LogRecord]) -> Iterator[None]:
+    """What this thread writes to Axolotl's log inside goes to ``lines`` instead."""
+    thread = get_ident()
+
+    def keep(line: logging.LogRecord) -> bool:
+        if line.thread == thread:
+            lines.append(line)
+        return line.thread != thread
+
+    _LOG.addFilter(keep)
+    try:
+        yield
+    finally:
+        _LOG.removeFilter(keep)
 
 
 def _render(prompter: Any, turns: list[Turn], tools: Any) -> str:
@@ -164,7 +192,7 @@ class _Row:
     text: str
     is_explained: bool
     """Whether its skeleton gives its text."""
-    warnings: list[str] = field(default_factory=list)
+    lines: list[logging.LogRecord]
     """For the log, once it is certain that stock does not write them."""
 
     def label(self, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
@@ -192,7 +220,7 @@ class _Row:
                     train = bool(detail) or bool(reasoning_detail)
             if not train and not finds_all_ends:
                 if index == len(turns) - 1:
-                    self.warnings.append(_LAST_IS_NOT_TRAINED)
+                    LOG.warning(_LAST_IS_NOT_TRAINED)
                 continue
             reasons = bool(thinking) and turn.get(thinking) is not None
             content_only = bool((detail or reasoning_detail) and reasons)
@@ -223,8 +251,6 @@ class _Row:
         for (option, _), place in zip(ends, last_ends, strict=True):
             if option == "last" and place != -1:
                 labels[place] = ids[place]
-        for line in self.warnings:
-            LOG.warning(line)
         return labels
 
     def find(
@@ -236,6 +262,8 @@ class _Row:
         reasoning_only: bool = False,
     ) -> tuple[int, int]:
         """Tokens of a turn, from and to, or twice -1: ``find_turn``."""
+        from axolotl.prompt_strategies.chat_template import LOG
+
         strategy, turns, spans = self.strategy, self.turns, []
         is_mistral = "mistral" in strategy.tokenizer.name_or_path.lower()
         if index == 0 and is_mistral and turns[0].get("role") == "system":
@@ -258,11 +286,10 @@ class _Row:
         if start >= len(offsets):
             raise Unfamiliar("a turn starts after the last token")
         if end < start:
-            line = f"Content end boundary is before start boundary for turn {index}"
-            self.warnings.append(line)
+            LOG.warning(f"Content end boundary is before start boundary for turn {index}")
             return -1, -1
         if end == start:
-            self.warnings.append(
+            LOG.warning(
                 f"Content end boundary is the same as start boundary for turn {index}. "
                 "This is likely an empty turn."
             )

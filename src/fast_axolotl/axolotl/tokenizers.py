@@ -113,7 +113,7 @@ def tokenize_rows(
 
     ``read`` gives the texts of a row and what ``build`` has to know beside their encodings. A row
     that cannot be read or built goes to ``stock`` at its place in the order, and is counted under
-    ``switch``; an error of that is ``Final``, as is one that ``read`` knows to be stock's.
+    ``switch``; an error of that is ``Final``.
     """
     readings: list[tuple[list[str], Any] | Exception] = []
     for number in range(count):
@@ -121,14 +121,10 @@ def tokenize_rows(
             readings.append(read(row_of(number)))
         except Exception as odd:  # noqa: BLE001  whatever it is, the host itself deals with the row
             readings.append(odd)
-            if isinstance(odd, Final):
-                break  # stock raises it when it comes to this row, and reads no further
     encodings = encode([text for item in readings if isinstance(item, tuple) for text in item[0]])
     ids, labels = [], []
     for number, reading in enumerate(readings):
         problem = reading
-        if isinstance(reading, Final):
-            raise reading
         if not isinstance(reading, Exception):
             texts, details = reading
             encoded = [next(encodings) for _ in texts]
