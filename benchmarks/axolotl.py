@@ -27,7 +27,6 @@ from benchmarks.axolotl_inputs import (
     documents,
     preprocess_config,
     stream_config,
-    text_stream,
     train_config,
     write_model,
     write_rows,
@@ -249,10 +248,8 @@ def streaming_case(session: AxolotlSession, megabytes: int) -> Case:
             file.write(f'{{"text": "{text}"}}\n')
 
     def configure(arm: str, folder: Path) -> Config:
-        config = stream_config(
-            session.model, folder / "output", steps=_STREAM_STEPS, buffer_rows=_BUFFER_ROWS
-        )
-        return config | text_stream(data, ours=arm == OURS)
+        sizes = {"steps": _STREAM_STEPS, "buffer_rows": _BUFFER_ROWS}
+        return stream_config(session.model, folder / "output", data, ours=arm == OURS, **sizes)
 
     race = Race(
         name=STREAM,
