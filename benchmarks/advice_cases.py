@@ -1,4 +1,4 @@
-"""Does advice keep its promises? ``python -m benchmarks.advice_cases``.
+"""Does advice keep its promises? ``make bench-advice``.
 
 Every case is a loop over a real DataLoader whose costs are known: a model, a dataset and a sampler
 that sleep, so that a busy machine changes little. The loop is measured, and what its advice names

@@ -27,7 +27,6 @@ from benchmarks.axolotl_inputs import (
     documents,
     preprocess_config,
     stream_config,
-    text_stream,
     train_config,
     write_model,
     write_rows,
@@ -41,9 +40,10 @@ from benchmarks.axolotl_runs import (
     batches_difference,
     logged_losses,
     losses_difference,
+    open_axolotl_session,
     prepared_difference,
 )
-from benchmarks.children import RunError, offline_environment, run_child
+from benchmarks.children import RunError
 from benchmarks.command import Tell, check_names, execute, names, race_parser
 from benchmarks.result import MEGABYTE, Case, Goal, Measurement, Result
 from fast_axolotl.errors import MissingExtraError, UsageError
@@ -104,20 +104,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         raise UsageError("rows, repeats and the size of the stream must be at least 1")
     if find_spec("axolotl") is None:
         raise MissingExtraError("this race runs the real Axolotl: pip install axolotl==0.19.0")
-    cache, model = folder / "kernels", folder / "model"
-    environment = offline_environment(folder, cache)
-    tell("compiling kernels")
-    run_child("fast_axolotl", "warmup", env=environment)
-    tell("making the model and its tokenizer")
-    run_child("benchmarks.axolotl", "--model", str(model), env=environment)
-    session = AxolotlSession(
-        folder=folder,
-        cache=cache,
-        model=model,
-        rows=options.rows,
-        repeats=options.repeats,
-        tell=tell,
-    )
+    session = open_axolotl_session(folder, options.rows, options.repeats, tell)
     cases: list[Case] = []
     for name in chosen:
         try:
@@ -129,12 +116,9 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
                 cases.append(streaming_case(session, options.stream_mb))
         except RunError as error:
             tell(f"{name}: {error}")
-            cases.append(_failed(name, str(error).replace(f"{folder}/", "")))
+            reason = str(error).replace(f"{folder}/", "")
+            cases.append(Case(name=name, text="failed", rows=0, left_out={name: reason}))
     return Result(cases=cases, notes=NOTES)
-
-
-def _failed(name: str, reason: str) -> Case:
-    return Case(name=name, text="failed", rows=0, left_out={name: reason})
 
 
 def _with_goals(case: Case, *others: Goal) -> Case:
@@ -249,10 +233,8 @@ def streaming_case(session: AxolotlSession, megabytes: int) -> Case:
             file.write(f'{{"text": "{text}"}}\n')
 
     def configure(arm: str, folder: Path) -> Config:
-        config = stream_config(
-            session.model, folder / "output", steps=_STREAM_STEPS, buffer_rows=_BUFFER_ROWS
-        )
-        return config | text_stream(data, ours=arm == OURS)
+        sizes = {"steps": _STREAM_STEPS, "buffer_rows": _BUFFER_ROWS}
+        return stream_config(session.model, folder / "output", data, ours=arm == OURS, **sizes)
 
     race = Race(
         name=STREAM,

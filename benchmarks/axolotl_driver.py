@@ -2,12 +2,11 @@
 
 Run as ``python axolotl_driver.py FOLDER MODULE ARGUMENTS…``: it does what ``python -m MODULE
 ARGUMENTS…`` does, down to what spawned workers import as their main module, and leaves
-``ledger-PID.json`` in the folder: when it ``started``, in seconds since the epoch; ``marks``, by
-what happened, with the seconds of every name until then; ``spans``, when each phase first began and
-last ended; ``compiling``, the seconds of all threads together; ``waits`` and ``batches``, how long
-each batch took and its digest; ``patches``, what our package says of its replacements. The same for
-stock and accelerated runs: it is the environment that tells them apart, and this file imports
-nothing of our package.
+``ledger-PID.json`` in the folder: ``marks``, by what happened, with the seconds of every name until
+then; ``spans``, when each phase first began and last ended; ``compiling``, the seconds of all
+threads together; ``waits`` and ``batches``, how long each batch took and its digest; ``patches``,
+what our package says of its replacements. The same for stock and accelerated runs: it is the
+environment that tells them apart, and this file imports nothing of our package.
 
 Every moment of the main thread belongs to one name. Imports and compilation have names of their
 own, wherever they happen, so that what is left is the work. Phases are known by the functions that
@@ -118,7 +117,7 @@ class Ledger:
 def main(folder: str, module: str, *arguments: str) -> None:
     """Runs the module with everything watched, and writes the ledger whatever happens."""
     ledger, process = Ledger(), os.getpid()
-    found: dict[str, Any] = {"started": time.time(), "compiling": 0.0, "waits": [], "batches": []}
+    found: dict[str, Any] = {"compiling": 0.0, "waits": [], "batches": []}
     # The folder of this file is no place to look for modules.
     sys.path = [path for path in sys.path if path != str(Path(__file__).parent)]
     _watch_imports(ledger)

@@ -178,8 +178,11 @@ def train_config(prepare: Config, output: Path) -> Config:
     return {**prepare, "output_dir": str(output), **steps}
 
 
-def stream_config(model: Path, output: Path, *, steps: int, buffer_rows: int) -> Config:
-    """``axolotl train`` on a stream, packed so many rows at a time; the source is to be added."""
+def stream_config(
+    model: Path, output: Path, data: Path, *, steps: int, buffer_rows: int, ours: bool
+) -> Config:
+    """``axolotl train`` on a stream of documents, so many packed at a time, by ours or not."""
+    source = {"path": "json", "data_files": str(data), "text_column": "text", "type": "pretrain"}
     return {
         **common_config(model, output),
         "streaming": True,
@@ -189,16 +192,9 @@ def stream_config(model: Path, output: Path, *, steps: int, buffer_rows: int) ->
         "sequence_len": SEQUENCE_LENGTH,
         "max_steps": steps,
         "save_strategy": "no",
+        "pretraining_dataset": [source],
+        **({"plugins": [_PLUGIN], "dataset_use_rust_streaming": True} if ours else {}),
     }
-
-
-def text_stream(data: Path, *, ours: bool) -> Config:
-    """A stream of documents, with the buffers of Axolotl or ours."""
-    source = {"path": "json", "data_files": str(data), "text_column": "text", "type": "pretrain"}
-    config: Config = {"pretraining_dataset": [source]}
-    if ours:
-        config |= {"plugins": [_PLUGIN], "dataset_use_rust_streaming": True}
-    return config
 
 
 def write_model(folder: Path) -> None:

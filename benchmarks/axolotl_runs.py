@@ -34,7 +34,7 @@ import pyarrow as pa
 from benchmarks.axolotl_driver import COMPILING, IMPORTS
 from benchmarks.axolotl_driver import __file__ as _DRIVER
 from benchmarks.axolotl_inputs import Config, write_config
-from benchmarks.children import RunError, last_error, offline_environment
+from benchmarks.children import RunError, last_error, offline_environment, run_child
 from benchmarks.command import Tell
 from benchmarks.result import Measurement, Timing
 from fast_axolotl.system import PROC
@@ -58,7 +58,6 @@ class TreeSample:
     at: float
     """Seconds since the epoch."""
     pss_bytes: int
-    anonymous_bytes: int
     largest_bytes: int = 0
     """PSS of the largest process."""
 
@@ -67,13 +66,12 @@ def sample_tree(pid: int) -> TreeSample | None:
     """A process and its descendants now; ``None`` where nothing of them can be read.
 
     The figure is PSS: a page that several processes share counts for each as its share, so the sum
-    over the tree counts it once. Anonymous PSS leaves mapped files out, which belong to the page
-    cache.
+    over the tree counts it once.
     """
     tree = [pid]
     with suppress(psutil.Error):
         tree += [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    total = anonymous = largest = 0
+    total = largest = 0
     for process in tree:
         try:
             lines = (PROC / str(process) / "smaps_rollup").read_text().splitlines()
@@ -83,8 +81,7 @@ def sample_tree(pid: int) -> TreeSample | None:
         if "Pss" in fields:
             found = int(fields["Pss"][1]) * 1024
             total, largest = total + found, max(largest, found)
-            anonymous += int(fields.get("Pss_Anon", fields["Pss"])[1]) * 1024
-    return TreeSample(time.time(), total, anonymous, largest) if total else None
+    return TreeSample(time.time(), total, largest) if total else None
 
 
 @contextmanager
@@ -162,11 +159,6 @@ class Run:
 
         return max(work(ledger["marks"]) for ledger in self.ledgers)
 
-    def at(self, mark: str) -> float:
-        """When the first rank met a mark, in seconds since the epoch."""
-        ledger = self.ledgers[0]
-        return float(ledger["started"] + sum(ledger["marks"][mark].values()))
-
     @property
     def phases(self) -> dict[str, float]:
         """Seconds by name, of the first rank."""
@@ -200,13 +192,16 @@ class AxolotlSession:
     """Of the runs: each has a folder of its own."""
 
 
-def by_turns(repeats: int) -> list[tuple[str, int]]:
-    """Arm and repeat: stock first, then ours first, and so on."""
-    turns = []
-    for repeat in range(repeats):
-        arms = (STOCK, OURS) if repeat % 2 == 0 else (OURS, STOCK)
-        turns += [(arm, repeat) for arm in arms]
-    return turns
+def open_axolotl_session(folder: Path, rows: int, repeats: int, tell: Tell) -> AxolotlSession:
+    """Compiles the kernels, and makes the model and its tokenizer."""
+    cache, model = folder / "kernels", folder / "model"
+    environment = offline_environment(folder, cache)
+    tell("compiling kernels, making the model and its tokenizer")
+    run_child("fast_axolotl", "warmup", env=environment)
+    run_child("benchmarks.axolotl", "--model", str(model), env=environment)
+    return AxolotlSession(
+        folder=folder, cache=cache, model=model, rows=rows, repeats=repeats, tell=tell
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -267,18 +262,17 @@ class Race:
         return stock.folder
 
     def repeat(self) -> None:
-        """The repeats that count, by turns; each pair is compared."""
-        pair: dict[str, Run] = {}
-        for arm, repeat in by_turns(self.session.repeats):
-            pair[arm] = self.run(arm)
-            wall = pair[arm].wall_seconds
-            self.session.tell(f"{self.name}: repeat {repeat + 1}, {arm}: {wall:.1f} s")
-            self.runs[arm].append(pair[arm])
-            if len(pair) == 2:
-                self.reason = self.reason or self.difference(pair[STOCK], pair[OURS])
-                for run in pair.values():
-                    shutil.rmtree(run.folder)
-                pair = {}
+        """The repeats that count: stock first, then ours first; each pair is compared."""
+        for repeat in range(self.session.repeats):
+            pair: dict[str, Run] = {}
+            for arm in (OURS, STOCK) if repeat % 2 else (STOCK, OURS):
+                run = pair[arm] = self.run(arm)
+                wall = run.wall_seconds
+                self.session.tell(f"{self.name}: repeat {repeat + 1}, {arm}: {wall:.1f} s")
+                self.runs[arm].append(run)
+            self.reason = self.reason or self.difference(pair[STOCK], pair[OURS])
+            for run in pair.values():
+                shutil.rmtree(run.folder)
 
     def timings(self, rows: int, gives: str, seconds: Callable[[Run], float]) -> tuple[Timing, ...]:
         """Ours, which is compared, and stock."""

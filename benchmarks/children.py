@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-from benchmarks.worker import child_environment
 
 ROOT = Path(__file__).parents[1]
 _TIMEOUT_SECONDS = 1800
@@ -27,9 +26,10 @@ class RunError(Exception):
 
 def module_environment(**values: str) -> dict[str, str]:
     """With this folder and our package importable, wherever the process runs."""
-    inherited = child_environment(ROOT)
-    inherited.pop("FAST_AXOLOTL", None)
-    return {**inherited, **values}
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    places = os.pathsep.join(map(str, [ROOT, ROOT / "src", *map(os.path.abspath, given)]))
+    inherited = {name: text for name, text in os.environ.items() if name != "FAST_AXOLOTL"}
+    return {**inherited, "PYTHONPATH": places, **values}
 
 
 def offline_environment(folder: Path, cache: Path) -> dict[str, str]:

@@ -41,11 +41,7 @@ ONE, TWO = "fast-axolotl local-1", "fast-axolotl local-2"
 _PEERS = ("datatrove", "Ray Data")
 _ROW_BYTES = {"exact": 390, "scaling": 830, "dedupe-memory": 390}
 """Of JSON lines, about."""
-_SMOKE_ROWS = {
-    "exact": 40_000,
-    "scaling": 4_000,
-    "dedupe-memory": 40_000,
-}
+_SMOKE_ROWS = {"exact": 40_000, "scaling": 4_000, "dedupe-memory": 40_000}
 _LITTLE = 1024 * MIB
 _HUGE_BYTES = 100_000_000
 _CHAT_BLOCK_ROWS = 20_000
@@ -363,11 +359,7 @@ def _dedupe_memory(session: _Session) -> list[Case]:
     return [case]
 
 
-CASES = {
-    "exact": _exact,
-    "scaling": _scaling,
-    "dedupe-memory": _dedupe_memory,
-}
+CASES = {"exact": _exact, "scaling": _scaling, "dedupe-memory": _dedupe_memory}
 
 if __name__ == "__main__":
     main()

@@ -19,8 +19,15 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.axolotl_inputs import preprocess_config, write_rows
-from benchmarks.axolotl_runs import ANSWERED, OURS, STOCK, AxolotlSession, Race, prepared_difference
-from benchmarks.children import offline_environment, run_child
+from benchmarks.axolotl_runs import (
+    ANSWERED,
+    OURS,
+    STOCK,
+    AxolotlSession,
+    Race,
+    open_axolotl_session,
+    prepared_difference,
+)
 from benchmarks.command import Tell, execute, names, race_parser
 from benchmarks.result import Case, Goal, Measurement, Result
 from fast_axolotl.errors import UsageError
@@ -47,28 +54,22 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     """A case for each number of rows."""
     if options.repeats < 1 or not all(text.isdecimal() and int(text) for text in options.rows):
         raise UsageError("rows and repeats must be at least 1")
-    cache, model = folder / "kernels", folder / "model"
-    environment = offline_environment(folder, cache)
-    tell("compiling kernels, making the model")
-    run_child("fast_axolotl", "warmup", env=environment)
-    run_child("benchmarks.axolotl", "--model", str(model), env=environment)
-    sizes = [int(text) for text in options.rows]
-    cases = [_case(folder, cache, model, size, options.repeats, tell) for size in sizes]
+    session = open_axolotl_session(folder, 0, options.repeats, tell)
+    cases = [_case(replace(session, rows=int(text))) for text in options.rows]
     return Result(cases=cases, notes=NOTES)
 
 
-def _case(folder: Path, cache: Path, model: Path, rows: int, repeats: int, tell: Tell) -> Case:
-    data = write_rows(folder / f"chat-{rows}.jsonl", rows)
+def _case(session: AxolotlSession) -> Case:
+    rows = session.rows
+    data = write_rows(session.folder / f"chat-{rows}.jsonl", rows)
     race = Race(
         name=f"{rows:,} rows",
         command=("axolotl.cli.main", "preprocess"),
-        configure=lambda _, place: preprocess_config(model, data, place / "prepared"),
+        configure=lambda _, place: preprocess_config(session.model, data, place / "prepared"),
         difference=lambda stock, ours: prepared_difference(
             stock.folder / "prepared", ours.folder / "prepared"
         ),
-        session=AxolotlSession(
-            folder=folder, cache=cache, model=model, rows=rows, repeats=repeats, tell=tell
-        ),
+        session=session,
         watch_memory=True,
     )
     race.repeat()

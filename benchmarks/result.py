@@ -38,8 +38,6 @@ class Timing:
     """Every repeat, in the order run."""
     reason: str | None = None
     """How its answer differs from ours; ``None`` where it is equal."""
-    first_call_seconds: float | None = None
-    """Imports, compiling or loading kernels, and a pass over a few rows: before all of it."""
 
     @property
     def equal(self) -> bool:

@@ -4,10 +4,6 @@
 Every case runs in child processes, the trees in alternating order, A B B A; what counts is
 processor time, which a busy machine disturbs less. A ratio above 1 is slower than before. Cases
 use public names alone, so that any tree can run them.
-
-Without ``EARLIER``, the readers of line files are compared with ``pyarrow.json.open_json``,
-``pyarrow.csv.open_csv`` and Polars on the same files, alternating in one process, by processor
-time of all threads. There a ratio is our speed over theirs.
 """
 
 from __future__ import annotations
@@ -130,49 +126,14 @@ def _processor_seconds(run: Callable[[], Any]) -> float:
     return time.process_time() - begun
 
 
-def compare_with_peers(repeats: int) -> None:
-    """Ours and the fastest reader of each format in turn; what is not installed is left out."""
-    from importlib.util import find_spec
-
-    import pyarrow.csv
-    import pyarrow.json
-
-    from fast_axolotl import open_dataset
-
-    def read_lines(path: str) -> int:
-        import polars  # type: ignore[import-not-found,unused-ignore]
-
-        return int(polars.scan_lines(path, name="text").collect(engine="streaming").height)
-
-    def count(batches: Any) -> int:
-        return sum(len(batch) for batch in batches)
-
-    peers: dict[str, Callable[[str], int]] = {
-        "jsonl": lambda path: count(pyarrow.json.open_json(path)),
-        "csv": lambda path: count(pyarrow.csv.open_csv(path)),
-        **({"txt": read_lines} if find_spec("polars") else {}),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        for suffix, peer in peers.items():
-            path = str(write_table(Path(folder), suffix, 3 * ROWS))
-            runs = (lambda path=path: count(open_dataset(path)), partial(peer, path))
-            assert runs[0]() == runs[1](), suffix
-            pairs = [[_processor_seconds(run) for run in runs] for _ in range(repeats)]
-            ours, theirs = (1e3 * median(seconds) for seconds in zip(*pairs, strict=True))
-            print(f"{suffix:8} {ours:9.2f} ms, theirs {theirs:9.2f} ms  {theirs / ours:.3f}×")
-
-
 def main() -> None:
-    """Print the ratio of every case, and of a bare import; or of every peer."""
+    """Print the ratio of every case, and of a bare import."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("earlier", type=Path, nargs="?", help="the root of another checkout")
+    parser.add_argument("earlier", type=Path, help="the root of another checkout")
     parser.add_argument("--cases", default=",".join(["import", *CASES]))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print the raw repeats")
     options = parser.parse_args()
-    if options.earlier is None:
-        compare_with_peers(options.repeats)
-        return
     trees = {"earlier": options.earlier.absolute(), "now": Path(__file__).parents[1]}
     seconds: dict[str, dict[str, list[float]]] = {}
     for case in options.cases.split(","):

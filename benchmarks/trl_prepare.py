@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -159,13 +160,7 @@ def _race(name: str, tokenizer: Any, folder: Path, rows: int, repeats: int) -> C
             for arm in arms
         ],
     )
-    return _with_goal(case)
-
-
-def _with_goal(case: Case) -> Case:
-    from dataclasses import replace
-
-    least = 2.0 if case.name.startswith("sft") else 2.5
+    least = 2.0 if name.startswith("sft") else 2.5
     return replace(case, goals=[case.ratio_goal(OURS, STOCK, least)])
 
 

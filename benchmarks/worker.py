@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 _CLOSE_SECONDS = 10
-_SOURCE = Path(__file__).parents[1] / "src"
 
 
 class WorkerError(Exception):
@@ -66,9 +65,7 @@ def serve(
 class Worker:
     """A process that ``serve`` answers in, kept alive and asked by JSON lines."""
 
-    def __init__(
-        self, command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path) -> None:
         self._log = log
         self._errors = log.open("w")
         try:
@@ -79,7 +76,6 @@ class Worker:
                 stderr=self._errors,
                 text=True,
                 cwd=log.parent,
-                env=env,
             )
         except OSError as error:
             self._errors.close()
@@ -129,10 +125,3 @@ class Worker:
         if "error" in reply:
             raise WorkerError(reply["error"])
         return reply
-
-
-def child_environment(*places: Path) -> dict[str, str]:
-    """This one, with our package, and what is in these places, importable from any folder."""
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sources = [*places, _SOURCE, *map(os.path.abspath, given)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}

@@ -133,7 +133,7 @@ def test_losses_and_batches_are_compared_to_the_last_digit(tmp_path: Path) -> No
         state.parent.mkdir(parents=True)
         history = [{"loss": loss, "grad_norm": 0.5} for loss in losses]
         state.write_text(json.dumps({"log_history": [*history, {"train_runtime": 1.0}]}))
-        ledger = {"started": 100.0, "marks": {}, "waits": [], "batches": list(batches)}
+        ledger = {"marks": {}, "waits": [], "batches": list(batches)}
         return Run(folder=tmp_path / name, wall_seconds=20.0, ledgers=[ledger])
 
     stock = train("a", 0.1, 0.2)
