@@ -50,14 +50,9 @@ def packed_row(lengths: list[int], width: int) -> tuple[list[int], list[int], li
 
 
 def test_the_three_kinds_of_tokens_are_told_apart(kind: str) -> None:
-    found = count(
-        columns(
-            kind,
-            input_ids=[[5, 6, 7, 0], [5, 6, 0, 0]],
-            attention_mask=[[1, 1, 1, 0], [1, 1, 0, 0]],
-            labels=[[-100, 6, 7, -100], [-100, 6, -100, -100]],
-        )
-    )
+    ids, mask = [[5, 6, 7, 0], [5, 6, 0, 0]], [[1, 1, 1, 0], [1, 1, 0, 0]]
+    labels = [[-100, 6, 7, -100], [-100, 6, -100, -100]]
+    found = count(columns(kind, input_ids=ids, attention_mask=mask, labels=labels))
     assert tokens(found) == (2, 5, 3, 8)
     assert found.num_bytes == 3 * 8 * 8
     assert (found.sequence_tokens, found.sequence_squares) == (5, 9 + 4)
@@ -89,14 +84,9 @@ def test_without_a_mask_every_position_is_real(kind: str) -> None:
 def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
     counter = BatchCounter()
     counter.pad_token_id = 0
-    found = counter.count(
-        {
-            "input_ids": array([[5, 6, 7, 5, 6, 0, 0, 0], [0, 5, 6, 7, 8, 5, 6, 0], [0] * 8], kind),
-            "position_ids": array(
-                [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1, 0], [0] * 8], kind
-            ),
-        }
-    )
+    ids = [[5, 6, 7, 5, 6, 0, 0, 0], [0, 5, 6, 7, 8, 5, 6, 0], [0] * 8]
+    positions = [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1, 0], [0] * 8]
+    found = counter.count(columns(kind, input_ids=ids, position_ids=positions))
     assert (found.real_tokens, found.padded_tokens) == (5 + 7, 24)
     assert (found.rows, found.sequence_tokens) == (4, 12)
     assert found.sequence_squares == 9 + 4 + 25 + 4
@@ -119,40 +109,28 @@ def test_packs_without_a_mask_end_where_their_padding_begins(kind: str) -> None:
 def test_a_row_begins_where_positions_do_not_grow_or_padding_ends(
     kind: str, mask: list[list[int]], positions: list[list[int]], rows: int
 ) -> None:
-    batch = {"attention_mask": array(mask, kind), "position_ids": array(positions, kind)}
-    found = count({"input_ids": array(mask, kind)} | batch)
+    found = count(columns(kind, input_ids=mask, attention_mask=mask, position_ids=positions))
     assert (found.rows, found.real_tokens) == (rows, sum(map(sum, mask)))
 
 
 def test_packs_of_unknown_padding_have_no_real_tokens_and_no_rows(kind: str) -> None:
     counter = BatchCounter()
-    ids, positions = array([[5, 6, 0, 0]], kind), array([[0, 1, 0, 1]], kind)
-    found = counter.count({"input_ids": ids, "position_ids": positions})
+    ids = [[5, 6, 0, 0]]
+    found = counter.count(columns(kind, input_ids=ids, position_ids=[[0, 1, 0, 1]]))
     assert (found.real_tokens, found.rows) == (None, None)
-    reasons = counter.reasons
-    assert "pad_token_id" in reasons["tokens_per_second"]
-    assert "pad_token_id" in reasons["rows_per_second"]
+    for name in ("tokens_per_second", "rows_per_second"):
+        assert "pad_token_id" in counter.reasons[name]
     counter = BatchCounter()
-    counter.count({"input_ids": ids, "position_ids": array([[0, 1, 2, 3]], kind)})
+    counter.count(columns(kind, input_ids=ids, position_ids=[[0, 1, 2, 3]]))
     assert "rows_per_second" not in counter.reasons
 
 
 def test_a_mask_of_a_strange_type_counts_and_one_of_another_shape_does_not() -> None:
-    found = count(
-        {
-            "input_ids": torch.tensor([[5, 6, 5, 0]]),
-            "attention_mask": torch.tensor([[1, 1, 1, 0]], dtype=torch.bfloat16),
-            "position_ids": torch.tensor([[0, 1, 0, 0]]),
-        }
-    )
+    batch = columns("torch", input_ids=[[5, 6, 5, 0]], position_ids=[[0, 1, 0, 0]])
+    found = count(batch | {"attention_mask": torch.tensor([[1, 1, 1, 0]], dtype=torch.bfloat16)})
     assert (found.real_tokens, found.padded_tokens, found.rows) == (3, 4, 2)
-    found = count(
-        {
-            "input_ids": torch.ones(2, 3, dtype=torch.long),
-            "attention_mask": torch.ones(2, 1, 3, 3),
-            "position_ids": torch.zeros(3, 2, 3, dtype=torch.long),
-        }
-    )
+    shapes = {"input_ids": (2, 3), "attention_mask": (2, 1, 3, 3), "position_ids": (3, 2, 3)}
+    found = count({name: torch.ones(shape, dtype=torch.long) for name, shape in shapes.items()})
     assert (found.real_tokens, found.sequence_squares) == (6, 18)
 
 
@@ -168,9 +146,8 @@ def test_a_tensor_on_a_device_is_never_read() -> None:
     ids = torch.empty(4, 8, dtype=torch.long, device="meta")  # raises wherever it is read
     found = counter.count({"input_ids": ids, "attention_mask": ids, "labels": ids})
     assert tokens(found) == (4, None, None, 32)
-    reasons = counter.reasons
-    assert "on the GPU" in reasons["tokens_per_second"]
-    assert "on the GPU" in reasons["trainable_tokens_per_second"]
+    for name in ("tokens_per_second", "trainable_tokens_per_second"):
+        assert "on the GPU" in counter.reasons[name]
     found = count({"input_ids": torch.ones(4, 8, dtype=torch.long), "labels": ids})
     assert (found.real_tokens, found.trainable_tokens) == (32, None)
 
@@ -217,7 +194,6 @@ class Inputs:
 X, Y = torch.zeros(32, 8), torch.zeros(32)
 ROW = {"x": torch.zeros(8), "mask": torch.zeros(8)}
 JOINED = torch.zeros(400, dtype=torch.long)
-
 
 OF_32: list[Any] = [
     Inputs(X, Y),

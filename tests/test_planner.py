@@ -61,16 +61,9 @@ MEASURED: list[tuple[str, float, dict[str, Any]]] = [
 
 
 def llama(size: str) -> Shape:
-    layers, hidden, heads, keys, ffn, vocabulary = SIZES[size]
-    return Shape(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=keys,
-        head_size=hidden // heads,
-        ffn=ffn,
-        vocabulary=vocabulary,
-    )
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
+    sizes = dict(zip(names, SIZES[size], strict=True))
+    return Shape(**sizes, head_size=sizes["hidden"] // sizes["heads"])
 
 
 @pytest.mark.parametrize(("size", "gigabytes", "changes"), MEASURED)
@@ -191,8 +184,8 @@ def rate(layout: Layout, gpu: Any = H100, **options: Any) -> float:
 def measured(**values: Any) -> Reference:
     """A run that is as fast as predicted, unless it is said otherwise."""
     layout = values.get("layout", LAYOUT)
-    values = {"gpu": H100, "layout": layout, "tokens_per_second": 8 * rate(layout), **values}
-    return Reference(**values)
+    known = {"gpu": H100, "layout": layout, "tokens_per_second": 8 * rate(layout)}
+    return Reference(**known | values)
 
 
 def plan(counts: list[int], **values: Any) -> Plan:
@@ -224,11 +217,8 @@ def test_without_a_run_rates_are_near_published_ones(
 
 def test_a_small_model_takes_what_it_took_on_an_h200() -> None:
     # The host launches kernels no faster than the first.
-    for seconds, changes in (
-        (0.0563, {"seq_len": 512}),
-        (0.3191, {"seq_len": 2048, "micro_batch": 32}),
-    ):
-        layout = Layout(gpus=1, **changes)
+    for seconds, length, micro_batch in ((0.0563, 512, 1), (0.3191, 2048, 32)):
+        layout = Layout(gpus=1, seq_len=length, micro_batch=micro_batch)
         step = predict_step(llama("0.3B"), find_gpu("H200"), layout)
         assert step.total == pytest.approx(seconds, rel=0.15)
 
@@ -249,11 +239,8 @@ def test_what_costs_time_costs_tokens() -> None:
     assert small < 0.6 * plain
     assert rate(replace(LAYOUT, micro_batch=0.001)) < 0.03 * small
     pipeline = replace(LAYOUT, pp=4, sharding="zero1")
-    assert (
-        rate(replace(pipeline, accumulation=64))
-        > rate(pipeline)
-        > rate(replace(pipeline, accumulation=1))
-    )
+    short, long = (rate(replace(pipeline, accumulation=count)) for count in (1, 64))
+    assert short < rate(pipeline) < long
     assert rate(replace(LAYOUT, tp=8)) < plain
     far = replace(LAYOUT, gpus=64)
     assert rate(far, network=1.0) < 0.8 * rate(far)
@@ -265,13 +252,11 @@ def test_a_run_sets_the_level_and_narrows_the_interval() -> None:
     found = plan([8], reference=slow, pinned=AS_RECORDED)
     (own,) = found.candidates
     assert found.level == pytest.approx(0.5)
-    assert own.tokens_per_second is not None
     assert own.tokens_per_second.value == pytest.approx(slow.tokens_per_second)
     assert not [note for note in found.notes if "published stack" in note]
     odd = plan([8], reference=measured(tokens_per_second=80 * rate(LAYOUT)))
     assert "10 times as fast as predicted" in odd.notes[0]
     wide = plan([8]).candidates[0].tokens_per_second
-    assert wide is not None
     assert own.tokens_per_second.high / own.tokens_per_second.low < 1.5
     assert wide.high / wide.low > 2
     assert "No run of yours calibrates this plan" in plan([8]).notes[1]
@@ -282,10 +267,8 @@ def test_the_global_batch_stays_or_a_warning_says_that_it_cannot() -> None:
     batches = [one.global_batch_tokens / LAYOUT.step_tokens for one in found.candidates]
     assert batches == pytest.approx([1, 1, 1, 1])
     (large,) = plan([512], reference=measured(), pinned=AS_RECORDED).candidates
-    assert (large.global_batch_tokens, large.doubt) == (
-        16 * LAYOUT.step_tokens,
-        "a step has 4,194,304 tokens",
-    )
+    assert large.global_batch_tokens == 16 * LAYOUT.step_tokens
+    assert large.doubt == "a step has 4,194,304 tokens"
     # 48 steps in 20 s are no sensible choice, with or without a record.
     for reference in (None, measured()):
         (few,) = plan([512], reference=reference, tokens=48 * LAYOUT.step_tokens).candidates
@@ -311,7 +294,6 @@ def test_the_layout_is_the_fastest_that_fits_by_brute_force(gigabytes: float) ->
         if micro >= 1 and predict_memory(SHAPE, one).total <= 0.92e9 * gigabytes:
             rates[one] = 8 * rate(one, gpu)
     (found,) = plan([8], layout=start, gpu=gpu).candidates
-    assert found.tokens_per_second is not None
     assert found.tokens_per_second.value >= 0.96 * max(rates.values())
     assert found.layout in rates or found.layout.sharding == "ddp"
     assert "The next, " in found.changes
@@ -339,13 +321,10 @@ def test_planning_from_one_gpu_warns_of_communication() -> None:
     (note,) = [note for note in found.notes if "one GPU" in note]
     many = found.candidates[1]
     assert "640,000 tokens/s" in note
-    assert many.tokens_per_second is not None
-    assert many.communication_share is not None
     assert many.tokens_per_second.value < 640_000
     assert f"{many.communication_share:.0%}".replace("%", " %") in note
     # What no run has measured widens the interval.
     one = found.candidates[0].tokens_per_second
-    assert one is not None
     assert many.tokens_per_second.high / many.tokens_per_second.low > one.high / one.low
     assert not [note for note in plan([64], reference=measured()).notes if "one GPU" in note]
 
@@ -360,23 +339,15 @@ def test_the_loader_binds_where_it_cannot_keep_up(scales: bool, binding: list[in
     assert len(notes) == len(binding)
     if binding:
         last = found.candidates[1]
-        assert last.tokens_per_second is not None
         assert last.tokens_per_second.value == pytest.approx(ceiling)
         assert "On 64 GPUs" in notes[0]
         assert f"yours delivers {ceiling:,.0f}" in notes[0]
 
 
-def test_slow_links_bind_and_make_more_gpus_dearer() -> None:
+def test_slow_links_bind() -> None:
     pinned = {"tp": 1, "pp": 1, "cp": 1}
-    run = measured()
-    found = plan([8, 64], reference=run, tokens=1e9, price=2.0, network=0.5, pinned=pinned)
-    near, far = found.candidates
+    near, far = plan([8, 64], reference=measured(), network=0.5, pinned=pinned).candidates
     assert (near.binds, far.binds) == ("compute", "communication")
-    assert near.seconds is not None
-    assert near.dollars is not None
-    assert far.dollars is not None
-    assert near.dollars.value == pytest.approx(near.seconds.value / 3600 * 2.0 * 8)
-    assert near.dollars.low < near.dollars.value < near.dollars.high
 
 
 def test_what_does_not_fit_is_said() -> None:
@@ -398,10 +369,7 @@ def test_time_and_money_are_whole_and_hold_the_spread_of_the_price() -> None:
     offers = [(H100, Range(1.0, 2.0, 8.0))]
     (one,) = make_plan(SHAPE, offers, [8], LAYOUT, reference=run, tokens=1e9).candidates
     assert one.steps == pytest.approx(1e9 / one.global_batch_tokens)
-    assert one.tokens_per_second is not None
     whole = 600 + 0.5 * one.steps + 1e9 / one.tokens_per_second.value
-    assert one.seconds is not None
-    assert one.dollars is not None
     assert one.seconds.value == pytest.approx(whole)
     assert one.dollars.value == pytest.approx(whole / 3600 * 8 * 2.0)
     assert one.dollars.low == pytest.approx(one.seconds.low / 3600 * 8 * 1.0)
@@ -409,14 +377,11 @@ def test_time_and_money_are_whole_and_hold_the_spread_of_the_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "count", "method", "length", "tokens", "gigabytes"),
-    [("RTX-4090", 1, "lora", 2048, 5e7, 20.14), ("H100-SXM", 8, "lora", 2048, 5e7, 46.86)],
+    ("gpu", "count", "gigabytes"), [("RTX-4090", 1, 20.14), ("H100-SXM", 8, 46.86)]
 )
-def test_the_worked_examples_of_the_docs_hold(
-    gpu: str, count: int, method: Any, length: int, tokens: float, gigabytes: float
-) -> None:
-    layout = Layout(gpus=1, seq_len=length, accumulation=262_144 // length, method=method)
-    found = make_plan(SHAPE, [(find_gpu(gpu), None)], [count], layout, tokens=tokens)
+def test_the_worked_examples_of_the_docs_hold(gpu: str, count: int, gigabytes: float) -> None:
+    layout = Layout(gpus=1, seq_len=2048, accumulation=128, method="lora")
+    found = plan([count], gpu=find_gpu(gpu), layout=layout, tokens=5e7)
     assert found.candidates[0].memory_bytes.value / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
 
@@ -428,9 +393,9 @@ def test_qlora_pays_for_unpacking_its_weights() -> None:
 
 def test_prices_have_a_source_and_a_date_and_no_placeholders() -> None:
     dollars, source = find_price(H100)
-    assert dollars is not None
     assert (dollars.low, dollars.high) == (1.29, 11.39)
     assert dollars.low < dollars.value < dollars.high
+    assert "skypilot-org/skypilot-catalog" in source
     assert source.endswith("2026-08-22")
     assert find_price(find_gpu("GB200")) == (None, "unknown; pass --price")
     path = Path(predict.__file__).with_name("gpu_prices.json")
@@ -552,16 +517,6 @@ def test_numbers_that_make_no_plan_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     with pytest.raises(UsageError, match=words):
         plan_command(**{"model": tmp_path, "gpu": "B200", "gpus": "8", **options})
-
-
-def test_without_a_record_a_sentence_says_that_intervals_are_wide(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    plan_command(model=tmp_path, gpu="b200", gpus="8", tokens="1T", method="lora")
-    text = capsys.readouterr().out
-    assert "No run of yours calibrates this plan" in text
-    assert "skypilot-org/skypilot-catalog" in text
 
 
 def test_a_record_without_a_gpu_or_tokens_cannot_calibrate() -> None:

@@ -152,27 +152,21 @@ def test_without_procfs_there_is_no_sample_and_a_reason(tmp_path: Path) -> None:
     assert summarise(read_run(tmp_path / "run")).reasons["rss_bytes"] == reason
 
 
-@pytest.fixture
-def slow_pss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def make_slow(proc: Path, pss_seconds: float) -> tuple[SystemSampler, Clock]:
     """A sampler with a clock of its own, whose ΣPSS takes so long."""
-
-    def make_slow(seconds: float) -> tuple[SystemSampler, Clock]:
-        lay_out_machine(tmp_path)
-        clock = Clock()
-        sampler = make(tmp_path, clock)
-        size = {"pss_bytes": 1}
-        monkeypatch.setattr(sampler._tree, "read_pss", lambda: clock.sleep(seconds) or size)
-        sampler.begin()
-        return sampler, clock
-
-    return make_slow
+    lay_out_machine(proc)
+    clock = Clock()
+    sampler = make(proc, clock)
+    sampler._tree.read_pss = lambda: clock.sleep(pss_seconds) or {"pss_bytes": 1}
+    sampler.begin()
+    return sampler, clock
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(0.02, 4), (2.0, 10)])
 def test_pss_is_taken_so_seldom_that_it_costs_little_but_not_too_seldom(
-    seconds: float, pause: float, slow_pss: Callable[..., Any]
+    tmp_path: Path, seconds: float, pause: float
 ) -> None:
-    sampler, clock = slow_pss(seconds)
+    sampler, clock = make_slow(tmp_path, seconds)
     taken = 0
     for _ in range(100):
         clock.sleep(1.0)
@@ -180,10 +174,8 @@ def test_pss_is_taken_so_seldom_that_it_costs_little_but_not_too_seldom(
     assert taken == pytest.approx(100 / pause, abs=3)
 
 
-def test_pss_is_taken_anew_when_the_tree_has_grown_by_a_quarter(
-    tmp_path: Path, slow_pss: Callable[..., Any]
-) -> None:
-    sampler, clock = slow_pss(10.0)
+def test_pss_is_taken_anew_when_the_tree_has_grown_by_a_quarter(tmp_path: Path) -> None:
+    sampler, clock = make_slow(tmp_path, 10.0)
     for kilobytes, is_taken in (
         *((1100, False), (1300, True), (1200, False), (1300, False)),
         *((1600, False), (2000, True), (1024, False), (2000, False)),
@@ -197,10 +189,8 @@ def test_a_day_of_samples_stays_small(tmp_path: Path) -> None:
     lay_out_machine(tmp_path / "proc")
     clock = Clock()
     writer = LineWriter(tmp_path / "run" / "system.jsonl")
-    seen: list[float] = []
-    sampler = make(
-        tmp_path / "proc", clock, writer=writer, on_sample=lambda one: seen.append(one.t)
-    )
+    seen: list[SystemSample] = []
+    sampler = make(tmp_path / "proc", clock, writer=writer, on_sample=seen.append)
     sampler.begin()
     seconds = [*range(1, 550), *range(1000, 1200), *range(86000, 86400)]
     for second in seconds:
@@ -209,17 +199,12 @@ def test_a_day_of_samples_stays_small(tmp_path: Path) -> None:
     assert len(seen) == len(seconds) + 1
     sampler.stop()
     written = [line["t"] for line in lines_of(tmp_path / "run") if line["kind"] == "system"]
-    assert gaps_between(written, 0, 550) == {1}
-    assert gaps_between(written, 1000, 1200) == {2}
-    assert gaps_between(written, 86000, 86400) == {5}
+    for least, most, gap in ((0, 550, 1), (1000, 1200, 2), (86000, 86400, 5)):
+        inside = [t for t in written if least <= t < most]
+        assert {round(after - before) for before, after in pairwise(inside)} == {gap}
     per_day = 600 + 3000 / 2 + (86400 - 3600) / 5
     per_line = writer.num_bytes / len(written)
     assert per_day * per_line < 10_000_000
-
-
-def gaps_between(times: list[float], least: float, most: float) -> set[int]:
-    inside = [t for t in times if least <= t < most]
-    return {round(b - a) for a, b in pairwise(inside)}
 
 
 def test_a_thread_samples_a_real_process_until_it_ends(
@@ -233,8 +218,8 @@ def test_a_thread_samples_a_real_process_until_it_ends(
         if len(seen) >= 3:
             enough.set()
 
-    options = {"interval_seconds": 0.02, "gpu": GpuReader(nvml), "on_sample": notice}
-    sampler = watch(sleeper.pid, tmp_path, **options)
+    gpu = GpuReader(nvml)
+    sampler = watch(sleeper.pid, tmp_path, interval_seconds=0.02, gpu=gpu, on_sample=notice)
     sampler.start()
     assert enough.wait(20)
     sleeper.stdin.close()
@@ -319,15 +304,13 @@ def test_a_forked_child_does_not_end_the_sampling(
     assert lines_of(tmp_path)[-1]["reason"] == "finished"
 
 
-class NVMLError(Exception):
-    """As pynvml's: what every call may raise."""
-
-
 class Nvml(ModuleType):
     """Three devices, the last of which tells nothing but its name."""
 
     NVML_CLOCK_SM = 1
-    NVMLError = NVMLError
+
+    class NVMLError(Exception):
+        """As pynvml's: what every call may raise."""
 
     def __init__(self) -> None:
         super().__init__("pynvml")
@@ -339,12 +322,10 @@ class Nvml(ModuleType):
         self.nvmlDeviceGetCount = lambda: self.count
         self.nvmlDeviceGetHandleByIndex = lambda index: index
         self.nvmlDeviceGetName = lambda handle: "NVIDIA H200"
-        for name, value in {
-            "UtilizationRates": SimpleNamespace(gpu=87),
-            "MemoryInfo": SimpleNamespace(used=5_000_000_000, total=9_000_000_000),
-            "PowerUsage": 650_500,
-            "ClockInfo": 1980,
-        }.items():
+        values = {"PowerUsage": 650_500, "ClockInfo": 1980}
+        memory = SimpleNamespace(used=5_000_000_000, total=9_000_000_000)
+        values |= {"MemoryInfo": memory, "UtilizationRates": SimpleNamespace(gpu=87)}
+        for name, value in values.items():
             setattr(self, f"nvmlDeviceGet{name}", partial(self._tell, value))
 
     def nvmlShutdown(self) -> None:
@@ -358,16 +339,12 @@ class Nvml(ModuleType):
     def _tell(self, value: Any, handle: int, kind: int = NVML_CLOCK_SM) -> Any:
         assert kind == self.NVML_CLOCK_SM
         if handle == 2:
-            raise NVMLError("Not Supported")
+            raise Nvml.NVMLError("Not Supported")
         return value
 
 
-FULL = {
-    "utilization": 0.87,
-    "memory_bytes": 5_000_000_000,
-    "total_bytes": 9_000_000_000,
-    "power_watts": 650.5,
-}
+MEMORY = {"memory_bytes": 5_000_000_000, "total_bytes": 9_000_000_000}
+FULL = {"utilization": 0.87, "power_watts": 650.5, "clock_mhz": 1980.0, **MEMORY}
 
 
 @pytest.fixture
@@ -379,13 +356,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 def test_every_device_is_read_and_a_refused_figure_is_none(nvml: Nvml) -> None:
     reader = open_gpus()
-    assert reader.names == ("NVIDIA H200",) * 3
-    assert reader.reason == ""
-    assert reader.read() == (
-        DeviceSample(index=0, clock_mhz=1980.0, **FULL),
-        DeviceSample(index=1, clock_mhz=1980.0, **FULL),
-        DeviceSample(index=2),
-    )
+    assert (reader.names, reader.reason) == (("NVIDIA H200",) * 3, "")
+    first, second = (DeviceSample(index=index, **FULL) for index in range(2))
+    assert reader.read() == (first, second, DeviceSample(index=2))
     reader.close()
     assert nvml.is_shut
 
@@ -406,7 +379,7 @@ def test_without_package_driver_or_device_the_reason_says_which(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
-        raise NVMLError("NVML Shared Library Not Found")
+        raise Nvml.NVMLError("NVML Shared Library Not Found")
 
     nvml.count = 0
     assert open_gpus().reason == "NVML finds no GPU"
@@ -495,11 +468,10 @@ def test_a_refusal_names_the_path_and_the_cause(
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(disk.os, "open", refuse)
-    found = probe_capacity(folder / "large.bin", proc=folder / "none")
-    assert found.bytes_per_second is None
     where = folder / "large.bin"
-    text = f"the system refused to read {where} with O_DIRECT: Invalid argument"
-    assert found.reason == text
+    found = probe_capacity(where, proc=folder / "none")
+    assert found.bytes_per_second is None
+    assert found.reason == f"the system refused to read {where} with O_DIRECT: Invalid argument"
 
 
 def test_a_device_that_does_not_answer_is_left_behind(

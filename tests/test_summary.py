@@ -105,39 +105,17 @@ def full_run() -> RunRecord:
         rank.add(replace(SHAPE, is_packed=True, num_devices=64))
         rank.add(Log(t=3.0, step=200, values={"tokens/train_per_sec_per_gpu": 1000.0}))
         rank.add(Phase(t=4.0, name="evaluate", seconds=3.0))
-        rank.add(
-            ProfileWindow(
-                t=5.0,
-                steps=5,
-                wall_seconds=1.0,
-                device_idle_seconds=0.05,
-                exposed_communication_seconds=0.04,
-                collectives=(0.01, 0.02),
-            )
-        )
-    system = make_system(
-        read_bytes=1e7,
-        device_reads=10,
-        device_read_bytes=1e7,
-        pss_anon_bytes=2 * GIGABYTE,
-        pss_shared_bytes=GIGABYTE,
-        swap_bytes=0,
-        cpu_seconds=4.0,
-        cpu_wait_seconds=0.01,
-        machine_cpu_seconds=4.5,
-        steal_seconds=0.01,
-        throttled_seconds=0.01,
-        oom_kills=0,
-        start={"limit_bytes": 32 * GIGABYTE, "processors": 64},
-    )
-    gpu = DeviceSample(
-        index=0,
-        utilization=0.9,
-        memory_bytes=40 * GIGABYTE,
-        total_bytes=140 * GIGABYTE,
-        power_watts=500.0,
-        clock_mhz=1900.0,
-    )
+        window = ProfileWindow(t=5.0, steps=5, wall_seconds=1.0, collectives=(0.01, 0.02))
+        known = {"device_idle_seconds": 0.05, "exposed_communication_seconds": 0.04}
+        rank.add(replace(window, **known))
+    sizes = {"pss_anon_bytes": 2 * GIGABYTE, "pss_shared_bytes": GIGABYTE}
+    sizes |= {"read_bytes": 1e7, "device_reads": 10, "device_read_bytes": 1e7}
+    times = {"cpu_seconds": 4.0, "machine_cpu_seconds": 4.5}
+    times |= dict.fromkeys(("cpu_wait_seconds", "steal_seconds", "throttled_seconds"), 0.01)
+    start = {"limit_bytes": 32 * GIGABYTE, "processors": 64}
+    system = make_system(swap_bytes=0, oom_kills=0, start=start, **sizes, **times)
+    memory = {"memory_bytes": 40 * GIGABYTE, "total_bytes": 140 * GIGABYTE}
+    gpu = DeviceSample(index=0, utilization=0.9, power_watts=500.0, clock_mhz=1900.0, **memory)
     system.samples = [replace(sample, gpus=(gpu,)) for sample in system.samples]
     system.disk = DiskProbe(t=0.0, path="data", bytes_per_second=1e9)
     return make_run(*ranks, system=system)
@@ -177,6 +155,11 @@ def test_every_figure_is_a_finite_number_or_is_missing_for_a_reason(name: str) -
 def figures(source: str = "loop", **values: Any) -> RunSummary:
     """The figures of one rank."""
     return summarise(make_run(make_rank(source=source, **values)))
+
+
+def watched(**values: Any) -> RunSummary:
+    """The figures of a run that was watched from outside."""
+    return summarise(make_run(system=make_system(**values)))
 
 
 def altered(rank: RankRecord, phase: str = "", **changes: Any) -> RankRecord:
@@ -275,7 +258,9 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     for name in ("working_set_bytes", "rss_bytes"):
         assert getattr(unsteady, name) is None
         assert "too few samples" in unsteady.reasons[name]
-    assert summarise(make_run(system=make_system())).working_set_bytes == 4 * GIGABYTE
+    assert watched().working_set_bytes == 4 * GIGABYTE
+    unread = summarise(RECORDS["watched for one sample"]())
+    assert "as its own user or as root" in unread.reasons["working_set_bytes"]
 
 
 def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
@@ -302,20 +287,18 @@ def test_the_share_of_the_limit_is_of_what_cannot_give_way() -> None:
     assert summary.working_set_bytes == summary.working_set_peak_bytes == 2 * GIGABYTE
     assert (summary.limit_bytes, summary.limit_share) == (8 * GIGABYTE, 0.25)
     # It is no less than one process proves, and where PSS cannot be read that of resident sizes.
-    proven = make_system(start=limit, largest_anon_bytes=6 * GIGABYTE)
-    assert summarise(make_run(system=proven)).limit_share == 0.75
-    unread = make_system(start=limit, pss_bytes=None, anon_bytes=GIGABYTE, shared_bytes=GIGABYTE)
-    assert summarise(make_run(system=unread)).limit_share == 0.25
+    assert watched(start=limit, largest_anon_bytes=6 * GIGABYTE).limit_share == 0.75
+    unread = watched(start=limit, pss_bytes=None, anon_bytes=GIGABYTE, shared_bytes=GIGABYTE)
+    assert unread.limit_share == 0.25
     # Without a limit it is of the machine itself.
-    assert summarise(make_run(system=make_system())).limit_bytes == 64 * GIGABYTE
+    assert watched().limit_bytes == 64 * GIGABYTE
 
 
 def test_processors_that_others_take_are_those_that_the_run_does_not_use() -> None:
     used = {"cpu_seconds": 2.0, "machine_cpu_seconds": 6.0}
     waits = {"cpu_wait_seconds": 0.25}
     refused = {"steal_seconds": 2.0, "throttled_seconds": 0.5}
-    system = make_system(start={"processors": 8}, **used, **waits, **refused)
-    summary = summarise(make_run(system=system))
+    summary = watched(start={"processors": 8}, **used, **waits, **refused)
     expected = {"cpu_cores": 2.0, "other_cpu_share": 0.5, "cpu_wait_share": 0.25}
     # Of the time that was wanted: 2 of 2 + 6, and 0.5 of 0.5 + 2.
     expected |= {"cpu_steal_share": 0.25, "cpu_throttled_share": 0.2}
@@ -368,10 +351,8 @@ def test_fetches_taken_for_steps_before_the_first_told_step_are_warm_up() -> Non
 
 def counted(name: str, *values: float) -> RunSummary:
     """A run of which nothing but a counter is known, once a second."""
-    samples = [
-        SystemSample(t=float(second), processes=1, **{name: int(value)})
-        for second, value in enumerate(values)
-    ]
+    one = SystemSample(t=0.0, processes=1)
+    samples = (replace(one, t=float(t), **{name: int(value)}) for t, value in enumerate(values))
     return summarise(make_run(system=bare_system(*samples)))
 
 
@@ -394,12 +375,6 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
     assert swapping([1, 1, 1], unit=4096) is False
 
 
-def test_sizes_that_may_not_be_read_are_missing_with_the_cure() -> None:
-    summary = summarise(make_run(system=bare_system(SystemSample(t=0.0, processes=1))))
-    for name in ("working_set_bytes", "rss_bytes", "hwm_bytes"):
-        assert "as its own user or as root" in summary.reasons[name]
-
-
 def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> None:
     summary = summarise(make_profiled_run((0.1, 0.3), (0.2, 0.05)))
     assert summary.pure_communication_fraction == pytest.approx(0.15)
@@ -409,9 +384,7 @@ def test_pure_communication_is_every_collective_at_its_least_over_ranks() -> Non
     assert "the same collectives" in unlike.reasons["pure_communication_fraction"]
 
 
-def test_the_end_of_a_run_is_that_of_its_worst_rank_and_the_earliest_error_by_the_wall_clock() -> (
-    None
-):
+def test_the_end_of_a_run_is_that_of_its_worst_rank_and_its_earliest_error() -> None:
     fine, other = (make_rank(rank=n, world_size=2, end=None if n else "finished") for n in range(2))
     assert summarise(make_run(fine, other)).end_reason == "cut off"
     other.start = replace(other.start, time=other.start.time + 20.0)
@@ -425,19 +398,17 @@ def test_the_end_of_a_run_is_that_of_its_worst_rank_and_the_earliest_error_by_th
     assert summarise(make_run(first, other)).error.startswith("rank 0: RuntimeError")
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.005, 2.0), (0.0102, 1.0), (0.02, None)])
-def test_a_reader_can_deliver_no_less_than_was_consumed(
-    seconds: float, expected: float | None
-) -> None:
-    counted = {"produced": 10, "producing_seconds": 10 * seconds}
-    rank = make_rank(settings={"num_workers": 2, "prefetch_factor": 2}, **counted)
-    summary = summarise(make_run(rank))
-    consumed = summary.rows_per_second
-    assert summary.reader_ratio == (None if expected is None else pytest.approx(expected))
-    if expected is None:
-        assert "do not explain" in summary.reasons["reader_rows_per_second"]
-    else:
-        assert summary.reader_rows_per_second >= consumed
+def test_a_reader_can_deliver_no_less_than_was_consumed() -> None:
+    def reading(seconds: float) -> RunSummary:
+        counted = {"produced": 10, "producing_seconds": 10 * seconds}
+        return figures(settings={"num_workers": 2, "prefetch_factor": 2}, **counted)
+
+    for seconds, expected in ((0.005, 2.0), (0.0102, 1.0)):
+        summary = reading(seconds)
+        assert summary.reader_ratio == pytest.approx(expected)
+        assert summary.reader_rows_per_second >= summary.rows_per_second
+    assert reading(0.02).reader_ratio is None
+    assert "do not explain" in reading(0.02).reasons["reader_rows_per_second"]
 
 
 def test_a_record_tells_what_is_wrong_with_itself() -> None:
@@ -454,20 +425,20 @@ def test_a_record_tells_what_is_wrong_with_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank_end", "command_end", "error", "expected"),
+    ("rank_end", "reason", "error"),
     [
-        ("finished", "exception", "exit code 3", "exception"),
-        (None, "exception", "exit code -15", "exception"),
-        (None, "finished", "", "finished"),
+        ("finished", "exception", "exit code 3"),
+        (None, "exception", "exit code -15"),
+        (None, "finished", ""),
     ],
 )
 def test_who_supervised_the_command_knows_how_it_ended(
-    rank_end: str | None, command_end: str, error: str, expected: str
+    rank_end: str | None, reason: Any, error: str
 ) -> None:
     system = make_system(start={"source": "run"})
-    system.end = End(t=60.0, reason=command_end, error=error)  # type: ignore[arg-type]
+    system.end = End(t=60.0, reason=reason, error=error)
     summary = summarise(make_run(make_rank(end=rank_end), system=system))
-    assert (summary.end_reason, summary.error) == (expected, error)
+    assert (summary.end_reason, summary.error) == (reason, error)
 
 
 def find(*waits: tuple[float, int], **causes: float) -> Pattern:

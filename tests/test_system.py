@@ -32,11 +32,8 @@ def test_version_two_gives_the_least_limit_on_the_way_up(tmp_path: Path) -> None
     }
     lay_out(root, files)
     found = find_memory_cgroup(7, proc=proc, root=root)
-    assert found is not None
     assert found.limit_bytes() == 8 * GIGABYTE
-    pressure = found.pressure_file("memory")
-    assert pressure is not None
-    assert read_pressure_seconds(pressure) == 1.5
+    assert read_pressure_seconds(found.pressure_file("memory")) == 1.5
     assert found.pressure_file("io") is None
 
 
@@ -47,7 +44,6 @@ def test_version_one_knows_no_limit_as_the_largest_number_of_pages(tmp_path: Pat
     limits = ("memory/memory.limit_in_bytes", "memory/job/memory.limit_in_bytes")
     lay_out(root, dict.fromkeys(limits, no_limit))
     found = find_memory_cgroup(proc=proc, root=root)
-    assert found is not None
     assert found.version == 1
     assert found.limit_bytes() is None
     lay_out(root, {"memory/job/memory.limit_in_bytes": "4096000\n"})
@@ -59,7 +55,6 @@ def test_in_a_container_that_sees_the_hosts_path_the_mount_is_the_cgroup(tmp_pat
     lay_out(proc, {"self/cgroup": "0::/../../kubepods/pod1/container\n"})
     lay_out(root, {"cgroup.controllers": "memory", "memory.max": "1000000\n"})
     found = find_memory_cgroup(proc=proc, root=root)
-    assert found is not None
     assert found.limit_bytes() == 1_000_000
     # A group inside that has the name of one of the host's is another.
     lay_out(root, {"kubepods/memory.max": "1000\n", "kubepods/cpu.max": "100000 100000\n"})
@@ -133,14 +128,12 @@ def serve(stdin, stdout):
             kids[rest] = pid, os.fdopen(ours[1], "wb", 0), os.fdopen(theirs[0], "rb", 0)
             stdout.write(b"%d\\n" % pid)
             continue
-        if word == "tell":
+        if word in ("tell", "send"):
             name, _, order = rest.partition(" ")
             kids[name][1].write(order.encode() + b"\\n")
+        if word == "tell":
             stdout.write(kids[name][2].readline() or b"gone\\n")
             continue
-        if word == "send":
-            name, _, order = rest.partition(" ")
-            kids[name][1].write(order.encode() + b"\\n")
         if word == "read":
             with open("/dev/zero", "rb", buffering=0) as zero:
                 for _ in range(int(rest)):
@@ -152,6 +145,11 @@ def serve(stdin, stdout):
         stdout.write(b"done\\n")
 serve(os.fdopen(0, "rb", 0), os.fdopen(1, "wb", 0))
 """
+
+
+def start(code: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-S", "-c", code]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 class Puppet:
@@ -172,9 +170,7 @@ class Puppet:
 
 @pytest.fixture
 def root() -> Iterator[Puppet]:
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with start(PARENT) as process:
         try:
             found = Puppet(process)
             assert found.tell("begin") == "done"
@@ -244,12 +240,7 @@ os.read(0, 1)
 for _ in range(4):
     os.wait()
 """
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start(code) as process:
         for _ in range(4):
             process.stdout.readline()
         tree = ProcessTree(process.pid)

@@ -49,17 +49,13 @@ class Gpu:
         call = event("cuda_runtime", "cudaLaunchKernel", when, 1, correlation=self.launched)
         self.events += [call, event(cat, name, ts, dur, stream, **args)]
 
-    def all_reduce(self, ts: float, dur: float, *, name: str = NCCL, **args: Any) -> None:
-        given_args = {
-            "Collective name": "allreduce",
-            "In msg nelems": 1_000_000,
-            "Out msg nelems": 1_000_000,
-            "dtype": "Float",
-            "Group size": self.info["world_size"],
-            "Process Group Name": "0",
-            "Process Group Ranks": str(list(range(self.info["world_size"]))),
-        }
-        self.kernel(name, ts, dur, stream=20, **(given_args | args))
+    def all_reduce(self, ts: float, dur: float, **args: Any) -> None:
+        size, count = self.info["world_size"], 1_000_000
+        ranks = str(list(range(size)))
+        given_args = {"Group size": size, "Process Group Name": "0", "Process Group Ranks": ranks}
+        given_args |= {"Collective name": "allreduce", "dtype": "Float"}
+        given_args |= {"In msg nelems": count, "Out msg nelems": count}
+        self.kernel(NCCL, ts, dur, stream=20, **(given_args | args))
 
     def save(self, folder: Path, name: str = "") -> Path:
         path = folder / (name or f"rank{self.info['rank']}.json")
@@ -75,6 +71,10 @@ def microseconds(step: StepParts) -> dict[str, float]:
 
 def parts_of(*traces: Path) -> list[dict[str, float]]:
     return [microseconds(step) for step in summarise_traces(traces).steps]
+
+
+def summary_of(folder: Path) -> TraceSummary:
+    return summarise_traces(sorted(folder.glob("*.json")))
 
 
 def two_steps(**info: Any) -> Gpu:
@@ -211,26 +211,14 @@ def test_a_job_without_communication_that_we_know_is_refused(tmp_path: Path) -> 
         assert parts_of(trace.save(tmp_path))[0]["exposed_seconds"] == 0
 
 
-def test_a_trace_without_kernels_is_one_clear_error(tmp_path: Path) -> None:
-    trace = Gpu()
-    trace.events += [event("cpu_op", "aten::mm", 0, 5), event("cpu_op", "gloo:all_reduce", 5, 1)]
-    with pytest.raises(DataError, match=r"no GPU kernels.*ProfilerActivity\.CUDA"):
-        summarise_traces([trace.save(tmp_path)])
-
-
 # Collectives.
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
     trace = Gpu(world_size=4)
-    names = {
-        "allreduce": ("all_reduce", 1.5),
-        "_allgather_base": ("all_gather", 0.75),
-        "_reduce_scatter_base": ("reduce_scatter", 0.75),
-        "all_to_allv": ("all_to_all", 0.75),
-        "broadcast": ("broadcast", 1.0),
-        "send": ("send", 1.0),
-    }
+    names = {"allreduce": ("all_reduce", 1.5), "_allgather_base": ("all_gather", 0.75)}
+    names |= {"_reduce_scatter_base": ("reduce_scatter", 0.75), "send": ("send", 1.0)}
+    names |= {"all_to_allv": ("all_to_all", 0.75), "broadcast": ("broadcast", 1.0)}
     for index, name in enumerate(names):
         # 4 MB in 100 µs are 40 GB/s.
         trace.all_reduce(200 * index, 100, **{"Collective name": name, "In msg nelems": 250_000})
@@ -271,7 +259,7 @@ def skewed(folder: Path, ranks: Iterable[int], late: int = 1, **args: Any) -> Tr
             more = {name: values[index] for name, values in args.items()}
             trace.all_reduce(at + 100 + delay, 500 - delay, **more)
         trace.save(folder)
-    return summarise_traces(sorted(folder.glob("*.json")))
+    return summary_of(folder)
 
 
 @pytest.mark.parametrize("args", [{}, {"Seq": [7, 8, 9]}], ids=["order", "sequence"])
@@ -313,7 +301,7 @@ def test_groups_of_the_same_name_and_other_ranks_are_not_mixed(tmp_path: Path) -
         pair = str([rank // 2 * 2, rank // 2 * 2 + 1])
         trace.all_reduce(0, length, **{"Process Group Ranks": pair, "Group size": 2})
         trace.save(tmp_path)
-    summary = summarise_traces(sorted(tmp_path.iterdir()))
+    summary = summary_of(tmp_path)
     waits = [mean.waiting_seconds for mean in summary.ranks]
     assert waits == pytest.approx([300e-6, 0, 800e-6, 0])
 
@@ -325,7 +313,7 @@ def test_collectives_that_differ_between_ranks_are_not_matched(tmp_path: Path) -
             trace.all_reduce(1000 * index, 500)
         trace.all_reduce(5000, 100, **{"Collective name": "send"})
         trace.save(tmp_path)
-    summary = summarise_traces(sorted(tmp_path.iterdir()))
+    summary = summary_of(tmp_path)
     assert [mean.waiting_seconds for mean in summary.ranks] == [None, None]
     assert any("5 collectives: ranks have different" in n for n in summary.notes)
     assert any("2 collectives: sends" in note for note in summary.notes)
@@ -339,13 +327,9 @@ def test_one_step_without_a_match_does_not_empty_the_mean(tmp_path: Path) -> Non
             trace.all_reduce(1000 * index, 500 - 300 * rank)
         trace.all_reduce(1600 + 10 * rank, 50) if rank else None
         trace.save(tmp_path)
-    summary = summarise_traces(sorted(tmp_path.iterdir()))
-    assert [step.waiting_seconds is None for step in summary.steps[:4]] == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    summary = summary_of(tmp_path)
+    unknown = [index for index in range(4) if summary.steps[index].waiting_seconds is None]
+    assert unknown == [1]
     assert [mean.waiting_seconds for mean in summary.ranks] == pytest.approx([300e-6, 0])
 
 
@@ -355,7 +339,7 @@ def test_waiting_under_compute_is_not_exposed(tmp_path: Path) -> None:
         trace.kernel("gemm", 0, 250)
         trace.all_reduce(100, length)
         trace.save(tmp_path)
-    first, _ = summarise_traces(sorted(tmp_path.iterdir())).steps
+    first, _ = summary_of(tmp_path).steps
     assert microseconds(first)["overlapped_seconds"] == 150
     # 400 µs of waiting from 100 on, 150 of them under the kernel.
     assert first.waiting_seconds == pytest.approx(250e-6)
@@ -409,7 +393,7 @@ KERNEL = b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"'
     [
         (b"", "after 0 events: .* this is not JSON"),
         (b'{"traceEvents": 3}', "no list of traceEvents"),
-        (b'{"traceEvents": []}', "no GPU kernels"),
+        (b'{"traceEvents": []}', r"no GPU kernels.*ProfilerActivity\.CUDA"),
         (EVENT + b', {"ph": "X", "na', "after 1 event: the file is truncated here"),
         (KERNEL + b"}]}", r"event 1.*KeyError\('ts'"),
         (KERNEL + b', "ts": "b"}]}', "event 1"),
@@ -439,6 +423,5 @@ def test_the_command_shows_ranks_steps_and_collectives_and_bad_calls_are_one_lin
     assert "30 GB/s" in done.out
     found = command("trace", str(tmp_path / "rank[01].json"), "--json").json()
     assert [mean["rank"] for mean in found["ranks"]] == [0, 1]
-    for words, code, message in ((["nowhere.json"], 1, "no trace (.json"),):
-        done = command("trace", *words)
-        assert (done.code, done.err.count("\n"), message in done.err) == (code, 1, True)
+    done = command("trace", "nowhere.json")
+    assert (done.code, done.err.count("\n"), "no trace (.json" in done.err) == (1, 1, True)
