@@ -28,30 +28,30 @@ REPOSITORY = Path(__file__).parents[1]
 ROOT = REPOSITORY / "src" / PACKAGE
 
 MOST_LINES = {
-    "__init__": 132,
+    "__init__": 135,
     "__main__": 8,
     "_version": 18,
-    "axolotl": 5_241,
-    "boot": 86,
-    "cli": 2_774,
+    "axolotl": 5_539,
+    "boot": 97,
+    "cli": 2_897,
     "cluster": 2_079,
-    "dedupe": 1_410,
+    "dedupe": 1_408,
     "errors": 130,
-    "integrations": 2_728,
+    "integrations": 2_797,
     "kernels": 990,
-    "measure": 5_847,
-    "packing": 943,
+    "measure": 7_116,
+    "packing": 932,
     "plan": 2_099,
-    "protocol": 2_056,
-    "reading": 5_541,
-    "record": 2_106,
-    "report": 2_575,
+    "protocol": 2_158,
+    "reading": 5_479,
+    "record": 2_253,
+    "report": 2_436,
     "streaming": 111,
     "system": 277,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 37_151
-MOST_FILES = 169
+MOST_LINES_IN_ALL = 38_959
+MOST_FILES = 172
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""
 MOST_TEST_LINES = 27_183
