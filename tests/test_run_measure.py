@@ -155,28 +155,17 @@ def test_a_command_that_is_terminated_was_stopped_by_sigterm(tmp_path: Path, who
         ),
         ("import torch", "No training loop detected", "Wrap the loader in your code"),
         ("pass", "No training loop detected", "no Python of this command was reached"),
-        (
-            "import torch; raise ValueError('no data')",
-            "The run failed before the first step: exit code 1.",
-            "Fix this error first",
-        ),
-        (
-            "import torch; os.kill(os.getpid(), signal.SIGINT)",
-            "The run was interrupted before the first step.",
-            "let it train",
-        ),
-        (
-            "os.kill(os.getpid(), signal.SIGTERM)",
-            "The run was stopped by SIGTERM before the first step.",
-            "let it train",
-        ),
+        ("raise ValueError", "The run failed before the first step: exit code 1", "Fix this error"),
+        ("stop_with('INT')", "The run was interrupted before the first step.", "let it train"),
+        ("stop_with('TERM')", "The run was stopped by SIGTERM before the first", "let it train"),
     ],
 )
 def test_a_run_without_a_step_says_why(
     tmp_path: Path, run: Run, code: str, headline: str, action: str
 ) -> None:
     (tmp_path / "torch.py").write_text("")
-    code = f"import os, signal, sys; {code}"
+    stop = "stop_with = lambda name: os.kill(os.getpid(), signal.Signals['SIG' + name])"
+    code = f"import os, signal, sys; {stop}; {code}"
     run("--measure", "--output", "run", "--", sys.executable, "-c", code)
     verdict = summarise(read_run(tmp_path / "run")).verdict
     assert verdict.headline.startswith(headline.format(python=sys.executable))
