@@ -42,23 +42,10 @@ from fast_axolotl.record.folder import _KINDS, dump_line, parse_line
 from fast_axolotl.record.schema import Phase
 from fast_axolotl.record.units import count_words, format_duration, format_value
 from support.protocol import write_lines as write
-from support.records import make_run
+from support.records import make_rank, make_run
 
 START = Start(time=1.5, rank=0, world_size=2, pid=7, host="here", version="1", command=("a", "b"))
-BLOCK = StepBlock(
-    t=2.5,
-    phase="steady",
-    first_step=0,
-    steps=2,
-    first_fetch=0,
-    fetches=2,
-    wall_seconds=1.0,
-    host_wait_seconds=0.25,
-    spans={"log": 0.5},
-    host_waits={"3": 2},
-    step_times={"4": 2},
-    walls=(0.5, 0.5),
-)
+BLOCK = replace(make_rank().blocks[-1], spans={"log": 0.5}, walls=(0.5, 0.5))
 LINE = StackLine(phase="loading", file="a.py", line=3, function="get", seconds=2.0)
 EVERY = [
     START,

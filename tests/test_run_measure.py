@@ -23,13 +23,7 @@ from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file
 from fast_axolotl.record.run_folders import find_folders, free_folder, next_folder
 from fast_axolotl.system import node_name
-from support.children import (
-    FAST_AXOLOTL,
-    NEEDS_TORCH,
-    clean_environment,
-    run_child,
-    run_python,
-)
+from support.children import FAST_AXOLOTL, NEEDS_TORCH, clean_environment, run_child, run_python
 from support.hosts import end_of, total
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
