@@ -34,9 +34,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer.main
 
-from fast_axolotl.record.folder import read_run
+import fast_axolotl
+from fast_axolotl import cli
+from fast_axolotl.measure.summary import summarise
+from fast_axolotl.record import read_run
+from fast_axolotl.report.runs import show_short_summary
 from support.axolotl import run_child
+from support.children import NEEDS_TORCH
 from support.files import COMPRESSIONS, jsonl_bytes, parquet_bytes, squeeze
 from support.golden import GOLDEN, command, plain, terminal
 from tools import reference, site
@@ -94,9 +100,8 @@ def test_every_block_says_its_language_and_why_it_is_not_run() -> None:
     assert {block.language for block in BLOCKS} <= LANGUAGES
     for block in BLOCKS:
         if block.language in ("text", ""):
-            assert not re.search(r"^(\$ )?(fast-axolotl|make) ", block.text, re.M), (
-                f"{block}: bash?"
-            )
+            is_command = re.search(r"^(\$ )?(fast-axolotl|make) ", block.text, re.M)
+            assert not is_command, f"{block}: bash?"
         if not block.is_run:
             assert len(block.note.removeprefix("not run:").split()) >= 3, f"{block}: no reason"
 
@@ -132,10 +137,7 @@ def split_commands(line: str) -> Iterator[list[str]]:
 
 @cache
 def our_commands() -> dict[str, Any]:
-    root: Any = importlib.import_module("typer.main").get_command(
-        importlib.import_module("fast_axolotl.cli").app
-    )
-    return dict(reference.walk_commands(root, ""))
+    return dict(reference.walk_commands(typer.main.get_command(cli.app), ""))
 
 
 ROOT_OPTIONS = {"--help", "--version", "--install-completion", "--show-completion"}
@@ -277,16 +279,11 @@ INLINE = re.compile(r"(?<!`)`((?:fast-axolotl|make) [^`\n]+)`(?!`)")
 def test_commands_inside_sentences_exist_with_their_options(page: str) -> None:
     text = FENCE.sub("", PAGES[page])
     for found in INLINE.findall(text):
-        words = re.sub(r"[…|].*", "", found).split()
-        if len(words) < 2:
-            continue
+        words = [word.strip(",;.") for word in re.sub(r"[…|].*", "", found).split()]
         if words[0] == "make":
-            assert re.search(rf"\b{re.escape(words[1])}\b", MAKEFILE), found
-        elif words[1:] not in (["bench"], ["--help"], ["--version"]) and words[1] != "COMMAND":
-            words = [word.strip(",;.") for word in words[1:]]
-            if words[0] in ROOT_OPTIONS:
-                continue
-            name, *rest = words
+            check_words(words[:2])
+        elif words[1:] not in ([], ["bench"]) and words[1] not in {"COMMAND", *ROOT_OPTIONS}:
+            name, *rest = words[1:]
             ours = rest[: rest.index("--")] if "--" in rest else rest
             assert unknown_options(name, ours) == set(), found
 
@@ -333,9 +330,6 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def measure_script(text: str) -> None:
     """A whole script, in a process of its own, measured."""
-    from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
-
     Path("script.py").write_text(text, encoding="utf-8")
     for path in Path().glob("*.jsonl"):
         # Some rows are enough to see that it runs.
@@ -372,10 +366,6 @@ def axolotl_keys() -> set[str]:
     "block", [block for block in BLOCKS if block.note.startswith("answer:")], ids=str
 )
 def test_an_answer_is_what_is_said_of_the_record(block: Block) -> None:
-    from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record import read_run
-    from fast_axolotl.report.runs import show_short_summary
-
     folder = REPOSITORY / block.note.removeprefix("answer:").strip()
     record = read_run(folder)
     with terminal(110) as (out, _):
@@ -441,24 +431,17 @@ def test_what_a_page_loads_from_elsewhere_is_found() -> None:
 
 
 def test_the_reference_has_every_command_and_name() -> None:
-    from fast_axolotl import __all__ as names
-
     pages = generated()
     for name in our_commands():
         assert f"\n## {name} " in pages["docs/reference/cli.md"]
     values = {"RUST_AVAILABLE", "__version__"}
     shown = set(re.findall(r"\{ #fast_axolotl\.(\w+) \}", pages["docs/reference/api.md"]))
-    assert set(names) - shown == values
+    assert set(fast_axolotl.__all__) - shown == values
 
 
 # Examples for other trainers, which docs/guides/trainers.md shows
 
-
 EXAMPLES = REPOSITORY / "examples"
-NEEDS_TORCH = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
-)
-
 TUNED = ("full_finetune_single_device", "--config")
 
 

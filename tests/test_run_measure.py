@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -24,28 +23,21 @@ from fast_axolotl.record import read_run
 from fast_axolotl.record.folder import system_file
 from fast_axolotl.record.run_folders import find_folders, free_folder, next_folder
 from fast_axolotl.system import node_name
-from support.children import (
-    FAST_AXOLOTL,
-    clean_environment,
-    run_child,
-    run_python,
-)
+from support.children import FAST_AXOLOTL, NEEDS_TORCH, clean_environment, run_child, run_python
 from support.hosts import end_of, total
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-NEEDS_TORCH = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
-)
-
-LOOP = """
+MODEL = """
 import subprocess, sys, time
 import torch
 from torch.utils.data import DataLoader
 
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
+"""
+LOOP = f"""
+{MODEL}
 def collate(rows):
     time.sleep(0.002)
     return torch.stack(rows)
@@ -59,6 +51,13 @@ raise ValueError("row 7")
 """
 
 
+def start_shell(folder: Path, script: str) -> subprocess.Popen[str]:
+    """A script that is measured while the test goes on."""
+    command = [*FAST_AXOLOTL, "measure", "--output", "run", "--", "sh", "-c", script]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=clean_environment(), **piped)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return lambda *command: run_child(*FAST_AXOLOTL, "run", *command, cwd=tmp_path)
@@ -67,12 +66,9 @@ def run(tmp_path: Path) -> Run:
 def test_an_order_travels_through_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = Order(
-        run_dir=str(tmp_path / "run"),
-        peak_tflops=989.4,
-        profile_steps=5,
-        data_paths=(str(tmp_path / "a"), str(tmp_path / "b")),
-    )
+    data_paths = (str(tmp_path / "a"), str(tmp_path / "b"))
+    known = {"peak_tflops": 989.4, "profile_steps": 5, "data_paths": data_paths}
+    wanted = Order(run_dir=str(tmp_path / "run"), **known)
     environment = launch_environment({"PATH": "p"}, order=wanted, accelerate=False)
     assert order(environment) == wanted
     assert environment["FAST_AXOLOTL"] == "0"
@@ -112,19 +108,11 @@ def test_a_command_that_is_no_python_is_measured_from_outside(run: Run, tmp_path
 def test_signals_are_passed_on_to_the_command(tmp_path: Path) -> None:
     traps = "trap 'echo TERM' TERM; trap 'echo INT' INT; trap 'echo USR1; exit 9' USR1"
     script = f"{traps}; echo ready; while :; do sleep 0.05; done"
-    child = subprocess.Popen(
-        [*FAST_AXOLOTL, "run", "--measure", "--output", "run", "--", "sh", "-c", script],
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
+    child = start_shell(tmp_path, script)
     assert child.stdout.readline() == "ready\n"
-    for number in (signal.SIGTERM, signal.SIGINT):
-        child.send_signal(number)
-        assert child.stdout.readline() == f"{number.name.removeprefix('SIG')}\n"
+    for name in ("TERM", "INT"):
+        child.send_signal(signal.Signals[f"SIG{name}"])
+        assert child.stdout.readline() == f"{name}\n"
     child.send_signal(signal.SIGUSR1)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (9, "USR1\n"), err
@@ -141,10 +129,7 @@ def test_a_command_that_dies_of_a_signal_takes_this_one_along(run: Run) -> None:
 def test_a_command_that_is_terminated_was_stopped_by_sigterm(tmp_path: Path, who: str) -> None:
     # A launcher hears the signal and ends with a code of its own.
     trap = "trap 'exit 1' TERM; " if who == "its launcher" else ""
-    script = f"{trap}echo $$; while :; do sleep 0.05; done"
-    command = [*FAST_AXOLOTL, "measure", "--output", "run", "--", "sh", "-c", script]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    child = subprocess.Popen(command, cwd=tmp_path, env=clean_environment(), **piped)
+    child = start_shell(tmp_path, f"{trap}echo $$; while :; do sleep 0.05; done")
     inner = int(child.stdout.readline())
     os.kill(child.pid if trap else inner, signal.SIGTERM)
     _, err = child.communicate(timeout=60)
@@ -164,28 +149,17 @@ def test_a_command_that_is_terminated_was_stopped_by_sigterm(tmp_path: Path, who
         ),
         ("import torch", "No training loop detected", "Wrap the loader in your code"),
         ("pass", "No training loop detected", "no Python of this command was reached"),
-        (
-            "import torch; raise ValueError('no data')",
-            "The run failed before the first step: exit code 1.",
-            "Fix this error first",
-        ),
-        (
-            "import torch; os.kill(os.getpid(), signal.SIGINT)",
-            "The run was interrupted before the first step.",
-            "let it train",
-        ),
-        (
-            "os.kill(os.getpid(), signal.SIGTERM)",
-            "The run was stopped by SIGTERM before the first step.",
-            "let it train",
-        ),
+        ("raise ValueError", "The run failed before the first step: exit code 1", "Fix this error"),
+        ("stop_with('INT')", "The run was interrupted before the first step.", "let it train"),
+        ("stop_with('TERM')", "The run was stopped by SIGTERM before the first", "let it train"),
     ],
 )
 def test_a_run_without_a_step_says_why(
     tmp_path: Path, run: Run, code: str, headline: str, action: str
 ) -> None:
     (tmp_path / "torch.py").write_text("")
-    code = f"import os, signal, sys; {code}"
+    stop = "stop_with = lambda name: os.kill(os.getpid(), signal.Signals['SIG' + name])"
+    code = f"import os, signal, sys; {stop}; {code}"
     run("--measure", "--output", "run", "--", sys.executable, "-c", code)
     verdict = summarise(read_run(tmp_path / "run")).verdict
     assert verdict.headline.startswith(headline.format(python=sys.executable))
@@ -232,11 +206,8 @@ def record(folder: Path, steps: int) -> None:
             time.sleep(0.001)
 
 
-LEAK = """
-import time
-import torch
-from torch.utils.data import DataLoader
-
+LEAK = f"""
+{MODEL}
 KEPT = []
 
 class Rows(torch.utils.data.Dataset):
@@ -247,8 +218,6 @@ class Rows(torch.utils.data.Dataset):
         KEPT.append(b"x" * 500_000)
         return torch.ones(4)
 
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for batch in DataLoader(Rows(), 1, num_workers=1):
     model(batch).sum().backward()
     optimizer.step()
@@ -325,10 +294,7 @@ def test_a_trainer_gets_a_callback_unless_it_has_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "first_line", "code"),
-    [
-        ((), "echo hello", 126),
-        (("--measure", "--output", "run"), "#!/no/such/interpreter", 127),
-    ],
+    [((), "echo hello", 126), (("--measure",), "#!/no/such/interpreter", 127)],
 )
 def test_a_file_that_cannot_be_executed_is_one_line(
     run: Run, tmp_path: Path, flags: tuple[str, ...], first_line: str, code: int
@@ -343,17 +309,14 @@ def test_a_file_that_cannot_be_executed_is_one_line(
     assert line in done.stderr.splitlines()[-1]
 
 
-OWN = """
-import sys, time, torch
-from torch.utils.data import DataLoader
+OWN = f"""
+{MODEL}
 from fast_axolotl import measure
 loader = DataLoader([torch.ones(4)] * 60, batch_size=2)
 with measure("own") as meter:
     for batch in meter.watch(loader):
         time.sleep(0.001)
 if sys.argv[1] == "both":
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for batch in loader:
         model(batch).sum().backward()
         optimizer.step()
@@ -373,10 +336,8 @@ def test_a_program_with_a_meter_of_its_own_is_shown_by_the_run_around_it(
     assert record.ranks[0].start.source == source
     # The last step of a plain loop has no end; of one that tells its steps, it has.
     assert total(record.ranks[0], "steps") in (29, 30)
-    assert record.system is not None
     assert total(read_run(tmp_path / "own").ranks[0], "steps") in (29, 30)
-    told = done.stderr.count("already records into own")
-    assert told == 1
+    assert done.stderr.count("already records into own") == 1
     assert "no torch DataLoader was seen" not in done.stderr
 
 
@@ -401,9 +362,8 @@ def test_a_meter_names_the_replacements_and_how_to_measure_without(tmp_path: Pat
     done = run_python(AXOLOTL_STAND_IN, cwd=tmp_path)
     assert done.stdout == "('dedupe',)\n", done.stderr
     assert "set FAST_AXOLOTL=0 in the environment to measure stock Axolotl" in done.stderr
-    off = run_child(
-        *FAST_AXOLOTL, "measure", "-q", "--", sys.executable, "-c", AXOLOTL_STAND_IN, cwd=tmp_path
-    )
+    words = ("measure", "-q", "--", sys.executable, "-c", AXOLOTL_STAND_IN)
+    off = run_child(*FAST_AXOLOTL, *words, cwd=tmp_path)
     assert off.stdout == "()\n", off.stderr
     assert "no function of Axolotl is replaced" in off.stderr
     assert "FAST_AXOLOTL=0" not in off.stderr

@@ -21,7 +21,7 @@ from fast_axolotl.measure.disk import choose_files, find_numbers, probe_capacity
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.record import DeviceSample, LineWriter, SystemRecord, SystemSample, read_run
+from fast_axolotl.record import DeviceSample, LineWriter, SystemSample, read_run
 from support.files import lay_out
 from support.meter import Clock
 
@@ -63,10 +63,6 @@ def watch(pid: int, folder: Path, **options: Any) -> SystemSampler:
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "system.jsonl").read_text().splitlines()]
-
-
-def system_of(folder: Path) -> SystemRecord:
-    return read_run(folder).system
 
 
 def test_a_sample_holds_the_tree_and_the_machine(tmp_path: Path) -> None:
@@ -144,7 +140,7 @@ def test_without_procfs_there_is_no_sample_and_a_reason(tmp_path: Path) -> None:
     sampler = watch(os.getpid(), tmp_path / "run", proc=tmp_path, cgroup_root=tmp_path)
     sampler.start()
     sampler.stop()
-    record = system_of(tmp_path / "run")
+    record = read_run(tmp_path / "run").system
     assert (record.samples, sampler.is_alive) == ([], False)
     assert record.start.memory_bytes
     reason = "this is only available on Linux: there is no /proc here"
@@ -228,7 +224,7 @@ def test_a_thread_samples_a_real_process_until_it_ends(
     assert not sampler._thread.is_alive()
     sampler.stop()
     sampler.stop()
-    record = system_of(tmp_path)
+    record = read_run(tmp_path).system
     assert record.start.root_pid == sleeper.pid
     assert record.start.gpu_names == ("NVIDIA H200",) * 3
     assert record.end.reason == "finished"
@@ -247,7 +243,7 @@ def test_the_last_sample_before_the_root_is_waited_for_holds_all_it_read(tmp_pat
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         sampler.stop()
-    record = system_of(tmp_path)
+    record = read_run(tmp_path).system
     last = record.samples[-1]
     assert (last.processes, last.rss_bytes) == (0, None)
     assert 9_000_000 <= (last.read_chars or 0) < 11_000_000
@@ -282,7 +278,7 @@ def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
     sampler._thread.join(20)
     sampler._on_sample = None
     sampler.stop("finished")
-    record = system_of(tmp_path)
+    record = read_run(tmp_path).system
     assert record.end.error == "sampling stopped: RuntimeError: no such luck"
 
 

@@ -28,7 +28,6 @@ from fast_axolotl.record import (
     RunSummary,
     StackLine,
     Stacks,
-    Start,
     SystemRecord,
     SystemSample,
     SystemStart,
@@ -52,10 +51,6 @@ SHAPE = ModelShape(
     sequence_len=1024,
     device_name="NVIDIA H200",
 )
-
-
-def bare_rank() -> RankRecord:
-    return RankRecord(start=Start(time=START_TIME, pid=1, host="machine", version="0"))
 
 
 def bare_system(*samples: SystemSample) -> SystemRecord:
@@ -127,7 +122,7 @@ NO_NUMBERS |= {"spans": {"log": math.nan}}
 
 RECORDS = {
     "nothing": lambda: make_run(),
-    "a rank that only started": lambda: make_run(bare_rank()),
+    "a rank that only started": lambda: make_run(RankRecord(start=make_rank().start)),
     "warm-up only": lambda: make_run(make_rank(fetches=0)),
     "a plain loop": lambda: make_run(make_rank(wait=steady(0.3))),
     "a loop that was killed": lambda: make_run(make_rank(wait=steady(0.3), end=None)),

@@ -248,6 +248,7 @@ def test_what_old_kernels_do_not_tell_comes_from_the_cpu(tmp_path: Path) -> None
 
 def skewed(folder: Path, ranks: Iterable[int], late: int = 1, **args: Any) -> TraceSummary:
     """Three steps of four ranks; ``late`` comes 300 µs after the others, on a clock of its own."""
+    folder.mkdir(exist_ok=True)
     for rank in ranks:
         trace = Gpu(rank, 4)
         clock = 1e6 * (rank + 1)
@@ -281,8 +282,6 @@ def test_waiting_for_peers_is_told_from_transfer_without_a_common_clock(
 
 
 def test_missing_ranks_are_named_and_a_straggler_needs_ranks_that_wait(tmp_path: Path) -> None:
-    for name in ("two", "one", "all"):
-        (tmp_path / name).mkdir()
     summary = skewed(tmp_path / "two", (0, 1))
     assert summary.missing_ranks == (2, 3)
     assert summary.ranks[0].waiting_seconds == pytest.approx(300e-6)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import fast_axolotl
 
@@ -13,6 +16,9 @@ SOURCE = Path(fast_axolotl.__file__).parents[1]
 """The folder that holds the package under test."""
 TESTS = Path(__file__).parents[1]
 FAST_AXOLOTL = (sys.executable, "-m", "fast_axolotl")
+NEEDS_TORCH = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 
 def clean_environment(*folders: Path, **variables: str) -> dict[str, str]:
