@@ -91,13 +91,14 @@ def test_the_page_obeys_its_keys_its_toggle_and_paper(browser: Browser, tmp_path
     assert browser.evaluate(span) == pytest.approx(whole)
 
     browser.evaluate("document.getElementById('theme').click()")
+    closed = browser.evaluate("document.querySelectorAll('details:not([open])').length")
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert browser.evaluate("document.querySelectorAll('details:not([open])').length") == 0
     assert browser.evaluate("document.querySelector('.plot').layout.width") <= 680
     assert browser.evaluate("document.documentElement.dataset.theme") == "light"
     browser.evaluate("dispatchEvent(new Event('afterprint'))")
     assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert browser.evaluate("document.querySelectorAll('details:not([open])').length") > 0
+    assert browser.evaluate("document.querySelectorAll('details:not([open])').length") == closed
 
     assert browser.evaluate("document.getElementById('download').href").startswith("blob:")
     text = browser.evaluate("document.getElementById('report-data').textContent")
