@@ -42,7 +42,7 @@ MOST_LINES = {
     "measure": 7_116,
     "packing": 932,
     "plan": 2_099,
-    "protocol": 2_158,
+    "protocol": 2_149,
     "reading": 5_479,
     "record": 2_253,
     "report": 2_436,
@@ -50,7 +50,7 @@ MOST_LINES = {
     "system": 277,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 38_959
+MOST_LINES_IN_ALL = 38_950
 MOST_FILES = 172
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""

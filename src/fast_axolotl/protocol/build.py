@@ -1,8 +1,7 @@
 """Build the result of a protocol from its runs.
 
-Losses are compared as the trainer logged them, one by one, to the last digit. On a device whose
-sums are not reproducible, runs of one and the same arm differ, too; then the larger spread among
-the runs of either arm is what the distance of the arms is held against.
+Losses are compared as the trainer logged them, to the last digit. Where runs of one and the same
+arm differ, too, the larger spread of either is what the distance of the arms is held against.
 """
 
 from __future__ import annotations

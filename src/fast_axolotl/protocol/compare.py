@@ -2,8 +2,7 @@
 
 Runs of different protocols were not interleaved, so they are compared as two samples: what drifted
 on the machine in between counts as a change. A limit is only broken when the whole 95 % interval
-lies beyond it; one that is required is broken unless the whole interval lies within. Two single
-runs have no interval, so neither can be checked unless that is asked for.
+lies beyond it; one that is required, unless all of it lies within.
 """
 
 from __future__ import annotations

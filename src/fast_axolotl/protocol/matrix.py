@@ -4,8 +4,6 @@ Figures are compared by the ratio of paired runs. One that can be 0 (stall, swap
 by its difference as soon as any run of either arm is near 0: a stall that goes from 0.01 % to
 0.02 % has doubled, and nothing has happened. A difference below a tenth of what counts as near 0 is
 no change at all, whatever its interval: the meter does not resolve it.
-
-``build_matrix`` compares, ``judge_matrix`` then says what each change is called.
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ After every run the state and ``protocol.json`` are written, so the folder can b
 the protocol goes on, and the same command continues it after an interruption. A run that was cut
 off does not count and is made again, and so are failed ones when the protocol is continued.
 
-Dedupe by itself comes last: a child that imports Axolotl runs it on the user's own rows.
-
-Files are written beside and renamed, so that a power cut leaves the last state or the one before.
 One protocol at a time works in a folder. The lock is a file that is held open, by this process and
 by the runs that it starts: a run that outlives a protocol which was killed keeps the next one from
 being measured beside it. Whoever comes next waits a while for it, and is then refused.

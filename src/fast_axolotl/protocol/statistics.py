@@ -4,16 +4,15 @@ The unit of replication is the run, never the step: steps of one run share the s
 and tests over steps find changes where there are none (66 to 76 % of the time at a nominal 5 %, by
 simulation). Each pair of runs gives one ratio. Of the logarithms, a fifth at either end counts as
 much as its neighbour (from six pairs on): their trimmed mean has Yuen's t interval, with Winsorised
-variance. Runs that were not paired are compared by Welch's interval of two such means. A ratio
-needs values that are not near 0. Where there are some, differences take its place.
+variance. Runs that were not paired are compared by Welch's interval of two such means. Values near
+0 have differences in place of ratios.
 
 A protocol looks at its pairs from the third on and ends when the answer is clear. Each look but the
 last spends an equal part of half of the 5 %, the last one what is left: ``spend_at``. Probabilities
 are divided by that part and intervals as much wider. ``benchmarks/false_findings.py`` counts this.
 
 A matrix tests many figures, so some change by chance. Holm's correction keeps the probability of
-even one such row at 5 %. How small a change a protocol can show is a question of power: half the
-width of an interval is found every second time only; see ``detectable_change``.
+even one such row at 5 %.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ LEAST_PAIRS = 3
 _TRIMMED = 5
 """One value in so many is left out at either end; of fewer than six, none."""
 _MISSED = 0.4
-"""Twice the probability of missing a change of the size that is called detectable: by Cohen's
-convention it is found in 80 %."""
+"""Twice the probability of missing a change that is called detectable, by Cohen's convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
