@@ -142,8 +142,6 @@ def test_a_deeper_queue_gives_no_more_than_the_loader() -> None:
     [
         ("next(iter(loader)) for every step", {"fresh": False}),
         ("slow sampler, 2 workers", {"choose_rows": 0.0}),
-        ("short epochs, 1 worker", {"persistent_workers": True}),
-        ("a pause every 25 rows, 1 worker", {"prefetch_factor": 16}),
     ],
 )
 def test_a_real_loop_is_told_what_helps_it(
