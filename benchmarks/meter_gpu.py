@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     if not torch.cuda.is_available():
         raise MissingExtraError("this race needs a GPU that torch can use, and there is none")
     loops, epochs, trainers = [], [], []
-    queue_work = _calibrate(torch)
+    queue_work = calibrate(torch, _STEP_SECONDS)
     if "loops" in parts:
         for is_synchronised, wait in product((False, True), _WAITS):
             tell(f"loop: wait {wait:.3f} s, synchronised: {is_synchronised}")
@@ -137,9 +137,9 @@ def _tables(
     return tables
 
 
-def _calibrate(torch: Any) -> Callable[[], None]:
-    """Work that is queued at once and keeps the device busy for a step."""
-    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+def calibrate(torch: Any, seconds: float, size: int = 8192) -> Callable[[], None]:
+    """Work that is queued at once and keeps the device busy for so long."""
+    matrix = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     result = torch.empty_like(matrix)
 
     def queue_work(count: int) -> None:
@@ -151,7 +151,7 @@ def _calibrate(torch: Any) -> Callable[[], None]:
     begun = time.perf_counter()
     queue_work(100)
     torch.cuda.synchronize()
-    count = max(1, round(_STEP_SECONDS / ((time.perf_counter() - begun) / 100)))
+    count = max(1, round(seconds / ((time.perf_counter() - begun) / 100)))
     return lambda: queue_work(count)
 
 

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.command import Tell, check_names, execute, names, race_parser
+from benchmarks.meter_gpu import calibrate
 from benchmarks.result import Result, record_table
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.units import format_seconds, format_share
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
         raise MissingExtraError("this race needs torch: pip install torch") from error
     torch.set_num_threads(1)
     is_cuda = torch.cuda.is_available()
-    work = _device_work(torch) if is_cuda else lambda: time.sleep(_MODEL_SECONDS)
+    work = calibrate(torch, _MODEL_SECONDS, 4096) if is_cuda else lambda: time.sleep(_MODEL_SECONDS)
     loops: list[dict[str, Any]] = []
     for name, case in _cases(torch, is_cuda).items() if "loops" in parts else ():
         tell(f"loop: {name}")
@@ -144,24 +145,6 @@ def read_in_thread(loader: Iterable[Any]) -> Iterator[Any]:
     threading.Thread(target=fill, daemon=True).start()
     while (batch := filled.get()) is not None:
         yield batch
-
-
-def _device_work(torch: Any) -> Callable[[], None]:
-    """Work that is queued at once and keeps the device busy for as long as the model takes."""
-    matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    result = torch.empty_like(matrix)
-
-    def queue_work(count: int) -> None:
-        for _ in range(count):
-            torch.mm(matrix, matrix, out=result)
-
-    queue_work(20)
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    queue_work(100)
-    torch.cuda.synchronize()
-    count = max(1, round(_MODEL_SECONDS / ((time.perf_counter() - begun) / 100)))
-    return lambda: queue_work(count)
 
 
 def _run_case(

@@ -351,10 +351,8 @@ def feed(evidence: Evidence) -> Action:
         return Action(f"{text} {most:.0f} %.")
     throttled = figures.cpu_throttled_share or 0.0
     if evidence.pattern == "rate" and throttled >= thresholds.CPU_LOST:
-        text = (
-            f"{FREE_PROCESSORS['quota']} It withholds {format_share(throttled)} of the CPU time, "
-        )
-        text += "so more workers do not help."
+        text = f"{FREE_PROCESSORS['quota']} It withholds {format_share(throttled)} of the CPU "
+        text += "time, so more workers do not help."
         return Action(text, possible_gain(min(evidence.stall, throttled)))
     is_stream = evidence.source == "axolotl" and evidence.is_stream
     if is_stream and evidence.setting("sample_packing") and not figures.replacements:
@@ -426,7 +424,10 @@ def _deepen(evidence: Evidence) -> Iterator[Action]:
     figures, workers = evidence.figures, evidence.number("num_workers") or 0
     if evidence.source == "axolotl" and evidence.is_stream:
         return  # it does not give its streams a prefetch factor
-    stall, period = min(evidence.stall, 0.95), figures.stall_period_fetches or 0.0
+    # No queue hides the start of an epoch.
+    at_epochs = figures.waits_by_cause.get("epoch", 0.0)
+    stall = min(evidence.stall * max(0.0, 1.0 - at_epochs), 0.95)
+    period = figures.stall_period_fetches or 0.0
     capacity, missing = figures.queue_capacity or 0, period * stall / (1.0 - stall)
     count = workers or min(
         max(2, _at_least(stall / (1.0 - stall)) + 1), evidence.number("num_shards") or 64

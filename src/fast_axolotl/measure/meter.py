@@ -553,9 +553,8 @@ class Meter:
         for sampler in (self._sampler, self._stacks):
             if sampler is not None:
                 sampler.stop()
-        self._write_stacks(self._clock())
-        self._workers.close()
         if self._stacks is not None:
+            self._workers.close()
             self._overhead_seconds += self._stacks.cpu_seconds - self._stacks_cpu_seconds
         num_fetches = self._tracker.num_fetches - self._overhead_from
         self._journal.end(reason, error, self._overhead_seconds, num_fetches)
@@ -678,6 +677,7 @@ class Meter:
         self.note_replacements()
         self._take(self._tracker.finish())
         self._queue.finish()
+        self._write_stacks(self._clock())
         self._note_device()
 
 

@@ -10,7 +10,7 @@ of it, because some take the whole step as a closure. Where no frame is evidence
 loop decides: between the line that fetches and the line that calls the model, a batch is being
 prepared. What is left is *other*. In the record stand files, lines and functions, and no data.
 
-``StackSampler`` looks at the training's thread, ``WorkerStacks`` at a process of the loader.
+``StackSampler`` looks at the training's thread; in a loader's processes, see ``worker_stacks``.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class Looks:
         self.lines: dict[Key, float] = {}
         self._codes: dict[int, _Code] = {}
 
-    def count(self, frame: FrameType, seconds: float, place: str = "", *, busy: bool = True) -> str:
-        """Count a look; the phase that it saw.
+    def count(self, frame: FrameType, seconds: float, place: str = "", busy: bool = True) -> None:
+        """Count a look.
 
         ``place`` is what the meter knows: nothing inside of a step, ``waiting`` in a fetch,
         ``between`` loops, or the name of a span; in a worker ``WORKER``. ``busy`` is whether the
@@ -169,7 +169,6 @@ class Looks:
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
         if key in self.lines or len(self.lines) < _MOST_KEYS:
             self.lines[key] = self.lines.get(key, 0.0) + seconds
-        return phase
 
     def learn(self, kind: str, frame: FrameType | None) -> None:
         """A fetch begins, or a step has ended, below these lines."""
