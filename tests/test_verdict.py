@@ -366,7 +366,7 @@ def test_a_dispatcher_is_given_workers() -> None:
     assert many.action.startswith("Make loading cheaper: ")
 
 
-@pytest.mark.parametrize(("hidden", "is_settled"), [(0.85, True), (0.6, False)])
+@pytest.mark.parametrize(("hidden", "is_settled"), [(0.85, True), (0.78, False), (0.6, True)])
 def test_a_short_run_is_judged_by_what_its_gpu_does_not_hide(
     hidden: float, is_settled: bool
 ) -> None:
