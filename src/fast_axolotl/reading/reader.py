@@ -30,7 +30,7 @@ from fast_axolotl.reading.order import (
     check_shard,
     warn_of_sharing,
 )
-from fast_axolotl.reading.rows import Batch, Batcher, Rows, read_rows, shuffle_rows
+from fast_axolotl.reading.rows import Rows, cut_batches, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
 
@@ -361,31 +361,27 @@ class Reader(AbstractContextManager["Reader"]):
         pieces, start = self._next.order.sequence(self.shard), self._next.position
         # Batches of the same number everywhere cannot also be cut by bytes.
         most_bytes = self._memory_budget // 8 if self.even is None else sys.maxsize
-        batcher = Batcher(lambda: self.batch_size, most_bytes)
         read = self._read if self.even is None else self._read_evenly
-        with running:
+
+        def counted() -> Iterator[Rows]:
             for rows in read(pieces, start, running):
                 for rejection in rows.rejections:
                     self.stats.reject(rejection)
                 self.stats.num_bytes += rows.num_bytes
-                batcher.add(rows)
-                for batch in batcher.cut():
-                    yield self._delivered(batch, running)
-            for batch in batcher.cut(is_end=True):
-                yield self._delivered(batch, running)
-            check_pass(self._running, running)
+                yield rows
 
-    def _delivered(self, batch: Batch, running: ExitStack) -> pa.RecordBatch:
-        check_pass(self._running, running)
-        schema, rows = batch.next_schema, batch.rows
-        if self.even == "pad":
-            schema = schema.remove(len(schema) - 1)
-        self._places, point = batch.places, self._next
-        point.position, point.schema = batch.after, schema
-        point.rows += len(rows)
-        self.stats.rows += len(rows)
-        self.stats.batches += 1
-        return rows
+        with running:
+            for batch in cut_batches(counted(), lambda: self.batch_size, most_bytes):
+                check_pass(self._running, running)
+                schema, point = batch.next_schema, self._next
+                if self.even == "pad":
+                    schema = schema.remove(len(schema) - 1)
+                self._places, point.position, point.schema = batch.places, batch.after, schema
+                point.rows += len(batch.rows)
+                self.stats.rows += len(batch.rows)
+                self.stats.batches += 1
+                yield batch.rows
+            check_pass(self._running, running)
 
     def _read_evenly(
         self, pieces: Sequence[Piece], start: Position, running: ExitStack
