@@ -4,7 +4,7 @@ The order is a pure function of the file list, the seed, the epoch, the number o
 position. Files are cut into *units* by the data alone (``blocks``), and then:
 
 1. Shards deal whole units among themselves, balanced by bytes, so that together they read every
-   byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as one *piece*.
+   byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as a *piece*.
    Only where units are fewer than shards do several shards read the same unit. Each then takes
    every n-th row of it. Where shards are to give the same number of batches, the number of rows of
    every unit is known, and those with more rows than others hand some over: a unit or two for each
