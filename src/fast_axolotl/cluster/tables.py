@@ -28,7 +28,7 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading import format_of_name, open_dataset
 from fast_axolotl.reading.blocks import Dataset, InputFile, ReadOptions, Unit
 from fast_axolotl.reading.formats import FormatWarning, open_files
-from fast_axolotl.reading.order import Piece, Position, Span
+from fast_axolotl.reading.order import Piece, Position
 from fast_axolotl.reading.reader import LEAST_MEMORY_BUDGET, dataset_of
 from fast_axolotl.reading.rows import Rows, read_rows
 from fast_axolotl.reading.unify_types import Known
@@ -220,7 +220,7 @@ def read_share(share: Share) -> Iterator[Rows]:
         options=share.options,
         window_bytes=0,
     )
-    pieces = [Piece((Span((unit,)),)) for unit in share.units]
+    pieces = [Piece((unit,)) for unit in share.units]
     budget = share.memory // _MEMORY_SHARE
     with ExitStack() as running:
         yield from read_rows(dataset, pieces, Position(), Known(share.schema), 1, budget, running)
