@@ -301,7 +301,6 @@ def figures() -> Iterator[RunSummary]:
         ("burst", "rows"),
         ("periodic", "rows"),
         ("periodic", "epoch"),
-        ("periodic", "shard"),
     ):
         yield with_figures(
             plain,

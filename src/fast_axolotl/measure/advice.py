@@ -363,7 +363,7 @@ def feed(evidence: Evidence) -> Action:
         setting = _name(evidence, num_workers=min(2, evidence.number("num_shards") or 2))
         text = f"Load data in worker processes: {setting}. The current number was not recorded."
         return Action(text)
-    is_late = evidence.pattern != "rate" and figures.stall_period_of not in ("epoch", "shard")
+    is_late = evidence.pattern != "rate" and figures.stall_period_of != "epoch"
     is_full = (evidence.phases.loading or 0.0) >= FULL_LOADING
     settings = [*(_deepen if is_late and not is_full else _change_workers)(evidence)]
     if evidence.start_share and evidence.source != "axolotl":  # which has no setting for it
@@ -453,8 +453,6 @@ def _look_at_loading(evidence: Evidence) -> str:
     shards = evidence.number("num_shards")
     place = evidence.line_of(LOADING) or evidence.line_of("waiting")
     at, rows = f" Look at {place}." if place else "", figures.stall_period_rows
-    if follows == "shard":
-        return f"Write the data in smaller shards: each wait comes with a new shard.{at}"
     if follows == "epoch":
         what = "shuffling, opening files, planning packs, starting workers"
         return f"Find out what happens when an epoch begins ({what}), and do it in advance.{at}"

@@ -27,7 +27,6 @@ _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisatio
 
 _CAUSES = {
     "epoch": "at the start of an epoch",
-    "shard": "at a new shard",
     "iterator": "at a new iterator, made for one batch",
 }
 _PHASES = {
@@ -317,8 +316,7 @@ class Evidence:
             return lines
         rows = figures.stall_period_rows
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
-        is_named = figures.stall_period_of in ("epoch", "shard")
-        follows = f", once per {figures.stall_period_of}" if is_named else ""
+        follows = ", once per epoch" if figures.stall_period_of == "epoch" else ""
         line = f"a long wait about every {period or 0:,.0f} fetches{samples}{follows}"
         return [*lines, line]
 

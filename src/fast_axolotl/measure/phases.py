@@ -102,16 +102,13 @@ def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> P
     }
     whole = sum(outside.values()) or 1.0
     beside = sum(step[name] for name in _BESIDE)
-    workers = [stacks for stacks in rank.record.stacks if stacks.who == "workers"]
-    loaded = sum(stacks.seconds for stacks in workers)
-    idled = sum(line.seconds for stacks in workers for line in stacks.lines if line.phase == "idle")
-    blocks = rank.record.blocks
+    blocks, (loaded, idled) = rank.record.blocks, rank.worker_seconds
     wall = sum(block.wall_seconds + sum(block.spans.values()) for block in blocks)
     return Phases(
         step={name: share for name, share in step.items() if share > 0},
         between={name: seconds / whole for name, seconds in outside.items()},
         waiting={name: seconds / (waited or 1.0) for name, seconds in own.items()},
-        loading=loaded / (loaded + idled) if loaded and idled else None,
+        loading=rank.loading,
         workers=ratio(loaded + idled, wall) or 0.0,
         visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
         lines=_find_lines(rank),

@@ -159,6 +159,19 @@ class RankFigures:
         return self.steady.wall_seconds * (1.0 - idle / inside) / max(1, self.steady.steps)
 
     @property
+    def worker_seconds(self) -> tuple[float, float]:
+        """In which the loader's workers loaded, and in which they had nothing to do."""
+        seen = [stacks for stacks in self.record.stacks if stacks.who == "workers"]
+        lines = (line for stacks in seen for line in stacks.lines if line.phase == "idle")
+        return sum(stacks.seconds for stacks in seen), sum(line.seconds for line in lines)
+
+    @property
+    def loading(self) -> float | None:
+        """Share of their time in which the workers loaded; ``None``: nobody looked, or none."""
+        loaded, idled = self.worker_seconds
+        return loaded / (loaded + idled) if loaded and idled else None
+
+    @property
     def stall_error(self) -> float | None:
         """Half of the 95 % interval of the stall that fetches tell, by a jackknife over ten
         stretches of the run; ``None``: too few steps."""
