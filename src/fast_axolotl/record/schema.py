@@ -214,8 +214,6 @@ class ModelShape:
     """Those of them that have no gradient."""
     num_adapter: int = 0
     """Those of them that are LoRA adapters."""
-    num_total: int | None = None
-    """All weights there are."""
     layers: int
     attention_width: int
     """Heads times head size: H·Q."""
