@@ -103,6 +103,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             drift=None if chosen is None else find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
             slow_rank=job.slow_rank,
+            slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
             drain=next(held, None if chosen is None else chosen.drain),
             interpreters=record.interpreters,
             killed=_find_kill(record),
@@ -404,7 +405,8 @@ class _Fold:
             idle = (idle or 0.0) - (self.job.device_stall_fraction or 0.0)
         phases = Phases()
         if rank is not None:
-            phases = fold_phases(rank, self.job.host_stall_fraction, idle)
+            also = self.job.straggler_phase if is_slow else ""
+            phases = fold_phases(rank, self.job.host_stall_fraction, idle, also)
         for phase in (PREPARING, *MODEL, OTHER):
             share = phases.step.get(phase, 0.0) if phases.step else None
             self.put_steady(f"{phase}_fraction", share, "", "phases")
