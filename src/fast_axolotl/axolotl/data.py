@@ -60,6 +60,9 @@ _LEAST_RUN = 4
 _MIN_ROWS_PER_PROCESS = 256
 """As in ``save_preprocessed_dataset`` of Axolotl."""
 
+_KINDS = ("axolotl.datasets.TokenizedPromptDataset", "fast_axolotl.axolotl.watched.Watched")
+"""Of datasets that read their rows as the library's own do."""
+
 _DEAD_SECONDS = 86_400.0
 
 _TRIAL_ROWS = 100_000
@@ -297,7 +300,7 @@ def require_known_kind(dataset: Any) -> None:
 
     kind = type(dataset)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind is not Dataset and name != "axolotl.datasets.TokenizedPromptDataset":
+    if kind is not Dataset and name not in _KINDS:
         raise Unfamiliar(f"the dataset has the type {name}")
     if dataset.list_indexes():
         raise Unfamiliar("the dataset has a search index")

@@ -41,7 +41,6 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
-from fast_axolotl.axolotl.filters import stock_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
@@ -50,6 +49,7 @@ from fast_axolotl.axolotl.tokenizers import (
     set_truncation,
     tokenize_rows,
 )
+from fast_axolotl.axolotl.watched import pass_fingerprint
 
 _IGNORED = -100
 Lists = list[list[int]]
@@ -101,7 +101,6 @@ def map_dataset(
     if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
         raise Unfamiliar("the dataset is mapped with other options")
     # The fingerprint is that of the map which is not made, so a cache serves both.
-    transform = "datasets.arrow_dataset.Dataset._map_single"
     given = {"fn_kwargs": {}, **map_kwargs}
     return dataset.map(
         partial(transform_rows, function=function, tokenizer=tokenizer),
@@ -110,7 +109,7 @@ def map_dataset(
         desc="Mapping RL Dataset",
         batched=True,
         batch_size=BATCH_ROWS,
-        new_fingerprint=stock_fingerprint(dataset, transform, ds_transform_fn, False, given),
+        new_fingerprint=pass_fingerprint(dataset, "map", ds_transform_fn, False, given),
         **map_kwargs,
     )
 
