@@ -25,14 +25,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fast_axolotl import unique_rows
-from fast_axolotl.axolotl import data, filters
+from fast_axolotl.axolotl import data, passes
 from fast_axolotl.axolotl.data import (
     deduplicate_and_log_datasets,
     get_dataset_lengths,
     row_numbers,
     save_preprocessed_dataset,
 )
-from fast_axolotl.axolotl.filters import (
+from fast_axolotl.axolotl.passes import (
     handle_long_seq_in_dataset,
     process_datasets_for_packing,
 )
@@ -111,8 +111,8 @@ class Step:
 
 
 DEDUPE = Step("axolotl.utils.data.utils", data.deduplicate_and_log_datasets)
-LONG = Step("axolotl.utils.data.utils", filters.handle_long_seq_in_dataset)
-PACKING = Step("axolotl.utils.trainer", filters.process_datasets_for_packing)
+LONG = Step("axolotl.utils.data.utils", passes.handle_long_seq_in_dataset)
+PACKING = Step("axolotl.utils.trainer", passes.process_datasets_for_packing)
 
 
 def random_states() -> Any:
@@ -445,7 +445,7 @@ STRATEGIES: list[dict[str, Any]] = [
 def test_rows_out_of_range_are_handled_as_by_stock(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (data, filters):
+    for module in (data, passes):
         monkeypatch.setattr(module, "_ROWS_AT_ONCE", 4)
     LONG.same(rows_of(name, tmp_path), 3, config({"is_preprocess": True, **options}))
 
@@ -618,7 +618,7 @@ def test_caches_serve_stock_and_ours_alike(tmp_path: Path, num_proc: int | None)
     stock = SimpleNamespace(
         handle_long_seq_in_dataset=LONG.stock, process_datasets_for_packing=PACKING.stock
     )
-    for folder, first, second in ((ours_first, filters, stock), (stock_first, stock, filters)):
+    for folder, first, second in ((ours_first, passes, stock), (stock_first, stock, passes)):
         made = prepare(first, folder, dataset_num_proc=num_proc)
         files = caches(folder)
         assert files

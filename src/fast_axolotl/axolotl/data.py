@@ -60,7 +60,7 @@ _LEAST_RUN = 4
 _MIN_ROWS_PER_PROCESS = 256
 """As in ``save_preprocessed_dataset`` of Axolotl."""
 
-_KINDS = ("axolotl.datasets.TokenizedPromptDataset", "fast_axolotl.axolotl.watched.Watched")
+_KINDS = ("axolotl.datasets.TokenizedPromptDataset", "fast_axolotl.axolotl.passes.Watched")
 """Of datasets that read their rows as the library's own do."""
 
 _DEAD_SECONDS = 86_400.0

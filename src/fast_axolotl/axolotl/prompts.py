@@ -41,6 +41,7 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
+from fast_axolotl.axolotl.passes import pass_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
@@ -49,7 +50,6 @@ from fast_axolotl.axolotl.tokenizers import (
     set_truncation,
     tokenize_rows,
 )
-from fast_axolotl.axolotl.watched import pass_fingerprint
 
 _IGNORED = -100
 Lists = list[list[int]]

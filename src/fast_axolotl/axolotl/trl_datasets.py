@@ -3,7 +3,7 @@
 ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` and ``RewardTrainer`` prepare a dataset in up to six
 passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its
 conditions, errors and warnings, on a dataset that knows the row functions it defines, and answers
-with ours, which take 1,000 rows as an Arrow table (see ``watched``).
+with ours, which take 1,000 rows as an Arrow table (see ``passes``).
 
 Tokenising is TRL's own function, called twice for each row with a ``_Recorder`` in place of the
 tokenizer: the first time it notes the texts, which then go to the Rust tokenizer together (see
@@ -36,14 +36,14 @@ from fast_axolotl.axolotl.data import (
     require_integers,
     require_plain,
 )
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
-from fast_axolotl.axolotl.watched import (
+from fast_axolotl.axolotl.passes import (
     pass_fingerprint,
     require_unchanging,
     run_watched,
     set_column,
 )
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
 
 _BATCH_ROWS = 1000
 """Rows of a table; as many as stock's ``map`` writes at once."""
