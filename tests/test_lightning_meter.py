@@ -65,7 +65,7 @@ def fit(folder: Path, module: Any = None, *, validate: Any = None, **options: An
         "log_every_n_steps": 2,
         **options,
     }
-    callback = MeterCallback(folder / "run", sample_system=False)
+    callback = MeterCallback(folder / "run", sample_system=False, log="all")
     trainer = lightning.Trainer(callbacks=[callback], **arguments)
     trainer.fit(module or Module(), a_loader(100), validate)
     return trainer
@@ -88,7 +88,8 @@ def test_fetches_steps_figures_and_spans_of_a_fit(tmp_path: Path) -> None:
     assert spans_of(rank)["evaluate"] >= 6 * WAIT
     assert spans_of(rank)["checkpoint"] > 0
     assert end_of(tmp_path / "run") == ("finished", "")
-    assert 0 <= float(trainer.callback_metrics["fast_axolotl/stall_fraction"]) <= 1
+    for name in ("stall_fraction", "host_stall_fraction"):
+        assert 0 <= float(trainer.callback_metrics[f"fast_axolotl/{name}"]) <= 1
     assert "save_checkpoint" not in vars(trainer)
 
 
