@@ -130,8 +130,8 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
     headline, figures = found.paragraph.split("\n")
     assert headline == (
         "drop-in: the whole run is 29 % shorter (61.42 s → 43.39 s, 95 % interval 0.706× to "
-        "0.706×); the time to first step is 36 % shorter (47.70 s → 30.66 s, 95 % interval 0.643× to "
-        "0.643×); training speed is unchanged."
+        "0.706×); the time to first step is 36 % shorter (47.70 s → 30.66 s, 95 % interval "
+        "0.643× to 0.643×); training speed is unchanged."
     )
     assert "Use it: start Axolotl with fast-axolotl run --" in figures
     deciding = {row.name for row in found.matrix.rows if row.cells[1].is_deciding}

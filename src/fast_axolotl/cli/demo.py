@@ -49,7 +49,7 @@ _NOTE = (
     "and prepares some batches ahead. Neither grows with the size of the data."
 )
 _STILL_WAITING = (
-    "The candidate still waits: Python turns its rows into arrays one by one, and that needs a core "
+    "The candidate still waits: Python turns its rows into arrays one by one, which needs a core "
     "beside the model's. A DataLoader with workers does such work in other processes."
 )
 _TEXT = "the model reads what it is given and waits for what it is not while rows come"
