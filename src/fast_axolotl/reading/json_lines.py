@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,19 +89,6 @@ class JsonLinesFile(LineFile):
         return json_block(len(data), lambda: rows, self.options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _JoinedLines(Lines):
-    """The lines of several files."""
-
-    paths: list[str]
-    starts: list[int]
-    """Where each of them begins."""
-
-    def place(self, offset: int) -> tuple[str, str]:
-        file = bisect_right(self.starts, offset) - 1
-        return self.paths[file], f"line {1 + self.data.count(10, self.starts[file], offset)}"
-
-
 @dataclass(frozen=True, slots=True)
 class SmallFiles:
     """Neighbouring small files of JSON lines, which are read together."""
@@ -140,29 +126,28 @@ class SmallFiles:
                 start, num_bytes = index + 1, 0
 
     def _load(self, files: Sequence[JsonLinesFile]) -> Lines:
-        texts, paths, starts = list[bytes](), list[str](), [0]
-        rejections = list[Rejection]()
+        begun, rejections = list[tuple[int, str]](), list[Rejection]()
+        texts, size = list[bytes](), 0
         for file in files:
             source = file.source
             try:
-                text = source.read_at(0, source.num_bytes)
+                text = source.read_at(0, source.num_bytes).removeprefix(BOM)
             except DataError as error:
                 if self.options.on_error == "raise":
                     raise
                 rejections.append(rejection_of(error))
-            else:
-                texts.append(text.removeprefix(BOM).removesuffix(b"\n"))
-                paths.append(source.path)
-                starts.append(starts[-1] + len(texts[-1]) + 1)
-        data = b"\n".join(texts)
-        return _JoinedLines(
+                continue
+            texts.append(text if text.endswith(b"\n") else text + b"\n")
+            begun.append((size, source.path))
+            size += len(texts[-1])
+        data = b"".join(texts)
+        return Lines(
             path="",
             data=data,
-            stop=len(data),
+            stop=size,
             first_line=lambda: 1,
+            files=tuple(begun),
             rejections=tuple(rejections),
-            paths=paths,
-            starts=starts,
         )
 
 

@@ -58,12 +58,16 @@ class Lines:
     first_line: Callable[[], int]
     """The line of the file in which ``data`` begins, from 1; counted only when it is asked for."""
     noun: str = "line"
+    files: tuple[tuple[int, str], ...] = ()
+    """Where each file begins and its path, if these are the lines of several."""
     rejections: tuple[Rejection, ...] = ()
     """What had to be left out of them."""
 
     def place(self, offset: int) -> tuple[str, str]:
         """The file, and where in it."""
-        return self.path, f"{self.noun} {self.first_line() + self.data.count(10, 0, offset)}"
+        begun = ((start, path) for start, path in reversed(self.files) if start <= offset)
+        start, path = next(begun, (0, self.path))
+        return path, f"{self.noun} {self.first_line() + self.data.count(10, start, offset)}"
 
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each line begins, and where it ends: at its line feed, or where the text does."""
