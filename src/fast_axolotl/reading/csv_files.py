@@ -33,14 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import (
-    Block,
-    CsvDialect,
-    Decoded,
-    ReadOptions,
-    Unit,
-    check_names,
-)
+from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Unit, check_names
 from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
