@@ -133,9 +133,9 @@ class ParquetFile(_Columnar):
         if encoded_left > part_bytes:  # streamed
             buffer_size = min(part_bytes // len(self.names), _PAGE_BUFFER_BYTES)
             buffer_size = max(buffer_size, _LEAST_BUFFER_BYTES)
-        # A remote group that is wanted whole is fetched whole: its size in the file, which the footer
-        # does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would read on
-        # threads that can abort the process at its exit, since they hold a Python file.
+        # A remote group that is wanted whole is fetched whole: its size in the file, which the
+        # footer does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would
+        # read on threads that can abort the process at its exit, since they hold a Python file.
         ahead = buffer_size or int(is_all * encoded_left * self.encoded_share * _MARGIN)
         open_file = partial(
             pq.ParquetFile,

@@ -235,14 +235,17 @@ def cut_batches(
     tables: Iterable[Rows], batch_size: Callable[[], int], most_bytes: int
 ) -> Iterator[Batch]:
     """Collects the rows of blocks and gives them back in batches with the position after each."""
-    held: deque[tuple[pa.RecordBatch, Position, float]] = deque()
-    """Rows not yet delivered, where the first of them stands, and the bytes of each."""
+    held: deque[tuple[pa.RecordBatch, Position, float, bool]] = deque()
+    """Rows not yet delivered, where the first of them stands, the bytes of each, and whether they
+    are the last ones of a table."""
     num_rows, num_bytes = 0, 0.0
     for rows in chain(tables, (None,)):
         if rows is not None:
             position = rows.start
+            left = rows.table.num_rows
             for part in filter(len, rows.table.to_batches()):
-                held.append((part, position, rows.row_bytes))
+                left -= len(part)
+                held.append((part, position, rows.row_bytes, not left))
                 position = position.forward(len(part))
             num_rows += rows.table.num_rows
             num_bytes += rows.table.num_rows * rows.row_bytes
@@ -252,19 +255,23 @@ def cut_batches(
             places: list[tuple[int, Position]] = []
             missing, room = batch_size(), float(most_bytes)
             while held and missing:
-                part, position, row_bytes = held.popleft()
+                part, position, row_bytes, is_last = held.popleft()
                 fitting = int(room // row_bytes) if row_bytes else missing
                 count = min(len(part), missing, max(fitting, not taken))
                 if count < len(part):
-                    held.appendleft((part.slice(count), position.forward(count), row_bytes))
+                    rest = part.slice(count), position.forward(count), row_bytes, is_last
+                    held.appendleft(rest)
                     if count == 0:
                         break
-                taken.append(part.slice(0, count))
+                    part = part.slice(0, count)
+                taken.append(part)
                 places.append((count, position))
                 missing -= count
                 room -= count * row_bytes
                 num_rows -= count
                 num_bytes -= count * row_bytes
+                if is_last and room < most_bytes / 2 and missing * row_bytes > room:
+                    break  # it would come out short anyway, and joining tables is a copy
             after, next_schema = end.after, end.table.schema
             if held:
                 after, next_schema = held[0][1], held[0][0].schema

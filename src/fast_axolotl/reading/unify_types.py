@@ -29,6 +29,7 @@ from fast_axolotl.reading.blocks import (
     ReadOptions,
     Unit,
     decode_or_reject,
+    value_bytes,
 )
 from fast_axolotl.reading.index import scanned_schema
 from fast_axolotl.reading.prefetch import Prefetcher
@@ -56,7 +57,7 @@ class Known:
         """A block's rows and what they take in memory; runs on a decode thread."""
         decoded = decode_or_reject(block, self.schema, options)
         # What is left of a block that comes in parts is held too, encoded.
-        size = decoded.table.nbytes + (block.weight if decoded.more else 0)
+        size = value_bytes(decoded.table) + (block.weight if decoded.more else 0)
         return decoded, size + decoded.table.num_columns * _COLUMN_BYTES
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
