@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.reading.blocks import Block, Dataset, Rejection, value_bytes
-from fast_axolotl.reading.order import Piece, Position, Step
+from fast_axolotl.reading.order import Piece, Position
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known
@@ -67,7 +67,7 @@ class _Window(NamedTuple):
 
     tables: list[Rows]
     seed: tuple[int, ...]
-    left: tuple[Step, ...] = ()
+    left: tuple[slice, ...] = ()
     """What to keep of it, where an earlier generation began it."""
     skipped: int = 0
     """Rows of what is left that a resumed pass has had."""
@@ -90,7 +90,7 @@ class _Window(NamedTuple):
         start = Position(*first.start[:2], *last.after[:2])
         after = last.after
         if self.left:
-            table, _ = _Picker((*self.left, Step("skip", self.skipped))).pick(table)
+            table, _ = _Picker((*self.left, slice(self.skipped, None))).pick(table)
             start = Position(first.start.piece, self.skipped)
             after = start.forward(table.num_rows)
         return Rows(
@@ -141,7 +141,7 @@ def read_rows(
             part, steps = task.part, task.part.steps
             row = start.row if task.index == start.piece else 0
             if row and part is pieces[task.index]:  # of a window, once it is permuted
-                steps = (*steps, Step("skip", row))
+                steps = (*steps, slice(row, None))
             picker = _Picker(steps)
         weight = task.weight
         for found in known.widen_all(decoded, task.block, options):
@@ -289,7 +289,7 @@ def cut_batches(
 class _Picker:
     """Applies steps to rows that come table by table."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[slice]) -> None:
         self._steps = steps
         self._seen = [0] * len(steps)
 
@@ -298,18 +298,17 @@ class _Picker:
         shard or pass."""
         is_counted = True
         for place, step in enumerate(self._steps):
-            seen, num_rows = self._seen[place], table.num_rows
+            seen, num_rows, start = self._seen[place], table.num_rows, step.start or 0
             self._seen[place] += num_rows
-            if step.kind == "part":
-                first = (step.index - seen) % step.number
-                table = take(table, np.arange(first, num_rows, step.number))
-                is_counted &= step.index == 0
-            elif step.kind == "skip":
-                table = table.slice(min(num_rows, max(0, step.number - seen)))
-                is_counted &= seen >= step.number
+            if step.step:
+                first = (start - seen) % step.step
+                table = take(table, np.arange(first, num_rows, step.step))
+                is_counted &= start == 0
             else:
-                table = table.slice(0, max(0, step.number - seen))
-                is_counted &= seen < step.number
+                stop = seen + num_rows if step.stop is None else step.stop
+                kept = range(num_rows)[max(0, start - seen) : max(0, stop - seen)]
+                table = table.slice(kept.start, len(kept))
+                is_counted &= start <= seen and (step.stop is None or seen < stop)
         return table, is_counted
 
 
