@@ -124,6 +124,8 @@ class SmallFiles:
 
     def units(self, file: int) -> list[Unit]:
         """Ranges of files, by their numbers."""
+        if not self.files:
+            return []
         total = sum(item.source.num_bytes for item in self.files)
         size = min(self.options.unit_bytes, total // _SMALL_UNITS)
         return [
