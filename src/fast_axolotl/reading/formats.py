@@ -228,7 +228,7 @@ def _open(
     from fast_axolotl.reading.json_lines import JsonLinesFile
 
     if found == "jsonl" and is_kept and not compression and source.num_bytes < _SHORT_HEAD_BYTES:
-        text["source"] = replace(source, content=pa.py_buffer(head))
+        text["source"] = replace(source, content=head)
         return file, JsonLinesFile(**text)
     from fast_axolotl.reading.lines import TextFile, least_unit_bytes
 

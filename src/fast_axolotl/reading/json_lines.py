@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,13 @@ class _JoinedLines(Lines):
     """The lines of several files."""
 
     paths: list[str]
-    starts: list[int]
-    """Where each of them begins."""
+    num_bytes: list[int]
+    """What each of them has of the data."""
 
     def place(self, offset: int) -> tuple[str, str]:
-        file = bisect_right(self.starts, offset) - 1
-        return self.paths[file], f"line {1 + self.data.count(10, self.starts[file], offset)}"
+        starts = [0, *accumulate(self.num_bytes)]
+        file = bisect_right(starts, offset) - 1
+        return self.paths[file], f"line {1 + self.data.count(10, starts[file], offset)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,8 @@ class SmallFiles:
                 start, num_bytes = index + 1, 0
 
     def _load(self, files: Sequence[JsonLinesFile]) -> Lines:
-        texts, paths, starts = list[bytes](), list[str](), [0]
-        rejections = list[Rejection]()
-        for file in files:
-            source = file.source
+        texts, paths, rejections = list[bytes](), list[str](), list[Rejection]()
+        for source in (file.source for file in files):
             try:
                 text = source.read_at(0, source.num_bytes)
             except DataError as error:
@@ -165,7 +165,6 @@ class SmallFiles:
             else:
                 texts.append(text.removeprefix(BOM).removesuffix(b"\n"))
                 paths.append(source.path)
-                starts.append(starts[-1] + len(texts[-1]) + 1)
         data = b"\n".join(texts)
         return _JoinedLines(
             path="",
@@ -174,7 +173,7 @@ class SmallFiles:
             first_line=lambda: 1,
             rejections=tuple(rejections),
             paths=paths,
-            starts=starts,
+            num_bytes=[len(text) + 1 for text in texts],
         )
 
 

@@ -49,7 +49,7 @@ class Source:
     """Changes when the content does: the time of the last change, or the server's own tag."""
     keys: tuple[tuple[str, pa.Scalar], ...] = ()
     """Columns of one value that the folders it is in tell: ``lang=en``."""
-    content: pa.Buffer | None = None
+    content: pa.Buffer | bytes | None = None
     """What is read in place of the file: a decompressed copy, or a small file as it was opened."""
     is_local: ClassVar[bool] = True
 
