@@ -109,7 +109,7 @@ class Piece:
     def num_bytes(self) -> int:
         """Its weight: encoded bytes; what is skipped counts too."""
         total = sum(unit.num_bytes for part in self.window or (self,) for unit in part.units)
-        parts = math.prod(step.step or 1 for step in self.steps)
+        parts: int = math.prod(step.step or 1 for step in self.steps)
         return max(1, total // parts)
 
     @property

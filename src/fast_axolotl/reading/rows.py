@@ -56,8 +56,8 @@ class _Task(NamedTuple):
 
     block: Block
     weight: int
-    index: int
-    """Of the piece in the sequence."""
+    piece: int
+    """Its number in the sequence."""
     part: Piece
     """The piece, or the part of a window."""
 
@@ -139,15 +139,15 @@ def read_rows(
     for task, decoded in ahead:
         if task.part is not part:
             part, steps = task.part, task.part.steps
-            row = start.row if task.index == start.piece else 0
-            if row and part is pieces[task.index]:  # of a window, once it is permuted
+            row = start.row if task.piece == start.piece else 0
+            if row and part is pieces[task.piece]:  # of a window, once it is permuted
                 steps = (*steps, slice(row, None))
             picker = _Picker(steps)
         weight = task.weight
         for found in known.widen_all(decoded, task.block, options):
             table, is_counted = picker.pick(found.table)
             num_rows = max(1, found.table.num_rows)
-            begin = Position(task.index, row)
+            begin = Position(task.piece, row)
             yield Rows(
                 table=table,
                 start=begin,
