@@ -34,6 +34,8 @@ _SPLIT_WORDS = {
 }
 _SPLIT_OF_WORD = {word: split for split, words in _SPLIT_WORDS.items() for word in words}
 
+_SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
+
 _NOT_DATA = re.compile(
     r"(^|/)([._].*|README.*|LICEN[SC]E.*|CHANGELOG.*|dataset_infos?\.json|dataset_dict\.json"
     r"|state\.json)$",
@@ -85,10 +87,8 @@ def find_files(
             )
         by_split = []
         for name, source in data:
-            # The split that the name tells, by its last word that says one.
-            words = reversed(re.split(r"[^a-z]+", name.lower()))
-            told = (_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD)
-            by_split.append((next(told, ""), source))
+            words = _SPLIT_WORD.findall(name.lower())  # the last one says it
+            by_split.append((_SPLIT_OF_WORD[words[-1]] if words else "", source))
             keys[id(source)] = [] if root is None else _KEY.findall(name)
         # A single file may be of any split, unless its name says otherwise.
         is_free = root is None and not by_split[0][0]
@@ -138,10 +138,9 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
         folders = [(name, folder / name) for name in splits]
         chosen = _choose(folders, split, str(folder))
         return [source for part in chosen for source in _saved_files(part, None)]
-    return [
-        _local_source(f"{folder}/{name}")
-        for name in _names_in(folder / "state.json", "_data_files")
-    ]
+    names = _names_in(folder / "state.json", "_data_files")
+    with translate_os_errors(str(folder)):
+        return [_local_source(f"{folder}/{name}") for name in names]
 
 
 def _names_in(index: Path, key: str) -> list[str]:
@@ -203,6 +202,5 @@ def _walk(folder: str, above: tuple[tuple[int, int], ...], ignored: list[str]) -
 
 
 def _local_source(path: str) -> Source:
-    with translate_os_errors(path):
-        facts = os.stat(path)  # noqa: PTH116 - there may be thousands
+    facts = os.stat(path)  # noqa: PTH116 - there may be thousands
     return Source(path=path, num_bytes=facts.st_size, version=str(facts.st_mtime_ns))

@@ -22,7 +22,14 @@ from functools import partial
 import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.reading.blocks import Block, Dataset, Decoded, ReadOptions, decode_or_reject
+from fast_axolotl.reading.blocks import (
+    Block,
+    Dataset,
+    Decoded,
+    ReadOptions,
+    decode_or_reject,
+    value_bytes,
+)
 from fast_axolotl.reading.index import scanned_schema
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_number, join_schemas
@@ -49,7 +56,7 @@ class Known:
         """A block's rows and what they take in memory; runs on a decode thread."""
         decoded = decode_or_reject(block, self.schema, options)
         # What is left of a block that comes in parts is held too, encoded.
-        size = decoded.table.nbytes + (block.weight if decoded.more else 0)
+        size = value_bytes(decoded.table) + (block.weight if decoded.more else 0)
         return decoded, size + decoded.table.num_columns * _COLUMN_BYTES
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
