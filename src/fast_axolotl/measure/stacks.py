@@ -300,8 +300,8 @@ class StackSampler:
         self.looks = looks
         self.thread = threading.get_ident()
         """The thread looked at; may be set at any time."""
-        self.cpu_seconds = 0.0
-        """Processor time that the looks took."""
+        self.num_looks, self.cpu_seconds = 0, 0.0
+        """Looks so far, and the processor time that they took."""
         self._place = place
         self._on_look = on_look
         self._is_over = False
@@ -334,6 +334,7 @@ class StackSampler:
                 last = now
                 rate = RATE if now > begin + _FIRST_SECONDS else _FIRST_RATE
                 self._on_look()
+                self.num_looks += 1
                 self.cpu_seconds = time.thread_time()
 
     def _thread_seconds(self) -> float | None:

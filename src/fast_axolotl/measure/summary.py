@@ -102,7 +102,6 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             stall_error=_stall_error(chosen, draft),
             drift=None if chosen is None else find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
-            slow_rank=job.slow_rank,
             slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
             drain=next(held, None if chosen is None else chosen.drain),
             interpreters=record.interpreters,
