@@ -331,7 +331,7 @@ class Evidence:
             rate = format_bytes(thresholds.SWAP_RATE)
             lines.append(
                 "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
-                f"samples and in three in a row (threshold {rate}/s); "
+                f"samples (threshold {rate}/s); "
                 "up to {process_swap_bytes} of this run are in swap"
             )
         if is_pressed:

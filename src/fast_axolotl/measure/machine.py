@@ -33,11 +33,8 @@ from fast_axolotl.record.catalogue import FIGURES
 _MOST_POINTS = 60
 """Samples between which slopes are taken, of a long run evenly spread."""
 
-LEAST_SWAP_SHARE = 0.5
-"""Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
-
-LEAST_SWAP_RUN = 3
-"""Intervals in a row with swap-in for it to be sustained. Ours: one burst is no state."""
+LEAST_SWAP_INTERVALS = 3
+"""Sampled intervals, of which half or more swap in for it to be sustained. Ours."""
 
 _NODE_FIGURES = (
     *("working_set_bytes", "working_set_peak_bytes", "limit_bytes", "limit_share", "cpu_cores"),
@@ -184,16 +181,12 @@ def _fold_samples(
         # A tick more or less can make it more than all.
         others = min(1.0, ratio(max(0.0, everybody - own), start.processors) or 0.0)
     stolen, throttled = _rate(several, "steal_seconds"), _rate(several, "throttled_seconds")
-    # Swap-in at a rate that matters in at least half of the intervals, and in three in a row.
     swapped = [(one.t, one.swap_in_bytes) for one in several if one.swap_in_bytes is not None]
-    much = [
-        after - before >= thresholds.SWAP_RATE * (end - begin) and after > before
-        for (begin, before), (end, after) in pairwise(swapped)
-    ]
-    longest = max((sum(run) for is_much, run in itertools.groupby(much) if is_much), default=0)
+    pairs = pairwise(swapped)
+    rates = [ratio(last[1] - first[1], last[0] - first[0]) or 0.0 for first, last in pairs]
     is_sustained = None
-    if len(much) >= LEAST_SWAP_RUN:
-        is_sustained = sum(much) >= LEAST_SWAP_SHARE * len(much) and longest >= LEAST_SWAP_RUN
+    if len(rates) >= LEAST_SWAP_INTERVALS:  # most of the time, so one burst is none
+        is_sustained = sorted(rates)[len(rates) // 2] >= thresholds.SWAP_RATE
     free = [
         gpu.total_bytes - gpu.memory_bytes
         for gpu in devices

@@ -263,6 +263,11 @@ class Meter:
             return ""
         return "waiting" if self._is_due else "between"
 
+    @property
+    def is_in_span(self) -> bool:
+        """Whether time goes by that is not training."""
+        return bool(self._span_name)
+
     def __enter__(self) -> Meter:
         return self
 
