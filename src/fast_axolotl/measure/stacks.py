@@ -181,10 +181,10 @@ class Looks:
         taken, self.phases = self.phases, {}
         return taken
 
-    def take_lines(self) -> tuple[StackLine, ...]:
+    def take_lines(self, most: int = _MOST_LINES) -> tuple[StackLine, ...]:
         """The lines of each phase that most was spent in since the last call."""
         taken, self.lines = self.lines, {}
-        return largest_lines(taken, _MOST_LINES)
+        return largest_lines(taken, most)
 
     def _read(self, frame: FrameType, place: str, busy: bool) -> Key:
         stack: list[tuple[_Code, int]] = []
