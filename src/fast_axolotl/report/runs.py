@@ -105,6 +105,9 @@ def show_short_summary(
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
+    if lines := where_rows(summary)[:2]:
+        texts = (f"{phase}: {place} {share}" for phase, place, share in lines)
+        pairs.append(("line of code", " · ".join(texts)))
     if summary.replacements is not None:
         pairs.append(("replaced", describe_replacements(summary)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
@@ -177,7 +180,7 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
     """Where the time of the runs went."""
     parts = {run.name: divide_clock(run.summary.ledger) for run in runs if run.summary.ledger}
-    rows = []
+    rows: list[Row] = []
     for part, label in LEDGER.items():
         columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
         if any(columns):
