@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from fast_axolotl.cli.options import AsJson, latest_run, say
+from fast_axolotl.cli.options import AsJson, latest_run, print_result, say
 from fast_axolotl.errors import FastAxolotlError, UsageError
 from fast_axolotl.record import RunRecord, read_run
 
@@ -90,6 +91,9 @@ def show(
         Path | None, Argument(help="A record. Default: the latest one here.", metavar="[RUN]")
     ] = None,
     is_all: Annotated[bool, Option("--all", help="Print every figure.")] = False,
+    is_list: Annotated[
+        bool, Option("--list", help="List the runs of a folder. Default: fast-axolotl-runs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what limits a run: the verdict, the reasons, the advice and the main figures.
@@ -100,6 +104,15 @@ def show(
     from fast_axolotl.report.runs import run_document, show_short_summary
     from fast_axolotl.report.terminal import print_document
 
+    if is_list:
+        from fast_axolotl.report.document import Document, Table
+
+        found = list_runs(run or Path("fast-axolotl-runs"))
+        header = list(found[0])
+        rows = [[row[name] or "–" for name in header] for row in found]
+        table = Table(header=header, rows=rows)
+        print_result(found, Document(title="", blocks=[table]), as_json=as_json)
+        return
     run = run or latest_run()
     shown = read_report_run(run, "")
     if as_json:
@@ -108,6 +121,33 @@ def show(
         print_document(run_document(shown))
     else:
         show_short_summary(shown.summary, shown.record)
+
+
+def list_runs(root: Path) -> list[dict[str, str]]:
+    """The records of a folder, oldest first: when, what was run, and what came of it."""
+    from fast_axolotl.record.units import format_count, format_date, format_share
+    from fast_axolotl.report.runs import verdict_badge
+
+    found = []
+    for folder in {file.parent for file in root.glob("*/*.jsonl")}:
+        row = dict.fromkeys(("run", "started", "verdict", "tokens/s", "stall", "command"), "")
+        row["run"] = folder.name
+        try:
+            run = read_report_run(folder, folder.name)
+        except FastAxolotlError as error:
+            found.append(row | {"verdict": str(error)})
+            continue
+        verdict, system, first = run.summary.verdict, run.record.system, run.record.ranks.get(0)
+        start = system.start if system is not None else None if first is None else first.start
+        row["started"] = format_date(run.summary.started)
+        row["verdict"] = verdict_badge(verdict.kind, verdict.subtype)[1]
+        row["tokens/s"] = format_count(run.summary.tokens_per_second)
+        row["stall"] = format_share(run.summary.stall_fraction)
+        row["command"] = shlex.join(start.command) if start is not None else ""
+        found.append(row)
+    if not found:
+        raise UsageError(f"there is no record in {root}/: name the folder that holds the runs")
+    return sorted(found, key=lambda row: row["started"])
 
 
 def make_documents(
