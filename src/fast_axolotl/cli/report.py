@@ -117,13 +117,13 @@ def list_runs(root: Path) -> list[dict[str, str]]:
         except FastAxolotlError as error:
             found.append(row | {"verdict": str(error)})
             continue
-        verdict, system, first = run.summary.verdict, run.record.system, run.record.ranks.get(0)
-        start = system.start if system is not None else None if first is None else first.start
+        verdict, parts = run.summary.verdict, [run.record.system, *run.record.ranks.values()]
+        commands = [part.start.command for part in parts if part is not None]
         row["started"] = format_date(run.summary.started)
         row["verdict"] = verdict_badge(verdict.kind, verdict.subtype)[1]
         row["tokens/s"] = format_count(run.summary.tokens_per_second)
         row["stall"] = format_share(run.summary.stall_fraction)
-        row["command"] = shlex.join(start.command) if start is not None else ""
+        row["command"] = shlex.join(next(filter(None, commands), ()))
         found.append(row)
     if not found:
         raise UsageError(f"there is no record in {root}/: name the folder that holds the runs")
