@@ -183,7 +183,7 @@ def test_options_reach_the_job_and_the_next_command_repeats_them(
     code, out, _ = prepare("prepare", "c.yml", *words.split())
     assert code == 0
     assert json.loads((tmp_path / "options.json").read_text()) == (
-        {"overrides": {}, "memory": 2**31, "workers": 3, "restart": True, "heard": None}
+        {"memory": 2**31, "workers": 3, "restart": True, "heard": None}
         | {"engine": "ray", "address": "auto", "output": "out", "work": None, "dry_run": False}
     )
     found = json.loads(out)

@@ -62,8 +62,6 @@ class _Block:
         self.spans: dict[str, float] = {}
         self.depth_sum = self.depth_count = 0
         self.waits_by_cause: Counter[str] = Counter()
-        self.produced = 0
-        self.producing_seconds = 0.0
         self.host_waits, self.device_waits = Histogram(), Histogram()
         self.step_times = Histogram()
         self.singles: list[tuple[float, float, float]] = []
@@ -81,8 +79,6 @@ class _Block:
         for span in step.spans:
             self.spans[span.name] = self.spans.get(span.name, 0.0) + span.seconds
         self.waits_by_cause.update(step.waits_by_cause)
-        self.produced += step.produced
-        self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
         if len(self.singles) <= _MOST_SINGLES:
             self.singles.append((_round(wall), _round(host_wait), _round(device_wait or 0.0)))
@@ -115,8 +111,6 @@ class _Block:
             sequence_squares=counted.sequence_squares or None,
             spans={name: _round(seconds) for name, seconds in self.spans.items()},
             queue_depth=_round(self.depth_sum / self.depth_count) if self.depth_count else None,
-            produced=self.produced if self.producing_seconds else None,
-            producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
             waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
             step_waits="" if self.step_waits is None else encode_waits(self.step_waits),
             host_waits=self.host_waits.written(),
@@ -138,10 +132,9 @@ class BlockBuilder:
         """Seconds by what looks at the stack have seen since the last call."""
         self._journal = journal
         self._block: _Block | None = None
-        self._totals: dict[PhaseName, WaitTotals] = {}
-        """Of the blocks that are written."""
-        self._taken: tuple[PhaseName | None, WaitTotals] = (None, WaitTotals())
-        """The phase and its totals when the figures of an interval were last taken."""
+        self._totals, self._taken = WaitTotals(), WaitTotals()
+        """Of this phase's blocks that are written; and of all its steps, when the figures of an
+        interval were last taken."""
         self._owed_seconds = 0.0
 
     @property
@@ -159,9 +152,11 @@ class BlockBuilder:
         ):
             self.flush()
             block = None
+        if step.phase != self.phase:
+            self.phase = step.phase
+            self._totals, self._taken = WaitTotals(), WaitTotals()
         if block is None:
             block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
-        self.phase = step.phase
         if step.told_tokens is not None:
             # What the loop told takes the place of what was counted.
             counted = sum(step.counts[1:], step.counts[0]) if step.counts else BatchCount()
@@ -184,8 +179,7 @@ class BlockBuilder:
         if why != "resume":
             text = f"about {num_skipped:,} batches were evaluated before the first step"
         self._journal.mark(why, at=at, text=text, fetch=num_skipped)
-        self._totals.clear()
-        self._taken = (None, WaitTotals())
+        self._totals, self._taken = WaitTotals(), WaitTotals()
 
     def flush(self) -> None:
         """Write what there is."""
@@ -196,43 +190,33 @@ class BlockBuilder:
         line = block.line(journal.since_start(block.last.end), with_singles=journal.has_room)
         phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
         journal.write(replace(line, phases=phases))
-        self._totals.setdefault(line.phase, WaitTotals()).add_block(line)
+        self._totals.add_block(line)
 
     def current(self) -> dict[str, float]:
         """The figures so far: of the steady phase, else of the warm-up."""
-        phase: PhaseName = "warmup" if self.phase in (None, "warmup") else "steady"
-        return _figures(self._sum_up(phase), phase)
+        self._taken, before = WaitTotals(), self._taken
+        found = self.take_interval()
+        self._taken = before
+        return found
 
     def take_interval(self) -> dict[str, float]:
         """The figures since the last call, of the present phase."""
-        if self.phase is None:
+        whole = self._totals.since(WaitTotals())
+        if self._block is not None:
+            whole.add_block(self._block.line(0.0, with_singles=False))
+        totals, self._taken = whole.since(self._taken), whole
+        if totals.wall_seconds <= 0:
             return {}
-        totals, (phase, taken) = self._sum_up(self.phase), self._taken
-        self._taken = (self.phase, totals)
-        return _figures(totals.since(taken) if phase == self.phase else totals, self.phase)
-
-    def _sum_up(self, phase: PhaseName) -> WaitTotals:
-        """Of all steps of a phase, written or not."""
-        totals = self._totals.get(phase, WaitTotals()).since(WaitTotals())
-        if self._block is not None and self._block.first.phase == phase:
-            totals.add_block(self._block.line(0.0, with_singles=False))
-        return totals
-
-
-def _figures(totals: WaitTotals, phase: PhaseName) -> dict[str, float]:
-    """The ratios that are known."""
-    if totals.wall_seconds <= 0:
-        return {}
-    found: dict[str, float | None] = {
-        "stall_fraction": totals.stall_fraction,
-        "host_stall_fraction": totals.host_stall_fraction,
-        "device_stall_fraction": totals.device_stall_fraction,
-        "steps_per_second": totals.steps / totals.wall_seconds,
-    }
-    for rate, name in _RATES.items():
-        found[rate] = ratio(totals.count(name), totals.wall_seconds)
-    known = {name: value for name, value in found.items() if value is not None}
-    return known | {"is_warming": 1.0} if phase == "warmup" else known
+        found: dict[str, float | None] = {
+            "stall_fraction": totals.stall_fraction,
+            "host_stall_fraction": totals.host_stall_fraction,
+            "device_stall_fraction": totals.device_stall_fraction,
+            "steps_per_second": totals.steps / totals.wall_seconds,
+            "is_warming": 1.0 if self.phase == "warmup" else None,
+        }
+        for rate, name in _RATES.items():
+            found[rate] = ratio(totals.count(name), totals.wall_seconds)
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class StepQueue:

@@ -12,6 +12,7 @@ from fast_axolotl.measure.phases import (
     OTHER,
     PREPARING,
     SAMPLER,
+    WAITING,
     Phases,
     looks_error,
 )
@@ -27,10 +28,10 @@ _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisatio
 
 _CAUSES = {
     "epoch": "at the start of an epoch",
-    "shard": "at a new shard",
     "iterator": "at a new iterator, made for one batch",
 }
 _PHASES = {
+    WAITING: "data is waited for",
     LOADING: "the workers load",
     SAMPLER: "the sampler chooses rows",
     PREPARING: "batches are prepared",
@@ -58,6 +59,8 @@ class Evidence:
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
     slow_rank: int | None = None
+    slow_phase: str = ""
+    """In which one rank works longer than the others, by looks at their stacks."""
     drain: Drain | None = None
     """What became of the ready queue of the rank that decides, if it drained."""
     interpreters: Mapping[str, str] = field(default_factory=dict)
@@ -81,11 +84,6 @@ class Evidence:
     def beside(self) -> float:
         """Share of a step that goes to preparing batches or to other code, whichever is larger."""
         return max(self.phases.cost(PREPARING), self.phases.cost(OTHER))
-
-    @property
-    def largest_share(self) -> float:
-        """Of a step, that one known cause takes."""
-        return max(self.stall, self.beside)
 
     @property
     def is_swapping(self) -> bool:
@@ -117,8 +115,10 @@ class Evidence:
         least = [share - looks_error(share, seconds) for share in shares]
         if max(self.stall - self.stall_error, *least) >= thresholds.DATA_STALL:
             return True
-        most = self.stall + self.stall_error + sum(shares) + looks_error(sum(shares), seconds)
-        return seconds >= thresholds.LEAST_SETTLED_SECONDS and most < thresholds.FREE_STALL
+        is_free = self.stall + self.stall_error < thresholds.FREE_STALL
+        most = sum(shares) + looks_error(sum(shares), seconds)
+        is_clear = is_free and most < thresholds.DATA_STALL
+        return seconds >= thresholds.LEAST_SETTLED_SECONDS and is_clear
 
     @property
     def pattern(self) -> str:
@@ -131,23 +131,6 @@ class Evidence:
         """Whether one rank makes the others wait for something else than data."""
         is_late = (self.figures.straggler_fraction or 0.0) >= thresholds.FREE_STALL
         return is_late and self.figures.straggler_part not in ("", "data")
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether padding explains much of what the device does."""
-        share = self.figures.padding_share or 0.0
-        return share >= thresholds.MUCH_PADDING and not self.setting("sample_packing")
-
-    @property
-    def gpu_memory(self) -> tuple[int | None, int | None]:
-        """Bytes of a GPU that the run needed, and those that it could take as well."""
-        cuda, free = self.setting("cuda_memory"), self.figures.gpu_free_bytes
-        if not isinstance(cuda, dict) or not cuda.get("total") or not cuda.get("allocated_peak"):
-            return self.figures.gpu_memory_bytes, free
-        used = int(cuda["allocated_peak"])
-        # What the allocator holds and the run does not use can be used; what others hold cannot.
-        spare = int(cuda.get("reserved_peak") or used) - used
-        return used, int(cuda["total"]) - used if free is None else free + spare
 
     @property
     def is_stream(self) -> bool:
@@ -317,8 +300,7 @@ class Evidence:
             return lines
         rows = figures.stall_period_rows
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
-        is_named = figures.stall_period_of in ("epoch", "shard")
-        follows = f", once per {figures.stall_period_of}" if is_named else ""
+        follows = ", once per epoch" if figures.stall_period_of == "epoch" else ""
         line = f"a long wait about every {period or 0:,.0f} fetches{samples}{follows}"
         return [*lines, line]
 

@@ -334,7 +334,7 @@ class Meter:
                 self._mark("epoch", now)
             self._take(tracker.begin_fetch(now))
             self._is_fetching = True
-        tracker.see_queue(queue_depth, now)
+        tracker.see_queue(queue_depth)
         self._is_watch_fetch = False
         if not self._is_early:
             self._fetch_event = self._queue.record()
@@ -439,13 +439,8 @@ class Meter:
 
     @_guarded
     def mark(self, name: str, text: str = "") -> None:
-        """Note that something happened now: ``shard``, ``note``, …
-
-        A shard explains the wait of the current fetch, or of the next one.
-        """
+        """Note that something happened now, by a name of your own."""
         self._mark(name, self._clock(), text)
-        if name == "shard":
-            self._tracker.cause = self._tracker.cause or name
 
     @_guarded
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -454,13 +449,8 @@ class Meter:
 
     @_guarded
     def settings(self, **values: Any) -> None:
-        """Record settings of the run. ``num_workers`` and ``prefetch_factor`` tell how many batches
-        must be ready or requested for all workers to be busy."""
+        """Record settings of the run."""
         self._journal.settings(values)
-        workers, prefetch = map(self._journal.values.get, ("num_workers", "prefetch_factor"))
-        self._tracker.queue_room = None
-        if isinstance(workers, int) and isinstance(prefetch, int) and workers > 0:
-            self._tracker.queue_room = workers * (prefetch - 1)
         self._counter.batch_size = self._journal.values.get("batch_size", 0)
         self._counter.pad_token_id = self._journal.values.get("pad_token_id")
 

@@ -69,11 +69,14 @@ class Phases:
         return sum(self.step.get(phase, 0.0) for phase in MODEL) + hidden
 
 
-def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> Phases:
+def fold_phases(
+    rank: RankFigures, stall: float | None, idle: float | None, also: str = ""
+) -> Phases:
     """Divide the steady phase of one rank.
 
     ``stall`` is the share of it that the host waited for data; ``idle`` that in which the device
-    was idle beside its own waits for data, ``None`` where there is no device.
+    was idle beside its own waits for data, ``None`` where there is no device. The lines of the
+    phase ``also`` are told, too.
     """
     seen = _add_up(rank.steady_blocks)
     inside = {name: seconds for name, seconds in seen.items() if "/" not in name}
@@ -102,19 +105,16 @@ def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> P
     }
     whole = sum(outside.values()) or 1.0
     beside = sum(step[name] for name in _BESIDE)
-    workers = [stacks for stacks in rank.record.stacks if stacks.who == "workers"]
-    loaded = sum(stacks.seconds for stacks in workers)
-    idled = sum(line.seconds for stacks in workers for line in stacks.lines if line.phase == "idle")
-    blocks = rank.record.blocks
+    blocks, (loaded, idled) = rank.record.blocks, rank.worker_seconds
     wall = sum(block.wall_seconds + sum(block.spans.values()) for block in blocks)
     return Phases(
         step={name: share for name, share in step.items() if share > 0},
         between={name: seconds / whole for name, seconds in outside.items()},
         waiting={name: seconds / (waited or 1.0) for name, seconds in own.items()},
-        loading=loaded / (loaded + idled) if loaded and idled else None,
+        loading=rank.loading,
         workers=ratio(loaded + idled, wall) or 0.0,
         visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
-        lines=_find_lines(rank),
+        lines=_find_lines(rank, also),
         is_foreign=rank.record.start.source == "loop" and not any(name in inside for name in MODEL),
     )
 
@@ -129,7 +129,7 @@ def _add_up(blocks: Sequence[StepBlock]) -> dict[str, float]:
     return found
 
 
-def _find_lines(rank: RankFigures) -> tuple[CodeLine, ...]:
+def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
     """The lines that most of each phase was spent in. Of waits for workers, what these did."""
     phases: dict[str, dict[tuple[str, int, str], list[StackLine]]] = {}
     for stacks in rank.record.stacks:
@@ -145,7 +145,7 @@ def _find_lines(rank: RankFigures) -> tuple[CodeLine, ...]:
     if LOADING in phases:
         phases.pop(WAITING, None)
     found = []
-    for phase in (LOADING, *_TOLD):
+    for phase in dict.fromkeys((LOADING, *_TOLD, also)):
         lines = phases.get(phase, {})
         sums = {where: sum(line.seconds for line in same) for where, same in lines.items()}
         whole = sum(sums.values())

@@ -146,17 +146,33 @@ class RankFigures:
         return bool(self.steady.steps) and (not self.steady.fetches or has_reason)
 
     @property
-    def work_seconds(self) -> float | None:
-        """In a step, without waits for data and for other ranks, by looks at the stack."""
+    def work(self) -> dict[str, float]:
+        """Seconds of a step by phase, without waits for data and for other ranks, by looks at the
+        stack; empty: not known."""
         seen: dict[str, float] = defaultdict(float)
         for block in self.steady_blocks:
             for name, seconds in block.phases.items():
                 seen["waiting" if name.startswith("waiting/") else name] += seconds
-        inside = sum(seen[name] for name in seen if "/" not in name or name == _IDLE)
-        if "cuda_memory" in self.settings or inside < LEAST_LOOKED_SECONDS:
-            return None
-        idle = sum(seen[name] for name in ("waiting", "data", "communication", _IDLE))
-        return self.steady.wall_seconds * (1.0 - idle / inside) / max(1, self.steady.steps)
+        inside = {name: seconds for name, seconds in seen.items() if "/" not in name}
+        looked = sum(inside.values()) + seen[_IDLE]
+        if "cuda_memory" in self.settings or looked < LEAST_LOOKED_SECONDS:
+            return {}
+        pace = self.steady.wall_seconds / max(1, self.steady.steps)
+        idle = ("waiting", "data", "communication")
+        return {name: pace * inside[name] / looked for name in inside if name not in idle}
+
+    @property
+    def worker_seconds(self) -> tuple[float, float]:
+        """In which the loader's workers loaded, and in which they had nothing to do."""
+        seen = [stacks for stacks in self.record.stacks if stacks.who == "workers"]
+        lines = (line for stacks in seen for line in stacks.lines if line.phase == "idle")
+        return sum(stacks.seconds for stacks in seen), sum(line.seconds for line in lines)
+
+    @property
+    def loading(self) -> float | None:
+        """Share of their time in which the workers loaded; ``None``: nobody looked, or none."""
+        loaded, idled = self.worker_seconds
+        return loaded / (loaded + idled) if loaded and idled else None
 
     @property
     def stall_error(self) -> float | None:
@@ -209,7 +225,7 @@ class RankFigures:
             is_finished=end is not None and end.reason == "finished",
             node=self.record.start.host,
             wait_seconds=ratio(steady.host_wait_seconds, steady.steps),
-            work_seconds=self.work_seconds,
+            work_seconds=total(self.work.values()),
         )
 
 
@@ -335,6 +351,8 @@ class Job:
     """The rank the others wait for: it spends least time in collectives."""
     straggler_part: str = ""
     """data or compute."""
+    straggler_phase: str = ""
+    """In which it works longer than the others, by looks at the stacks."""
     copies: int = 1
     """Ranks that count the same tokens."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -488,18 +506,23 @@ def _find_straggler(job: Job, skew_fraction: float) -> None:
             reason = ""
             if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
                 found.append((skew_fraction, job.slow_rank, "compute"))
-        works = {rank.rank: rank.work_seconds for rank in job.ranks if rank.steady.steps}
-        known = {number: work for number, work in works.items() if work is not None}
-        if len(known) == len(works):
+        works = {rank.rank: rank.work for rank in job.ranks if rank.steady.steps}
+        if all(works.values()):
             reason = ""
-            slowest = max(known, key=known.__getitem__)
-            others = middle(work for number, work in known.items() if number != slowest)
-            paces = {
-                one.rank: ratio(one.steady.wall_seconds, one.steady.steps) for one in job.ranks
+            slowest = max(works, key=lambda number: sum(works[number].values()))
+            own = works.pop(slowest)
+            excess = {
+                phase: seconds - (middle(work.get(phase, 0.0) for work in works.values()) or 0.0)
+                for phase, seconds in own.items()
             }
-            excess = (known[slowest] - (others or 0.0)) / (paces[slowest] or 1.0)
-            if excess >= LEAST_WORK_SHARE:
-                found.append((excess, slowest, "compute"))
+            more = sum(own.values()) - (
+                middle(sum(work.values()) for work in works.values()) or 0.0
+            )
+            steady = next(one.steady for one in job.ranks if one.rank == slowest)
+            share = more * steady.steps / (steady.wall_seconds or 1.0)
+            if share >= LEAST_WORK_SHARE:
+                found.append((share, slowest, "compute"))
+                job.straggler_phase = max(excess, key=lambda phase: excess[phase])
     fraction, rank, part = max(found, default=(0.0, 0, ""))
     if fraction >= LEAST_FRACTION:
         job.figures |= {"straggler_fraction": fraction, "straggler_rank": rank}

@@ -3,7 +3,7 @@
 *Pattern.* All along, in bursts, or once in a long while. Long waits hold most of the waiting:
 a third as long as the one at half of it, or longer. Where they are few, all fetches ÷ their number
 is the period. Up to 64 fetches it is a burst: a ready queue that deep hides it. A longer one is
-periodic, and so are waits that come with an epoch's or a shard's begin.
+periodic, and so are waits that come with the begin of an epoch.
 
 *End.* A run that was fine for hours can be starved. The steady time is cut into tenths. The last
 one is a change if it is long enough to be judged, and its stall is five points above that of seven
@@ -42,7 +42,7 @@ class Pattern(NamedTuple):
 
     kind: Literal["steady", "burst", "periodic"] = "steady"
     period_fetches: float | None = None
-    period_of: Literal["rows", "shard", "epoch", ""] = ""
+    period_of: Literal["rows", "epoch", ""] = ""
     """What the period follows."""
 
 
@@ -61,11 +61,8 @@ def find_pattern(waits: Histogram, waits_by_cause: Mapping[str, float]) -> Patte
     if number < 2 or not whole:
         return Pattern()
     period = waits.count / number
-    causes: tuple[Literal["epoch", "shard"], ...] = ("epoch", "shard")
-    for cause in causes:
-        if waits_by_cause.get(cause, 0.0) >= thresholds.MOST_WAITING:
-            # No queue reaches across epochs, and files are opened one after the other.
-            return Pattern("periodic", period, cause)
+    if waits_by_cause.get("epoch", 0.0) >= thresholds.MOST_WAITING:
+        return Pattern("periodic", period, "epoch")  # no queue reaches across epochs
     if number > _MOST_LONG * waits.count or held < _LEAST_HELD * whole:
         return Pattern()
     return Pattern("burst" if period <= DEEPEST_QUEUE else "periodic", period, "rows")

@@ -196,15 +196,14 @@ def find_disturbance(summary: RunSummary) -> str:
 
 def _describe_disturbances(plan: Plan, figures: Mapping[int, RunSummary]) -> list[str]:
     counted = [turn for turn in plan.turns() if turn.pair >= 0 and turn.number in figures]
-    causes = {turn.folder: find_disturbance(figures[turn.number]) for turn in counted}
-    disturbed = {folder.rpartition("/")[2]: words for folder, words in causes.items() if words}
+    disturbed = [turn for turn in counted if find_disturbance(figures[turn.number])]
     if not disturbed:
         return []
-    first = next(iter(disturbed.values()))
-    names = f"{', '.join(disturbed)}; " if len(disturbed) < len(counted) else ""
+    worst = max(disturbed, key=lambda turn: figures[turn.number].other_cpu_share or 0.0)
     return [
-        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU ({names}in the "
-        f"first, {first}). Differences may be caused by that: repeat on an idle machine."
+        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU (the worst, "
+        f"{worst.folder}: {find_disturbance(figures[worst.number])}). Differences may be caused by "
+        "that: repeat on an idle machine"
     ]
 
 

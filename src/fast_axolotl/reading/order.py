@@ -4,12 +4,12 @@ The order is a pure function of the file list, the seed, the epoch, the number o
 position. Files are cut into *units* by the data alone (``blocks``), and then:
 
 1. Shards deal whole units among themselves, balanced by bytes, so that together they read every
-   byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as one *span*.
+   byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as a *piece*.
    Only where units are fewer than shards do several shards read the same unit. Each then takes
    every n-th row of it. Where shards are to give the same number of batches, the number of rows of
    every unit is known, and those with more rows than others hand some over: a unit or two for each
    shard are then read twice.
-2. Without a seed a shard reads its spans in the order of the files. With a seed it permutes its
+2. Without a seed a shard reads its pieces in the order of the files. With a seed it permutes its
    units, and then the rows inside *windows*, which are full at a number of decoded bytes
    (``rows``).
 3. A position is (piece, row) in the sequence of a shard. Under a shuffle it also says where the
@@ -106,55 +106,49 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Neighbouring units of one file, which are read in one go."""
+class Piece:
+    """An element of a shard's sequence: neighbouring units of one file, which are read in one go;
+    or what an earlier generation left of a window."""
 
-    units: tuple[Unit, ...]
+    units: tuple[Unit, ...] = ()
     steps: tuple[Step, ...] = ()
+    window: tuple[Piece, ...] = ()
+    """In place of units: the pieces whose rows were permuted together."""
+    seed: tuple[int, ...] = ()
+    """Of that permutation."""
 
     @property
     def unit(self) -> Unit:
-        """All of them as one."""
+        """All units as one."""
         first, last = self.units[0], self.units[-1]
         return replace(first, stop=last.stop, num_bytes=sum(unit.num_bytes for unit in self.units))
-
-    def count(self, rows: Mapping[Unit, int]) -> int:
-        return _count(self.steps, sum(rows[unit] for unit in self.units))
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An element of a shard's sequence: a span, or what an earlier generation left of a window."""
-
-    spans: tuple[Span, ...]
-    """One, but for windows."""
-    seed: tuple[int, ...] = ()
-    """Of the permutation of a window's rows."""
-    steps: tuple[Step, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Its weight: encoded bytes; what is skipped counts too."""
-        total = sum(unit.num_bytes for span in self.spans for unit in span.units)
+        total = sum(unit.num_bytes for part in self.window or (self,) for unit in part.units)
         parts = math.prod(step.number for step in self.steps if step.kind == "part")
         return max(1, total // parts)
 
     @property
     def place(self) -> tuple[int, int]:
-        unit = self.spans[0].units[0]
+        unit = (self.window or (self,))[0].units[0]
         return unit.file, unit.start
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is one span of which all rows are left."""
-        return not (self.steps or self.seed or self.spans[0].steps)
+        """Whether all rows are left of what are units."""
+        return not (self.steps or self.window)
 
     def with_step(self, kind: str, number: int, index: int = 0) -> Piece:
         return replace(self, steps=(*self.steps, Step(kind, number, index)))
 
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
-        return _count(self.steps, sum(span.count(rows) for span in self.spans))
+        count = sum(rows[unit] for unit in self.units) + sum(p.count(rows) for p in self.window)
+        for step in self.steps:
+            count = step.count(count)
+        return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +159,7 @@ class Order:
     epoch: int
     units: tuple[Unit, ...]
     """What the first generation of shards deals out."""
-    span_bytes: int
+    piece_bytes: int
     """Neighbours are read together up to this size."""
     rows: Mapping[Unit, int] | None = None
     """The rows of each unit, where shards are to have the same number of them."""
@@ -182,7 +176,7 @@ class Order:
             seed=seed,
             epoch=epoch,
             units=tuple(dataset.units()),
-            span_bytes=dataset.options.block_bytes // 2,
+            piece_bytes=dataset.options.block_bytes // 2,
             rows=unit_rows(dataset) if is_even else None,
         )
 
@@ -190,7 +184,7 @@ class Order:
         """What each of ``count`` shards gets: over all of them, every row that is left once."""
         if count in self.dealt:
             return self.dealt[count]
-        left = [Piece((Span((unit,)),)) for unit in self.units]
+        left = [Piece((unit,)) for unit in self.units]
         for generation, positions in enumerate(self.generations):
             dealt, left = _deal(left, len(positions), self.rows), []
             for index, position in enumerate(positions):
@@ -218,12 +212,12 @@ class Order:
     ) -> list[Piece]:
         """The sequence of a shard, out of what it was dealt."""
         if self.seed is None:
-            return list(_merge(dealt, self.span_bytes))
-        windows = [piece for piece in dealt if piece.seed]
-        items = [piece for piece in dealt if not piece.seed]
+            return list(_merge(dealt, self.piece_bytes))
+        windows = [piece for piece in dealt if piece.window]
+        items = [piece for piece in dealt if not piece.window]
         # Neighbours stay together where there are many: reading single ones costs more time.
         total = sum(piece.num_bytes for piece in items)
-        items = list(_merge(items, min(self.span_bytes, total // _SHUFFLED_TOGETHER)))
+        items = list(_merge(items, min(self.piece_bytes, total // _SHUFFLED_TOGETHER)))
         generator = np.random.default_rng([self.seed, self.epoch, 0, *shard, generation])
         return windows + [items[place] for place in generator.permutation(len(items)).tolist()]
 
@@ -241,19 +235,16 @@ class Order:
             pieces[-1] = pieces[-1].with_step("head", position.end_row)
             if row:
                 pieces[0] = pieces[0].with_step("skip", row)
-            spans = [
-                Span(piece.spans[0].units, (*piece.spans[0].steps, *piece.steps))
-                for piece in pieces
-            ]
             seed = self.window_seed(shard, position, generation)
-            yield Piece(tuple(spans), seed, (Step("skip", position.taken),))
+            steps = (Step("skip", position.taken),)
+            yield Piece(steps=steps, window=tuple(pieces), seed=seed)
             at, row = position.end_piece, position.end_row
         if row and at < len(sequence):  # behind the end are rows that were repeated
             yield sequence[at].with_step("skip", row)
             at += 1
         for piece in sequence[at:]:
             if piece.is_whole:
-                yield from (Piece((Span((unit,)),)) for unit in piece.spans[0].units)
+                yield from (Piece((unit,)) for unit in piece.units)
             else:
                 yield piece
 
@@ -353,21 +344,15 @@ def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
     return index, count
 
 
-def _count(steps: Sequence[Step], rows: int) -> int:
-    for step in steps:
-        rows = step.count(rows)
-    return rows
-
-
 def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
     """Pieces in the order of the files, whole neighbours put together up to a size."""
     held: list[Unit] = []
     size = 0
     for piece in sorted(pieces, key=lambda piece: piece.place):
-        units, more = piece.spans[0].units if piece.is_whole else (), piece.num_bytes
+        units, more = piece.units if piece.is_whole else (), piece.num_bytes
         is_next = units and held and (held[-1].file, held[-1].stop) == piece.place
         if held and not (is_next and size + more <= most_bytes):
-            yield Piece((Span(tuple(held)),))
+            yield Piece(tuple(held))
             held, size = [], 0
         if units:
             held += units
@@ -375,7 +360,7 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
         else:
             yield piece
     if held:
-        yield Piece((Span(tuple(held)),))
+        yield Piece(tuple(held))
 
 
 def _deal(
@@ -449,7 +434,7 @@ def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:
     for piece in (piece for pieces in dealt for piece in pieces):
         source = dataset.inputs[piece.place[0]].source
         # What is left of a window is shared as well, but only once, and it is small.
-        is_shared = not piece.seed and any(step.kind == "part" for step in piece.steps)
+        is_shared = not piece.window and any(step.kind == "part" for step in piece.steps)
         if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
                 f"{source.path}: several of {len(dealt)} shards each read all of this file, "

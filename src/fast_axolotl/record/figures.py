@@ -172,9 +172,9 @@ class RunSummary:
     stall_source: Literal["device", "host", "stacks", ""]
     stall_pattern: Literal["steady", "burst", "periodic", ""]
     stall_period_of: str
-    """What the period follows: rows, shard or epoch."""
+    """What the period follows: rows or epoch."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Share of all waiting by what happened meanwhile: epoch, shard, iterator."""
+    """Share of all waiting by what happened meanwhile: epoch, iterator."""
     flops_convention: str
     peak_source: str
 

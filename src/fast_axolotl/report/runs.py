@@ -28,8 +28,10 @@ from fast_axolotl.report.document import (
     Block,
     Bullets,
     Card,
+    Cell,
     Document,
     Paragraph,
+    Row,
     Section,
     Table,
     Tone,
@@ -178,11 +180,12 @@ def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
     for part, label in LEDGER.items():
         columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
         if any(columns):
-            texts = (
-                f"{format_share(one[0][2])} · {format_seconds(one[0][1])}" if one else "–"
+            cells = (
+                Cell(text=f"{format_share(share)} · {format_seconds(seconds)}", share=share)
                 for one in columns
+                for _, seconds, share in one or [("", 0.0, 0.0)]
             )
-            rows.append((label, *texts))
+            rows.append((label, *cells))
     if not rows:
         return []
     header = ("part", *parts) if len(parts) > 1 else ()
@@ -218,13 +221,13 @@ def step_section(runs: Sequence[ReportRun]) -> list[Block]:
         return []
     names = [name for name in STEP if any(name in dict(shown_phases(run.summary)) for run in seen)]
 
-    def cell(summary: RunSummary, share: float | None) -> str:
+    def cell(summary: RunSummary, share: float | None) -> str | Cell:
         mean = ratio(1.0, summary.steps_per_second)
         if share is None or mean is None:
             return "–"
-        return f"{format_share(share)} · {format_seconds(share * mean)}"
+        return Cell(text=f"{format_share(share)} · {format_seconds(share * mean)}", share=share)
 
-    rows = [("step", *(cell(run.summary, 1.0) for run in seen))]
+    rows: list[Row] = [("step", *(cell(run.summary, 1.0) for run in seen))]
     for name in names:
         branch = "└─" if name == names[-1] else "├─"
         cells = (cell(run.summary, run.summary.phases.get(name)) for run in seen)
