@@ -8,7 +8,8 @@
 - Relative links lead to files and headings that exist.
 
 A block that cannot run has the reason in a comment above it: ``<!-- not run: needs a GPU -->``. It
-must parse all the same.
+must parse all the same. ``<!-- answer: RUN -->`` above a block means that it shows the verdict of
+that record; ``FAST_AXOLOTL_UPDATE_GOLDEN=1`` writes it again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import posixpath
 import re
 import runpy
@@ -38,10 +40,11 @@ import fast_axolotl
 from fast_axolotl import cli
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import read_run
+from fast_axolotl.report.runs import show_short_summary
 from support.axolotl import run_child
 from support.children import NEEDS_TORCH
 from support.files import COMPRESSIONS, jsonl_bytes, parquet_bytes, squeeze
-from support.golden import GOLDEN, command
+from support.golden import GOLDEN, command, plain, terminal
 from tools import reference, site
 
 REPOSITORY = Path(__file__).parents[1]
@@ -357,6 +360,26 @@ def axolotl_keys() -> set[str]:
 
 
 # What pages show, and where they lead
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.note.startswith("answer:")], ids=str
+)
+def test_an_answer_is_what_is_said_of_the_record(block: Block) -> None:
+    folder = REPOSITORY / block.note.removeprefix("answer:").strip()
+    record = read_run(folder)
+    with terminal(110) as (out, _):
+        show_short_summary(summarise(record), record, file=out)
+    answer = plain(out.getvalue()).strip("\n").partition("\n\n")[0]
+    answer = f"$ fast-axolotl measure --output runs/a -- python train.py\n{answer}\n…\n"
+    if os.environ.get("FAST_AXOLOTL_UPDATE_GOLDEN"):
+        page = REPOSITORY / block.page
+        text = page.read_text(encoding="utf-8")
+        begin = text.index(f"<!-- {block.note} -->")
+        begin = text.index("```console\n", begin) + len("```console\n")
+        page.write_text(text[:begin] + answer + text[text.index("```", begin) :], encoding="utf-8")
+    else:
+        assert block.text == answer
 
 
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)")
