@@ -203,13 +203,10 @@ def shown_rows(matrix: Matrix) -> list[MatrixRow]:
         if {*values} <= {format_value(None, row.unit), format_value(0.0, row.unit)}:
             continue
         key: tuple[object, ...] = (row.name,)
-        ratios = [(cell.ratio, cell.low, cell.high) for cell in row.cells[1:]]
-        if (
-            (row.unit in _RATES or row.name == "mfu")
-            and ratios
-            and all(ratio for ratio, *_ in ratios)
-        ):
-            key = tuple(f"{end:.4g}" for ends in ratios for end in ends if end is not None)
+        others = row.cells[1:]
+        if row.name.endswith(_RATES) and others and all(cell.ratio for cell in others):
+            ends = (end for cell in others for end in (cell.ratio, cell.low, cell.high))
+            key = tuple(f"{end:.3g}" for end in ends if end is not None)
         elif row.unit == "share":
             key = (row.unit, *values)
         first = rows.setdefault(key, row)

@@ -139,6 +139,8 @@ class Document:
     """In seconds since 1970."""
     version: str = ""
     """Of this package."""
+    reload_seconds: float = 0.0
+    """After which an open page loads itself again; 0 for what changes no more."""
 
 
 def plain_name(name: str) -> str:

@@ -85,6 +85,7 @@ class ReportRun:
     """As it is called in the report: the arm's name, or the folder's."""
     record: RunRecord
     summary: RunSummary
+    is_running: bool = False
 
 
 def show_short_summary(
@@ -104,6 +105,9 @@ def show_short_summary(
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
+    if lines := where_rows(summary)[:2]:
+        texts = (f"{phase}: {place} {share}" for phase, place, share in lines)
+        pairs.append(("line of code", " · ".join(texts)))
     if summary.replacements is not None:
         pairs.append(("replaced", describe_replacements(summary)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
@@ -130,7 +134,7 @@ def verdict_blocks(runs: Sequence[ReportRun], *, is_named: bool = False) -> list
     cards = []
     for run in runs:
         verdict, name = run.summary.verdict, "" if is_single else run.name
-        alarms = find_alarms(run.summary, run.record)
+        alarms = find_alarms(run.summary, run.record, is_running=run.is_running)
         blocks += [Paragraph(f"{name}: {text}" if name else text, "alarm") for text in alarms]
         cards.append(
             Card(
@@ -176,7 +180,7 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
     """Where the time of the runs went."""
     parts = {run.name: divide_clock(run.summary.ledger) for run in runs if run.summary.ledger}
-    rows = []
+    rows: list[Row] = []
     for part, label in LEDGER.items():
         columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
         if any(columns):
@@ -399,7 +403,7 @@ def describe_replacements(summary: RunSummary) -> str:
     return "" if summary.replacements is None else ", ".join(summary.replacements) or "none"
 
 
-def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
+def find_alarms(summary: RunSummary, record: RunRecord, *, is_running: bool = False) -> list[str]:
     """What must be told before any verdict: losses that are no numbers, a run that ended badly.
 
     One sentence each; none for a run that ended well. A record that goes on looks like one cut off.
@@ -419,6 +423,6 @@ def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
         "interrupted": f"The run was interrupted after {after}{error}",
         "cut off": f"The run stopped without a final record after {after}, or is still running",
     }
-    if summary.end_reason in ends:
+    if summary.end_reason in ends and not is_running:
         alarms.append(f"{ends[summary.end_reason]}: the figures cover what was recorded.")
     return alarms
