@@ -33,6 +33,7 @@ _SPLIT_WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SPLIT_OF_WORD = {word: split for split, words in _SPLIT_WORDS.items() for word in words}
+_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
 
 _NOT_DATA = re.compile(
     r"(^|/)([._].*|README.*|LICEN[SC]E.*|CHANGELOG.*|dataset_infos?\.json|dataset_dict\.json"
@@ -86,9 +87,8 @@ def find_files(
         by_split = []
         for name, source in data:
             # The split that the name tells, by its last word that says one.
-            words = reversed(re.split(r"[^a-z]+", name.lower()))
-            told = (_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD)
-            by_split.append((next(told, ""), source))
+            words = _SPLIT.findall(name.lower())
+            by_split.append((_SPLIT_OF_WORD[words[-1]] if words else "", source))
             keys[id(source)] = [] if root is None else _KEY.findall(name)
         # A single file may be of any split, unless its name says otherwise.
         is_free = root is None and not by_split[0][0]

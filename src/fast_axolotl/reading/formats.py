@@ -22,14 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
-from fast_axolotl.reading.blocks import (
-    MANY_FILES,
-    PART_BLOCKS,
-    BrokenFile,
-    FileFormat,
-    InputFile,
-    ReadOptions,
-)
+from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
 from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
 _SHORT_HEAD_BYTES = 8 * 1024
@@ -132,13 +125,9 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
-    # Small files are kept, since to open them again would cost more than all else.
-    num_bytes = sum(item.num_bytes for item in sources if item.num_bytes < _SHORT_HEAD_BYTES)
-    is_kept = len(sources) >= MANY_FILES and num_bytes <= PART_BLOCKS * options.block_bytes
-
     def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
         try:
-            return _open(source, declared, options, is_kept)
+            return _open(source, declared, options)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -165,7 +154,7 @@ def open_files(
 
 
 def _open(
-    source: Source, declared: str | None, options: ReadOptions, is_kept: bool
+    source: Source, declared: str | None, options: ReadOptions
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.identity)
     promised = declared or named
@@ -229,8 +218,6 @@ def _open(
     from fast_axolotl.reading.json_lines import JsonLinesFile
 
     if found == "jsonl":
-        if is_kept and compression is None and source.num_bytes < _SHORT_HEAD_BYTES:
-            text["source"] = replace(source, content=pa.py_buffer(head))
         return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))
     return file, JsonDocument(**text)
 

@@ -50,7 +50,7 @@ class Source:
     keys: tuple[tuple[str, pa.Scalar], ...] = ()
     """Columns of one value that the folders it is in tell: ``lang=en``."""
     content: pa.Buffer | None = None
-    """What is read in place of the file: a decompressed copy, or a small file as it was opened."""
+    """What is read in place of the file: a decompressed copy."""
     is_local: ClassVar[bool] = True
 
     @property
