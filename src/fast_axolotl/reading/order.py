@@ -330,7 +330,7 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
     """Pieces in the order of the files, whole neighbours put together up to a size."""
     held: list[Unit] = []
     size = 0
-    for piece in sorted(pieces, key=lambda piece: piece.place):
+    for piece in sorted(pieces, key=operator.attrgetter("place")):
         units, more = piece.units if piece.is_whole else (), piece.num_bytes
         is_next = units and held and (held[-1].file, held[-1].stop) == piece.place
         if held and not (is_next and size + more <= most_bytes):

@@ -135,17 +135,17 @@ def read_rows(
         budget=budget,
     )
     running.enter_context(closing(ahead))
-    part, row, picker = Piece(), 0, _Picker(())
+    part, row, picker = Piece(), 0, None
     for task, decoded in ahead:
         if task.part is not part:
             part, steps = task.part, task.part.steps
             row = start.row if task.piece == start.piece else 0
             if row and part is pieces[task.piece]:  # of a window, once it is permuted
                 steps = (*steps, slice(row, None))
-            picker = _Picker(steps)
+            picker = _Picker(steps) if steps else None
         weight = task.weight
         for found in known.widen_all(decoded, task.block, options):
-            table, is_counted = picker.pick(found.table)
+            table, is_counted = picker.pick(found.table) if picker else (found.table, True)
             num_rows = max(1, found.table.num_rows)
             begin = Position(task.piece, row)
             yield Rows(

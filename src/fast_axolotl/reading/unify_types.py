@@ -97,8 +97,7 @@ class Known:
 
 def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
-    dataset = dataset.with_options(may_widen=True)
-    options, schema = dataset.options, pa.schema([])
+    schema = pa.schema([])
     # What folders tell, which takes the place of columns of these names.
     keys = {name: value.type for item in dataset.inputs for name, value in item.source.keys}
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
@@ -107,6 +106,9 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
             found = pa.schema(own, file.schema.metadata)
             schema = join_schemas(schema, found, source=item.source.path)
     undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
+    if undeclared:
+        dataset = dataset.with_options(may_widen=True)
+    options = dataset.options
     units = [unit for unit in dataset.units() if unit.file in undeclared]
 
     def scanned() -> pa.Schema:
