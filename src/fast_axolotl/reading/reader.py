@@ -341,7 +341,7 @@ class Reader(AbstractContextManager["Reader"]):
         if order.seed is None:
             return tables
         seed_of = partial(order.window_seed, shard)
-        return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes, running)
+        return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
         pieces, start = self._next.order.sequence(self.shard), self._next.position
