@@ -355,6 +355,9 @@ class Reader(AbstractContextManager["Reader"]):
                 for rejection in rows.rejections:
                     self.stats.reject(rejection)
                 self.stats.num_bytes += rows.num_bytes
+                if self.even == "pad":
+                    marks = pa.repeat(rows.start.piece == len(pieces), len(rows.table))
+                    rows = replace(rows, table=rows.table.append_column(_PADDING, marks))
                 yield rows
 
         with running:
@@ -380,17 +383,12 @@ class Reader(AbstractContextManager["Reader"]):
         left, padding = target - delivered, max(0, target - max(own, delivered))
         self.stats.dropped_rows = max(0, own - target)
 
-        def marked(table: pa.Table, is_padding: bool) -> pa.Table:
-            if self.even != "pad":
-                return table
-            return table.append_column(_PADDING, pa.repeat(is_padding, table.num_rows))
-
         for rows in self._read(pieces, start, running):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
             is_cut = table.num_rows < rows.table.num_rows
             after = rows.start.forward(table.num_rows) if is_cut else rows.after
-            yield replace(rows, table=marked(table, False), after=after)
+            yield replace(rows, table=table, after=after)
         if left > padding:
             raise DataError(
                 f"{left - padding:,} of {own:,} counted rows are missing: a file changed after its "
@@ -402,8 +400,8 @@ class Reader(AbstractContextManager["Reader"]):
             source = pieces if own else self._next.order.sequence(richest)
             rows = next(rows for rows in self._read(source, Position(), running) if len(rows.table))
             self.stats.padding_rows += left
-            padded = marked(rows.table.slice(0, left), True)
-            yield replace(rows, table=padded, start=end, after=end, num_bytes=0, rejections=())
+            table = rows.table.slice(0, left)
+            yield replace(rows, table=table, start=end, after=end, num_bytes=0, rejections=())
 
 
 def check_pass(newest: ExitStack, running: ExitStack) -> None:
