@@ -33,15 +33,8 @@ from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
 from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, UsageError
-from fast_axolotl.reading import (
-    MIXED,
-    Reader,
-    Rejection,
-    TypeClash,
-    conform,
-    join_schemas,
-    open_dataset,
-)
+from fast_axolotl.reading import Reader, Rejection, open_dataset
+from fast_axolotl.reading.schema import MIXED, TypeClash, conform, join_schemas
 
 MIB = 1024 * 1024
 DEFAULT_MEMORY_BUDGET = 1024 * MIB
