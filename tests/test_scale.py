@@ -109,7 +109,7 @@ def test_another_model_is_refused_and_other_differences_are_named() -> None:
     other = replace(one, gpus=2, name="other", rate=20.0, job={**job, "torch": "2.11"})
     [warning] = scaled(one, other).warnings
     assert warning == "These are not the same job: torch is 2.10 in 1-gpus, 2.11 in other."
-    with pytest.raises(DataError, match=r"1-gpus.*another model: .* and 1,000 in other"):
+    with pytest.raises(DataError, match=r"other.*another model: .* in 1-gpus, 1000 in other"):
         scaled(one, replace(other, job={"parameters": 1000}))
 
 

@@ -421,12 +421,10 @@ def batch(
         arm = plan_arm("training", command.replace("{steps}", str(steps)))
         if "{steps}" not in command:
             say("--command has no {steps}: every run trains as long as the command does")
-    sizes, notes = find_sizes(share, wanted)
-    if not sizes:
-        raise UsageError(f"none of --micro-batches {micro_batches} divides {share} samples")
+    sizes = find_sizes(share, wanted)
     say(f"measuring into {folder}; if interrupted, the same command with --output continues")
     trials: list[Trial] = []
-    found: dict[str, Any] = {"trials": trials, "notes": notes}
+    found: dict[str, Any] = {"trials": trials}
     with (
         protocol_progress() as update,
         open_running(
@@ -473,7 +471,8 @@ def batch(
 
 def batch_document(found: dict[str, Any]) -> Document:
     """A row for each size, then what to do and what to know."""
-    advice, title, lines = found["advice"], "Batch sizes", list(found["notes"])
+    advice, title = found["advice"], "Batch sizes"
+    lines: list[str] = []
     rows: list[Row] = []
     for one in sorted(found["trials"], key=lambda trial: trial.micro_batch):
         used = one.peak_bytes / one.total_bytes if one.peak_bytes and one.total_bytes else None

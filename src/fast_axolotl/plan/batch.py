@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.scale import SLOW
 from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
@@ -41,17 +42,16 @@ class Advice:
     warnings: tuple[str, ...] = ()
 
 
-def find_sizes(share: int, wanted: Sequence[int] = ()) -> tuple[Sequence[int], list[str]]:
-    """Micro-batches that can be tried, in ascending order, and what to know about them.
+def find_sizes(share: int, wanted: Sequence[int] = ()) -> Sequence[int]:
+    """Micro-batches that can be tried, in ascending order.
 
     ``share`` is what each rank has of a constant global batch; 0: accumulation stays 1.
     """
     if not share:
-        return sorted(set(wanted)) or range(1, _MOST + 1), []
-    divisors = [size for size in range(1, share + 1) if share % size == 0]
-    others = ", ".join(str(size) for size in sorted(set(wanted) - set(divisors)))
-    note = f"Skipped: {others}, which does not divide the {share:,} samples of a rank's step."
-    return [size for size in divisors if not wanted or size in wanted], [note] if others else []
+        return sorted(set(wanted)) or range(1, _MOST + 1)
+    if others := [size for size in sorted(set(wanted)) if share % size]:
+        raise UsageError(f"micro-batches {others} do not divide the {share:,} samples of a rank")
+    return sorted(set(wanted)) or [size for size in range(1, share + 1) if share % size == 0]
 
 
 def choose_next(trials: Sequence[Trial], sizes: Sequence[int], *, is_listed: bool) -> int | None:

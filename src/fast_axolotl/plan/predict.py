@@ -146,6 +146,7 @@ def read_reference(
     stage = 3 if settings.get("fsdp") else settings.get("deepspeed_stage") or 0
     sharding: Any = ("ddp", "zero1", "zero2", "fsdp")[min(3, int(stage))]
     method: Any = "qlora" if settings.get("adapter") == "qlora" else "lora"
+    attention = str(settings.get("attn_implementation", ""))
     name = str(settings.get("optimizer", ""))
     kinds = ["adamw_8bit"] if "8bit" in name else [kind for kind in MOMENTS if kind in name]
     layout = Layout(
@@ -163,6 +164,7 @@ def read_reference(
         lora_rank=max(1, round(model.num_adapter / adapter_parameters(shape, 1))),
         precision="fp8" if model.dtype == "float8" else "bf16",
         optimizer=kinds[0] if kinds else "adamw",
+        attention_kernel="cudnn" if attention.endswith(("sdpa", "3")) else "flash",
         is_fused=bool(settings.get("use_liger_kernel") or settings.get("liger_rms_norm")),
     )
     if state := settings.get("optimizer_state_bytes"):

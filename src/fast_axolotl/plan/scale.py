@@ -26,7 +26,7 @@ _SAME = 0.10
 """Share by which batches or costs may differ and count as the same."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
 _MODEL = ("parameters", "layers", "adapter parameters")
-"""What must be equal within 2 %; other models are refused."""
+"""What must be equal, in two digits; other models are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
         gpus *= model.num_devices
         job |= {"GPU": model.device_name, "precision": model.dtype, "length": model.sequence_len}
         sizes = (model.num_total or model.num_parameters, model.layers, model.num_adapter)
-        job |= dict(zip(_MODEL, sizes, strict=True))
+        job |= {name: f"{size:.2g}" for name, size in zip(_MODEL, sizes, strict=True)}
     batch = (summary.samples_per_second or rate) / steps
     return Run(
         name=record.path,
@@ -199,17 +199,12 @@ def _warn(
 ) -> Iterator[str]:
     """What differs between runs that should be one job, and pitfalls; another model is refused."""
     for key in dict.fromkeys(key for run in runs for key in run.job):
-        known = [run for run in runs if key in run.job]
-        if key in _MODEL:
-            least, most = (pick(known, key=lambda run: run.job[key]) for pick in (min, max))
-            if most.job[key] > 1.02 * least.job[key]:
-                text = f"another model: {most.job[key]:,} {key}, and {least.job[key]:,} in "
-                text += f"{least.name}; scaling compares runs of the same job"
-                raise DataError(text, path=most.name)
-            continue
-        values = {str(run.job[key]): run.name for run in known}
+        values = {str(run.job[key]): run.name for run in runs if key in run.job}
+        places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
+        if len(values) > 1 and key in _MODEL:
+            text = f"another model: {key} is {places}; scaling compares runs of the same job"
+            raise DataError(text, path=runs[-1].name)
         if len(values) > 1:
-            places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
             yield f"These are not the same job: {key} is {places}."
     few, *_, many = counts
     ends = [(end.gpus, end.step_seconds, end.batch_per_gpu) for end in (few, many)]

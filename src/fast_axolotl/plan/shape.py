@@ -32,7 +32,6 @@ _REFUSED = (
     "mlstm",
 )
 """Parts of the names of weights of layers whose speed nothing here knows."""
-_REFUSED_KEYS = ("mamba", "ssm", "hybrid", "rwkv", "linear_attention", "time_step")
 _FEED_FORWARD = ("mlp", "ffn", "ff", "feed_forward", "fc", "dense_h", "dense_4h")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_top_k")
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -170,10 +169,6 @@ def parse_config(config: Mapping[str, Any], path: str = "") -> Shape:
 def _ask_transformers(config: Mapping[str, Any], path: str) -> Shape:
     """Count the matrices of the model that transformers builds without weights."""
     kind = config.get("model_type")
-    for word in config:
-        if word.startswith(_REFUSED_KEYS) and config[word]:
-            message = f"{word!r}: state-space layers are not supported in a plan"
-            raise DataError(message, path=path)
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
