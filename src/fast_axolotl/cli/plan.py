@@ -184,16 +184,11 @@ def describe_plan(
     """What users get wrong, where the candidates of a kind of GPU are about to; their layouts, and
     what the prediction rests on."""
     from fast_axolotl.plan.predict import PAUSES, SEEN, STARTUP_SECONDS, TRUSTED_LEVELS
-    from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
+    from fast_axolotl.plan.scale import warn_of_cost
 
     candidates = [one for one in plan.candidates if one.gpu == gpu.key]
     possible = [one for one in candidates if one.tokens_per_second is not None]
     yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
-    if possible and possible[-1].binds != "data":
-        ends = (possible[0], possible[-1])
-        yield from warn_of_latency(
-            *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
-        )
     for one in [one for one in possible if one.doubt][:1]:
         yield (
             f"From {one.gpus} GPUs on, {one.doubt}: no sensible choice. A larger batch needs "

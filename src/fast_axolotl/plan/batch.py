@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.plan.scale import SLOW
 from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
 from fast_axolotl.record.units import format_bytes, format_seconds, format_share
@@ -25,6 +24,8 @@ _UNSURE = 0.10
 """The same where the interval reaches the best rate. Ours: a wider one says too little."""
 _MOST = 65_536
 """Samples of a micro-batch up to which sizes are doubled where no global batch ends them."""
+_SLOW = 0.7
+"""Share of the best rate below which a short pass is a pitfall. Ours."""
 _CLOSE = 9 / 8
 """A boundary known so exactly is not worth another run. Ours: batches differ by more."""
 
@@ -121,7 +122,7 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     if full is not None:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
     warnings = []
-    if slowest < SLOW * top and first.step_seconds:
+    if slowest < _SLOW * top and first.step_seconds:
         pass_seconds = format_seconds(first.step_seconds / first.accumulation)
         warnings.append(
             f"A pass with micro-batch {first.micro_batch} takes only {pass_seconds}, but its "

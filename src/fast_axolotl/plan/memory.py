@@ -61,8 +61,8 @@ class Layout:
     """One of ``MOMENTS``."""
     state_bytes: float | None = None
     """Of the optimizer for each trained weight, where it was measured."""
-    attention_kernel: Literal["cudnn", "flash", "triton"] = "flash"
-    """Of Megatron and Transformer Engine; torch's and transformers' own; the first Triton ones."""
+    attention_kernel: Literal["cudnn", "flash", "triton"] = "cudnn"
+    """cuDNN's, torch's since 2.5, flash attention 3 and 4; flash attention 2; those before it."""
     is_fused: bool = False
     """Fused norms, activations and loss (Liger, Megatron, ``torch.compile``)."""
 
