@@ -71,7 +71,6 @@ _SIZES = {
 """Setting → names of the same in a framework's configuration."""
 
 
-_IDLE = "backward/idle"
 LEAST_LOOKED_SECONDS = 3.0
 """Of looks, to tell how long a rank works. Ours: sixty looks."""
 LEAST_WORK_SHARE = 0.05
@@ -150,12 +149,10 @@ class RankFigures:
     def work(self) -> dict[str, float]:
         """Seconds of a step by phase, without waits for data and for other ranks, by looks at the
         stack; empty: not known."""
-        seen: dict[str, float] = defaultdict(float)
-        for block in self.steady_blocks:
-            for name, seconds in block.phases.items():
-                seen["waiting" if name.startswith("waiting/") else name] += seconds
-        inside = {name: seconds for name, seconds in seen.items() if "/" not in name}
-        looked = sum(inside.values()) + seen[_IDLE]
+        inside, *beside = (
+            add_up_looks(self.steady_blocks, place) for place in ("", "waiting", "backward")
+        )
+        looked = sum(sum(part.values()) for part in (inside, *beside))
         if "cuda_memory" in self.settings or looked < LEAST_LOOKED_SECONDS:
             return {}
         pace = self.steady.wall_seconds / max(1, self.steady.steps)
@@ -260,6 +257,17 @@ def fold_rank(record: RankRecord) -> RankFigures:
         folded.steady_from = finite(record.start.time + steady[0].begin)
         folded.steady_to = finite(record.start.time + steady[-1].t)
     return folded
+
+
+def add_up_looks(blocks: Sequence[StepBlock], place: str = "") -> dict[str, float]:
+    """Seconds by phase of the looks inside of steps, or of those that are told after a place."""
+    found: dict[str, float] = defaultdict(float)
+    for block in blocks:
+        for name, seconds in block.phases.items():
+            outer, _, phase = name.partition("/") if "/" in name else ("", "", name)
+            if outer == place:
+                found[phase] += finite(seconds) or 0.0
+    return found
 
 
 def find_capacity(settings: Mapping[str, Any]) -> int | None:
@@ -508,15 +516,13 @@ def _find_straggler(job: Job, skew_fraction: float) -> None:
             reason = ""
             slowest = max(works, key=lambda number: sum(works[number].values()))
             own = works.pop(slowest)
-            excess = {
-                phase: seconds - (middle(work.get(phase, 0.0) for work in works.values()) or 0.0)
-                for phase, seconds in own.items()
+            usual = {
+                phase: middle(work.get(phase, 0.0) for work in works.values()) or 0.0
+                for phase in own.keys() | set().union(*works.values())
             }
-            more = sum(own.values()) - (
-                middle(sum(work.values()) for work in works.values()) or 0.0
-            )
+            excess = {phase: own.get(phase, 0.0) - seconds for phase, seconds in usual.items()}
             steady = next(one.steady for one in job.ranks if one.rank == slowest)
-            share = more * steady.steps / (steady.wall_seconds or 1.0)
+            share = sum(excess.values()) * steady.steps / (steady.wall_seconds or 1.0)
             if share >= LEAST_WORK_SHARE:
                 found.append((share, slowest, "compute"))
                 job.straggler_phase = max(excess, key=lambda phase: excess[phase])
