@@ -65,7 +65,7 @@ def fit(folder: Path, module: Any = None, *, validate: Any = None, **options: An
         "log_every_n_steps": 2,
         **options,
     }
-    callback = MeterCallback(folder / "run", sample_system=False)
+    callback = MeterCallback(folder / "run", sample_system=False, log="all")
     trainer = lightning.Trainer(callbacks=[callback], **arguments)
     trainer.fit(module or Module(), a_loader(100), validate)
     return trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,17 @@ def test_the_page_obeys_its_keys_its_toggle_and_paper(browser: Browser, tmp_path
     assert browser.evaluate("document.getElementById('download').href").startswith("blob:")
     text = browser.evaluate("document.getElementById('report-data').textContent")
     assert json.loads(text)["runs"][0]["name"] == "run-0"
+
+
+def test_a_page_that_reloads_stays_as_it_was_left(browser: Browser, tmp_path: Path) -> None:
+    report = replace(as_report(golden_run("lively")), reload_seconds=600.0)
+    show(browser, report, tmp_path)
+    browser.evaluate("document.getElementById('theme').click()")
+    browser.evaluate("document.querySelector('details').open = false")
+    show(browser, replace(report, title="later"), tmp_path)
+    assert browser.evaluate("document.querySelector('h1').textContent") == "later"
+    assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert browser.evaluate("document.querySelector('details').open") is False
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(

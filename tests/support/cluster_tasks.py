@@ -40,6 +40,14 @@ def die(store: Store, times: int, signal_number: int = signal.SIGKILL) -> dict[s
     return {"attempts": attempts}
 
 
+def hang(store: Store, times: int) -> dict[str, Any]:
+    """Does not end in as many first attempts."""
+    attempts = len(store.names("attempts"))
+    store.write_json(f"attempts/{attempts}.json", 0)
+    time.sleep(600 if attempts < times else 0)
+    return {}
+
+
 def complain(store: Store) -> dict[str, Any]:
     raise MissingFileError("there is no such file", path="rows.jsonl", place="line 7")
 

@@ -260,7 +260,7 @@ def prepare(
         )
     from fast_axolotl.cluster.prepare import prepare as prepare_dataset
 
-    job |= {"config": str(config), "overrides": {}, "output": output, "dry_run": dry_run}
+    job |= {"config": str(config), "output": output, "dry_run": dry_run}
     summary = _watch_job(prepare_dataset, **job)
     if dry_run:
         print_result(summary, job_document(summary), as_json=as_json)

@@ -167,7 +167,8 @@ def _measure(
     )
     program = find_program(command[0], environment)
     os.environ.update(environment)
-    say("no function of Axolotl is replaced" if skip is None else status_line(environment))
+    if skip is not None:
+        say(status_line(environment))
     say(f"measuring into {order.run_dir}")
     begin = time.time()
     try:

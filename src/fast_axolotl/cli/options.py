@@ -27,6 +27,7 @@ Columns = Annotated[str | None, Option(help="Columns (comma-separated). Default:
 RunsFolder = Annotated[
     Path | None, Option("--output", "-o", help="Folder of the runs. An interrupted one continues.")
 ]
+ShowAll = Annotated[bool, Option("--all", help="Print every row and note.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 
 Matters = Annotated[str | None, Option(help="Smallest change that counts. Default: 1%.")]

@@ -14,9 +14,9 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -162,8 +162,11 @@ class Job:
         )
 
 
-def find_repeated(store: Store, names: Iterable[str], memory: int) -> tuple[Any, Any]:
-    """Which rows repeat an earlier one, ascending, and the first row like each.
+@contextmanager
+def find_repeated(
+    store: Store, names: Iterable[str], memory: int
+) -> Iterator[Callable[[], Iterator[tuple[Any, Any]]]]:
+    """Rows that repeat an earlier one and the first row like each, as often as this is called.
 
     ``names`` are of files below ``digests/``, with two words for each row; rows are counted over
     all of them. It is done here, not in tasks, at some 10 million rows per second. Memory is
@@ -177,7 +180,7 @@ def find_repeated(store: Store, names: Iterable[str], memory: int) -> tuple[Any,
             before, row = row, row + len(digests) // 2
             spill.add(digests, np.arange(before, row))
         spill.resolve()
-        return spill.repeated()
+        yield spill.pairs
 
 
 class Output:
@@ -216,23 +219,18 @@ class Output:
                 raise UsageError(
                     f"{self.work.url} is not the work folder of a job; pass another --work"
                 )
-            for place, may_replace in ((self.final, overwrite), (self.parts, is_new)):
+            for place, may_replace in ((self.final, overwrite), (self.parts, is_new or overwrite)):
                 owner = _job_of(place)
                 if owner == "":
                     raise UsageError(
                         f"output {place.url} already exists and was not written by such a job, so "
                         "it is not replaced; choose another name, or remove it yourself"
                     )
-                if owner in (None, self._id) or may_replace:
-                    continue
-                if place is self.final and not overwrite:
+                if owner not in (None, self._id) and not may_replace:
                     raise UsageError(
                         f"output {place.url} already exists; pass overwrite=True (--overwrite) to "
                         "replace it, or choose another name"
                     )
-                raise UsageError(
-                    f"{place.url} holds files of another job; remove it, or pass another --output"
-                )
 
         def plain(value: Any) -> Any:
             return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)

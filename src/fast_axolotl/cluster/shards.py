@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fast_axolotl.axolotl.data import is_comparable
-from fast_axolotl.cluster.sources import Unit, read_tables
+from fast_axolotl.cluster.sources import Unit
 from fast_axolotl.cluster.stock import Made, open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
@@ -33,45 +33,44 @@ _MOST_SLICE_ROWS = 20_000
 def tokenise(
     store: Store,
     *,
-    name: str,
+    unit: Unit,
+    index: int,
     pipeline: str,
     split: str,
-    index: int,
-    unit: Unit,
     slice_bytes: int,
     secret: list[int] | None,
 ) -> dict[str, Any]:
     """A unit's rows as they will be in the prepared dataset."""
-    make, types = open_pipeline(pipeline).make, store.read_json("types.json")
-    raw, final = read_schema(types["raw"][index]), read_schema(types["final"])
-    rows_in = merged = dropped = tokens = num_bytes = 0
+    make = partial(open_pipeline(pipeline).make, index, split)
+    final = read_schema(store.read_json("types.json")["final"])
+    table = unit.read(store)
+    step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
+    merged = dropped = tokens = num_bytes = 0
     numbers, digests = [np.empty(0, np.int64)], [np.empty((0, 2), np.uint64)]
     with (
-        store.writing(f"tokens/{name}.arrow") as path,
+        store.writing(f"tokens/{unit.name}.arrow") as path,
         pa.ipc.new_file(str(path), final) as writer,
     ):
-        for first, table in read_tables(store, unit, raw):
-            step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
-            for start in range(0, len(table), step):
-                rows = table.slice(start, step)
-                made = make_rows(partial(make, index, split), rows, unit, first + start)
-                if made.table is not None:
-                    kept = _conform(made.table, final, unit)
-                    writer.write_table(kept, _ROWS_AT_ONCE)
-                    numbers.append(made.numbers.astype(np.int64) + merged)
-                    if secret is not None:
-                        digests.append(_digests(kept, secret))
-                    tokens += count_tokens(kept)
-                    num_bytes += kept.nbytes
-                rows_in, merged = rows_in + len(rows), merged + made.num_merged
-                dropped += made.num_dropped
-            pa.default_memory_pool().release_unused()
+        for start in range(0, len(table), step):
+            rows = unit._replace(first=unit.first + start)
+            made = make_rows(make, table.slice(start, step), rows)
+            if made.table is not None:
+                kept = _conform(made.table, final, rows)
+                writer.write_table(kept, _ROWS_AT_ONCE)
+                numbers.append(made.numbers.astype(np.int64) + merged)
+                if secret is not None:
+                    digests.append(_digests(kept, secret))
+                tokens += count_tokens(kept)
+                num_bytes += kept.nbytes
+            merged += made.num_merged
+            dropped += made.num_dropped
+        pa.default_memory_pool().release_unused()
     joined = np.concatenate(numbers)
-    store.write_array(f"numbers/{name}", joined)
+    store.write_array(f"numbers/{unit.name}", joined)
     if secret is not None:
-        store.write_array(f"digests/{name}", np.concatenate(digests))
+        store.write_array(f"digests/{unit.name}", np.concatenate(digests))
     return {
-        "rows": rows_in,
+        "rows": len(table),
         "kept": len(joined),
         "merged": merged,
         "dropped": dropped,
@@ -169,8 +168,8 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
         ) from None
 
 
-def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit, first: int) -> Made:
-    """What Axolotl makes of rows; where it fails, the error names the first such row."""
+def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit) -> Made:
+    """What Axolotl makes of rows, of a unit from the first on; an error names the row it is at."""
     try:
         return make(rows)
     except FastAxolotlError:
@@ -185,8 +184,9 @@ def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit, firs
         except Exception as error:  # noqa: BLE001
             reason, high = error, middle
     raise DataError(
-        f"{unit.place(first + low)}: Axolotl fails on this row ({type(reason).__name__}: "
-        f"{reason}); correct or remove the row, or check the type and fields of this dataset"
+        f"dataset {unit.dataset}, row {unit.first + low + 1:,}: Axolotl fails on this row "
+        f"({type(reason).__name__}: {reason}); correct or remove the row, or check the type and "
+        "fields of this dataset"
     )
 
 

@@ -6,16 +6,15 @@ bytes, so the later one may replace the earlier.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ import numpy as np
 
 from fast_axolotl.axolotl.tokenized_shards import take_lock
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading.remote import with_retries
 
-_PASSING = {errno.ESTALE, errno.EIO, errno.EBUSY, errno.EHOSTUNREACH, errno.ENETUNREACH}
-_PAUSES = (1.0, 3.0, 9.0)
-"""Seconds before each further attempt."""
+_RETRY_SECONDS = 60.0
+"""For so long, a request that fails is tried again; then its task is, on another node."""
 
 
 @dataclass(slots=True)
@@ -154,34 +153,5 @@ class Store:
 
     def _ask(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Calls a function of the file system, again where an error may pass."""
-        pauses = iter(_PAUSES)
-        while True:
-            try:
-                return getattr(self._fs, name)(*arguments, **options)
-            except Exception as error:
-                if not may_pass(error):
-                    raise
-                if (pause := next(pauses, None)) is None:
-                    raise DataError(
-                        f"the storage does not answer ({error}); finished work is kept: run the "
-                        "same command again to continue",
-                        path=self.url,
-                    ) from error
-                time.sleep(pause)
-
-
-def may_pass(error: BaseException | None) -> bool:
-    """Whether an error of storage, or one it has led to, may be gone at the next attempt."""
-    while error is not None:
-        answer = getattr(error, "response", None)  # of boto; the others have the status themselves
-        answer = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
-        names = ("status", "status_code", "code")
-        codes = [answer.get("HTTPStatusCode"), *(getattr(error, name, None) for name in names)]
-        if any(isinstance(code, int) and 500 <= code < 600 for code in codes):
-            return True
-        if isinstance(error, TimeoutError | ConnectionError | asyncio.TimeoutError):
-            return True
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+        call = partial(getattr(self._fs, name), *arguments, **options)
+        return with_retries(call, self.url, _RETRY_SECONDS)

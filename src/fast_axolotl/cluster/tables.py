@@ -28,7 +28,7 @@ from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading import format_of_name, open_dataset
 from fast_axolotl.reading.blocks import Dataset, InputFile, ReadOptions, Unit
 from fast_axolotl.reading.formats import FormatWarning, open_files
-from fast_axolotl.reading.order import Piece, Position, Span
+from fast_axolotl.reading.order import Piece, Position
 from fast_axolotl.reading.reader import LEAST_MEMORY_BUDGET, dataset_of
 from fast_axolotl.reading.rows import Rows, read_rows
 from fast_axolotl.reading.unify_types import Known
@@ -112,18 +112,18 @@ def dedupe_on(
         shares = {share.name: {"share": share} for share in _cut(dataset, format, schema, memory)}
         keys = {"columns": names, "secret": place.secret}
         digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
-        repeated, _ = find_repeated(store, shares, memory)
-        store.write_array("drops", repeated)
+        keep = np.ones(sum(answer["rows"] for answer in digests.values()), bool)
+        with find_repeated(store, shares, memory) as pairs:
+            for repeated, _ in pairs():
+                keep[repeated] = False
+        store.write_array("keep", keep)
         tasks: dict[str, dict[str, Any]] = {}
-        rows_in = 0
+        row = 0
         for name, given in shares.items():
-            first, num_rows = rows_in, digests[name]["rows"]
-            rows_in += num_rows
-            drop = np.searchsorted(repeated, [first, rows_in]).tolist()
-            has_rows = num_rows > drop[1] - drop[0]
-            if has_rows or (name == [*shares][-1] and not tasks):  # without rows there is a schema
+            first, row = row, row + digests[name]["rows"]
+            if keep[first:row].any() or (row == len(keep) and not tasks):  # at least a schema
                 part = {"part": f"part-{len(tasks):05d}.parquet", "target": place.parts.url}
-                tasks[name] = {**given, **part, "first": first, "num_rows": num_rows, "drop": drop}
+                tasks[name] = {**given, **part, "rows": [first, row]}
         place.forget_missing("write", {name: task["part"] for name, task in tasks.items()})
         written = job.run(store, write, tasks)
         rows = {tasks[name]["part"]: answer["rows"] for name, answer in written.items()}
@@ -131,9 +131,9 @@ def dedupe_on(
         store.remove()
     return job.summary(
         outputs=(final.url,),
-        rows_in=rows_in,
+        rows_in=len(keep),
         dropped={},
-        duplicates=len(repeated),
+        duplicates=len(keep) - int(keep.sum()),
         bytes_in=sum(one.num_bytes for one in sources),
     )
 
@@ -177,20 +177,9 @@ def digest(store: Store, *, share: Share, columns: list[str], secret: Sequence[i
     return {"rows": num_rows, "bytes_out": 16 * num_rows}
 
 
-def write(
-    store: Store,
-    *,
-    share: Share,
-    first: int,
-    num_rows: int,
-    drop: Sequence[int],
-    part: str,
-    target: str,
-) -> Answer:
-    """Writes the rows of a share that are not repeated: ``drop`` says where these are listed."""
-    keep = np.ones(num_rows, bool)
-    if drop[1] > drop[0]:
-        keep[store.read_array("drops", "<i8", *drop) - first] = False
+def write(store: Store, *, share: Share, rows: Sequence[int], part: str, target: str) -> Answer:
+    """Writes the rows of a share that are not repeated; ``rows`` are its first and last number."""
+    keep = store.read_array("keep", "?", *rows)
     at = 0
     with Store(target).writing(part) as path:
         writer = ParquetWriter(path, share.schema)
@@ -200,9 +189,9 @@ def write(
                 at += batch.num_rows
         writer.close()
         num_bytes = path.stat().st_size
-        if at != num_rows:
+        if at != len(keep):
             raise DataError(
-                f"the input had {num_rows:,} rows at the first read and {at:,} at the second: it "
+                f"the input had {len(keep):,} rows at the first read and {at:,} at the second: it "
                 "changed; run again with restart=True (--restart)",
                 path=share.files[0].source.path,
             )
@@ -220,7 +209,7 @@ def read_share(share: Share) -> Iterator[Rows]:
         options=share.options,
         window_bytes=0,
     )
-    pieces = [Piece((Span((unit,)),)) for unit in share.units]
+    pieces = [Piece((unit,)) for unit in share.units]
     budget = share.memory // _MEMORY_SHARE
     with ExitStack() as running:
         yield from read_rows(dataset, pieces, Position(), Known(share.schema), 1, budget, running)

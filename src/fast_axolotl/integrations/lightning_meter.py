@@ -63,8 +63,8 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             return
         self._step = trainer.global_step
         self._watch.step()
-        if self._is_logging and self._step % max(1, trainer.log_every_n_steps) == 0:
-            pl_module.log_dict(log_figures(self.meter), on_step=True, on_epoch=False)
+        if self._logged and self._step % max(1, trainer.log_every_n_steps) == 0:
+            pl_module.log_dict(log_figures(self.meter, self._logged), on_step=True, on_epoch=False)
 
     @never_raises
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -116,8 +116,8 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         if logs is None or self.meter is None or self._watch is None or "loss" not in logs:
             return
         self.meter.log(state.global_step, logs)
-        if self._is_logging:
-            figures = log_figures(self.meter)
+        if self._logged:
+            figures = log_figures(self.meter, self._logged)
             logs.update(figures)
             # The trainer's own history holds a copy.
             if state.log_history and state.log_history[-1].get("step") == state.global_step:

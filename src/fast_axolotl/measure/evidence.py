@@ -114,8 +114,10 @@ class Evidence:
         least = [share - looks_error(share, seconds) for share in shares]
         if max(self.stall - self.stall_error, *least) >= thresholds.DATA_STALL:
             return True
-        most = self.stall + self.stall_error + sum(shares) + looks_error(sum(shares), seconds)
-        return seconds >= thresholds.LEAST_SETTLED_SECONDS and most < thresholds.FREE_STALL
+        is_free = self.stall + self.stall_error < thresholds.FREE_STALL
+        most = sum(shares) + looks_error(sum(shares), seconds)
+        is_clear = is_free and most < thresholds.DATA_STALL
+        return seconds >= thresholds.LEAST_SETTLED_SECONDS and is_clear
 
     @property
     def pattern(self) -> str:

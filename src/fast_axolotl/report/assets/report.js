@@ -168,6 +168,21 @@
     draw();
   });
 
+  // --- a run that goes on: load the page again, as it was left ---
+
+  const seconds = Number(root.dataset.reload);
+  const sections = [...document.querySelectorAll("details")];
+  if (seconds) {
+    const left = JSON.parse(sessionStorage.getItem("report") || "{}");
+    if (left.theme) root.dataset.theme = left.theme;
+    (left.open || []).forEach((isOpen, place) => { if (sections[place]) sections[place].open = isOpen; });
+    addEventListener("pagehide", () => {
+      const open = sections.map((one) => one.open);
+      sessionStorage.setItem("report", JSON.stringify({ theme: root.dataset.theme, open }));
+    });
+    setInterval(() => { if (!document.hidden) location.reload(); }, 1000 * seconds);
+  }
+
   // --- start ---
 
   async function unpack() {
