@@ -16,10 +16,9 @@ With a dispatcher it is rank 0, which reads for all, and whose waits look like c
 others. A rank that recorded too little to be judged decides nothing, where another has recorded
 more.
 
-*Stragglers.* The rank that the others wait for is late with its data: in the steps in which it
-waits, the others do not. Or it computes longer, which only a profiler window tells: it is the one
-that spends least time in collectives. A step is as long on every rank, since they wait for each
-other.
+*Stragglers.* The rank that the others wait for is late with its data: it waits longer than any
+other. Or it works longer: by looks at the stacks, or in a profiler window, in which it spends least
+time in collectives. A step is as long on every rank, since they wait for each other.
 
 *Replicas.* Ranks of one tensor, context or pipeline parallel group are fed the same batches, and
 what they count is not added up twice. The sizes of these groups stand in the settings.
@@ -347,8 +346,6 @@ class Job:
     source: StallSource = ""
     host_stall_fraction: float | None = None
     device_stall_fraction: float | None = None
-    alone: dict[int, float] = field(default_factory=dict)
-    """Share of the time in which only this rank waited."""
     figures: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(JOB_FIGURES))
     skew_share: float | None = None
     """Share of the longest rank's communication that is waiting for a slower rank."""
@@ -433,8 +430,6 @@ def _fold_stall(job: Job) -> None:
         else:
             shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
             job.host_stall_fraction = max(shares)
-    alone = zip(steady, waits.alone, strict=True)
-    job.alone = {rank.rank: share(seconds) for rank, seconds in alone}
 
 
 def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
@@ -501,17 +496,20 @@ def _find_straggler(job: Job, skew_fraction: float) -> None:
     reason = "a rank that computes longer shows only in a profiler window; use fast-axolotl measure"
     reason += " --profile-steps 5"
     found: list[tuple[float, int, str]] = []
-    if sum(rank.steady.steps > 0 for rank in job.ranks) < 2:
+    steady = [rank for rank in job.ranks if rank.steady.steps]
+    if len(steady) < 2:
         reason = "only one rank has steady steps, so no rank can be slower than the others"
     else:
-        late = max(job.alone, key=job.alone.__getitem__, default=None)
-        if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
-            found.append((job.alone[late], late, "data"))
+        stalls = {rank.rank: rank.steady.stall_fraction or 0.0 for rank in steady}
+        late = max(stalls, key=stalls.__getitem__)
+        share = stalls.pop(late) - max(stalls.values())
+        if share >= LEAST_SHARE * (job.stall_fraction or 0.0) and not job.is_dispatched:
+            found.append((share, late, "data"))
         if job.slow_rank is not None:
             reason = ""
             if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
                 found.append((skew_fraction, job.slow_rank, "compute"))
-        works = {rank.rank: rank.work for rank in job.ranks if rank.steady.steps}
+        works = {rank.rank: rank.work for rank in steady}
         if all(works.values()):
             reason = ""
             slowest = max(works, key=lambda number: sum(works[number].values()))
@@ -521,8 +519,8 @@ def _find_straggler(job: Job, skew_fraction: float) -> None:
                 for phase in own.keys() | set().union(*works.values())
             }
             excess = {phase: own.get(phase, 0.0) - seconds for phase, seconds in usual.items()}
-            steady = next(one.steady for one in job.ranks if one.rank == slowest)
-            share = sum(excess.values()) * steady.steps / (steady.wall_seconds or 1.0)
+            totals = next(rank.steady for rank in steady if rank.rank == slowest)
+            share = sum(excess.values()) * totals.steps / (totals.wall_seconds or 1.0)
             if share >= LEAST_WORK_SHARE:
                 found.append((share, slowest, "compute"))
                 job.straggler_phase = max(excess, key=lambda phase: excess[phase])
