@@ -297,13 +297,11 @@ def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drai
     loader lacks is too little to matter."""
     points = read_queue(blocks)
     if first := _find_dry(points, settings):
-        since, before = blocks[first:], blocks[first - 1]
-        wall = total(block.wall_seconds for block in since) or 0.0
-        waited = total(
-            block.wait_seconds(is_device=block.device_wait_seconds is not None) for block in since
-        )
-        if (ratio(waited, wall) or 0.0) >= thresholds.FREE_STALL:
-            is_over = thresholds.is_long_enough(sum(block.fetches for block in since), wall)
+        since, before = WaitTotals(), blocks[first - 1]
+        for block in blocks[first:]:
+            since.add_block(block)
+        if (since.stall_fraction or 0.0) >= thresholds.FREE_STALL:
+            is_over = thresholds.is_long_enough(since.fetches, since.wall_seconds)
             return Drain(before.first_step + before.steps, first, is_over)
     half = len(points) // 2
     earlier, later = mean_depth(points[:half]), mean_depth(points[half:])
