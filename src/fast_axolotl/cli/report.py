@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -105,13 +104,7 @@ def show(
     from fast_axolotl.report.terminal import print_document
 
     if is_list:
-        from fast_axolotl.report.document import Document, Table
-
-        found = list_runs(run or Path("fast-axolotl-runs"))
-        header = list(found[0])
-        rows = [[row[name] or "–" for name in header] for row in found]
-        table = Table(header=header, rows=rows)
-        print_result(found, Document(title="", blocks=[table]), as_json=as_json)
+        print_runs(run or Path("fast-axolotl-runs"), as_json=as_json)
         return
     run = run or latest_run()
     shown = read_report_run(run, "")
@@ -123,31 +116,20 @@ def show(
         show_short_summary(shown.summary, shown.record)
 
 
-def list_runs(root: Path) -> list[dict[str, str]]:
-    """The records of a folder, oldest first: when, what was run, and what came of it."""
-    from fast_axolotl.record.units import format_count, format_date, format_share
-    from fast_axolotl.report.runs import verdict_badge
+def print_runs(root: Path, *, as_json: bool) -> None:
+    """The records of a folder, oldest first, a line each."""
+    from fast_axolotl.report.brief import list_document, run_line
 
-    found = []
+    runs = []
     for folder in {file.parent for file in root.glob("*/*.jsonl")}:
-        row = dict.fromkeys(("run", "started", "verdict", "tokens/s", "stall", "command"), "")
-        row["run"] = folder.name
         try:
-            run = read_report_run(folder, folder.name)
+            runs.append(run_line(read_report_run(folder, folder.name)))
         except FastAxolotlError as error:
-            found.append(row | {"verdict": str(error)})
-            continue
-        verdict, system, first = run.summary.verdict, run.record.system, run.record.ranks.get(0)
-        start = system.start if system is not None else None if first is None else first.start
-        row["started"] = format_date(run.summary.started)
-        row["verdict"] = verdict_badge(verdict.kind, verdict.subtype)[1]
-        row["tokens/s"] = format_count(run.summary.tokens_per_second)
-        row["stall"] = format_share(run.summary.stall_fraction)
-        row["command"] = shlex.join(start.command) if start is not None else ""
-        found.append(row)
-    if not found:
+            say(str(error))
+    if not runs:
         raise UsageError(f"there is no record in {root}/: name the folder that holds the runs")
-    return sorted(found, key=lambda row: row["started"])
+    runs.sort(key=lambda run: run["started"])
+    print_result(runs, list_document(runs), as_json=as_json)
 
 
 def make_documents(
