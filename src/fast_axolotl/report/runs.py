@@ -105,9 +105,6 @@ def show_short_summary(
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
-    if lines := where_rows(summary)[:2]:
-        texts = (f"{phase}: {place} {share}" for phase, place, share in lines)
-        pairs.append(("line of code", " · ".join(texts)))
     if summary.replacements:
         pairs.append(("replaced", ", ".join(summary.replacements)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
