@@ -2,7 +2,8 @@
 
 A training that runs out of memory does so on its longest batch, hours after the start. Without
 packing that is the longest rows side by side; with it, full packs: the longest rows end to end, cut
-at ``sequence_len``. The offsets of the Arrow files tell them; other tokens are not read. The copy has the name of the original, under which Axolotl looks for it.
+at ``sequence_len``. The offsets of the Arrow files tell them; other tokens are not read. The copy
+has the name of the original, under which Axolotl looks for it.
 """
 
 from __future__ import annotations
