@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from fast_axolotl.errors import UsageError
+from fast_axolotl.record.run_folders import next_folder
 from fast_axolotl.report.document import Document
 
 Inputs = Annotated[list[str], Argument(help="Files, folders, globs or URIs, read in this order.")]
@@ -62,12 +64,8 @@ def parse_names(text: str) -> list[str]:
 
 def unused_folder(root: str, name: str) -> Path:
     """``root/name``; with a number behind it where that is there already."""
-    folder = Path(root) / name
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{name}-{number}")
-    return folder
+    folders = (next_folder(Path(root, name), number) for number in count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def latest_run(root: str = "fast-axolotl-runs") -> Path:
