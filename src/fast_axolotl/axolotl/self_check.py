@@ -163,7 +163,9 @@ def _describe(value: Any, path: str) -> Iterator[str]:
         yield f"{name} {value.dtype} {value.device} {tuple(value.shape)} {flat.tobytes()!r}"
     elif _is_dataset(value):
         table = value.with_format("arrow")[:]
-        yield f"{name} {value.features} {value.split} {table.schema.to_string()}"
+        # Metadata repeat the features, and name the parts that several processes made.
+        schema = table.schema.remove_metadata()
+        yield f"{name} {value.features} {value.split} {schema.to_string()}"
         for place, row in enumerate(table.to_pylist()):
             yield f"{path}[{place}]: {row!r}"
     elif isinstance(value, Mapping):
@@ -217,8 +219,9 @@ def _take(rows: Any, places: list[int], *, as_is: bool = False) -> Any:
 
 
 def _is_dataset(value: Any) -> bool:
+    """Whether it is one with rows: Axolotl's class tokenises before it is a dataset itself."""
     datasets = sys.modules.get("datasets")
-    return datasets is not None and isinstance(value, datasets.Dataset)
+    return datasets is not None and isinstance(value, datasets.Dataset) and "_data" in vars(value)
 
 
 @contextmanager

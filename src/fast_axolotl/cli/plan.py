@@ -546,17 +546,15 @@ def trace_document(summary: TraceSummary) -> Document:
         notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
     rows: list[Row] = []
     for row in summary.collectives:
-        speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
         group = "–" if row.group is None else row.group[:24] or "not named"
         cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
-        cells.append(format_seconds(row.waiting_seconds))
-        rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
+        rows.append([*cells, format_seconds(row.waiting_seconds)])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
     header += ["idle", "of it host"]
     blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
-        table = Table(header=[*header, "bus bandwidth"], rows=rows)
+        table = Table(header=header, rows=rows)
         blocks.append(Section(title="Communication, all ranks together", blocks=[table]))
     return Document(title="Mean step of each rank", blocks=blocks)

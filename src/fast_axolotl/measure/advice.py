@@ -177,9 +177,7 @@ def read_less(evidence: Evidence) -> str:
 
 
 def talk_less(evidence: Evidence) -> Action:
-    """Communicate less often, or less; where most of it is waiting, even the ranks out."""
-    if evidence.is_skewed:
-        return even_out(evidence)
+    """Communicate less often, or less."""
     source, exposed = evidence.source, evidence.exposed
     stage, is_fsdp = evidence.number("deepspeed_stage") or 0, bool(evidence.setting("fsdp"))
     if not is_fsdp and stage < 2:
@@ -209,9 +207,7 @@ def even_out(evidence: Evidence) -> Action:
     figures = evidence.figures
     rates = [rank.tokens_per_second for rank in figures.ranks if rank.tokens_per_second]
     is_uneven = len(rates) > 1 and max(rates) > 1.05 * min(rates)
-    slow, lost = evidence.slow_rank, evidence.exposed * (evidence.skew_share or 0.0)
-    if evidence.holds_up:
-        slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
+    slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
     text = (
         f"Check the machine of rank {slow}: its GPU clocks and power (nvidia-smi -q -d "
         "PERFORMANCE), and other programs on its CPU cores."

@@ -31,6 +31,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fast_axolotl.record import (
@@ -176,8 +177,8 @@ class RankFigures:
 
     @property
     def stall_error(self) -> float | None:
-        """Half of the 95 % interval of the stall that fetches tell, by a jackknife over ten
-        stretches of the run; ``None``: too few steps."""
+        """Half of the 95 % interval of the stall that fetches tell, by how ten stretches of the run
+        differ from it; ``None``: too few steps."""
         is_device = self.steady.source == "device"
         pairs: list[tuple[float, float]] = []
         for block in self.steady_blocks:
@@ -191,14 +192,10 @@ class RankFigures:
         wall, wait = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
         if count < LEAST_JUDGED or wall <= 0:
             return None
-        without = []
-        for part in range(_STRETCHES):
-            cut = pairs[part * count // _STRETCHES : (part + 1) * count // _STRETCHES]
-            rest = wall - sum(pair[0] for pair in cut)
-            without.append((wait - sum(pair[1] for pair in cut)) / rest if rest > 0 else 0.0)
-        mean = sum(without) / _STRETCHES
-        spread = sum((share - mean) ** 2 for share in without)
-        return _T_OF_STRETCHES * math.sqrt((_STRETCHES - 1) / _STRETCHES * spread)
+        over = [seconds - wait / wall * length for length, seconds in pairs]
+        edges = [part * count // _STRETCHES for part in range(_STRETCHES + 1)]
+        spread = sum(sum(over[first:last]) ** 2 for first, last in pairwise(edges))
+        return _T_OF_STRETCHES * math.sqrt(spread * _STRETCHES / (_STRETCHES - 1)) / wall
 
     @property
     def window(self) -> ProfileWindow | None:

@@ -105,9 +105,8 @@ def find_late_change(job: Job) -> LateChange | None:
         waits = fold_waits(blocks, steps, "device" if chosen.steady.source == "device" else "host")
         stalls.append(ratio(waits.seconds, total(block.wall_seconds for block in tenth)) or 0.0)
     *before, now = stalls
-    above = sum(now - stall >= _LEAST_CHANGE for stall in before)
-    below = sum(stall - now >= _LEAST_CHANGE for stall in before)
-    if max(above, below) < _LEAST_APART:
+    ranked = sorted(before)
+    if max(now - ranked[_LEAST_APART - 1], ranked[-_LEAST_APART] - now) < _LEAST_CHANGE:
         return None
     begin = chosen.record.start.time + last[0].begin
     return LateChange(begin, last[0].first_step, statistics.median(before))

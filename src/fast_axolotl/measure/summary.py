@@ -102,7 +102,6 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             stall_error=_stall_error(chosen, draft),
             drift=None if chosen is None else find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
-            slow_rank=job.slow_rank,
             slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
             drain=next(held, None if chosen is None else chosen.drain),
             interpreters=record.interpreters,
@@ -329,8 +328,7 @@ class _Fold:
         # What the model would take if no rank ever waited.
         stall = self.job.stall_fraction
         demand = times(ratio(samples, None if stall is None else 1.0 - stall), rows_per_sample)
-        no_demand = packed if samples is not None else uncounted
-        self.put_steady("demand_rows_per_second", demand, no_demand, "rows")
+        self.put_steady("demand_rows_per_second", demand, no_rows, "rows", "samples")
         # Ranks meet at every step, so the slowest reader sets the pace of all.
         reading = []
         for rank in readers:

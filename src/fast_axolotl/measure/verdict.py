@@ -404,7 +404,8 @@ def _straggler(evidence: Evidence) -> Verdict | None:
     lost = evidence.figures.straggler_fraction or 0.0
     if not evidence.holds_up or lost < max(thresholds.DATA_STALL, evidence.stall):
         return None
-    lines = [*evidence.rank_lines(), evidence.stall_line(), *evidence.phase_lines()]
+    lines = [*evidence.rank_lines(), *evidence.window_lines(), evidence.stall_line()]
+    lines += evidence.phase_lines()
     headline, action = _straggling(evidence), advice.even_out(evidence)
     return _verdict(evidence, "communication", headline, lines, action, subtype="skew")
 
@@ -464,28 +465,13 @@ def _data(evidence: Evidence) -> Verdict | None:
 
 
 def _communication(evidence: Evidence) -> Verdict | None:
-    """Ranks wait for the network, or for one of them."""
+    """Ranks wait for the network."""
     if evidence.exposed < thresholds.BOUND_COMMUNICATION:
         return None
-    lines = [
-        "in {exposed_communication_fraction} of the profiled time, only communication ran "
-        "({BOUND_COMMUNICATION})"
-    ]
-    if evidence.figures.pure_communication_fraction is not None:
-        lines.append(
-            "the transfers alone (each collective on its fastest rank) take "
-            "{pure_communication_fraction} of the time; {skew} of the communication is waiting "
-            "for the last rank"
-        )
+    lines = [*evidence.window_lines(), evidence.stall_line()]
     headline = "Communication between the ranks is the limit."
-    if evidence.is_skewed:
-        headline = (
-            f"The ranks wait for rank {evidence.slow_rank}, which reaches their collectives last."
-        )
-    skew = format_share(evidence.skew_share)
-    told = [*(evidence.say(line, skew=skew) for line in lines), evidence.stall_line()]
-    action, subtype = advice.talk_less(evidence), "skew" if evidence.is_skewed else "network"
-    return _verdict(evidence, "communication", headline, told, action, subtype=subtype)
+    action = advice.talk_less(evidence)
+    return _verdict(evidence, "communication", headline, lines, action, subtype="network")
 
 
 def _compute(evidence: Evidence) -> Verdict | None:

@@ -9,7 +9,8 @@ faster, and again in steps if it was not. A group that is large on disk is strea
 **Arrow.** A local file that is not compressed is mapped into memory, as ``datasets`` does it: units
 are ranges of rows, and to decode one is to slice. A file that is cut off while it is read ends the
 process. What cannot be mapped (remote, compressed and damaged files) is decoded batch by batch. A
-stream among them has no index, so it is one unit, read front to back.
+stream among them has no index, so it is one unit, read front to back. ``Taker`` gives rows of
+mapped files by their number. Not those of other files: each would cost the decoding of a unit.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fast_axolotl.errors import DataError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading.blocks import (
     PART_BLOCKS,
     Block,
+    Dataset,
     Decoded,
     ReadOptions,
     Unit,
@@ -133,9 +136,9 @@ class ParquetFile(_Columnar):
         if encoded_left > part_bytes:  # streamed
             buffer_size = min(part_bytes // len(self.names), _PAGE_BUFFER_BYTES)
             buffer_size = max(buffer_size, _LEAST_BUFFER_BYTES)
-        # A remote group that is wanted whole is fetched whole: its size in the file, which the footer
-        # does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would read on
-        # threads that can abort the process at its exit, since they hold a Python file.
+        # A remote group that is wanted whole is fetched whole: its size in the file, which the
+        # footer does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would
+        # read on threads that can abort the process at its exit, since they hold a Python file.
         ahead = buffer_size or int(is_all * encoded_left * self.encoded_share * _MARGIN)
         open_file = partial(
             pq.ParquetFile,
@@ -294,6 +297,43 @@ class ArrowFile(_Columnar):
         with _named(path, f"after record batch {index - 1}"):
             if is_stream and not _has_end(self.source, file.tell()):
                 raise pa.ArrowInvalid("the stream has no end marker")
+
+
+class Taker:
+    """Takes rows of a dataset; where they lie is found once."""
+
+    def __init__(self, dataset: Dataset, schema: pa.Schema) -> None:
+        files: list[MappedFile] = []
+        for item, file in zip(dataset.inputs, dataset.formats, strict=True):
+            is_whole = not item.source.keys  # columns that folders tell are not in the file
+            is_same = file.schema is not None and file.schema.equals(schema, check_metadata=True)
+            if isinstance(file, MappedFile) and is_whole and is_same:
+                files.append(file)
+            else:
+                raise UsageError(
+                    f"take() cannot read {item.source.path}: it needs local Arrow files with the "
+                    "same columns; convert the data to such files"
+                )
+        self._schema = schema
+        self._batches = [(file, index) for file in files for index in range(len(file.batches))]
+        counts = [batch.num_rows for file in files for batch in file.batches]
+        self._starts = np.array([0, *accumulate(counts)], dtype=np.int64)
+
+    def take(self, indices: Sequence[int]) -> pa.Table:
+        """The rows of these numbers, in this order."""
+        wanted = np.asarray(indices)
+        if wanted.ndim != 1 or (len(wanted) and wanted.dtype.kind not in "iu"):
+            raise UsageError(f"indices must be a list of whole numbers, not {indices!r}")
+        wanted, total = wanted.astype(np.int64), int(self._starts[-1])
+        outside = wanted[(wanted < 0) | (wanted >= total)]
+        if len(outside):
+            raise UsageError(f"no row {outside[0]}: the data has {total:,} rows, counted from 0")
+        parts = self._starts.searchsorted(wanted, side="right") - 1
+        pieces = []
+        for part, row in zip(parts.tolist(), (wanted - self._starts[parts]).tolist(), strict=True):
+            file, index = self._batches[part]
+            pieces.append(file.batch(index).slice(row, 1))
+        return pa.Table.from_batches(pieces, self._schema)
 
 
 def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:

@@ -81,28 +81,9 @@ class Position(NamedTuple):
     """Rows of the permuted window that have been delivered."""
 
     def forward(self, rows: int) -> Position:
-        piece, row, end_piece, end_row, taken = self
-        if end_piece < 0:
-            return Position(piece, row + rows, end_piece, end_row, taken)
-        return Position(piece, row, end_piece, end_row, taken + rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Which rows to keep, of those that come."""
-
-    kind: str
-    """``skip``: all but the first n. ``head``: the first n. ``part``: of every n rows the i-th."""
-    number: int
-    index: int = 0
-
-    def count(self, rows: int) -> int:
-        """How many rows are kept of so many."""
-        if self.kind == "skip":
-            return max(0, rows - self.number)
-        if self.kind == "head":
-            return min(rows, self.number)
-        return max(0, (rows - self.index + self.number - 1) // self.number)
+        if self.end_piece < 0:
+            return self._replace(row=self.row + rows)
+        return self._replace(taken=self.taken + rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +92,8 @@ class Piece:
     or what an earlier generation left of a window."""
 
     units: tuple[Unit, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[slice, ...] = ()
+    """Which of their rows to keep; each of what the ones before it leave."""
     window: tuple[Piece, ...] = ()
     """In place of units: the pieces whose rows were permuted together."""
     seed: tuple[int, ...] = ()
@@ -127,7 +109,7 @@ class Piece:
     def num_bytes(self) -> int:
         """Its weight: encoded bytes; what is skipped counts too."""
         total = sum(unit.num_bytes for part in self.window or (self,) for unit in part.units)
-        parts = math.prod(step.number for step in self.steps if step.kind == "part")
+        parts: int = math.prod(step.step or 1 for step in self.steps)
         return max(1, total // parts)
 
     @property
@@ -140,14 +122,14 @@ class Piece:
         """Whether all rows are left of what are units."""
         return not (self.steps or self.window)
 
-    def with_step(self, kind: str, number: int, index: int = 0) -> Piece:
-        return replace(self, steps=(*self.steps, Step(kind, number, index)))
+    def with_step(self, *of_slice: int | None) -> Piece:
+        return replace(self, steps=(*self.steps, slice(*of_slice)))
 
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
         count = sum(rows[unit] for unit in self.units) + sum(p.count(rows) for p in self.window)
         for step in self.steps:
-            count = step.count(count)
+            count = len(range(count)[step])
         return count
 
 
@@ -232,15 +214,15 @@ class Order:
         at, row = position.piece, position.row
         if position.taken:
             pieces = list(sequence[at : position.end_piece + 1])
-            pieces[-1] = pieces[-1].with_step("head", position.end_row)
+            pieces[-1] = pieces[-1].with_step(position.end_row)
             if row:
-                pieces[0] = pieces[0].with_step("skip", row)
+                pieces[0] = pieces[0].with_step(row, None)
             seed = self.window_seed(shard, position, generation)
-            steps = (Step("skip", position.taken),)
+            steps = (slice(position.taken, None),)
             yield Piece(steps=steps, window=tuple(pieces), seed=seed)
             at, row = position.end_piece, position.end_row
         if row and at < len(sequence):  # behind the end are rows that were repeated
-            yield sequence[at].with_step("skip", row)
+            yield sequence[at].with_step(row, None)
             at += 1
         for piece in sequence[at:]:
             if piece.is_whole:
@@ -380,7 +362,7 @@ def _deal(
             index = max(range(len(left)), key=lambda index: sizes[index] / readers[index])
             readers[index] += 1
         parts = (
-            piece if number == 1 else piece.with_step("part", number, index)
+            piece if number == 1 else piece.with_step(index, None, number)
             for piece, number in zip(left, readers, strict=True)
             for index in range(number)
         )
@@ -423,8 +405,8 @@ def _hand_over(giver: list[Piece], taker: list[Piece], more: int, rows: Mapping[
         piece = giver.pop()
         num_rows = piece.count(rows)
         if num_rows > more:
-            giver.append(piece.with_step("head", num_rows - more))
-            piece, num_rows = piece.with_step("skip", num_rows - more), more
+            giver.append(piece.with_step(num_rows - more))
+            piece, num_rows = piece.with_step(num_rows - more, None), more
         taker.append(piece)
         more -= num_rows
 
@@ -434,7 +416,7 @@ def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:
     for piece in (piece for pieces in dealt for piece in pieces):
         source = dataset.inputs[piece.place[0]].source
         # What is left of a window is shared as well, but only once, and it is small.
-        is_shared = not piece.window and any(step.kind == "part" for step in piece.steps)
+        is_shared = not piece.window and any(step.step for step in piece.steps)
         if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
                 f"{source.path}: several of {len(dealt)} shards each read all of this file, "

@@ -264,7 +264,7 @@ class Reader(AbstractContextManager["Reader"]):
         Such files are mapped, so that nothing is decoded; other formats are an error.
         """
         if self._taker is None:
-            from fast_axolotl.reading.take import Taker  # most readers never take
+            from fast_axolotl.reading.columnar import Taker  # most readers never take
 
             self._taker = Taker(self._next.dataset, self._base)
         return self._taker.take(indices)

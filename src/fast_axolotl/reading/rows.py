@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.reading.blocks import Block, Dataset, Rejection, value_bytes
-from fast_axolotl.reading.order import Piece, Position, Step
+from fast_axolotl.reading.order import Piece, Position
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import conform
 from fast_axolotl.reading.unify_types import Known
@@ -56,8 +56,8 @@ class _Task(NamedTuple):
 
     block: Block
     weight: int
-    index: int
-    """Of the piece in the sequence."""
+    piece: int
+    """Its number in the sequence."""
     part: Piece
     """The piece, or the part of a window."""
 
@@ -67,7 +67,7 @@ class _Window(NamedTuple):
 
     tables: list[Rows]
     seed: tuple[int, ...]
-    left: tuple[Step, ...] = ()
+    left: tuple[slice, ...] = ()
     """What to keep of it, where an earlier generation began it."""
     skipped: int = 0
     """Rows of what is left that a resumed pass has had."""
@@ -90,7 +90,7 @@ class _Window(NamedTuple):
         start = Position(*first.start[:2], *last.after[:2])
         after = last.after
         if self.left:
-            table, _ = _Picker((*self.left, Step("skip", self.skipped))).pick(table)
+            table, _ = _Picker((*self.left, slice(self.skipped, None))).pick(table)
             start = Position(first.start.piece, self.skipped)
             after = start.forward(table.num_rows)
         return Rows(
@@ -139,15 +139,15 @@ def read_rows(
     for task, decoded in ahead:
         if task.part is not part:
             part, steps = task.part, task.part.steps
-            row = start.row if task.index == start.piece else 0
-            if row and part is pieces[task.index]:  # of a window, once it is permuted
-                steps = (*steps, Step("skip", row))
+            row = start.row if task.piece == start.piece else 0
+            if row and part is pieces[task.piece]:  # of a window, once it is permuted
+                steps = (*steps, slice(row, None))
             picker = _Picker(steps)
         weight = task.weight
         for found in known.widen_all(decoded, task.block, options):
             table, is_counted = picker.pick(found.table)
             num_rows = max(1, found.table.num_rows)
-            begin = Position(task.index, row)
+            begin = Position(task.piece, row)
             yield Rows(
                 table=table,
                 start=begin,
@@ -235,14 +235,17 @@ def cut_batches(
     tables: Iterable[Rows], batch_size: Callable[[], int], most_bytes: int
 ) -> Iterator[Batch]:
     """Collects the rows of blocks and gives them back in batches with the position after each."""
-    held: deque[tuple[pa.RecordBatch, Position, float]] = deque()
-    """Rows not yet delivered, where the first of them stands, and the bytes of each."""
+    held: deque[tuple[pa.RecordBatch, Position, float, bool]] = deque()
+    """Rows not yet delivered, where the first of them stands, the bytes of each, and whether they
+    are the last ones of a table."""
     num_rows, num_bytes = 0, 0.0
     for rows in chain(tables, (None,)):
         if rows is not None:
             position = rows.start
+            left = rows.table.num_rows
             for part in filter(len, rows.table.to_batches()):
-                held.append((part, position, rows.row_bytes))
+                left -= len(part)
+                held.append((part, position, rows.row_bytes, not left))
                 position = position.forward(len(part))
             num_rows += rows.table.num_rows
             num_bytes += rows.table.num_rows * rows.row_bytes
@@ -252,19 +255,23 @@ def cut_batches(
             places: list[tuple[int, Position]] = []
             missing, room = batch_size(), float(most_bytes)
             while held and missing:
-                part, position, row_bytes = held.popleft()
+                part, position, row_bytes, is_last = held.popleft()
                 fitting = int(room // row_bytes) if row_bytes else missing
                 count = min(len(part), missing, max(fitting, not taken))
                 if count < len(part):
-                    held.appendleft((part.slice(count), position.forward(count), row_bytes))
+                    rest = part.slice(count), position.forward(count), row_bytes, is_last
+                    held.appendleft(rest)
                     if count == 0:
                         break
-                taken.append(part.slice(0, count))
+                    part = part.slice(0, count)
+                taken.append(part)
                 places.append((count, position))
                 missing -= count
                 room -= count * row_bytes
                 num_rows -= count
                 num_bytes -= count * row_bytes
+                if is_last and room < most_bytes / 2 and missing * row_bytes > room:
+                    break  # it would come out short anyway, and joining tables is a copy
             after, next_schema = end.after, end.table.schema
             if held:
                 after, next_schema = held[0][1], held[0][0].schema
@@ -282,7 +289,7 @@ def cut_batches(
 class _Picker:
     """Applies steps to rows that come table by table."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[slice]) -> None:
         self._steps = steps
         self._seen = [0] * len(steps)
 
@@ -291,18 +298,17 @@ class _Picker:
         shard or pass."""
         is_counted = True
         for place, step in enumerate(self._steps):
-            seen, num_rows = self._seen[place], table.num_rows
+            seen, num_rows, start = self._seen[place], table.num_rows, step.start or 0
             self._seen[place] += num_rows
-            if step.kind == "part":
-                first = (step.index - seen) % step.number
-                table = take(table, np.arange(first, num_rows, step.number))
-                is_counted &= step.index == 0
-            elif step.kind == "skip":
-                table = table.slice(min(num_rows, max(0, step.number - seen)))
-                is_counted &= seen >= step.number
+            if step.step:
+                first = (start - seen) % step.step
+                table = take(table, np.arange(first, num_rows, step.step))
+                is_counted &= start == 0
             else:
-                table = table.slice(0, max(0, step.number - seen))
-                is_counted &= seen < step.number
+                stop = seen + num_rows if step.stop is None else step.stop
+                kept = range(num_rows)[max(0, start - seen) : max(0, stop - seen)]
+                table = table.slice(kept.start, len(kept))
+                is_counted &= start <= seen and (step.stop is None or seen < stop)
         return table, is_counted
 
 
