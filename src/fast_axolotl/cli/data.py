@@ -29,10 +29,7 @@ from fast_axolotl.cli.options import (
     say,
 )
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.record.units import (
-    format_duration,
-    format_seconds,
-)
+from fast_axolotl.record.units import format_duration, format_seconds
 from fast_axolotl.report.document import Document, Table
 from fast_axolotl.report.values import summary_document
 
