@@ -125,7 +125,7 @@ def test_a_task_that_always_kills_its_process_is_an_error(opened: Open, tmp_path
     tasks = [*squares(3), task("die", times=9, signal_number=signal.SIGSEGV)]
     with pytest.raises(DataError, match=r"toy/die failed 4 times.*--memory.*SIGSEGV"):
         perform_all(engine, tmp_path, tasks)
-    assert len(Store(str(tmp_path)).names("attempts")) == 4
+    assert len(Store(str(tmp_path)).sizes("attempts")) == 4
     assert_squares(perform_all(engine, tmp_path, squares(3)), 3)
 
 

@@ -162,10 +162,7 @@ def dedupe(
             help="Also remove rows of this data, for example a test set. Repeatable; quote globs."
         ),
     ] = None,
-    report: Annotated[
-        Path | None, Option(help="File that lists the removed rows, each with the row it repeats.")
-    ] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace output and report.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the output.")] = False,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
@@ -196,8 +193,8 @@ def dedupe(
         "on_error": on_error,
     }
     if engine is not None:
-        if against or report is not None or settings.pop("on_error") == "skip":
-            raise UsageError("--against, --report and --on-error skip do not work with --engine")
+        if against or settings.pop("on_error") == "skip":
+            raise UsageError("--against and --on-error skip do not work with --engine")
         job = _job_options(engine, address, workers, memory, work, restart)
         from fast_axolotl.cluster.tables import dedupe_on
 
@@ -213,7 +210,6 @@ def dedupe(
             inputs,
             output,
             against=against or None,
-            report=report,
             memory_budget=parse_size(memory_budget),
             progress=progress,
             **settings,

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,8 +76,6 @@ def prepare(
     if room < _LEAST_ROOM:
         least = (_HOST_BYTES + _LEAST_ROOM) // MIB
         raise UsageError(f"memory must be at least {least} MiB per worker; most is for Axolotl")
-    if not Path(config).is_file():
-        raise UsageError(f"{config} is not a file; pass the YAML configuration of a training")
     cfg, tokenizer = load_configuration(config)
     from datasets import Dataset, Features
 
@@ -103,19 +100,19 @@ def prepare(
         num_bytes = sum(rows._estimate_nbytes() for split in splits for rows in split.datasets)
         if dry_run:
             for split in splits:
-                if not split.place.work.names("tokenise"):
+                if not split.place.work.sizes("tokenise"):
                     split.place.work.remove()
             figures = {"rows_in": num_rows, "dropped": {}, "duplicates": 0}
             return job.summary(outputs=outputs, bytes_in=num_bytes, **figures)
-        names = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
+        written = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
-        for split, files in zip(splits, names, strict=True):
+        for split, files in zip(splits, written, strict=True):
             features = Features.from_arrow_schema(shards.read_schema(split.types))
             empty = Dataset.from_dict({key: [] for key in features}, features=features)
             mark = f"{split.place.final.url} {split.place.work.read('types.json')!r}"
             empty._fingerprint = hashlib.sha256(mark.encode()).hexdigest()[:16]
             # The state comes last: it is what names the shards.
-            split.place.publish(dict.fromkeys(files), saved_notes(empty, files))
+            split.place.publish(files, saved_notes(empty, [*files]))
         for split in splits:
             split.place.work.remove()
     totals = job.totals["tokenise"]
@@ -188,8 +185,10 @@ def _look(split: _Split, cfg: Any, tokenizer: Any) -> int:
     return sum(map(len, split.datasets))
 
 
-def _prepare_split(job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int) -> list[str]:
-    """Makes the files of one prepared dataset, and gives their names."""
+def _prepare_split(
+    job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int
+) -> dict[str, Answer]:
+    """Makes the files of one prepared dataset, and gives what their tasks have answered."""
     store, is_unique = split.place.work, bool(cfg.dataset_exact_deduplication)
 
     def cut_all() -> list[list[Unit]]:
@@ -208,7 +207,7 @@ def _prepare_split(job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int)
     if found != types:
         store.remove("write")
         # As long as nothing is dealt, the tokens of units that have not changed are kept.
-        if store.names("deal") or found.get("final") != split.types:
+        if store.sizes("deal") or found.get("final") != split.types:
             store.remove("deal")
             store.remove("tokenise")
             units = cut_all()
@@ -254,7 +253,7 @@ def _prepare_split(job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int)
     count = sum(answer["rows"] for answer in written.values())
     if count != edges[-1]:
         raise DataError(f"{count:,} rows were written instead of {edges[-1]:,}; pass --restart")
-    return names
+    return written
 
 
 def _order(

@@ -60,15 +60,15 @@ class Store:
         self._fs.invalidate_cache()
         return bool(self._ask("find", self._root))
 
-    def names(self, folder: str) -> set[str]:
-        """The names of the files in a folder, without it."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The files in a folder, by their names in it, and how large they are."""
         self._fs.invalidate_cache()
         try:
-            found = self._ask("ls", self.path(folder), detail=False)
+            found = self._ask("ls", self.path(folder), detail=True)
         except FileNotFoundError:
-            return set()
-        names = {path.rstrip("/").rsplit("/", 1)[-1] for path in found}
-        return {name for name in names if not name.startswith(".")}
+            return {}
+        sizes = {item["name"].rstrip("/").rpartition("/")[2]: item["size"] for item in found}
+        return {name: size for name, size in sizes.items() if not name.startswith(".")}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -117,10 +117,6 @@ class Store:
                     "Finished work is kept; run the same command again to continue",
                     path=self.url if self.is_local else tempfile.gettempdir(),
                 ) from None
-
-    def open(self, name: str) -> Any:
-        """A file to read from, by ranges where it is remote."""
-        return self._fs.open(self.path(name))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """A file, or some bytes of it."""

@@ -19,7 +19,6 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.packing.sequences import (
     Array,
     Flat,
-    Rows,
     check_options,
     deliver,
     flatten,
@@ -144,7 +143,21 @@ def _pack(
         integer(name, value, dtype=dtype) for name, value in zip(names, ids, strict=True)
     )
     rows = {name: read(column, name) for name, column in passed.items()}
-    lengths = _common_lengths(rows)
+    first, *others = rows
+    lengths = lengths_of(rows[first])
+    for other in others:
+        theirs = lengths_of(rows[other])
+        if len(theirs) != len(lengths):
+            raise UsageError(
+                f"{first} has {len(lengths)} sequences and {other} has {len(theirs)}; pass columns "
+                "of equal length"
+            )
+        if (lengths != theirs).any():
+            index = int(np.argmax(lengths != theirs))
+            raise UsageError(
+                f"sequence {index} has {lengths[index]} {first} and {theirs[index]} {other}; "
+                "pass one label and one mask value per token"
+            )
     room = width - separators
     if len(lengths) and lengths.max() > room and (too_long == "error" or room < 0):
         index = int(np.argmax(lengths > room))
@@ -210,26 +223,6 @@ def _pack(
     if not position_ids:
         filled.pop("position_ids", None)
     return {name: deliver(column, output) for name, column in filled.items()}
-
-
-def _common_lengths(rows: Mapping[str, Rows | Flat]) -> Array:
-    """The lengths of the sequences, which all columns must share."""
-    name, column = next(iter(rows.items()))
-    lengths = lengths_of(column)
-    for other, column in rows.items():
-        others = lengths_of(column)
-        if len(others) != len(lengths):
-            raise UsageError(
-                f"{name} has {len(lengths)} sequences and {other} has {len(others)}; pass columns "
-                "of equal length"
-            )
-        if (lengths != others).any():
-            index = int(np.argmax(lengths != others))
-            raise UsageError(
-                f"sequence {index} has {lengths[index]} {name} and {others[index]} {other}; "
-                "pass one label and one mask value per token"
-            )
-    return lengths
 
 
 def _split(tokens: Flat, width: int, separators: int) -> Flat:

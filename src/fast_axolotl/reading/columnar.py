@@ -345,12 +345,13 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
         # decoder, which checks that they lie inside the file: asking for their metadata here would
         # let a C++ exception through on some damaged footers, which ends the process ("Definition
         # level histogram size mismatch").
-        groups = list(map(metadata.row_group, range(metadata.num_row_groups)))
-        if any(group.num_rows < 0 or group.total_byte_size < 0 for group in groups):
-            raise pa.ArrowInvalid("negative counts")
-    share = min(1.0, source.num_bytes / max(1, sum(group.total_byte_size for group in groups)))
-    columns = _columns(source, schema, options)
-    return ParquetFile(**columns, metadata=metadata, encoded_share=share)
+        total = 0
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            if group.num_rows < 0 or group.total_byte_size < 0:
+                raise pa.ArrowInvalid("negative counts")
+            total += group.total_byte_size
+    columns, share = _columns(source, schema, options), source.num_bytes / max(1, total)
+    return ParquetFile(**columns, metadata=metadata, encoded_share=min(1.0, share))
 
 
 def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
@@ -421,7 +422,7 @@ def _plain(column: pa.Field, path: str) -> pa.Field:
             path=path,
             place="schema",
         )
-    inner = [_plain(kind.field(index), path) for index in range(kind.num_fields)]
+    inner = [_plain(kind.field(n), path) for n in range(kind.num_fields)] if kind.num_fields else []
     if pa.types.is_struct(kind):
         kind = pa.struct(inner)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):

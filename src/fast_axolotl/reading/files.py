@@ -100,6 +100,8 @@ def find_files(
 
 def _with_keys(sources: list[Source], keys: list[list[tuple[str, str]]]) -> list[Source]:
     """The sources with what folders such as ``lang=en`` say: integers where all values are."""
+    if not any(keys):
+        return sources
     kinds = {key: pa.int64() for of_source in keys for key, _ in of_source}
     for key, text in (item for of_source in keys for item in of_source):
         if text != _NO_VALUE and not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
@@ -175,8 +177,7 @@ def _local_files(path: str, ignored: list[str]) -> tuple[list[Source], str | Non
     with translate_os_errors(path):
         if target.is_dir():
             return [_local_source(item) for item in _walk(str(target), (), ignored)], str(target)
-        root = folder_of_pattern(str(target))
-        if root is not None and not target.exists():
+        if not target.exists() and (root := folder_of_pattern(str(target))) is not None:
             matches = glob.glob(str(target), recursive=True)  # noqa: PTH207 - absolute too
             files = [item for item in sorted(map(Path, matches)) if item.is_file()]
             if not files:

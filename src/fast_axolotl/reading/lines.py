@@ -38,10 +38,7 @@ MOST_BLOCK_BYTES = 4 * 1024 * 1024
 _CACHED_BYTES = 256 * 1024
 """What passes over all bytes take at a time, so that it stays in the processor's cache."""
 
-_PROBE_BYTES = 64 * 1024
 _LEAST_PROBE_BYTES = 4 * 1024
-_PROBE_SHARE = 16
-"""The end of a range's last line is looked for in so small a part of the range's length, first."""
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
@@ -184,8 +181,9 @@ class LineFile:
     def _read(self, start: int, stop: int) -> Lines:
         """The lines that start in these bytes of a plain file."""
         source, begin = self.source, max(0, start - 1)
-        longest = min(self.least_unit_bytes // _LINES_IN_UNIT, (stop - start) // 4)
-        probe = max(longest, min((stop - start) // _PROBE_SHARE, _PROBE_BYTES))
+        # The last line ends behind the range: about as far as the first lines are long.
+        longest, size = self.least_unit_bytes // _LINES_IN_UNIT, stop - start
+        probe = min(max(longest, size // 64), size // 4)
         data = source.read_at(begin, stop - begin + probe)
         first = 0 if start == 0 else data.find(b"\n", 0, stop - begin) + 1
         if (start > 0 and first == 0) or begin + first >= stop:

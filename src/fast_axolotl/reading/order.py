@@ -137,12 +137,10 @@ class Piece:
 class Order:
     """The order of a dataset's rows for one seed and epoch."""
 
+    dataset: Dataset
+    """The files, cut up as they were when a state was taken."""
     seed: int | None
     epoch: int
-    units: tuple[Unit, ...]
-    """What the first generation of shards deals out."""
-    piece_bytes: int
-    """Neighbours are read together up to this size."""
     rows: Mapping[Unit, int] | None = None
     """The rows of each unit, where shards are to have the same number of them."""
     generations: tuple[tuple[Position, ...], ...] = ()
@@ -152,21 +150,11 @@ class Order:
     )
     """What ``deal`` gave: a second of work for a terabyte, and asked for several times."""
 
-    @classmethod
-    def plan(cls, dataset: Dataset, seed: int | None, epoch: int, *, is_even: bool) -> Order:
-        return cls(
-            seed=seed,
-            epoch=epoch,
-            units=tuple(dataset.units()),
-            piece_bytes=dataset.options.block_bytes // 2,
-            rows=unit_rows(dataset) if is_even else None,
-        )
-
     def deal(self, count: int) -> list[list[Piece]]:
         """What each of ``count`` shards gets: over all of them, every row that is left once."""
         if count in self.dealt:
             return self.dealt[count]
-        left = [Piece((unit,)) for unit in self.units]
+        left = [Piece((unit,)) for unit in self.dataset.units()]
         for generation, positions in enumerate(self.generations):
             dealt, left = _deal(left, len(positions), self.rows), []
             for index, position in enumerate(positions):
@@ -182,24 +170,24 @@ class Order:
         return self._arrange(self.deal(count)[index], shard, len(self.generations))
 
     def window_seed(
-        self, shard: tuple[int, int], position: Position, generation: int | None = None
+        self, shard: tuple[int, int], generation: int, position: Position
     ) -> tuple[int, ...]:
-        """Of the permutation of the window that begins at a position; in the last generation."""
+        """Of the permutation of the window that begins at a position."""
         assert self.seed is not None
-        generation = len(self.generations) if generation is None else generation
         return (self.seed, self.epoch, 1, *shard, generation, position.piece, position.row)
 
     def _arrange(
         self, dealt: Sequence[Piece], shard: tuple[int, int], generation: int
     ) -> list[Piece]:
         """The sequence of a shard, out of what it was dealt."""
+        most_bytes = self.dataset.options.block_bytes // 2
         if self.seed is None:
-            return list(_merge(dealt, self.piece_bytes))
+            return list(_merge(dealt, most_bytes))
         windows = [piece for piece in dealt if piece.window]
         items = [piece for piece in dealt if not piece.window]
         # Neighbours stay together where there are many: reading single ones costs more time.
         total = sum(piece.num_bytes for piece in items)
-        items = list(_merge(items, min(self.piece_bytes, total // _SHUFFLED_TOGETHER)))
+        items = list(_merge(items, min(most_bytes, total // _SHUFFLED_TOGETHER)))
         generator = np.random.default_rng([self.seed, self.epoch, 0, *shard, generation])
         return windows + [items[place] for place in generator.permutation(len(items)).tolist()]
 
@@ -217,7 +205,7 @@ class Order:
             pieces[-1] = pieces[-1].with_step(position.end_row)
             if row:
                 pieces[0] = pieces[0].with_step(row, None)
-            seed = self.window_seed(shard, position, generation)
+            seed = self.window_seed(shard, generation, position)
             steps = (slice(position.taken, None),)
             yield Piece(steps=steps, window=tuple(pieces), seed=seed)
             at, row = position.end_piece, position.end_row
@@ -235,8 +223,6 @@ class Order:
 class ResumePoint:
     """Where a shard goes on reading, and all that this position depends on."""
 
-    dataset: Dataset
-    """The files, cut up as they were when the state was taken."""
     order: Order
     schema: pa.Schema
     """The columns known so far."""
@@ -269,21 +255,21 @@ class ResumePoint:
         for state in own:
             found = schema_of(state["schema"])
             schema = join_schemas(schema, found, text_wins=True, source="the data of several ranks")
-        order = Order.plan(dataset, first["seed"], first["epoch"], is_even=first["even"])
-        return cls(
+        order = Order(
             dataset=dataset,
-            order=replace(order, generations=tuple(generations)),
-            position=position,
-            rows=rows,
-            schema=schema,
+            seed=first["seed"],
+            epoch=first["epoch"],
+            rows=unit_rows(dataset) if first["even"] else None,
+            generations=tuple(generations),
         )
+        return cls(order=order, position=position, rows=rows, schema=schema)
 
     def state(self, shard: tuple[int, int]) -> dict[str, Any]:
         """The same as plain JSON values."""
-        options = self.dataset.options
+        dataset, options = self.order.dataset, self.order.dataset.options
         return {
             _STATE_MARK: _STATE_VERSION,
-            "fingerprint": self.dataset.fingerprint,
+            "fingerprint": dataset.fingerprint,
             "columns": None if options.columns is None else list(options.columns),
             "seed": self.order.seed,
             "epoch": self.order.epoch,
@@ -295,8 +281,8 @@ class ResumePoint:
             "plan": {
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
-                "window_bytes": self.dataset.window_bytes,
-                "csv_cut": any(getattr(file, "edges", None) for file in self.dataset.formats),
+                "window_bytes": dataset.window_bytes,
+                "csv_cut": any(getattr(file, "edges", None) for file in dataset.formats),
             },
             "schema": schema_text(self.schema),
         }
@@ -330,7 +316,7 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
     """Pieces in the order of the files, whole neighbours put together up to a size."""
     held: list[Unit] = []
     size = 0
-    for piece in sorted(pieces, key=lambda piece: piece.place):
+    for piece in sorted(pieces, key=operator.attrgetter("place")):
         units, more = piece.units if piece.is_whole else (), piece.num_bytes
         is_next = units and held and (held[-1].file, held[-1].stop) == piece.place
         if held and not (is_next and size + more <= most_bytes):
@@ -411,15 +397,15 @@ def _hand_over(giver: list[Piece], taker: list[Piece], more: int, rows: Mapping[
         more -= num_rows
 
 
-def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:
+def warn_of_sharing(order: Order, count: int) -> None:
     """Reports a large file that several shards read."""
-    for piece in (piece for pieces in dealt for piece in pieces):
-        source = dataset.inputs[piece.place[0]].source
+    for piece in (piece for pieces in order.deal(count) for piece in pieces):
+        source = order.dataset.inputs[piece.place[0]].source
         # What is left of a window is shared as well, but only once, and it is small.
         is_shared = not piece.window and any(step.step for step in piece.steps)
         if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
-                f"{source.path}: several of {len(dealt)} shards each read all of this file, "
+                f"{source.path}: several of {count} shards each read all of this file, "
                 "because it has too few parts that can be read separately; write the data as more "
                 "files, or as uncompressed JSON Lines, Parquet or Arrow",
                 ShardWarning,

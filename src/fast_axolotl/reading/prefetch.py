@@ -69,13 +69,12 @@ class Prefetcher:
         self._stopped = False
         """Nothing more is taken: it was closed, or there is nothing more, or an error."""
         self._process = os.getpid()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"fast-axolotl-reader-{number}", daemon=True)
-            for number in range(num_threads)
-        ]
+        self._threads: list[threading.Thread] = []
         _running.add(self)
-        for thread in self._threads:
-            thread.start()
+        for number in range(num_threads):
+            name = f"fast-axolotl-reader-{number}"
+            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads[-1].start()
         atexit.unregister(_finish)
         atexit.register(_finish)
 

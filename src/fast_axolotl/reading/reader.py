@@ -180,9 +180,10 @@ def open_dataset(
         raise UsageError(
             f'the data already has a column {_PADDING.name!r}; rename it, or pass even="drop"'
         )
-    order = Order.plan(dataset, shuffle, epoch, is_even=even is not None)
+    rows = None if even is None else unit_rows(dataset)
+    order = Order(dataset=dataset, seed=shuffle, epoch=epoch, rows=rows)
     return Reader(
-        ResumePoint(dataset=dataset, order=order, schema=schema),
+        ResumePoint(order=order, schema=schema),
         shard=shard,
         even=even,
         batch_size=batch_size,
@@ -240,7 +241,7 @@ class Reader(AbstractContextManager["Reader"]):
     @property
     def files(self) -> tuple[InputFile, ...]:
         """The files to read, with their format and compression."""
-        return self._next.dataset.inputs
+        return self._next.order.dataset.inputs
 
     @property
     def num_bytes(self) -> int:
@@ -266,7 +267,7 @@ class Reader(AbstractContextManager["Reader"]):
         if self._taker is None:
             from fast_axolotl.reading.columnar import Taker  # most readers never take
 
-            self._taker = Taker(self._next.dataset, self._base)
+            self._taker = Taker(self._next.order.dataset, self._base)
         return self._taker.take(indices)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -277,7 +278,7 @@ class Reader(AbstractContextManager["Reader"]):
         self.stats = ReadStats(ignored_files=self.stats.ignored_files)
         index, count = self.shard
         if index == 0 and count > 1:
-            warn_of_sharing(self._next.dataset, self._next.order.deal(count))
+            warn_of_sharing(self._next.order, count)
         return self._run(self._running)
 
     def __exit__(self, *_: object) -> None:
@@ -292,7 +293,7 @@ class Reader(AbstractContextManager["Reader"]):
         """Go back to the beginning, with the shuffle of another epoch."""
         _check_at_least("epoch", epoch, 0)
         order = replace(self._next.order, epoch=epoch, generations=())
-        self._resume_at(ResumePoint(dataset=self._next.dataset, order=order, schema=self._base))
+        self._resume_at(ResumePoint(order=order, schema=self._base))
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """The position of the next batch, as plain JSON values.
@@ -317,7 +318,7 @@ class Reader(AbstractContextManager["Reader"]):
         example the state of a ``StatefulDataLoader``. With the states of all ranks and workers, the
         number of ranks or workers may change: every remaining row is delivered exactly once.
         """
-        point = ResumePoint.from_states(state, self._next.dataset, self.shard)
+        point = ResumePoint.from_states(state, self._next.order.dataset, self.shard)
         if (point.order.rows is None) != (self.even is None):
             raise ResumeError(
                 f"the state was saved {'without' if self.even else 'with'} even; open the reader "
@@ -327,21 +328,21 @@ class Reader(AbstractContextManager["Reader"]):
 
     def _shard_rows(self) -> list[int]:
         order = self._next.order
-        rows = unit_rows(self._next.dataset) if order.rows is None else order.rows
+        rows = unit_rows(self._next.order.dataset) if order.rows is None else order.rows
         dealt = order.deal(self.shard[1])
         return [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
 
     def _read(self, pieces: Sequence[Piece], start: Position, running: ExitStack) -> Iterator[Rows]:
         """The rows of a sequence in the order of delivery, from a position on."""
-        dataset, order, shard = self._next.dataset, self._next.order, self.shard
+        order = self._next.order
         num_bytes = sum(piece.num_bytes for piece in pieces)
         threads = _decode_threads(self._num_threads, self._memory_budget, num_bytes)
         budget = self._memory_budget // (2 if order.seed is None else 4)
-        tables = read_rows(dataset, pieces, start, self._known, threads, budget, running)
+        tables = read_rows(order.dataset, pieces, start, self._known, threads, budget, running)
         if order.seed is None:
             return tables
-        seed_of = partial(order.window_seed, shard)
-        return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes, running)
+        seed_of = partial(order.window_seed, self.shard, len(order.generations))
+        return shuffle_rows(tables, pieces, start, seed_of, order.dataset.window_bytes)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
         pieces, start = self._next.order.sequence(self.shard), self._next.position
@@ -354,6 +355,9 @@ class Reader(AbstractContextManager["Reader"]):
                 for rejection in rows.rejections:
                     self.stats.reject(rejection)
                 self.stats.num_bytes += rows.num_bytes
+                if self.even == "pad":
+                    marks = pa.repeat(rows.start.piece == len(pieces), len(rows.table))
+                    rows = replace(rows, table=rows.table.append_column(_PADDING, marks))
                 yield rows
 
         with running:
@@ -379,17 +383,12 @@ class Reader(AbstractContextManager["Reader"]):
         left, padding = target - delivered, max(0, target - max(own, delivered))
         self.stats.dropped_rows = max(0, own - target)
 
-        def marked(table: pa.Table, is_padding: bool) -> pa.Table:
-            if self.even != "pad":
-                return table
-            return table.append_column(_PADDING, pa.repeat(is_padding, table.num_rows))
-
         for rows in self._read(pieces, start, running):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
             is_cut = table.num_rows < rows.table.num_rows
             after = rows.start.forward(table.num_rows) if is_cut else rows.after
-            yield replace(rows, table=marked(table, False), after=after)
+            yield replace(rows, table=table, after=after)
         if left > padding:
             raise DataError(
                 f"{left - padding:,} of {own:,} counted rows are missing: a file changed after its "
@@ -401,8 +400,8 @@ class Reader(AbstractContextManager["Reader"]):
             source = pieces if own else self._next.order.sequence(richest)
             rows = next(rows for rows in self._read(source, Position(), running) if len(rows.table))
             self.stats.padding_rows += left
-            padded = marked(rows.table.slice(0, left), True)
-            yield replace(rows, table=padded, start=end, after=end, num_bytes=0, rejections=())
+            table = rows.table.slice(0, left)
+            yield replace(rows, table=table, start=end, after=end, num_bytes=0, rejections=())
 
 
 def check_pass(newest: ExitStack, running: ExitStack) -> None:
@@ -416,7 +415,7 @@ def check_pass(newest: ExitStack, running: ExitStack) -> None:
 
 def dataset_of(reader: Reader) -> Dataset:
     """Its files, opened and cut up."""
-    return reader._next.dataset
+    return reader._next.order.dataset
 
 
 def _decode_threads(wanted: int, memory_budget: int, num_bytes: int) -> int:

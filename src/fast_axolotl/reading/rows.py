@@ -2,9 +2,8 @@
 
 ``read_rows`` gives the tables of a sequence of pieces from a position on. Every table knows where
 its first row stands, so that a position can be told after any row. ``shuffle_rows`` puts tables
-together until they hold a window's worth of decoded bytes, and permutes the rows of each window
-while the next one is read. ``cut_batches`` cuts batches of a fixed number of rows, fewer where rows
-are very large.
+together until they hold a window's worth of decoded bytes, and permutes the rows of each window.
+``cut_batches`` cuts batches of a fixed number of rows, fewer where rows are very large.
 
 A window's permutation is seeded with the place where the window begins, and its extent is part of
 a position. So a resumed pass reads the same rows again and permutes them alike, whatever is known
@@ -62,51 +61,6 @@ class _Task(NamedTuple):
     """The piece, or the part of a window."""
 
 
-class _Window(NamedTuple):
-    """Tables whose rows are permuted together."""
-
-    tables: list[Rows]
-    seed: tuple[int, ...]
-    left: tuple[slice, ...] = ()
-    """What to keep of it, where an earlier generation began it."""
-    skipped: int = 0
-    """Rows of what is left that a resumed pass has had."""
-
-    @property
-    def weight(self) -> int:
-        """Decoded bytes."""
-        return int(sum(rows.row_bytes * rows.table.num_rows for rows in self.tables))
-
-    def permute(self) -> Rows:
-        first, last = _first(self.tables), self.tables[-1]
-        schema = last.table.schema
-        num_rows = sum(rows.table.num_rows for rows in self.tables)
-        # Tables without columns lose their number of rows when they are put together.
-        table = pa.table({"": pa.nulls(num_rows)}).select([])
-        if schema.names:
-            table = pa.concat_tables([conform(rows.table, schema) for rows in self.tables])
-        order = np.random.default_rng(self.seed).permutation(num_rows)
-        table = take(table.combine_chunks(), order)
-        start = Position(*first.start[:2], *last.after[:2])
-        after = last.after
-        if self.left:
-            table, _ = _Picker((*self.left, slice(self.skipped, None))).pick(table)
-            start = Position(first.start.piece, self.skipped)
-            after = start.forward(table.num_rows)
-        return Rows(
-            table=table,
-            start=start,
-            after=after,
-            # Not that of the tables: a resumed pass may know more columns when it reads them.
-            row_bytes=value_bytes(table) / max(1, table.num_rows),
-            num_bytes=sum(rows.num_bytes for rows in self.tables),
-            rejections=tuple(
-                item for rows in self.tables for item in rows.rejections if not self.left
-            ),
-            file=first.file,
-        )
-
-
 def read_rows(
     dataset: Dataset,
     pieces: Sequence[Piece],
@@ -135,17 +89,17 @@ def read_rows(
         budget=budget,
     )
     running.enter_context(closing(ahead))
-    part, row, picker = Piece(), 0, _Picker(())
+    part, row, picker = Piece(), 0, None
     for task, decoded in ahead:
         if task.part is not part:
             part, steps = task.part, task.part.steps
             row = start.row if task.piece == start.piece else 0
             if row and part is pieces[task.piece]:  # of a window, once it is permuted
                 steps = (*steps, slice(row, None))
-            picker = _Picker(steps)
+            picker = _Picker(steps) if steps else None
         weight = task.weight
         for found in known.widen_all(decoded, task.block, options):
-            table, is_counted = picker.pick(found.table)
+            table, is_counted = picker.pick(found.table) if picker else (found.table, True)
             num_rows = max(1, found.table.num_rows)
             begin = Position(task.piece, row)
             yield Rows(
@@ -167,51 +121,65 @@ def shuffle_rows(
     start: Position,
     seed_of: Callable[[Position], tuple[int, ...]],
     window_bytes: int,
-    running: ExitStack,
 ) -> Iterator[Rows]:
-    """The same rows in permuted windows.
+    """The same rows in permuted windows: first those that an earlier generation left, then tables,
+    until they hold enough bytes.
 
     Where ``start`` is inside a window, that one comes first, as large as it was, without the rows
     that were taken of it.
     """
-    windows = Prefetcher(
-        _windows(tables, pieces, start, seed_of, window_bytes),
-        lambda window: (window.permute(), window.weight),
-        num_threads=1,
-        budget=2 * window_bytes,
-    )
-    running.enter_context(closing(windows))
-    taken = start.taken
-    for _, rows in windows:
-        yield replace(rows, table=rows.table.slice(taken), start=start) if taken else rows
-        taken = 0
-
-
-def _windows(
-    tables: Iterator[Rows],
-    pieces: Sequence[Piece],
-    start: Position,
-    seed_of: Callable[[Position], tuple[int, ...]],
-    window_bytes: int,
-) -> Iterator[_Window]:
-    """Windows that an earlier generation left; then tables, until they hold enough bytes."""
-    end = start[2:4] if start.taken else None
+    end, taken = start[2:4] if start.taken else None, start.taken
     held: list[Rows] = []
     size = 0.0
 
+    def window() -> Rows:
+        rows = _permuted(held, seed_of(_first(held).start))
+        return replace(rows, table=rows.table.slice(taken), start=start) if taken else rows
+
     for index, group in groupby(tables, lambda rows: rows.start.piece):
-        if seed := pieces[index].seed:
+        if pieces[index].window:
             skipped = start.row if index == start.piece else 0
-            yield _Window([*group], seed, pieces[index].steps, skipped)
+            yield _permuted([*group], pieces[index].seed, pieces[index].steps, skipped)
             continue
         for rows in group:
             held.append(rows)
             size += rows.row_bytes * rows.table.num_rows
             if rows.after[:2] >= end if end else size >= window_bytes:
-                yield _Window(held, seed_of(_first(held).start))
-                held, size, end = [], 0.0, None
+                rows, held, size, end = window(), [], 0.0, None
+                taken = 0
+                yield rows
     if held:
-        yield _Window(held, seed_of(_first(held).start))
+        yield window()
+
+
+def _permuted(
+    tables: list[Rows], seed: tuple[int, ...], left: tuple[slice, ...] = (), skipped: int = 0
+) -> Rows:
+    """A window. ``left`` is what to keep where an earlier generation began it, and ``skipped`` the
+    rows of these that a resumed pass has had."""
+    first, last = _first(tables), tables[-1]
+    schema = last.table.schema
+    num_rows = sum(rows.table.num_rows for rows in tables)
+    # Tables without columns lose their number of rows when they are put together.
+    table = pa.table({"": pa.nulls(num_rows)}).select([])
+    if schema.names:
+        table = pa.concat_tables([conform(rows.table, schema) for rows in tables])
+    table = take(table.combine_chunks(), np.random.default_rng(seed).permutation(num_rows))
+    start, after = Position(*first.start[:2], *last.after[:2]), last.after
+    if left:
+        table, _ = _Picker((*left, slice(skipped, None))).pick(table)
+        start = Position(first.start.piece, skipped)
+        after = start.forward(table.num_rows)
+    return Rows(
+        table=table,
+        start=start,
+        after=after,
+        # Not that of the tables: a resumed pass may know more columns when it reads them.
+        row_bytes=value_bytes(table) / max(1, table.num_rows),
+        num_bytes=sum(rows.num_bytes for rows in tables),
+        rejections=() if left else tuple(item for rows in tables for item in rows.rejections),
+        file=first.file,
+    )
 
 
 def _first(tables: Sequence[Rows]) -> Rows:

@@ -96,8 +96,7 @@ class Known:
 
 def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
-    dataset = dataset.with_options(may_widen=True)
-    options, schema = dataset.options, pa.schema([])
+    schema = pa.schema([])
     # What folders tell, which takes the place of columns of these names.
     keys = {name: value.type for item in dataset.inputs for name, value in item.source.keys}
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
@@ -110,6 +109,9 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
         for index, file in enumerate(dataset.formats)
         if file.schema is None and getattr(file, "files", True)  # some are read with an earlier one
     ]
+    if undeclared:
+        dataset = dataset.with_options(may_widen=True)
+    options = dataset.options
 
     def scanned() -> pa.Schema:
         known = Known(schema)
