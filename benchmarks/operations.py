@@ -1,8 +1,7 @@
 """Dedupe, pack and pad on generated rows: ``make bench-dedupe`` and so on.
 
-The contenders of dedupe are those of ``fast-axolotl bench``. Beside them stand the earlier package,
-``pack_sequences``, which fills rows of one width, and what ``dedupe_files`` takes in a fresh
-process. Inputs are Parquet files.
+The contenders of dedupe are those of ``fast-axolotl bench``. Beside them stand the earlier package
+and what ``dedupe_files`` takes in a fresh process. Inputs are Parquet files.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -48,8 +47,6 @@ _PAD_ROWS = 64
 """Rows padded together, to the longest of them: a batch of a training."""
 _MOST_ROWS = 200
 """Axolotl's default: the most sequences in one pack."""
-_PACK: dict[str, Any] = {"max_length": 512, "pad_token_id": 0, "eos_token_id": 2}
-"""Of the earlier package's benchmark."""
 _UNITS = {"": 1, "k": 1000, "m": 1_000_000}
 _BUDGETS = {"1 GB": 10**9, "192 MiB": 192 * 1024**2}
 """Room for everything, and the least that is taken, where a large input goes over to disk."""
@@ -209,12 +206,7 @@ def child(source: str, target: str, budget: str) -> None:
 
 
 def pack_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
-    """Rows of one width at every size, then plans of which rows share a pack."""
-    rng = np.random.default_rng(0)
-    for size in sizes:
-        table = _token_lists(rng.integers(10, 101, size))
-        text = "sequences of 10–100 tokens into rows of 512"
-        yield _race(session, "pack", text, table, partial(_packers, session))
+    """Plans of which rows share a pack."""
     for size in sorted({min(size, _MOST_PLAN_ROWS) for size in sizes}):
         table = _token_lists(_lengths(size))
         text = "lengths, mean 365, into packs of 4,096 by first fit"
@@ -254,66 +246,6 @@ def _planners(request: Request) -> list[Contender]:
         Contender("Axolotl", gives, axolotl, OURS, "axolotl"),
         Contender("Python first fit", gives, plain, OURS),
     ]
-
-
-def _packers(session: Session, request: Request) -> list[Contender]:
-    from fast_axolotl.packing import pack_sequences
-
-    sequences = request["table"].column(0).to_pylist()
-
-    def ours(output: Any = "lists") -> Any:
-        return pack_sequences(sequences, **_PACK, output=output)
-
-    def plain() -> Any:
-        return plain_pack(sequences, **_PACK)
-
-    def torch() -> Any:
-        tensor = import_module("torch").tensor
-        return {name: tensor(column) for name, column in plain().items()}
-
-    lists, tensors = "lists → lists", "lists → torch"
-    return [
-        Contender(OURS, lists, ours),
-        Contender(OURS_TORCH, tensors, partial(ours, "torch"), None, "torch"),
-        Contender("plain Python", lists, plain, OURS),
-        Contender("plain + torch.tensor", tensors, torch, OURS_TORCH, "torch"),
-        session.earlier(request, "pack_sequences", lists, **_PACK),
-    ]
-
-
-def plain_pack(
-    sequences: Iterable[Sequence[int]],
-    max_length: int,
-    pad_token_id: int,
-    eos_token_id: int,
-    label_pad_id: int = -100,
-) -> Mapping[str, list[list[int]]]:
-    """Rows in order, each sequence followed by EOS and PAD; labels and masks from the full rows."""
-    packed: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
-    separators = (eos_token_id, pad_token_id)
-
-    def close(ids: list[int], ends: list[int]) -> None:
-        missing = max_length - len(ids)
-        labels, mask = ids[:], [1] * len(ids)
-        for end in ends:
-            labels[end] = label_pad_id
-            mask[end] = 0
-        packed["input_ids"].append(ids + [pad_token_id] * missing)
-        packed["labels"].append(labels + [label_pad_id] * missing)
-        packed["attention_mask"].append(mask + [0] * missing)
-
-    ids: list[int] = []
-    ends: list[int] = []
-    for sequence in sequences:
-        if len(ids) + len(sequence) + 2 > max_length:
-            close(ids, ends)
-            ids, ends = [], []
-        ids += sequence
-        ids += separators
-        ends.append(len(ids) - 1)
-    if ids:
-        close(ids, ends)
-    return packed
 
 
 def pad_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:

@@ -39,7 +39,7 @@ WIDTH = 1024
 """Bytes of a row that the model sees."""
 
 _BATCHES = 230
-_PAIRS = 10
+_PAIRS = 6
 """At most: three are clear on a quiet machine."""
 _LEAST_STEPS, _LEAST_SECONDS = 220, 3.5
 """More than the 200 fetches and 2 s that a verdict needs, warm-up apart."""
