@@ -76,22 +76,12 @@ def launch(
                 except subprocess.TimeoutExpired:
                     tick()
         finally:
-            asked = time.monotonic()
-            is_there = _signal(child.pid, signal.SIGTERM)
             try:
-                while is_there and time.monotonic() - asked < _GRACE_SECONDS:
-                    time.sleep(_LOOK_SECONDS)
-                    # One that has ended and was not waited for still counts as there.
-                    child.poll()
-                    is_there = _signal(child.pid, 0)
+                _end(child, signal.SIGTERM)
             finally:
-                is_there = _signal(child.pid, signal.SIGKILL)
-                child.wait()
                 # One that was killed still holds its files until the kernel has ended it.
-                killed = time.monotonic()
-                while is_there and time.monotonic() - killed < _GRACE_SECONDS:
-                    time.sleep(_LOOK_SECONDS)
-                    is_there = _signal(child.pid, 0)
+                _end(child, signal.SIGKILL)
+                child.wait()
 
 
 def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
@@ -122,6 +112,17 @@ def read_last_lines(path: str | Path, most: int, *, num_bytes: int = _TAIL_BYTES
         shown = written[-1] if written else ""
         lines.append("".join(sign if sign.isprintable() else " " for sign in shown).rstrip())
     return [line for line in lines if line][-most:]
+
+
+def _end(child: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to the whole group, and wait until nobody is left, but not for ever."""
+    asked = time.monotonic()
+    is_there = _signal(child.pid, number)
+    while is_there and time.monotonic() - asked < _GRACE_SECONDS:
+        time.sleep(_LOOK_SECONDS)
+        # One that has ended and was not waited for still counts as there.
+        child.poll()
+        is_there = _signal(child.pid, 0)
 
 
 def _signal(group: int, number: int) -> bool:
