@@ -129,9 +129,7 @@ def _signal(group: int, number: int) -> bool:
     """Whether there is anyone in the group who could be sent it."""
     try:
         os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        # macOS says so of a group whose last member has ended.
+    except (ProcessLookupError, PermissionError):
+        # The latter is what macOS says of a group whose last member has ended.
         return False
     return True
