@@ -147,27 +147,21 @@ def _styled(cell: str | Cell) -> Text:
 def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int], None]]:
     """A bar for work in several phases; the callable takes the phase, done, total and a count."""
     with _bar(TaskProgressColumn(), TimeRemainingColumn()) as draw:
-
-        def update(phase: str, done: int, total: int, count: int) -> None:
-            if draw is not None:
-                draw(phase, done, total, f"{count:,} {unit}")
-
-        yield update
+        yield lambda phase, done, total, count: draw(phase, done, total, f"{count:,} {unit}")
 
 
 @contextmanager
 def protocol_progress() -> Iterator[Update]:
     """How far a protocol is: a bar in a terminal, else one line for every run."""
-    printed = ("", -1)
+    printed, is_terminal = ("", -1), Console(stderr=True).is_terminal
     with _bar() as draw:
 
         def update(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
             nonlocal printed
             rest = [] if left is None else [f"up to {format_duration(max(1.0, left))} left"]
-            if draw is not None:
-                runs = [f"{done}/{total} runs"] if total else []
-                draw(f"{text}, {seconds:.0f} s", done, total, "  ".join([*runs, *rest]))
-            elif (text, done) != printed:
+            runs = [f"{done}/{total} runs"] if total else []
+            draw(f"{text}, {seconds:.0f} s", done, total, "  ".join([*runs, *rest]))
+            if not is_terminal and (text, done) != printed:
                 printed = text, done
                 run = [f"run {done + 1} of {total}"] if done < total else []
                 line = "; ".join([": ".join(["fast-axolotl", *run, text]), *rest])
@@ -177,13 +171,11 @@ def protocol_progress() -> Iterator[Update]:
 
 
 @contextmanager
-def _bar(
-    *columns: ProgressColumn,
-) -> Iterator[Callable[[str, int, int, str], None] | None]:
-    """A bar on stderr with these columns behind it; ``None`` where that is no terminal."""
+def _bar(*columns: ProgressColumn) -> Iterator[Callable[[str, int, int, str], None]]:
+    """Draws a bar on stderr with these columns behind it; nothing where that is no terminal."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield None
+        yield lambda text, done, total, more: None
         return
     text = TextColumn("{task.description}", markup=False)
     more = TextColumn("{task.fields[more]}", markup=False)
