@@ -36,7 +36,7 @@ MIB = 1024 * 1024
 _HOST_BYTES = 768 * MIB
 """What a process takes that has imported Axolotl and done nothing."""
 _LEAST_ROOM = 256 * MIB
-_ROW_BYTES = 40
+_ROW_BYTES = 32
 """What the process that deals out the tasks holds of every row, as measured."""
 _MOST_PIECE_BYTES = 128 * MIB
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
