@@ -199,7 +199,7 @@ def _prepare_split(
 
     units = cut_all()
     found = store.read_json("types.json") if store.exists("types.json") else {}
-    types = {
+    types: dict[str, Any] = {
         "final": split.types,
         "units": [unit.name for some in units for unit in some],
         "processes": found.get("processes") or cfg.dataset_num_proc or os.cpu_count() or 1,
