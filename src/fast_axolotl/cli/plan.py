@@ -541,7 +541,7 @@ def trace_document(summary: TraceSummary) -> Document:
     rows: list[Row] = []
     for row in summary.collectives:
         group = "–" if row.group is None else row.group[:24] or "not named"
-        cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
+        cells = [row.kind, group, str(row.group_size or "–"), row.message]
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
         rows.append([*cells, format_seconds(row.waiting_seconds)])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
