@@ -227,8 +227,8 @@ def describe_plan(
             f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
             "the time for evaluation and checkpoints."
         )
-        if gpu.generation not in SEEN or start.seq_len > 32_768:
-            yield "No published run was on such a GPU or so long: this is an extrapolation."
+        if gpu.generation not in SEEN:
+            yield "No published run was on such a GPU: this is an extrapolation."
     elif gpu != reference.gpu:
         yield (
             f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
