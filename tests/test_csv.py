@@ -189,8 +189,6 @@ def test_types_are_joined_over_files(tmp_path: Path) -> None:
 def test_a_quoted_line_end_at_any_place_of_a_block_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pyarrow parses a few bytes together, and would lose a line feed where these begin."""
-    monkeypatch.setattr("fast_axolotl.reading.csv_files.PARSED_BYTES", 256)
     for end in ("\n", "\r\n"):
         rows = [{"n": str(n) + "x", "t": f"{'x' * (n % 37)}{end}y"} for n in range(300)]
         path = write_csv(tmp_path / "a.csv", rows, lineterminator="\n")

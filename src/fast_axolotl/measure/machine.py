@@ -4,7 +4,7 @@ With several nodes, the figures are those of the one under most pressure.
 
 Only samples of the steady phase count, where a rank recorded. Where none lies in it, or it was not
 reached, there is no memory of the steady phase; rates take two samples, else they are those of the
-whole run. So are highest values, if one sample is of the training: those before say nothing of it.
+whole run. So are highest values.
 Counters are compared from the first to the last sample; one that runs backwards (a process went
 missing) counts as nothing. Swap is the machine's, not the run's: another program's counts, too.
 """
@@ -33,11 +33,8 @@ from fast_axolotl.record.catalogue import FIGURES
 _MOST_POINTS = 60
 """Samples between which slopes are taken, of a long run evenly spread."""
 
-LEAST_SWAP_SHARE = 0.5
-"""Share of the sampled intervals with swap-in for it to be sustained. Ours: most of the time."""
-
-LEAST_SWAP_RUN = 3
-"""Intervals in a row with swap-in for it to be sustained. Ours: one burst is no state."""
+LEAST_SWAP_INTERVALS = 3
+"""Sampled intervals, of which half or more swap in for it to be sustained. Ours."""
 
 _NODE_FIGURES = (
     *("working_set_bytes", "working_set_peak_bytes", "limit_bytes", "limit_share", "cpu_cores"),
@@ -120,18 +117,11 @@ def _fold_node(
     Who watches a node without ranks, that of the launcher, goes by the times of all.
     """
     ranks = own or all_ranks
-    # The first step of all, in seconds since 1970; where none was made, the first line.
-    first_steps = [
-        rank.record.start.time + mark.t
-        for rank in ranks
-        for mark in rank.record.marks
-        if mark.name == "first_step"
-    ]
     values, reasons = _fold_samples(
         system,
         min((rank.steady_from for rank in ranks if rank.steady_from is not None), default=None),
         max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
-        trained_from=min(first_steps or [rank.record.start.time for rank in ranks], default=None),
+        is_recorded=bool(ranks),
     )
     free = [values["gpu_free_bytes"]]
     for rank in own:
@@ -148,13 +138,12 @@ def _fold_samples(
     begin: float | None = None,
     end: float | None = None,
     *,
-    trained_from: float | None = None,
+    is_recorded: bool = False,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Figures of the process tree in the steady phase, from ``begin`` to ``end``, if it has both:
     by their names in ``RunSummary``, and the reasons of those that are ``None``.
 
-    ``trained_from`` is when the ranks began to train; ``None``: no rank recorded, and all samples
-    count. Moments are given in seconds since 1970.
+    Where no rank is recorded, all samples count. Moments are given in seconds since 1970.
     """
     if system is None:
         nothing, _ = _fold_samples(SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0)))
@@ -162,7 +151,7 @@ def _fold_samples(
     zero = system.start.time
     samples: Sequence[SystemSample] = system.samples
     if begin is None or end is None:
-        samples = samples if trained_from is None else []
+        samples = [] if is_recorded else samples
     else:
         samples = [sample for sample in samples if begin <= zero + sample.t <= end]
     several = samples if len(samples) > 1 else system.samples
@@ -184,16 +173,12 @@ def _fold_samples(
         # A tick more or less can make it more than all.
         others = min(1.0, ratio(max(0.0, everybody - own), start.processors) or 0.0)
     stolen, throttled = _rate(several, "steal_seconds"), _rate(several, "throttled_seconds")
-    # Swap-in at a rate that matters in at least half of the intervals, and in three in a row.
     swapped = [(one.t, one.swap_in_bytes) for one in several if one.swap_in_bytes is not None]
-    much = [
-        after - before >= thresholds.SWAP_RATE * (end - begin) and after > before
-        for (begin, before), (end, after) in pairwise(swapped)
-    ]
-    longest = max((sum(run) for is_much, run in itertools.groupby(much) if is_much), default=0)
+    pairs = pairwise(swapped)
+    rates = [ratio(last[1] - first[1], last[0] - first[0]) or 0.0 for first, last in pairs]
     is_sustained = None
-    if len(much) >= LEAST_SWAP_RUN:
-        is_sustained = sum(much) >= LEAST_SWAP_SHARE * len(much) and longest >= LEAST_SWAP_RUN
+    if len(rates) >= LEAST_SWAP_INTERVALS:  # most of the time, so one burst is none
+        is_sustained = sorted(rates)[len(rates) // 2] >= thresholds.SWAP_RATE
     free = [
         gpu.total_bytes - gpu.memory_bytes
         for gpu in devices
@@ -205,10 +190,11 @@ def _fold_samples(
 
     hwm = _highest(sample.hwm_bytes for sample in system.samples)
     limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
-    peak = used = _peak(system, "working_set_bytes", trained_from)
+    peak = used = _highest(one.working_set_bytes for one in system.samples)
     if used is None and not any(sample.pss_bytes is not None for sample in system.samples):
         # Where PSS cannot be read, at most the resident sizes.
-        used = total(_peak(system, f"{name}_bytes", trained_from) for name in ("anon", "shared"))
+        levels = ("anon_bytes", "shared_bytes")
+        used = total(_highest(getattr(one, name) for one in system.samples) for name in levels)
     if used is not None:
         # ΣPSS is read seldom; what one process alone held in between is proven, too.
         used = max(used, *(sample.largest_anon_bytes or 0 for sample in system.samples))
@@ -249,14 +235,6 @@ def _fold_samples(
         if value is None
     }
     return {name: value for name, (value, _) in found.items()}, reasons
-
-
-def _peak(system: SystemRecord, name: str, trained_from: float | None) -> float | None:
-    """The highest of all samples; ``None`` where none of them is of the training."""
-    known = [sample for sample in system.samples if finite(getattr(sample, name)) is not None]
-    if known and trained_from is not None:
-        known = known if system.start.time + known[-1].t >= trained_from else []
-    return _highest(getattr(sample, name) for sample in known)
 
 
 def find_growth(system: SystemRecord | None, rank: RankFigures | None) -> tuple[Growth, ...]:

@@ -69,7 +69,7 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
     for model in [rank.models[-1] for rank in record.ranks.values() if rank.models][:1]:
         gpus *= model.num_devices
         job |= {"GPU": model.device_name, "precision": model.dtype, "length": model.sequence_len}
-        sizes = (model.num_total or model.num_parameters, model.layers, model.num_adapter)
+        sizes = (model.num_parameters, model.layers, model.num_adapter)
         job |= {name: f"{size:.2g}" for name, size in zip(_MODEL, sizes, strict=True)}
     batch = (summary.samples_per_second or rate) / steps
     return Run(

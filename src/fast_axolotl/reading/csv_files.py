@@ -23,7 +23,7 @@ import io
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import PurePosixPath
 from typing import Any
@@ -33,18 +33,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import (
-    Block,
-    CsvDialect,
-    Decoded,
-    ReadOptions,
-    Unit,
-    check_names,
-)
+from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Unit, check_names
 from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
-    PARSED_BYTES,
     BadRows,
     count_byte,
     line_at,
@@ -65,8 +57,11 @@ _UNCLOSED = (
     "replace the file with an intact copy"
 )
 
-_DECIMAL = r"^-?(0|[1-9][0-9]{0,14}|(0|[1-9][0-9]*)(\.[0-9]+|(\.[0-9]+)?[eE][+-]?[0-9]+))$"
-"""A plain number, but no integer that is so long that a float might round it."""
+_DECIMAL = (
+    r"(?:-?(?:0|[1-9][0-9]{0,14}|(?:0|[1-9][0-9]*)(?:\.[0-9]+|(?:\.[0-9]+)?[eE][+-]?[0-9]+)))?"
+)
+"""Nothing, or a plain number, but no integer that is so long that a float might round it."""
+_DECIMALS = rf"^(?:{_DECIMAL}\n)*{_DECIMAL}$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +127,7 @@ class CsvFile:
             size = min(self.options.block_bytes, MOST_BLOCK_BYTES)
             offset = self.start
             for num_bytes, decoded in self._stretches(size):
-                yield self._block(offset, num_bytes, partial(replace, decoded))
+                yield self._block(offset, num_bytes, lambda decoded=decoded: decoded)  # type: ignore[misc]
                 offset += num_bytes
         else:  # neighbouring stretches make no more than half a block; read where it is decoded
 
@@ -209,7 +204,7 @@ class CsvFile:
         """The end of the last line that an even number of quotes precedes."""
         quote = self.dialect.quote.encode()
         stop = text.rfind(b"\n") + 1
-        is_open = count_byte(text, quote, 0, stop) % 2
+        is_open = quote in text and count_byte(text, quote, 0, stop) % 2
         while stop and is_open:
             earlier = text.rfind(b"\n", 0, text.rfind(quote, 0, stop)) + 1
             is_open = (is_open + count_byte(text, quote, earlier, stop)) % 2
@@ -220,13 +215,11 @@ class CsvFile:
         """The whole records of a text, and where they end: by pyarrow, unless a row does not fit,
         or the last line may end inside of a field."""
         dialect, stop = self.dialect, len(text) if is_last else self._cut(text)
-        # pyarrow loses the line feed of a quoted "\r\n" that its own blocks part.
-        block_size = len(text) + 1 if b"\r" in text else PARSED_BYTES
         try:
             table = pacsv.read_csv(
                 pa.BufferReader(pa.py_buffer(text).slice(0, stop)),
                 read_options=pacsv.ReadOptions(
-                    use_threads=False, block_size=block_size, column_names=self.names
+                    use_threads=False, block_size=stop + 1, column_names=self.names
                 ),
                 parse_options=pacsv.ParseOptions(
                     delimiter=dialect.delimiter,
@@ -339,9 +332,11 @@ def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.Chunke
         return column
     if len(column) == 0:
         return pa.chunked_array([], type=known or pa.null())
-    filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-    if filled.null_count == len(filled):
-        return pa.chunked_array([pa.nulls(len(column), known or pa.null())])
+    filled, is_empty = column, pc.equal(column, "")
+    if pc.any(is_empty).as_py():
+        filled = pc.if_else(is_empty, pa.scalar(None, pa.string()), column)
+        if filled.null_count == len(filled):
+            return pa.chunked_array([pa.nulls(len(column), known or pa.null())])
     if known is None or not pa.types.is_floating(known):
         try:
             integers = filled.cast(pa.int64())
@@ -349,9 +344,11 @@ def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.Chunke
                 return integers
         except pa.ArrowException:
             pass
-    if not pc.all(pc.match_substring_regex(filled, _DECIMAL)).as_py():
-        return column
     try:
+        # Matched all together, which is twice as fast.
+        values = pa.LargeListArray.from_arrays([0, len(column)], column.combine_chunks())
+        if not pc.match_substring_regex(pc.binary_join(values, "\n"), _DECIMALS)[0].as_py():
+            return column
         decimals = filled.cast(pa.float64())
     except pa.ArrowException:
         return column

@@ -20,20 +20,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from fast_axolotl.errors import (
-    DataError,
-    MissingExtraError,
-    MissingFileError,
-    UsageError,
-    mask_secrets,
-)
+from fast_axolotl.errors import DataError, MissingFileError, UsageError, mask_secrets
 from fast_axolotl.reading.formats import format_of_name, is_saved_dataset
-from fast_axolotl.reading.remote import (
-    RemoteSource,
-    request_options,
-    version_of,
-    with_retries,
-)
+from fast_axolotl.reading.remote import folder_of_pattern, remote_files
 from fast_axolotl.reading.storage import Source, translate_os_errors
 
 _Item = TypeVar("_Item")
@@ -45,6 +34,8 @@ _SPLIT_WORDS = {
 }
 _SPLIT_OF_WORD = {word: split for split, words in _SPLIT_WORDS.items() for word in words}
 
+_SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
+
 _NOT_DATA = re.compile(
     r"(^|/)([._].*|README.*|LICEN[SC]E.*|CHANGELOG.*|dataset_infos?\.json|dataset_dict\.json"
     r"|state\.json)$",
@@ -55,8 +46,6 @@ _NOT_DATA = re.compile(
 _KEY = re.compile(r"([^/=]+)=([^/]*)/")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What Hive writes for null."""
-
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 def find_files(
@@ -78,7 +67,7 @@ def find_files(
             sources += _saved_files(Path(path), split)
             continue
         if "://" in path and not path.startswith("file://"):
-            found, root = _remote_files(path, storage_options, retry_seconds)
+            found, root = remote_files(path, storage_options, retry_seconds)
             path = mask_secrets(path)
         else:
             found, root = _local_files(path, ignored)
@@ -88,7 +77,7 @@ def find_files(
             named = [(source.path.removeprefix(root).lstrip("/"), source) for source in found]
             eligible = [(name, source) for name, source in named if not _NOT_DATA.search(name)]
             data = [(name, source) for name, source in eligible if format_of_name(name)[0]]
-            if not data and _is_glob(path) and not Path(path).is_dir():
+            if not data and folder_of_pattern(path) is not None and not Path(path).is_dir():
                 data = eligible  # the pattern says which files are meant, whatever they are called
         if not data:
             raise MissingFileError(
@@ -98,10 +87,8 @@ def find_files(
             )
         by_split = []
         for name, source in data:
-            # The split that the name tells, by its last word that says one.
-            words = reversed(re.split(r"[^a-z]+", name.lower()))
-            told = (_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD)
-            by_split.append((next(told, ""), source))
+            words = _SPLIT_WORD.findall(name.lower())  # the last one says it
+            by_split.append((_SPLIT_OF_WORD[words[-1]] if words else "", source))
             keys[id(source)] = [] if root is None else _KEY.findall(name)
         # A single file may be of any split, unless its name says otherwise.
         is_free = root is None and not by_split[0][0]
@@ -113,6 +100,8 @@ def find_files(
 
 def _with_keys(sources: list[Source], keys: list[list[tuple[str, str]]]) -> list[Source]:
     """The sources with what folders such as ``lang=en`` say: integers where all values are."""
+    if not any(keys):
+        return sources
     kinds = {key: pa.int64() for of_source in keys for key, _ in of_source}
     for key, text in (item for of_source in keys for item in of_source):
         if text != _NO_VALUE and not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
@@ -151,10 +140,9 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
         folders = [(name, folder / name) for name in splits]
         chosen = _choose(folders, split, str(folder))
         return [source for part in chosen for source in _saved_files(part, None)]
-    return [
-        _local_source(f"{folder}/{name}")
-        for name in _names_in(folder / "state.json", "_data_files")
-    ]
+    names = _names_in(folder / "state.json", "_data_files")
+    with translate_os_errors(str(folder)):
+        return [_local_source(f"{folder}/{name}") for name in names]
 
 
 def _names_in(index: Path, key: str) -> list[str]:
@@ -181,12 +169,6 @@ def _names_in(index: Path, key: str) -> list[str]:
     return list(names)
 
 
-def _is_glob(path: str) -> bool:
-    if path.startswith(("http://", "https://")):
-        path = path.partition("?")[0]
-    return any(mark in path for mark in "*?[")
-
-
 def _local_files(path: str, ignored: list[str]) -> tuple[list[Source], str | None]:
     """Every file that a path, glob or folder means, sorted; the folder, unless it is one file."""
     if path.startswith("file://"):
@@ -195,12 +177,11 @@ def _local_files(path: str, ignored: list[str]) -> tuple[list[Source], str | Non
     with translate_os_errors(path):
         if target.is_dir():
             return [_local_source(item) for item in _walk(str(target), (), ignored)], str(target)
-        if not target.exists() and _is_glob(path):
+        if not target.exists() and (root := folder_of_pattern(str(target))) is not None:
             matches = glob.glob(str(target), recursive=True)  # noqa: PTH207 - absolute too
             files = [item for item in sorted(map(Path, matches)) if item.is_file()]
             if not files:
                 raise MissingFileError("no file matches this pattern; check the pattern", path=path)
-            root = _WILDCARD.split(str(target))[0].rpartition("/")[0]
             return [_local_source(str(item)) for item in files], root
         return [_local_source(str(target))], None
 
@@ -222,58 +203,5 @@ def _walk(folder: str, above: tuple[tuple[int, int], ...], ignored: list[str]) -
 
 
 def _local_source(path: str) -> Source:
-    with translate_os_errors(path):
-        facts = os.stat(path)  # noqa: PTH116 - there may be thousands
+    facts = os.stat(path)  # noqa: PTH116 - there may be thousands
     return Source(path=path, num_bytes=facts.st_size, version=str(facts.st_mtime_ns))
-
-
-def _remote_files(
-    uri: str, options: dict[str, Any] | None, retry_seconds: float
-) -> tuple[list[Source], str | None]:
-    """Every file that a URI means, sorted; its own address, unless it is one file."""
-    import fsspec  # here, not above: local files need none of it, and it takes 40 ms
-
-    scheme = uri.split("://", 1)[0]
-    try:
-        options = {**request_options(uri), **(options or {})}
-        filesystem, inner = fsspec.core.url_to_fs(uri, **options)
-    except ImportError as missing:
-        raise MissingExtraError(
-            f"{mask_secrets(uri)}: reading {scheme}:// needs a package that is not installed "
-            f"({missing}); for S3: pip install s3fs"
-        ) from None
-    except ValueError as error:
-        raise DataError(f"this address cannot be opened: {error}", path=uri) from None
-
-    # A file system that keeps files (filecache::) cannot list what a web server has.
-    original = getattr(filesystem, "fs", filesystem) if "::" in uri else filesystem
-
-    def listed() -> tuple[list[dict[str, Any]], bool]:
-        if _is_glob(inner):
-            return list(original.glob(inner, detail=True).values()), False
-        details = original.info(inner)
-        if details["type"] == "directory":
-            return list(original.find(inner, detail=True).values()), False
-        return [details], True
-
-    sources = list[Source]()
-    items, is_one = with_retries(listed, uri, retry_seconds)
-    items = [item for item in items if item["type"] == "file"]
-    for details in sorted(items, key=lambda item: str(item["name"])):
-        name, size, version = str(details["name"]), details.get("size"), version_of(details)
-        path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
-        if size is None:
-            raise DataError("the server reports no file size; download the file first", path=path)
-        source = RemoteSource(
-            path=path,
-            num_bytes=int(size),
-            version=version,
-            filesystem=filesystem,
-            inner_path=name,
-            retry_seconds=retry_seconds,
-        )
-        sources.append(source)
-    if not sources:
-        raise MissingFileError("no file at this address; check the address", path=uri)
-    root = _WILDCARD.split(uri)[0].rpartition("/")[0] if _is_glob(inner) else uri
-    return sources, None if is_one else mask_secrets(root)

@@ -220,19 +220,20 @@ def _open(
         from fast_axolotl.reading.csv_files import CsvFile
 
         return file, CsvFile.open(source, compression, options)
-    from fast_axolotl.reading.lines import TextFile, least_unit_bytes
-
     text: dict[str, Any] = {"source": source, "compression": compression, "options": options}
-    if found == "text":
-        return file, TextFile(**text, least_unit_bytes=least_unit_bytes(head))
-    from fast_axolotl.reading.json_documents import JsonDocument
+    if found == "json":
+        from fast_axolotl.reading.json_documents import JsonDocument
+
+        return file, JsonDocument(**text)
     from fast_axolotl.reading.json_lines import JsonLinesFile
 
-    if found == "jsonl":
-        if is_kept and compression is None and source.num_bytes < _SHORT_HEAD_BYTES:
-            text["source"] = replace(source, content=pa.py_buffer(head))
-        return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))
-    return file, JsonDocument(**text)
+    if found == "jsonl" and is_kept and not compression and source.num_bytes < _SHORT_HEAD_BYTES:
+        text["source"] = replace(source, content=head)
+        return file, JsonLinesFile(**text)
+    from fast_axolotl.reading.lines import TextFile, least_unit_bytes
+
+    opened = TextFile if found == "text" else JsonLinesFile
+    return file, opened(**text, least_unit_bytes=least_unit_bytes(head))
 
 
 def _sniff_format(head: bytes, promised: str | None) -> str:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,20 +28,10 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import (
-    Block,
-    Decoded,
-    ReadOptions,
-    Rejection,
-    Unit,
-    rejection_of,
-)
-from fast_axolotl.reading.lines import BOM, PARSED_BYTES, BadRows, LineFile, Lines, count_byte
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit, rejection_of
+from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines, count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
-
-_LARGE_ROW_BYTES = 64 * 1024
-"""Rows of about this size are parsed all together: one must not reach past what is parsed."""
 
 _MAX_NESTING = 64
 """Values nested deeper are an error: every later step would recurse on them."""
@@ -58,19 +48,13 @@ _SMALL_BYTES = 64 * 1024
 """Files of JSON lines up to this size are read together with their neighbours, ..."""
 
 _SMALL_UNITS = 256
-"""... in at least so many units."""
+_MOST_SMALL_BYTES = 512 * 1024
+"""... in at least so many units, none much larger than this."""
 
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
-_INK = re.compile(rb"\S")
-_CACHED_BYTES = 64 * 1024
-_MOST_BLANKS = 64
-"""Lines with more white space at their end are parsed by Python."""
-
-_BLANK = re.compile(rb"\n\s")
-_OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +84,6 @@ class JsonLinesFile(LineFile):
         return json_block(len(data), lambda: rows, self.options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _JoinedLines(Lines):
-    """The lines of several files."""
-
-    paths: list[str]
-    starts: list[int]
-    """Where each of them begins."""
-
-    def place(self, offset: int) -> tuple[str, str]:
-        file = bisect_right(self.starts, offset) - 1
-        return self.paths[file], f"line {1 + self.data.count(10, self.starts[file], offset)}"
-
-
 @dataclass(frozen=True, slots=True)
 class SmallFiles:
     """Neighbouring small files of JSON lines, which are read together."""
@@ -124,55 +95,48 @@ class SmallFiles:
 
     def units(self, file: int) -> list[Unit]:
         """Ranges of files, by their numbers."""
-        total = sum(item.source.num_bytes for item in self.files)
-        size = min(self.options.unit_bytes, total // _SMALL_UNITS)
-        return [
-            Unit(file=file, start=start, stop=stop, num_bytes=num_bytes)
-            for start, stop, num_bytes in self._ranges(0, len(self.files), size)
-        ]
+        sizes = [item.source.num_bytes for item in self.files]
+        most = min(self.options.unit_bytes, sum(sizes) // _SMALL_UNITS, _MOST_SMALL_BYTES)
+        units, start, num_bytes = list[Unit](), 0, 0
+        for stop, size in enumerate(sizes, 1):
+            num_bytes += size
+            if num_bytes and (num_bytes >= most or stop == len(sizes)):
+                units.append(Unit(file=file, start=start, stop=stop, num_bytes=num_bytes))
+                start, num_bytes = stop, 0
+        return units
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        for start, stop, size in self._ranges(unit.start, unit.stop, self.options.block_bytes // 2):
-            yield json_block(size, partial(self._load, self.files[start:stop]), self.options)
+        load = partial(self._load, self.files[unit.start : unit.stop])
+        yield json_block(unit.num_bytes, load, self.options)
 
     def sample(self, num_bytes: int) -> Block:
         """About so many bytes, in files from here and there."""
         step = -(-sum(file.source.num_bytes for file in self.files) // num_bytes)
-        return json_block(num_bytes, partial(self._load, self.files[::step]), self.options)
-
-    def _ranges(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """Neighbours that have so many bytes together: the first, the one behind the last, size."""
-        num_bytes = 0
-        for index in range(start, stop):
-            num_bytes += self.files[index].source.num_bytes
-            if num_bytes and (num_bytes >= size or index + 1 == stop):
-                yield start, index + 1, num_bytes
-                start, num_bytes = index + 1, 0
+        return json_block(num_bytes, partial(self._load, self.files[:: step or 1]), self.options)
 
     def _load(self, files: Sequence[JsonLinesFile]) -> Lines:
-        texts, paths, starts = list[bytes](), list[str](), [0]
-        rejections = list[Rejection]()
+        begun, rejections = list[tuple[int, str]](), list[Rejection]()
+        texts, size = list[bytes](), 0
         for file in files:
             source = file.source
             try:
-                text = source.read_at(0, source.num_bytes)
+                text = source.read_at(0, source.num_bytes).removeprefix(BOM)
             except DataError as error:
                 if self.options.on_error == "raise":
                     raise
                 rejections.append(rejection_of(error))
-            else:
-                texts.append(text.removeprefix(BOM).removesuffix(b"\n"))
-                paths.append(source.path)
-                starts.append(starts[-1] + len(texts[-1]) + 1)
-        data = b"\n".join(texts)
-        return _JoinedLines(
+                continue
+            texts.append(text if text.endswith(b"\n") else text + b"\n")
+            begun.append((size, source.path))
+            size += len(texts[-1])
+        data = b"".join(texts)
+        return Lines(
             path="",
             data=data,
-            stop=len(data),
+            stop=size,
             first_line=lambda: 1,
+            files=tuple(begun),
             rejections=tuple(rejections),
-            paths=paths,
-            starts=starts,
         )
 
 
@@ -181,7 +145,7 @@ def json_block(weight: int, load: Callable[[], Lines], options: ReadOptions) -> 
     return Block(
         decode=partial(_decode, load, options),
         weight=weight,
-        count=partial(_count, load),
+        count=lambda: _num_rows(rows := load(), *rows.spans()),
         is_text=True,
     )
 
@@ -190,34 +154,44 @@ def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema |
     rows = load()
     if rows.start == rows.stop:
         return Decoded(pa.table({}), rows.rejections)
-    num_rows = rows.num_rows()
-    if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, num_rows):
+    starts, ends = rows.spans()
+    if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, len(starts)):
+        lines = np.searchsorted(starts, range(rows.start, rows.stop, _SPARSE_BYTES))
+        edges = [*starts[np.unique(lines[lines < len(starts)])], rows.stop]
         pieces = (
-            json_block(0, lambda piece=piece: piece, options)  # type: ignore[misc]
-            for piece in _pieces(rows)
+            json_block(0, partial(replace, rows, start=start, stop=stop, rejections=()), options)
+            for start, stop in pairwise(edges)
         )
-        return replace(next(pieces).decode(schema), more=pieces)
-    if (table := _parse(rows, schema, num_rows)) is None:
+        first = next(pieces).decode(schema)
+        return replace(first, rejections=rows.rejections + first.rejections, more=pieces)
+    table = _parse(rows, schema) if _has_objects(rows, starts, ends) else None
+    if table is None or table.num_rows != _num_rows(rows, starts, ends):
         return _parse_exactly(rows, options, schema)
     return Decoded(table, rows.rejections)
 
 
-def _count(load: Callable[[], Lines]) -> int:
-    rows = load()
-    begins_blank = rows.data[rows.start : rows.start + 1].isspace()
-    has_blanks = begins_blank or _BLANK.search(rows.data, rows.start, rows.stop)
-    return sum(1 for _ in _row_spans(rows)) if has_blanks else rows.num_rows()
+def _num_rows(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> int:
+    """The lines that are not blank."""
+    may_be_blank = np.frombuffer(rows.data, dtype=np.uint8)[starts] <= ord(" ")
+    spans = zip(starts[may_be_blank], ends[may_be_blank], strict=True)
+    return len(starts) - sum(not rows.data[start:end].strip() for start, end in spans)
 
 
-def _pieces(rows: Lines) -> Iterator[Lines]:
-    """The same rows in small pieces, each with one line at least."""
-    start, data = rows.start, rows.data
-    while start < rows.stop:
-        stop = data.rfind(b"\n", start, min(start + _SPARSE_BYTES, rows.stop)) + 1
-        stop = stop or data.find(b"\n", start, rows.stop) + 1 or rows.stop
-        yield replace(rows, start=start, stop=stop)
-        rows = replace(rows, rejections=())
-        start = stop
+def _has_objects(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> bool:
+    """Whether pyarrow may see these lines: each one that is not blank begins and ends as an object
+    does, so that none goes on in the next one, and none is nested too deeply."""
+    data, raw = rows.data, np.frombuffer(rows.data, dtype=np.uint8)
+    is_plain = (raw[starts] == ord("{")) & (raw[ends - 1] == ord("}"))
+    for start, end in zip(starts[~is_plain], ends[~is_plain], strict=True):
+        text = data[start:end].strip()
+        if text[:1] + text[-1:] not in (b"", b"{}"):
+            return False
+    is_long = ends - starts > _MOST_CLOSINGS
+    for start, end in zip(starts[is_long], ends[is_long], strict=True):
+        brackets = (byte for byte in (b"}", b"]") if data.find(byte, start, end - 1) >= 0)
+        if sum(count_byte(data, byte, start, end) for byte in brackets) > _MOST_CLOSINGS:
+            return False
+    return True
 
 
 def _is_sparse(rows: Lines, num_rows: int) -> bool:
@@ -230,22 +204,19 @@ def _is_sparse(rows: Lines, num_rows: int) -> bool:
     return len(set(keys)) > max(_FEW_KEYS, 2 * keys_of_row)
 
 
-def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | None:
+def _parse(rows: Lines, schema: pa.Schema | None) -> pa.Table | None:
     """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
     known = schema or pa.schema([])
     if any(column.type == MIXED for column in known):
-        return None
-    # pyarrow crashes where the first row is null, and where nesting is very deep.
-    if not _OBJECT.match(rows.data, rows.start, rows.stop) or _may_be_deep(rows):
         return None
     try:
         # What is only known to be null is no hint: pyarrow would refuse anything else. And it would
         # make a column of nulls of whatever is missing here.
         is_hint = len(known) <= _FEW_COLUMNS and ": null" not in str(known)
-        table = _read(rows, schema if is_hint else None, num_rows)
+        table = _read(rows, schema if is_hint else None)
         if "timestamp[" in str(table.schema):
             plain = [column.with_type(_as_text(column.type)) for column in table.schema]
-            table = _read(rows, pa.schema(plain), num_rows)
+            table = _read(rows, pa.schema(plain))
         table.validate(full=True)  # which pyarrow's JSON parser does not do for text
         join_schemas(known, table.schema)
         for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
@@ -256,31 +227,14 @@ def _parse(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table | N
                     return None
     except (pa.ArrowException, UnicodeDecodeError, RecursionError, TypeClash):
         return None
-    # Every line must begin and end as an object does: then there is one on each. Blank lines and
-    # white space around them are looked for only where there may be some.
-    raw, num_joins = np.frombuffer(rows.data, dtype=np.uint8)[rows.start : rows.stop], 0
-    for at in range(0, len(raw), _CACHED_BYTES):
-        piece = raw[at : at + _CACHED_BYTES + 2]
-        is_join = (piece[1:-1] == 10) & (piece[:-2] == ord("}")) & (piece[2:] == ord("{"))
-        num_joins += int(np.count_nonzero(is_join))
-    if table.num_rows == num_rows == num_joins + 1:
-        return table
-    num_objects = 0
-    for start, stop in _row_spans(rows):
-        end = rows.data[max(start, stop - _MOST_BLANKS) : stop].rstrip()
-        if rows.data[start] != ord("{") or not end.endswith(b"}"):
-            return None
-        num_objects += 1
-    return table if table.num_rows == num_objects else None
+    return table
 
 
-def _read(rows: Lines, schema: pa.Schema | None, num_rows: int) -> pa.Table:
+def _read(rows: Lines, schema: pa.Schema | None) -> pa.Table:
     text = pa.py_buffer(rows.data).slice(rows.start, rows.stop - rows.start)
-    is_large = len(text) > num_rows * _LARGE_ROW_BYTES
-    size = len(text) + 1 if is_large else PARSED_BYTES
     return pj.read_json(
         pa.BufferReader(text),
-        read_options=pj.ReadOptions(use_threads=False, block_size=size),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=pj.ParseOptions(explicit_schema=schema),
     )
 
@@ -310,33 +264,6 @@ def _leaves(arrays: Iterable[pa.Array], room: int = _MAX_NESTING) -> Iterator[pa
             yield array
 
 
-def _may_be_deep(rows: Lines) -> bool:
-    """Whether a row has so many brackets that its nesting may be too deep for pyarrow.
-
-    Such a row is a line of at least two bytes a bracket: cheap to find where lines are short.
-    """
-    data, end, most = rows.data, rows.start, _MOST_CLOSINGS
-    for probe in range(rows.start, rows.stop - most, most):
-        if probe >= end and data.find(b"\n", probe, probe + most) < 0:
-            start, end = data.rfind(b"\n", end, probe) + 1, data.find(b"\n", probe, rows.stop)
-            end = rows.stop if end < 0 else end
-            # Both closing brackets, which differ in one bit.
-            if count_byte(data, b"}", start, end, ignored=ord("}") ^ ord("]")) > most:
-                return True
-    return False
-
-
-def _row_spans(rows: Lines) -> Iterator[tuple[int, int]]:
-    """Start and stop of the text of each line that is not blank."""
-    start, stop = rows.start, rows.stop
-    while start < stop:
-        end = rows.data.find(b"\n", start, stop)
-        end = stop if end < 0 else end
-        if ink := _INK.search(rows.data, start, end):
-            yield ink.start(), end
-        start = end + 1
-
-
 def _parse_exactly(rows: Lines, options: ReadOptions, known: pa.Schema | None) -> Decoded:
     """One block row by row, with an exact place for whatever is wrong."""
     schema = known if known is not None else pa.schema([])
@@ -344,9 +271,11 @@ def _parse_exactly(rows: Lines, options: ReadOptions, known: pa.Schema | None) -
     names: set[str] = set()
     shapes: set[Hashable] = set()  # of rows whose types have been joined already
     bad = BadRows(rows.path, options)
-    for start, stop in _row_spans(rows):
+    for start, stop in zip(*rows.spans(), strict=True):
+        if not (text := rows.data[start:stop].lstrip()):
+            continue
         try:
-            row = _loads(rows.data[start:stop], options.columns)
+            row = _loads(text, options.columns)
             shape = _shape(row, _MAX_NESTING + 1)  # the row itself is a level
         except (ValueError, RecursionError) as error:
             bad.path, place = rows.place(start)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -35,14 +35,10 @@ _LINES_IN_UNIT = 16
 MOST_BLOCK_BYTES = 4 * 1024 * 1024
 """A tenth faster than 2 MiB, since fewer batches join two blocks."""
 
-PARSED_BYTES = 1024 * 1024
-"""pyarrow parses so much of a block together: up to a third faster than all of it, which falls out
-of the cache between two passes over it."""
+_CACHED_BYTES = 256 * 1024
+"""What passes over all bytes take at a time, so that it stays in the processor's cache."""
 
-_PROBE_BYTES = 64 * 1024
 _LEAST_PROBE_BYTES = 4 * 1024
-_PROBE_SHARE = 16
-"""The end of a range's last line is looked for in so small a part of the range's length, first."""
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
@@ -59,17 +55,33 @@ class Lines:
     first_line: Callable[[], int]
     """The line of the file in which ``data`` begins, from 1; counted only when it is asked for."""
     noun: str = "line"
+    files: tuple[tuple[int, str], ...] = ()
+    """Where each file begins and its path, if these are the lines of several."""
     rejections: tuple[Rejection, ...] = ()
     """What had to be left out of them."""
 
     def place(self, offset: int) -> tuple[str, str]:
         """The file, and where in it."""
-        return self.path, f"{self.noun} {self.first_line() + self.data.count(10, 0, offset)}"
+        begun = ((start, path) for start, path in reversed(self.files) if start <= offset)
+        start, path = next(begun, (0, self.path))
+        return path, f"{self.noun} {self.first_line() + self.data.count(10, start, offset)}"
 
-    def num_rows(self) -> int:
-        """Of lines, blank ones included."""
-        is_open = self.stop > self.start and self.data[self.stop - 1 : self.stop] != b"\n"
-        return count_byte(self.data, b"\n", self.start, self.stop) + is_open
+    def spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each line begins, and where it ends: at its line feed, or where the text does."""
+        raw = np.frombuffer(self.data, dtype=np.uint8)[self.start : self.stop]
+        found, is_end = list[np.ndarray](), np.zeros(_CACHED_BYTES, dtype=np.bool_)
+        for at in range(0, len(raw), _CACHED_BYTES):
+            piece = raw[at : at + _CACHED_BYTES]
+            np.equal(piece, ord("\n"), out=is_end[: len(piece)])
+            is_end[len(piece) :] = False
+            # Eight bytes together, since most have none.
+            words = np.flatnonzero(is_end.view(np.uint64) != 0)
+            places = np.flatnonzero(is_end.reshape(-1, 8)[words])
+            found.append(self.start + at + (words[places >> 3] << 3) + (places & 7))
+        if len(raw) and raw[-1] != ord("\n"):
+            found.append(np.array([self.stop]))
+        ends = np.concatenate([*found, np.zeros(0, dtype=np.int64)])
+        return np.append(self.start, ends[:-1] + 1)[: len(ends)], ends
 
 
 @dataclass(slots=True)
@@ -102,13 +114,10 @@ def line_at(source: Source, compression: str | None, offset: int) -> int:
     return count
 
 
-def count_byte(data: bytes, byte: bytes, start: int, stop: int, ignored: int = 0) -> int:
-    """Several times faster than ``bytes.count``: in pieces that stay in the processor's cache.
-    Bits that are ignored are set in the byte."""
+def count_byte(data: bytes, byte: bytes, start: int, stop: int) -> int:
+    """Several times faster than ``bytes.count``, where there are many."""
     raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
-    pieces = (raw[at : at + _PROBE_BYTES] for at in range(0, len(raw), _PROBE_BYTES))
-    if ignored:
-        pieces = (piece | np.uint8(ignored) for piece in pieces)
+    pieces = (raw[at : at + _CACHED_BYTES] for at in range(0, len(raw), _CACHED_BYTES))
     return sum(int(np.count_nonzero(piece == ord(byte))) for piece in pieces)
 
 
@@ -165,14 +174,16 @@ class LineFile:
         """Some lines of data that begins at an offset of the file."""
         if start == offset == 0 and stop and data.startswith(BOM):
             start = len(BOM)
-        first_line = partial(line_at, self.source, self.compression, offset)
+        first_line = cache(partial(line_at, self.source, self.compression, offset))
         path = self.source.path
         return Lines(path=path, data=data, start=start, stop=stop, first_line=first_line)
 
     def _read(self, start: int, stop: int) -> Lines:
         """The lines that start in these bytes of a plain file."""
         source, begin = self.source, max(0, start - 1)
-        probe = min((stop - start) // _PROBE_SHARE, _PROBE_BYTES)
+        # The last line ends behind the range: about as far as the first lines are long.
+        longest, size = self.least_unit_bytes // _LINES_IN_UNIT, stop - start
+        probe = min(max(longest, size // 64), size // 4)
         data = source.read_at(begin, stop - begin + probe)
         first = 0 if start == 0 else data.find(b"\n", 0, stop - begin) + 1
         if (start > 0 and first == 0) or begin + first >= stop:
@@ -200,13 +211,21 @@ class TextFile(LineFile):
             yield Block(
                 decode=partial(self._decode, load),
                 weight=weight,
-                count=lambda load=load: load().num_rows(),  # type: ignore[misc]
+                count=lambda load=load: len(load().spans()[0]),  # type: ignore[misc]
                 is_text=True,
             )
 
     def _decode(self, load: Callable[[], Lines], schema: pa.Schema | None) -> Decoded:
+        from pyarrow import compute  # 20 ms that only text files need
+
         lines = load()
-        array = _split(lines)
+        text = pa.py_buffer(lines.data).slice(lines.start, lines.stop - lines.start)
+        if lines.data.find(b"\r", lines.start, lines.stop) >= 0:
+            text = pa.py_buffer(text.to_pybytes().replace(b"\r\n", b"\n"))
+        size = len(text) - lines.data.endswith(b"\n", lines.start, lines.stop)
+        edges = pa.py_buffer(np.array([0, size], dtype=np.int32))
+        whole = pa.Array.from_buffers(pa.string(), 1, [None, edges, text])
+        array = compute.split_pattern(whole, "\n").flatten()[: None if len(text) else 0]
         try:
             array.validate(full=True)
             return Decoded(pa.Table.from_arrays([array], schema=_TEXT_SCHEMA))
@@ -214,24 +233,10 @@ class TextFile(LineFile):
             pass
         kept: list[str] = []
         bad = BadRows(self.source.path, self.options, "convert the file to UTF-8")
-        first_line = lines.first_line() + lines.data.count(b"\n", 0, lines.start)
-        for number, raw in enumerate(array.cast(pa.binary()).to_pylist(), first_line):
+        for start, raw in zip(lines.spans()[0], array.cast(pa.binary()).to_pylist(), strict=True):
             try:
                 kept.append(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
-                bad.add(f"line {number}", f"invalid UTF-8 at byte {error.start} of the line")
+                cause = f"invalid UTF-8 at byte {error.start} of the line"
+                bad.add(lines.place(start)[1], cause)
         return Decoded(pa.table({"text": kept}, schema=_TEXT_SCHEMA), tuple(bad.rejections))
-
-
-def _split(lines: Lines) -> pa.Array:
-    """A string array of the lines without their ends; not yet checked to be UTF-8."""
-    from pyarrow import compute  # 20 ms that only text files need
-
-    text = pa.py_buffer(lines.data).slice(lines.start, lines.stop - lines.start)
-    if lines.data.find(b"\r", lines.start, lines.stop) >= 0:
-        text = pa.py_buffer(text.to_pybytes().replace(b"\r\n", b"\n"))
-    size = len(text) - lines.data.endswith(b"\n", lines.start, lines.stop)
-    edges = pa.py_buffer(np.array([0, size], dtype=np.int64))
-    whole = pa.Array.from_buffers(pa.large_string(), 1, [None, edges, text])
-    split = compute.split_pattern(whole, "\n").flatten()
-    return split.slice(0, len(split) if len(text) else 0).cast(pa.string())
