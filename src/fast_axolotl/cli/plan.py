@@ -227,8 +227,8 @@ def describe_plan(
             f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
             "the time for evaluation and checkpoints."
         )
-        if gpu.generation not in SEEN or start.seq_len > 32_768:
-            yield "No published run was on such a GPU or so long: this is an extrapolation."
+        if gpu.generation not in SEEN:
+            yield "No published run was on such a GPU: this is an extrapolation."
     elif gpu != reference.gpu:
         yield (
             f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
@@ -541,7 +541,7 @@ def trace_document(summary: TraceSummary) -> Document:
     rows: list[Row] = []
     for row in summary.collectives:
         group = "–" if row.group is None else row.group[:24] or "not named"
-        cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
+        cells = [row.kind, group, str(row.group_size or "–"), row.message]
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
         rows.append([*cells, format_seconds(row.waiting_seconds)])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]

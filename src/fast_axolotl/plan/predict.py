@@ -209,7 +209,6 @@ class Candidate:
     binds: str
     """compute, memory, communication, or data."""
     tokens_per_second: Range | None = None
-    step_seconds: float | None = None
     communication_share: float | None = None
     """Exposed communication and pipeline bubbles, of a step."""
     demand_tokens_per_second: float | None = None
@@ -379,7 +378,6 @@ def make_plan(
             found |= {
                 "binds": binds,
                 "tokens_per_second": Range(*ends),
-                "step_seconds": real_share * chosen.step_tokens / ends[1],
                 "communication_share": share,
                 "demand_tokens_per_second": demand,
                 "loader_tokens_per_second": ceiling,
