@@ -194,7 +194,6 @@ def _h200(row: list[Any]) -> Case:
     layout = Layout(
         gpus=1, seq_len=length, micro_batch=micro, accumulation=accumulation,
         method="lora" if lora else "full", recompute="full" if checkpointing else "none",
-        attention_kernel="cudnn",
     )  # fmt: skip
     return Case(
         stack=("transformers, eager", "H200", "BF16"), source="ours, one H200", name=size,
@@ -205,7 +204,7 @@ def _h200(row: list[Any]) -> Case:
 
 def _llama(size: str) -> Shape:
     names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
-    sizes = dict(zip(names, LLAMAS[size], strict=True))
+    sizes: dict[str, Any] = dict(zip(names, LLAMAS[size], strict=True))
     return Shape(**sizes, head_size=sizes["hidden"] // sizes["heads"])
 
 
@@ -363,9 +362,9 @@ def predict_rows(cases: Sequence[Case], apart: Any) -> list[Prediction]:
 def weigh(rows: Sequence[Prediction]) -> Any:
     """Every class the same, and in it every source by the root of its pairs."""
     counts = Counter((row.kinds[-1], row.source) for row in rows)
-    classes: Counter[str] = Counter()
+    classes: dict[str, float] = defaultdict(float)
     for (name, _), count in counts.items():
-        classes[name] += count**0.5  # type: ignore[assignment]
+        classes[name] += count**0.5
     pairs = [(row.kinds[-1], row.source) for row in rows]
     return np.array([counts[pair] ** -0.5 / classes[pair[0]] for pair in pairs])
 
@@ -414,7 +413,8 @@ def check_search(count: int) -> str:
     for _ in range(count):
         shape, gpu = dice.choice([_llama(name) for name in LLAMAS]), dice.choice(kinds)
         gpus, length = dice.choice((1, 2, 4, 8, 16, 64)), dice.choice((2048, 4096, 16384))
-        samples, method = gpus * dice.choice((1, 2, 4, 16)), dice.choice(("full", "lora", "qlora"))
+        samples = gpus * dice.choice((1, 2, 4, 16))
+        method: Any = dice.choice(("full", "lora", "qlora"))
         start = Layout(gpus=1, seq_len=length, accumulation=samples, method=method)
         (found,) = make_plan(shape, [(gpu, None)], [gpus], start).candidates
         best = 0.0

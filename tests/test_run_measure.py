@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -367,7 +366,7 @@ def test_a_meter_names_the_replacements_and_how_to_measure_without(tmp_path: Pat
     assert off.stdout == "()\n", off.stderr
     assert "FAST_AXOLOTL=0" not in off.stderr
     shown = run_child(*FAST_AXOLOTL, "show", "own", cwd=tmp_path).stdout
-    assert re.search(r"replaced +none\n", shown)
+    assert "replaced" not in shown
 
 
 @NEEDS_TORCH

@@ -109,7 +109,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
         )
     )
-    change = find_late_change(job) if since is None else None
+    change = find_late_change(chosen) if since is None else None
     if change is not None:
         verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
     return replace(draft, verdict=verdict)

@@ -78,8 +78,6 @@ class Trace:
     path: str
     rank: int | None = None
     world_size: int | None = None
-    groups: dict[str, int] = field(default_factory=dict)
-    """Ranks and size of each process group of this rank, where the trace lists them."""
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     """Number, start and end of each profiler step, on the CPU."""
     device: array[int] = field(default_factory=lambda: array("q"))
@@ -133,9 +131,6 @@ def read_trace(path: Path) -> Trace:
     if isinstance(info := header.get("distributedInfo"), dict):
         known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < _MOST_RANKS}
         trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
-        groups = info["pg_config"] if isinstance(info.get("pg_config"), list) else ()
-        ranks = [group.get("ranks") for group in groups if isinstance(group, dict)]
-        trace.groups = {str(item): len(item) for item in ranks if isinstance(item, list)}
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
         trace.rank = int(in_name[1])
     trace.steps.sort(key=lambda step: step[1])

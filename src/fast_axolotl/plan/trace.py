@@ -202,8 +202,6 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
     for item, launch in zip(items, launches[classes == COMMUNICATION].tolist(), strict=True):
         place = bisect_right(begins, item.start if launch < 0 else launch) - 1
         item.step = trace.steps[place][0] if place >= 0 else None
-        if item.group is None and len(trace.groups) <= 1:
-            item.group, item.group_size = next(iter(trace.groups.items()), ("", None))
     spans_by_part = (compute, communication, either, busy, late)
     c, m, e, b, h = (inside(part, bounds) for part in spans_by_part)
     whole = bounds[:, 1] - bounds[:, 0]

@@ -16,12 +16,11 @@ from fast_axolotl.record.units import format_count, format_date, format_share
 from fast_axolotl.report.document import Document, Table
 from fast_axolotl.report.runs import ReportRun, verdict_badge
 
-_RATES = ("tokens_per_second", "samples_per_second", "rows_per_second")
-"""The first of them that is known is shown."""
 _ROWS = (
-    *("working_set_bytes", "stall_fraction", "step_p50_seconds", "start_to_step_seconds"),
-    "duration_seconds",
+    *("tokens_per_second", "samples_per_second", "rows_per_second", "working_set_bytes"),
+    *("stall_fraction", "step_p50_seconds", "start_to_step_seconds", "duration_seconds"),
 )
+"""Rates that changed alike are one row."""
 
 
 def brief_protocol(protocol: ProtocolResult) -> ProtocolResult:
@@ -31,11 +30,11 @@ def brief_protocol(protocol: ProtocolResult) -> ProtocolResult:
 
 def brief_matrix(matrix: Matrix) -> Matrix:
     """The rows that matter most, in their order, without the notes on how they were made."""
-    known = [row for row in matrix.rows if any(cell.value for cell in row.cells)]
-    names = {row.name for row in known}
-    shown = {*_ROWS, *[name for name in _RATES if name in names][:1]}
-    shown |= {row.name for row in known if any(cell.is_deciding for cell in row.cells)}
-    rows = tuple(row for row in known if row.name in shown)
+    rows = tuple(
+        row
+        for row in matrix.rows
+        if row.name in _ROWS or any(cell.is_deciding for cell in row.cells)
+    )
     return replace(matrix, rows=rows, notes=("More rows and notes: --all, and the report.",))
 
 

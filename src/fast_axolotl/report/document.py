@@ -72,7 +72,6 @@ class Table:
     rows: Sequence[Row]
     header: Sequence[str] = ()
     """Empty: pairs of a label and one value."""
-    title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

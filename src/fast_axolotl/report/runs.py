@@ -105,11 +105,8 @@ def show_short_summary(
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
-    if lines := where_rows(summary)[:2]:
-        texts = (f"{phase}: {place} {share}" for phase, place, share in lines)
-        pairs.append(("line of code", " · ".join(texts)))
-    if summary.replacements is not None:
-        pairs.append(("replaced", describe_replacements(summary)))
+    if summary.replacements:
+        pairs.append(("replaced", ", ".join(summary.replacements)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
@@ -263,7 +260,7 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
                 f"{count_words(one.warmup_steps, 'step')} of warm-up not counted",
-                "replaced": describe_replacements(one),
+                "replaced": ", ".join(one.replacements or ()),
                 "FLOPs": one.flops_convention,
                 "notes": " ".join(f"{note}." for note in one.notes),
             }
@@ -396,11 +393,6 @@ def describe_gpus(record: RunRecord) -> str:
         ]
     counts = Counter(names)
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items())
-
-
-def describe_replacements(summary: RunSummary) -> str:
-    """The functions of Axolotl that were replaced; empty where the record does not tell."""
-    return "" if summary.replacements is None else ", ".join(summary.replacements) or "none"
 
 
 def find_alarms(summary: RunSummary, record: RunRecord, *, is_running: bool = False) -> list[str]:
