@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -35,7 +34,7 @@ _MOST_AHEAD_BYTES = 8 * 1024 * 1024
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_READ_BYTES = 128 * 1024
-_MOST_START_CHUNKS = 1024
+_MOST_START_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +210,16 @@ def head_of(source: Source, compression: str | None, size: int) -> bytes:
 
 def start_of(data: bytes, compression: str) -> bytes:
     """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
-    source = Source(path="", num_bytes=len(data), content=pa.py_buffer(data))
-    held = list[bytes]()
-    with suppress(DataError):  # cut off, as expected
-        for chunk in islice(open_chunks(source, compression, 1024), _MOST_START_CHUNKS):
-            held.append(chunk)
-    return b"".join(held)
+    held = b""
+    try:
+        if compression == "xz":
+            return lzma.LZMADecompressor().decompress(data, _MOST_START_BYTES)
+        with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
+            while len(held) < _MOST_START_BYTES and (piece := stream.read(1024)):
+                held += piece
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException):
+        pass  # cut off, as expected
+    return held
 
 
 def check_record(num_bytes: int, path: str, offset: int) -> None:
