@@ -297,7 +297,7 @@ def _write_chat(path: Path, count: int) -> Path:
 def _prepare(session: _Session, data: Path, workers: int, *cores: int) -> Task:
     config = preprocess_config(session.folder / "model", data, session.folder / "unused")
     path = str(write_config(config, session.folder / "config.yml"))
-    given: Task = {"config": path, "overrides": {}, "output": str(session.output), "work": None}
+    given: Task = {"config": path, "output": str(session.output), "work": None}
     given |= {"engine": "local", "address": "auto"}
     return _ours(_PREPARE, workers, _LITTLE, *cores, **given)
 

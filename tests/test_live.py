@@ -272,6 +272,12 @@ def test_show_prints_a_screen_of_the_latest_run_and_every_figure_on_request(
     assert not any(word in screen for word in ("Σ", "PSI", "VmHWM"))
     show(is_all=True)
     assert len(capsys.readouterr().out.splitlines()) > 60
+    show(is_list=True)
+    table = capsys.readouterr().out
+    assert "older" in table
+    assert "newer" in table
+    with pytest.raises(UsageError, match="no record in elsewhere"):
+        show(Path("elsewhere"), is_list=True)
 
 
 def test_the_gpus_of_a_run_are_named() -> None:

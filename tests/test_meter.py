@@ -164,7 +164,7 @@ def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path)
     device.seconds = lambda pair: None  # type: ignore[method-assign]
     with open_meter(tmp_path, clock, device=device) as meter:
         run_loop(meter, clock, batches(clock, 2000, 0.01))
-        assert len(meter._queue._steps) <= 256 + 64
+        assert len(meter._blocks._steps) <= 256 + 64
     blocks = read_rank(tmp_path).blocks
     assert sum(block.steps for block in blocks) == 2000
     assert {block.device_wait_seconds for block in blocks} == {None}
@@ -384,7 +384,7 @@ def test_what_is_known_of_a_run_joins_its_record(tmp_path: Path) -> None:
         meter.reason("mfu", "no model was seen")
         meter.model(ModelShape(num_parameters=10, layers=1, attention_width=4))
         meter.window(ProfileWindow(t=1, steps=3, wall_seconds=2.0))
-        meter.mark("shard", "a.parquet")
+        meter.mark("note", "a.parquet")
         run_loop(meter, clock, batches(clock, 20, 0.02))
     rank = read_rank(tmp_path)
     assert rank.values["num_workers"] == 4
@@ -394,7 +394,7 @@ def test_what_is_known_of_a_run_joins_its_record(tmp_path: Path) -> None:
     assert rank.reasons["mfu"] == "no model was seen"
     assert rank.models[0].peak_tflops == 100
     assert rank.windows[0].steps == 3
-    assert (rank.marks[0].name, rank.marks[0].text) == ("shard", "a.parquet")
+    assert (rank.marks[0].name, rank.marks[0].text) == ("note", "a.parquet")
     assert sum(block.steps for block in rank.blocks if block.phase == "warmup") == 5
 
 

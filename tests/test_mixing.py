@@ -16,7 +16,6 @@ import pytest
 from fast_axolotl import MixedReader, mix_datasets, open_dataset
 from fast_axolotl.errors import ResumeError
 from fast_axolotl.reading.mixing import Draws
-from fast_axolotl.reading.rows import take
 from support.files import SMALL_BUDGET, write_jsonl
 from support.golden import check_calls
 
@@ -244,19 +243,6 @@ def test_columns_are_joined_and_what_a_source_lacks_is_null(tmp_path: Path) -> N
         '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "x"}',
         '{"kind": null, "n": 1.0, "tokens": [1, 2], "view": "y"}',
     }
-
-
-def test_lists_are_taken_as_pyarrow_takes_them() -> None:
-    tokens = pa.array([[1, 2], None, [], [3], [4, 5, 6]], pa.list_(pa.int16()))
-    others = (pa.array([[None], [1], [], [2]], pa.list_(pa.int32())), pa.array([[["x"]], []]))
-    others += tuple(tokens.cast(pa.list_(kind)) for kind in (pa.float64(), pa.bool_()))
-    others += (pa.array([None, None]).cast(pa.list_(pa.int8())),)
-    for lists in (tokens, tokens.slice(2), tokens.slice(1, 0), *others):
-        for picked in ([], range(len(lists))[::-1], [0, 0] if len(lists) else []):
-            indices = np.array(picked, dtype=np.int64)
-            found = take(pa.table({"lists": lists}), indices)
-            found.validate(full=True)
-            assert found.column("lists").to_pylist() == lists.take(pa.array(indices)).to_pylist()
 
 
 def test_what_cannot_be_meant_or_mixed_is_named(tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ def test_a_dense_llama_costs_what_the_counter_sees() -> None:
     shape = read_shape(model)
     head = 160 * 64
     assert shape.num_parameters == 2 * (4 * 64 * 64 + 3 * 64 * 112) + head
-    assert shape.num_total == sum(one.numel() for one in model.parameters())
     assert (shape.num_frozen, shape.layers, shape.attention_width) == (0, 2, 64)
     if not torch.cuda.is_available():
         assert (shape.device_name, shape.num_devices) == (None, 1)
@@ -84,7 +83,6 @@ def test_experts_that_a_token_meets_are_counted_and_latent_attention_has_two_siz
     shape = read_shape(model)
     attention, router, expert, head = 4 * 64 * 64, 8 * 64, 3 * 64 * 112, 160 * 64
     assert shape.num_parameters == 2 * (attention + router + 2 * expert) + head
-    assert (shape.num_total or 0) > 2 * 8 * expert
     assert shape.reasons == {}
     check(model, shape)
     options |= {"moe_intermediate_size": 48, "n_routed_experts": 8, "n_group": 2, "topk_group": 2}
@@ -129,11 +127,8 @@ def test_weights_of_four_bits_count_at_their_logical_size() -> None:
                     )
                     packed.load_state_dict(linear.state_dict())
                     setattr(parent, name, packed.to("cpu"))
-    stored = sum(one.numel() for one in model.parameters())
     shape = read_shape(model)
-    assert plain.num_total is not None
-    assert stored < plain.num_total
-    assert (shape.num_parameters, shape.num_total) == (plain.num_parameters, plain.num_total)
+    assert shape.num_parameters == plain.num_parameters
     assert shape.num_frozen == plain.num_parameters - 160 * 64
     assert shape.dtype in ("bfloat16", "float32")
 

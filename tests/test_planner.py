@@ -20,7 +20,7 @@ from fast_axolotl.plan.memory import Layout, adapter_parameters, predict_memory
 from fast_axolotl.plan.predict import Plan, Range, Reference, find_price, make_plan, read_reference
 from fast_axolotl.plan.shape import Shape, parse_config, read_config
 from fast_axolotl.plan.steptime import predict_step
-from fast_axolotl.record import ModelShape, RunRecord
+from fast_axolotl.record import ModelShape, RunRecord, StackLine, Stacks
 from fast_axolotl.record.devices import find_gpu
 from support.records import make_ranks, make_run, steady, write_run
 
@@ -160,7 +160,7 @@ def test_parameters_and_active_parameters_are_those_of_transformers(kind: str) -
         model = transformers.AutoModelForCausalLM.from_config(text)
     known = read_shape(model)
     shape = parse_config(json.loads(config.to_json_string(use_diff=False)))
-    assert shape.parameters == pytest.approx(known.num_total, rel=1e-9)
+    assert shape.parameters == pytest.approx(sum(one.numel() for one in model.parameters()))
     assert shape.active_parameters == pytest.approx(known.num_parameters, rel=1e-9)
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
     assert shape.window_layers == known.window_layers
@@ -258,7 +258,7 @@ def test_a_run_sets_the_level_and_narrows_the_interval() -> None:
     assert "10 times as fast as predicted" in odd.notes[0]
     wide = plan([8]).candidates[0].tokens_per_second
     assert own.tokens_per_second.high / own.tokens_per_second.low < 1.5
-    assert wide.high / wide.low > 2
+    assert wide.high / wide.low > 1.25 * own.tokens_per_second.high / own.tokens_per_second.low
     assert "No run of yours calibrates this plan" in plan([8]).notes[1]
 
 
@@ -408,7 +408,6 @@ def test_prices_have_a_source_and_a_date_and_no_placeholders() -> None:
 
 MODEL = ModelShape(
     num_parameters=7_504_924_672,
-    num_total=8_030_261_248,
     layers=32,
     attention_width=4096,
     sequence_len=4096,
@@ -450,22 +449,27 @@ def test_a_record_calibrates_by_its_rate_without_the_stall() -> None:
 
 def test_adapters_groups_and_the_loader_are_read() -> None:
     model = ModelShape(
-        num_parameters=7_546_867_712, num_total=8_072_204_288, num_adapter=41_943_040,
+        num_parameters=7_546_867_712, num_adapter=41_943_040,
         num_frozen=7_504_924_672, layers=32, attention_width=4096, device_name="NVIDIA H200",
         config=LLAMA_8B,
     )  # fmt: skip
-    record = recorded(model=model, config={"adapter": "qlora"}, tensor_parallel=2, num_workers=1)
+    settings: dict[str, Any] = {"tensor_parallel": 2, "num_workers": 1}
+    settings["attn_implementation"] = "flash_attention_2"
+    record = recorded(model=model, config={"adapter": "qlora"}, **settings)
+    idle = StackLine(phase="idle", file="queue.py", line=1, function="get", seconds=11.0)
     for rank in record.ranks.values():
-        rank.blocks = [replace(one, produced=10, producing_seconds=1.0) for one in rank.blocks]
+        rank.add(Stacks(t=1.0, who="workers", seconds=1.0, lines=(idle,)))
     _, reference = read_reference(record, summarise(record))
     layout = reference.layout
     assert (layout.method, layout.tp, layout.seq_len) == ("qlora", 2, 4096)
+    assert layout.attention_kernel == "flash"
     assert layout.lora_rank == pytest.approx(16, abs=2)
     assert reference.loader_scales
     alone = recorded(dispatcher=True)
     assert not read_reference(alone, summarise(alone))[1].loader_scales
-    # Each of four readers gives 20 samples per second; 12 times what the model takes.
-    assert reference.loader_tokens_per_second == pytest.approx(4 * 20 * 3686, rel=0.02)
+    # The workers load for a twelfth of their time.
+    rate = summarise(record).tokens_per_second
+    assert reference.loader_tokens_per_second == pytest.approx(12 * rate)
 
 
 def test_several_kinds_of_gpu_become_one_plan_and_json_holds_it(

@@ -121,7 +121,7 @@ def test_a_forked_child_may_drop_what_its_parent_reads() -> None:
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with ahead._shared.changed:
+        with ahead._changed:
             held.set()
             release.wait(TIMEOUT_SECONDS)
 

@@ -176,7 +176,7 @@ def try_dedupe(folder: Path, answer: dict[str, Any] | None, code: int = 0) -> di
 
 def test_dedupe_on_its_own_has_an_interval_or_says_why_not(tmp_path: Path) -> None:
     seconds = {"stock_seconds": [1.0, 1.1, 0.9], "our_seconds": [0.1, 0.1, 0.1]}
-    found = try_dedupe(tmp_path, {"rows": 2000, "kept": 1600, "is_equal": True, **seconds})
+    found = try_dedupe(tmp_path, {"rows": 2000, "kept": 1600, **seconds})
     assert found["speed_up"] == pytest.approx(9.97, abs=0.01)
     assert found["speed_up_low"] < 9.97 < found["speed_up_high"]
     assert "2,000 rows, same 1,600 kept: 10.0× the speed" in found["sentence"]
@@ -201,6 +201,6 @@ def test_dedupe_keeps_the_rows_that_axolotl_keeps(
     rows.write_text("".join(f'{{"text": "{number % 7}"}}\n' for number in range(50)))
     given = {"datasets": [{"path": str(rows), "ds_type": "json", "type": "completion"}]}
     found = dedupe_trial.try_dedupe(given)
-    assert (found["rows"], found["kept"], found["is_equal"]) == (50, 7, True)
+    assert (found["rows"], found["kept"]) == (50, 7)
     assert len(found["stock_seconds"]) == len(found["our_seconds"]) == 2
     assert "reason" in dedupe_trial.try_dedupe({"datasets": []})

@@ -223,11 +223,15 @@ def test_a_rank_that_works_longer_is_named_with_both_times() -> None:
     quick = {"forward": 5.0, "backward/idle": 5.0}
     ranks = make_ranks(4, wait=steady(0.01), phases=quick)
     ranks[1] = make_rank(rank=1, world_size=4, wait=steady(0.01), phases={"forward": 10.0})
+    line = StackLine(phase="forward", file="/a/net.py", line=7, function="mix", seconds=9.0)
+    ranks[1].add(Stacks(t=9.0, who="training", seconds=9.0, lines=(line,)))
     summary = summarise(make_run(*ranks))
     assert (summary.straggler_rank, summary.straggler_part) == (1, "compute")
     assert summary.straggler_fraction == pytest.approx(0.5, abs=0.01)
     assert (summary.verdict.kind, summary.verdict.subtype) == ("communication", "skew")
     assert summary.verdict.headline.startswith("Rank 1 works 10.")
+    assert summary.verdict.headline.endswith("of the time, at net.py:7 mix.")
+    assert "Look at net.py:7 mix on rank 1" in summary.verdict.action
 
 
 def test_healthy_ranks_without_a_profiler_window_are_compute_bound() -> None:

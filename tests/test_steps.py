@@ -199,31 +199,6 @@ def test_what_is_logged_is_of_the_last_interval(tmp_path: Path) -> None:
     assert "is_warming" not in logged[0]
 
 
-def test_the_rate_of_the_workers_is_seen_while_their_queue_has_room(tmp_path: Path) -> None:
-    """Two workers make 25 batches a second; the loop takes 20, then 50: the queue fills, then is
-    empty. While it is full they could do more than they do."""
-    clock = Clock()
-    made = 0.0
-    with open_meter(tmp_path, clock) as meter:
-        meter.settings(num_workers=2, prefetch_factor=8)
-        for number in range(600):
-            meter.fetch_begin(queue_depth=int(made))
-            missing = max(0.0, 1 - made) / 25
-            clock.sleep(missing)
-            made = min(16.0, made + missing * 25) - 1
-            meter.fetch_end(["row"])
-            work = 0.05 if number < 300 else 0.02
-            clock.sleep(work)
-            made = min(16.0, made + work * 25)
-    rank = read_rank(tmp_path)
-    produced, seconds = total(rank, "produced"), total(rank, "producing_seconds")
-    assert produced / seconds == pytest.approx(25, rel=0.05)
-    assert seconds < 0.9 * total(rank, "wall_seconds")
-    full = [block for block in rank.blocks if block.queue_depth and block.queue_depth > 15]
-    assert full
-    assert {block.produced for block in full} == {None}
-
-
 def test_a_watched_loader_tells_its_settings_and_its_queue(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     loader = torch.utils.data.DataLoader(range(64), batch_size=4, num_workers=1, prefetch_factor=3)

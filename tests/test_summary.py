@@ -83,8 +83,6 @@ def full_run() -> RunRecord:
         queue=lambda step: 3.0,
         settings={**settings, "tensor_parallel": 1, "replacements": ["fetch"]},
         rows=16,
-        produced=10,
-        producing_seconds=0.05,
         trainable_tokens=5000,
         num_bytes=64_000,
         sequence_tokens=7000,
@@ -92,7 +90,9 @@ def full_run() -> RunRecord:
         spans={"evaluate": 0.5},
         phases={"waiting": 0.2, "preparing": 0.1, "forward": 0.3, "other": 0.1, "between/other": 1},
     )
+    idle = StackLine(phase="idle", file="queue.py", line=1, function="get", seconds=9.0)
     for rank in ranks:
+        rank.add(Stacks(t=1.0, who="workers", seconds=3.0, lines=(idle,)))
         rank.add(STACKS)
         for name, seconds in (("first_fetch", 1.0), ("first_batch", 1.5), ("first_step", 2.5)):
             rank.marks.insert(0, Mark(t=seconds, name=name))
@@ -169,6 +169,10 @@ def test_a_run_that_records_everything_has_every_figure() -> None:
     summary = summarise(full_run())
     rhythm = {"stall_period_fetches", "stall_period_rows"}
     assert set(summary.reasons) == {*rhythm, "straggler_rank"}
+    assert repr(summary) == f"<RunSummary of {summary.run_dir}: {summary.verdict.headline}>"
+    page = summary._repr_html_()
+    assert page.startswith(f"<b>{summary.verdict.headline}</b>")
+    assert page.count("<tr>") == 7
 
 
 def test_the_stall_is_a_ratio_of_sums_over_the_steady_phase() -> None:
@@ -258,21 +262,6 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     assert "as its own user or as root" in unread.reasons["working_set_bytes"]
 
 
-def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
-    rank = make_rank(fetches=1000)
-    rank.marks.insert(0, Mark(t=1.5, name="first_step"))
-    unlimited = {"limit_bytes": "no cgroup above the process sets a memory limit"}
-    system = make_system(samples=12, start={"reasons": unlimited}, pss_bytes=None)
-    system.samples[1] = replace(system.samples[1], pss_bytes=4 * GIGABYTE)
-    summary = summarise(make_run(rank, system=system))
-    assert (summary.working_set_peak_bytes, summary.limit_share) == (None, None)
-    assert "too few samples" in summary.reasons["working_set_peak_bytes"]
-    assert summary.reasons["limit_share"] == "the peak working set or the limit is not known"
-    assert summarise(make_run(system=system)).working_set_peak_bytes == 4 * GIGABYTE
-    system.samples[2] = replace(system.samples[2], pss_bytes=4 * GIGABYTE)
-    assert summarise(make_run(rank, system=system)).working_set_peak_bytes == 4 * GIGABYTE
-
-
 def test_the_share_of_the_limit_is_of_what_cannot_give_way() -> None:
     """A process that has mapped 40 GB of Arrow files under a limit of 8 GB is in no danger."""
     limit = {"limit_bytes": 8 * GIGABYTE}
@@ -356,7 +345,7 @@ def test_counters_that_run_backwards_count_as_nothing() -> None:
     assert found.read_bytes_per_second == pytest.approx(200 / 3)
 
 
-def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None:
+def test_swap_is_sustained_from_half_of_the_samples_on() -> None:
     def swapping(grown: list[int], unit: float = 1e6) -> bool | None:
         counters = [unit * sum(grown[:number]) for number in range(len(grown) + 1)]
         return counted("swap_in_bytes", *counters).is_swap_sustained
@@ -365,7 +354,7 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
     assert swapping([0, 0, 0]) is False
     assert swapping([1, 1, 1, 0, 0, 0]) is True
     assert swapping([1, 1, 1, 0, 0, 0, 0]) is False
-    assert swapping([1, 1, 0, 1, 1, 0, 1, 1]) is False
+    assert swapping([1, 1, 0, 1, 1, 0, 1, 1]) is True
     assert swapping([1, 1]) is None
     assert swapping([1, 1, 1], unit=4096) is False
 
@@ -391,19 +380,6 @@ def test_the_end_of_a_run_is_that_of_its_worst_rank_and_its_earliest_error() -> 
     assert summarise(make_run(first, other)).error == "rank 1: ValueError: no"
     other.start = replace(other.start, time=other.start.time + 2.0)
     assert summarise(make_run(first, other)).error.startswith("rank 0: RuntimeError")
-
-
-def test_a_reader_can_deliver_no_less_than_was_consumed() -> None:
-    def reading(seconds: float) -> RunSummary:
-        counted = {"produced": 10, "producing_seconds": 10 * seconds}
-        return figures(settings={"num_workers": 2, "prefetch_factor": 2}, **counted)
-
-    for seconds, expected in ((0.005, 2.0), (0.0102, 1.0)):
-        summary = reading(seconds)
-        assert summary.reader_ratio == pytest.approx(expected)
-        assert summary.reader_rows_per_second >= summary.rows_per_second
-    assert reading(0.02).reader_ratio is None
-    assert "do not explain" in reading(0.02).reasons["reader_rows_per_second"]
 
 
 def test_a_record_tells_what_is_wrong_with_itself() -> None:
@@ -463,9 +439,8 @@ def test_waits_that_vary_by_chance_or_hold_little_are_steady() -> None:
     assert find() == find((0.5, 1), (0.0, 900)) == find((0.0, 900)) == Pattern()
 
 
-@pytest.mark.parametrize("cause", ["epoch", "shard"])
-def test_waits_with_one_cause_are_named_after_it(cause: str) -> None:
-    assert find((0.1, 5), (0.0, 900), **{cause: 0.9}) == ("periodic", 181, cause)
+def test_waits_that_come_with_epochs_are_named_after_them() -> None:
+    assert find((0.1, 5), (0.0, 900), epoch=0.9) == ("periodic", 181, "epoch")
 
 
 @settings(max_examples=60, deadline=None)

@@ -138,8 +138,8 @@ def test_fetches_steps_settings_and_the_model_are_recorded_and_figures_join_the_
     trainer.train()
     # Before reporters that were there first.
     last = [logs for logs in reporter.logs if "loss" in logs][-1]
-    for name in ("stall_fraction", "host_stall_fraction", "tokens_per_second"):
-        assert isinstance(last[f"fast_axolotl/{name}"], float), last
+    ours = {name for name in last if name.startswith("fast_axolotl/")}
+    assert ours == {"fast_axolotl/stall_fraction", "fast_axolotl/tokens_per_second"}
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert "fast_axolotl/stall_fraction" in history[-1]
     assert type(trainer.callback_handler.callbacks[0]).__name__ == "MeterCallback"

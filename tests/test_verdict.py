@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fast_axolotl.measure.evidence import Evidence
+from fast_axolotl.measure.phases import Phases
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import (
@@ -365,6 +366,15 @@ def test_a_dispatcher_is_given_workers() -> None:
     assert many.action.startswith("Make loading cheaper: ")
 
 
+@pytest.mark.parametrize(("hidden", "is_settled"), [(0.85, True), (0.78, False), (0.6, True)])
+def test_a_short_run_is_judged_by_what_its_gpu_does_not_hide(
+    hidden: float, is_settled: bool
+) -> None:
+    figures = with_figures(summarise(make_run()), measured_seconds=13.0, stall_fraction=0.003)
+    phases = Phases(step={"forward": 0.57, "other": 0.43}, visible=1.0 - hidden)
+    assert Evidence(figures=figures, phases=phases, stall_error=0.004).is_settled == is_settled
+
+
 INCONCLUSIVE: dict[str, Callable[[], RunRecord]] = {
     "warming": lambda: make_run(make_rank(fetches=0)),
     "short": lambda: make_run(make_rank(fetches=10)),
@@ -494,9 +504,7 @@ def test_any_figures_get_a_verdict(data: st.DataObject) -> None:
         name: data.draw(st.none() | st.integers(0, 300), label=name)
         for name in ("num_workers", "prefetch_factor", "gradient_accumulation")
     }
-    verdict = judge(
-        Evidence(figures=with_figures(base, **values), skew_share=data.draw(_SHARES), slow_rank=1)
-    )
+    verdict = judge(Evidence(figures=with_figures(base, **values), skew_share=data.draw(_SHARES)))
     assert verdict.headline
     assert verdict.action
 

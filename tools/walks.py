@@ -50,6 +50,7 @@ def walk(work: Callable[[], None]) -> set[tuple[str, str]]:
 
 def main() -> None:
     """Walks both ways and prints what was seen."""
+    with_names = "--names" in sys.argv  # a walk has arguments of its own
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pq.write_table(
@@ -74,7 +75,7 @@ def main() -> None:
             seen = walk(work)
             files = {file for file, _ in seen}
             print(f"{title}: {len(files)} files, {len(seen)} functions")
-            if "--names" in sys.argv:
+            if with_names:
                 for file, function in sorted(seen):
                     print(f"  {file} {function}")
 

@@ -88,14 +88,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     _replace(
         "packing",
         f"{_TRAINER}:process_datasets_for_packing",
-        "filters:process_datasets_for_packing",
+        "passes:process_datasets_for_packing",
         *(_TRAINER, *_MAP),
         check="rows:train_dataset",
     ),
     _replace(
         "long",
         f"{_UTILS}:handle_long_seq_in_dataset",
-        "filters:handle_long_seq_in_dataset",
+        "passes:handle_long_seq_in_dataset",
         *(_UTILS, _TRAINER, _LENGTHS, *_MAP),
         check="rows:dataset",
     ),

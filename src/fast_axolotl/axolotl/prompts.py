@@ -41,7 +41,7 @@ import pyarrow as pa
 
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
-from fast_axolotl.axolotl.filters import stock_fingerprint
+from fast_axolotl.axolotl.passes import pass_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
@@ -101,7 +101,6 @@ def map_dataset(
     if not map_kwargs.keys() <= {"remove_columns"} or (map_kwargs and tokenizer is None):
         raise Unfamiliar("the dataset is mapped with other options")
     # The fingerprint is that of the map which is not made, so a cache serves both.
-    transform = "datasets.arrow_dataset.Dataset._map_single"
     given = {"fn_kwargs": {}, **map_kwargs}
     return dataset.map(
         partial(transform_rows, function=function, tokenizer=tokenizer),
@@ -110,7 +109,7 @@ def map_dataset(
         desc="Mapping RL Dataset",
         batched=True,
         batch_size=BATCH_ROWS,
-        new_fingerprint=stock_fingerprint(dataset, transform, ds_transform_fn, False, given),
+        new_fingerprint=pass_fingerprint(dataset, "map", ds_transform_fn, False, given),
         **map_kwargs,
     )
 
@@ -136,13 +135,24 @@ def _find_table(strategy: Any) -> Callable[..., Any]:
 
 def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     """A batch of conversations, for ``map``."""
+    return _batch_table(chat_rows, batch, strategy, ends_with_mask=True)
+
+
+def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
+    """A batch of texts, for ``map``."""
+    return _batch_table(_completions, batch, strategy)
+
+
+def _batch_table(
+    make: Callable[..., tuple[Lists, Lists]], batch: Mapping[str, Any], strategy: Any, **order: bool
+) -> Any:
     try:
-        ids, labels = chat_rows(strategy, batch)
+        ids, labels = make(strategy, batch)
     except Final:
         raise
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
         return _stock(strategy.tokenize_prompt, batch)
-    return _table(ids, labels, ends_with_mask=True)
+    return _table(ids, labels, **order)
 
 
 def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
@@ -193,19 +203,8 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
     return _table(ids, labels)
 
 
-def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of texts, for ``map``."""
-    try:
-        ids = _completions(strategy, batch)
-    except Final:
-        raise
-    except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
-        return _stock(strategy.tokenize_prompt, batch)
-    return _table(ids, ids)
-
-
-def _completions(strategy: Any, prompt: Any) -> Lists:
-    """Ids of texts, each cut into pieces of the sequence length."""
+def _completions(strategy: Any, prompt: Any) -> tuple[Lists, Lists]:
+    """Ids of texts, each cut into pieces of the sequence length; all of them are labels."""
     _check_completion(strategy)
     texts, length = prompt[strategy.field], strategy.sequence_len
     if len({len(values) for values in prompt.values()}) != 1:
@@ -229,7 +228,7 @@ def _completions(strategy: Any, prompt: Any) -> Lists:
             pieces += _stock(strategy.tokenize_prompt, row).get("input_ids", [])
     if num_odd:
         tally("tokenize", "a text is empty or not a str", num_odd)
-    return pieces
+    return pieces, pieces
 
 
 def transform_rows(

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast_axolotl.axolotl.patching import MARK, Final, Unfamiliar
+from fast_axolotl.axolotl.self_check import random_state, restore_random_state
 from fast_axolotl.packing.plan import PackPlan, cut, plan_packs
 
 _Batches = list[list[list[int]]]
@@ -54,38 +55,35 @@ class _Packed(NamedTuple):
     """Makes the batches."""
 
 
-def generate_batches(self: Any, set_stats: bool = False) -> _Batches:
+def generate_batches(self: Any, set_stats: bool = False) -> Any:
     """The batches of one pass, each a list of packs, each a list of indices."""
     if self._batches is not None:
-        kept: _Batches = self._batches
-        return kept
+        return self._batches
     from axolotl.utils.samplers import multipack
 
     _check_sampler(self, multipack)
-    states = _random_states(self)
+    states = random_state(self.sampler)
     try:
         packed = _pack(self, multipack)
     except Exception:
-        _restore(self, states)
+        restore_random_state(self.sampler, states)
         raise
-    batches = packed.make()
     if set_stats:
         _add_statistics(self, packed)
-    self._batches = batches
-    return batches
+    self._batches = packed.make()
+    return self._batches
 
 
-def batches_length(self: Any) -> int:
+def batches_length(self: Any) -> Any:
     """The number of batches: the least of several passes, and of all ranks."""
     if self._batches is not None and self._len_across_ranks is not None:
-        known: int = self._len_across_ranks
-        return known
+        return self._len_across_ranks
     from axolotl.utils.samplers import multipack
 
     _check_sampler(self, multipack)
     _check_counts(num_count_samples=self.num_count_samples)
     before = self._batches, self.total_tokens_used, self.total_token_slots
-    states = _random_states(self)
+    states = random_state(self.sampler)
     packed: _Packed | None = None
     sampled = []
     try:
@@ -103,7 +101,7 @@ def batches_length(self: Any) -> int:
     except Exception:
         # Axolotl begins again from where we began.
         self._batches, self.total_tokens_used, self.total_token_slots = before
-        _restore(self, states)
+        restore_random_state(self.sampler, states)
         raise
     if self._len_across_ranks is None:
         try:
@@ -111,32 +109,12 @@ def batches_length(self: Any) -> int:
         except Exception as error:
             # The ranks have met: asking them again would put this one out of step.
             raise Final(error) from error
-    length: int = self._len_across_ranks
-    return length
+    return self._len_across_ranks
 
 
 def _add_statistics(self: Any, packed: _Packed) -> None:
     self.total_tokens_used += packed.used
     self.total_token_slots += packed.slots
-
-
-def _random_states(self: Any) -> tuple[Any, Any, Any]:
-    """Of torch's generator, of the sampler's own, and the epoch that seeds accelerate's."""
-    import torch
-
-    generator = getattr(self.sampler, "generator", None)
-    own = None if generator is None else generator.get_state()
-    return torch.get_rng_state(), own, getattr(self.sampler, "epoch", None)
-
-
-def _restore(self: Any, states: tuple[Any, Any, Any]) -> None:
-    import torch
-
-    torch.set_rng_state(states[0])
-    if states[1] is not None:
-        self.sampler.generator.set_state(states[1])
-    if states[2] is not None:
-        self.sampler.epoch = states[2]
 
 
 def _pack(self: Any, multipack: Any) -> _Packed:

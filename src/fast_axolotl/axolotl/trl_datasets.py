@@ -3,7 +3,7 @@
 ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` and ``RewardTrainer`` prepare a dataset in up to six
 passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its
 conditions, errors and warnings, on a dataset that knows the row functions it defines, and answers
-with ours, which take 1,000 rows as an Arrow table.
+with ours, which take 1,000 rows as an Arrow table (see ``passes``).
 
 Tokenising is TRL's own function, called twice for each row with a ``_Recorder`` in place of the
 tokenizer: the first time it notes the texts, which then go to the Rust tokenizer together (see
@@ -36,15 +36,14 @@ from fast_axolotl.axolotl.data import (
     require_integers,
     require_plain,
 )
-from fast_axolotl.axolotl.filters import require_unchanging, set_column, stock_fingerprint
-from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
+from fast_axolotl.axolotl.passes import (
+    pass_fingerprint,
+    require_unchanging,
+    run_watched,
+    set_column,
+)
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
-from fast_axolotl.errors import MissingExtraError
-
-try:
-    from datasets import Dataset
-except ImportError as error:
-    raise MissingExtraError("TRL's datasets need their package: pip install datasets") from error
 
 _BATCH_ROWS = 1000
 """Rows of a table; as many as stock's ``map`` writes at once."""
@@ -57,6 +56,8 @@ Columns = dict[str, pa.Array]
 
 def prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for ``_prepare_dataset`` of four trainers: it runs on a dataset that we watch."""
+    from datasets import Dataset
+
     if type(dataset) is not Dataset:
         raise Unfamiliar("the dataset is streamed or not a plain dataset")
     trainer = next(
@@ -65,51 +66,8 @@ def prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         if kind.__module__.startswith("trl.trainer.") and "_prepare_dataset" in vars(kind)
     )
     switch = f"trl-{trainer.__name__.removesuffix('Trainer').lower()}"
-    prepare = inspect.unwrap(vars(trainer)["_prepare_dataset"])
-    try:
-        result = prepare(self, _Watched.of(dataset, switch), *args, **kwargs)
-    except Exception as error:
-        # A pass that could not be ours was TRL's by then, and so is the error.
-        raise Final(error) from error
-    return result.plain() if type(result) is _Watched else result
-
-
-class _Watched(Dataset):  # type: ignore[misc]
-    """A dataset that knows TRL's row functions; never seen outside of TRL's method."""
-
-    @classmethod
-    def of(cls, dataset: Any, switch: str) -> Any:
-        watched = copy.copy(dataset)
-        watched.__class__, watched.switch = cls, switch
-        return watched
-
-    def plain(self) -> Any:
-        """The same rows as a dataset of the usual kind."""
-        dataset = copy.copy(self)
-        del dataset.switch
-        dataset.__class__ = Dataset
-        return dataset
-
-    def map(self, function: Any = None, *args: Any, **options: Any) -> Any:
-        return self._answer("map", function, *args, **options)
-
-    def filter(self, function: Any = None, *args: Any, **options: Any) -> Any:
-        return self._answer("filter", function, *args, **options)
-
-    def _answer(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
-        dataset, result = self.plain(), None
-        change = _CHANGES.get(getattr(function, "__qualname__", ""))
-        if change is not None:
-            try:
-                result = _run(dataset, name, function, change, *args, **options)
-            except Final as final:
-                raise final.error from None
-            except Exception as error:  # noqa: BLE001  whatever it was, TRL's own pass decides
-                kind = "" if isinstance(error, Unfamiliar) else f"{type(error).__name__}: "
-                tally(self.switch, f"{function.__name__}: {kind}{error}", len(dataset))
-        if result is None:
-            result = getattr(dataset, name)(function, *args, **options)
-        return _Watched.of(result, self.switch)
+    prepare = vars(trainer)["_prepare_dataset"]
+    return run_watched(switch, prepare, _PASSES, self, dataset, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +101,10 @@ Change = Callable[[_Batch], Columns]
 
 
 def _run(
+    change: Change,
     dataset: Any,
     name: str,
     function: Callable[..., Any],
-    change: Change,
     *,
     fn_kwargs: Mapping[str, Any] | None = None,
     remove_columns: str | Sequence[str] | None = None,
@@ -161,13 +119,8 @@ def _run(
     hashed: dict[str, Any] = {"num_proc": shown.get("num_proc")}
     if name == "map":
         hashed = {"fn_kwargs": fn_kwargs or {}, "remove_columns": removed}
-    fingerprint = stock_fingerprint(
-        dataset,
-        "datasets.arrow_dataset.Dataset." + ("_map_single" if name == "map" else "filter@2.0.1"),
-        function,
-        False,
-        {key: value for key, value in hashed.items() if value is not None},
-    )
+    hashed = {key: value for key, value in hashed.items() if value is not None}
+    fingerprint = pass_fingerprint(dataset, name, function, False, hashed)
 
     def changed(table: pa.Table) -> Any:
         columns = change(_Batch(table, function, fn_kwargs or {}))
@@ -317,8 +270,8 @@ def _keep_short(batch: _Batch, names: Sequence[str], beyond: int) -> Columns:
     return {"keeps": pa.array(longest < limit)}
 
 
-_CHANGES: Mapping[str, Change] = {
-    f"{trainer}Trainer._prepare_dataset.<locals>.{name}": change
+_PASSES = {
+    f"{trainer}Trainer._prepare_dataset.<locals>.{name}": partial(_run, change)
     for trainer, name, change in (
         ("SFT", "tokenize_fn", _tokenize),
         ("SFT", "build_labels", _build_labels),

@@ -7,7 +7,9 @@ the command line. Everything heavy is imported inside the commands, so that ``--
 
 from __future__ import annotations
 
+import codecs
 import io
+import os
 import signal
 import sys
 import warnings
@@ -35,6 +37,8 @@ __all__ = ["app", "main"]
 
 _INTERRUPTED = 130
 """What a shell reports for a command that was stopped with Ctrl-C."""
+_PLAIN = dict(zip("×÷–−→·•µ≥━─┃│", "x/-->**u>--||", strict=True)) | {"…": "..."}
+"""What a terminal without these characters shows in their place."""
 
 
 class _Group(TyperGroup):
@@ -138,15 +142,22 @@ def main() -> None:
     """The console script."""
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _terminate)
+    codecs.register_error("fast-axolotl", _spell_plainly)
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that has no "×" gets a "?", not an error after the work is done.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            # In the C locale Python writes UTF-8, which such a terminal may not show.
+            is_plain = locale in ("C", "POSIX") and stream.isatty()
+            stream.reconfigure(encoding="ascii" if is_plain else None, errors="fast-axolotl")
     try:
         code = app(prog_name="fast-axolotl", standalone_mode=False)
     except FastAxolotlError as error:
         code = 2 if isinstance(error, UsageError) else 1
         sys.exit(_fail(name_options(str(error)), code))
+    except ModuleNotFoundError as error:
+        if error.name not in ("numba", "pyarrow"):
+            raise
+        sys.exit(_fail(f"this needs {error.name}: pip install {error.name}", 2))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
@@ -174,7 +185,15 @@ def _root(
 
 def _terminate(number: int, frame: object) -> None:
     """Ends as an interrupt does, so that half-written files are removed."""
-    sys.exit(_fail("terminated", 128 + number))
+    sys.exit(_fail(f"stopped by {signal.Signals(number).name}", 128 + number))
+
+
+def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that a stream does not have, in place of an error."""
+    assert isinstance(error, UnicodeEncodeError)
+    missing = error.object[error.start : error.end]
+    frame = {mark: "+" for mark in missing if "─" <= mark <= "╿"}
+    return "".join((frame | _PLAIN).get(mark, "?") for mark in missing), error.end
 
 
 def _fail(message: str, code: int) -> int:

@@ -20,6 +20,7 @@ from fast_axolotl.cli.options import (
     DataPath,
     Matters,
     RunsFolder,
+    ShowAll,
     parse_percent,
     print_result,
     say,
@@ -63,6 +64,7 @@ def protocol(
     profile_steps: ProfileSteps = 0,
     data_path: DataPath = None,
     output: RunsFolder = None,
+    is_all: ShowAll = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two or three variants, run in pairs (A B, B A), and report whether one is faster.
@@ -77,7 +79,6 @@ def protocol(
     """
     from fast_axolotl.protocol.axolotl_plan import COMMAND, parse_pins, plan_axolotl
     from fast_axolotl.protocol.plan import Plan, plan_arm, plan_commands, plan_world_sizes
-    from fast_axolotl.report.comparison import protocol_document
 
     if config is not None:
         if baseline or candidate:
@@ -120,10 +121,20 @@ def protocol(
     except (KeyboardInterrupt, SystemExit):
         say(f"the same command with --output {shlex.quote(str(folder))} continues from here")
         raise
-    print_result(result, protocol_document(result), as_json=as_json)
-    say(f"the records are in {folder}; as an HTML report: fast-axolotl report {folder}")
+    print_protocol(result, is_all=is_all, as_json=as_json)
+    say(f"the records are in {folder}; every row: fast-axolotl compare {folder} --all")
+    say(f"as an HTML report: fast-axolotl report {folder}")
     if not result.pairs:
         raise Exit(1)
+
+
+def print_protocol(result: ProtocolResult, *, is_all: bool, as_json: bool) -> None:
+    """The answer of a protocol with the rows that matter most, or with all of them."""
+    from fast_axolotl.report.brief import brief_protocol
+    from fast_axolotl.report.comparison import protocol_document
+
+    shown = result if is_all else brief_protocol(result)
+    print_result(result, protocol_document(shown), as_json=as_json)
 
 
 def run_plan(plan: Plan, folder: Path) -> ProtocolResult:
@@ -154,6 +165,7 @@ def compare(
     ] = None,
     single: Annotated[bool, Option("--single", help="Check limits on single runs, too.")] = False,
     matters: Matters = None,
+    is_all: ShowAll = False,
     as_json: AsJson = False,
     as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
@@ -164,6 +176,7 @@ def compare(
     interval; --single compares the values themselves.
     """
     from fast_axolotl.protocol.compare import compare_folders, parse_check
+    from fast_axolotl.report.brief import brief_matrix
     from fast_axolotl.report.comparison import comparison_document
     from fast_axolotl.report.markdown import document_markdown
 
@@ -172,8 +185,9 @@ def compare(
     least = None if matters is None else parse_percent(matters)
     found = compare_folders(first, second, arm=arm, limits=limits, is_single=single, matters=least)
     checks = [(check.sentence, check.is_broken) for check in found.checks]
+    matrix = found.matrix if is_all or as_markdown else brief_matrix(found.matrix)
     document = comparison_document(
-        found.matrix, arms=found.arms, alarms=found.alarms, notes=found.notes, checks=checks
+        matrix, arms=found.arms, alarms=found.alarms, notes=found.notes, checks=checks
     )
     if as_markdown and not as_json:
         print(document_markdown(document), end="")

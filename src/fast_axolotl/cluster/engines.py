@@ -2,8 +2,8 @@
 
 A task names a function of this package and its arguments. The function writes its files into the
 store and returns a small dict, which ``perform`` keeps beside them as the last thing it does: a
-task whose answer is there is done. One whose process dies, or whose storage fails for a moment, is
-tried again, up to four times. Ray's own retries, of which nobody would hear, are off.
+task whose answer is there is done. One that fails is tried again, up to four times, unless what it
+says is about data or options. Ray's own retries, of which nobody would hear, are off.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from typing import Any, cast
 
 from fast_axolotl import system
 from fast_axolotl._version import __version__
-from fast_axolotl.cluster.store import Store, may_pass
+from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, FastAxolotlError, UsageError
 
 _ATTEMPTS = 4
-"""Of one task: processes that ended while they were at it, with whole nodes or alone."""
-
+"""Of one task."""
+_LATE_TIMES, _LATE_SECONDS = 10, 300.0
+"""A task has hung that takes so many times as long as the slowest that is done, and so long."""
+_FIRST_SECONDS = 3600.0
+"""The same as long as none is done."""
 _MOMENT_SECONDS = 5.0
-_HEAD_SECONDS = 15.0
-"""A head that does not answer for so long is gone."""
+_HEAD_SECONDS = "15"
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
 Answer = dict[str, Any]
 """What a task found, and under ``ran``: node and peak memory of its process."""
 
 Outcome = tuple[str, Any]
-"""done, an answer; meant, an error; broke, a traceback; lost, a reason."""
+"""done, an answer; meant, an error; lost, a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,37 +67,53 @@ def run_tasks(
 ) -> Iterator[tuple[Task, Answer]]:
     """Answers as they come, in any order; raises what a task raised on purpose.
 
-    ``retried`` hears why a task is tried again.
+    ``retried`` hears why a task is tried again. One that seems to hang is started once more on
+    another worker; the first answer counts, and what the other writes is the same.
     """
     waiting = deque(tasks)
-    running: dict[Any, Task] = {}
+    running: dict[Any, tuple[Task, float]] = {}
+    late: dict[Any, str] = {}
+    left = {task.name for task in tasks}
     losses: Counter[str] = Counter()
+    slowest = 0.0
     try:
-        while waiting or running:
-            room = engine.num_slots - len(running) if waiting else 0
+        while left:
+            # Who is late leaves room for another.
+            room = engine.num_slots - len(running) + len(late)
             for _ in range(min(room, len(waiting))):
                 task = waiting.popleft()
-                running[engine.start(url, task)] = task
+                running[engine.start(url, task)] = task, time.monotonic()
             for key, (kind, value) in engine.wait(running.keys()):
-                task = running.pop(key)
+                task, begin = running.pop(key)
+                late.pop(key, None)
+                if task.name not in left:
+                    continue
                 if kind == "done":
+                    left.remove(task.name)
+                    slowest = max(slowest, time.monotonic() - begin)
                     yield task, value
                     continue
                 if kind == "meant":
                     raise value
-                if kind == "broke":
-                    raise DataError(f"task {task.stage}/{task.name} failed: {value}")
                 losses[task.name] += 1
                 if losses[task.name] >= _ATTEMPTS:
                     raise DataError(
-                        f"task {task.stage}/{task.name} failed {_ATTEMPTS} times, last because "
-                        f"{value}. If the machine ran out of memory, use a lower --memory or fewer "
-                        "--workers. Finished work is kept; run the same command again to continue."
+                        f"task {task.stage}/{task.name} failed {_ATTEMPTS} times. Finished work is "
+                        "kept; run the same command again to continue. If the machine ran out of "
+                        "memory, use a lower --memory or fewer --workers. The last time: "
+                        f"{value}"
                     )
-                retried(value)
+                retried(value.partition("\n")[0])
                 waiting.append(task)
+            limit = max(_LATE_TIMES * slowest, _LATE_SECONDS) if slowest else _FIRST_SECONDS
+            for key, (task, begin) in running.items():
+                is_late = time.monotonic() - begin > limit and task.name in left
+                if is_late and task.name not in late.values():
+                    late[key] = task.name
+                    retried(f"it has not answered for {limit:,.0f} s")
+                    waiting.appendleft(task)
     finally:
-        engine.abandon()
+        engine.abandon(running)
 
 
 def perform(url: str, task: Task) -> Answer:
@@ -141,7 +159,8 @@ class Local:
 
     def wait(self, keys: Collection[Any]) -> Iterator[tuple[Any, Outcome]]:
         # Who has died need not have closed its pipe, where children of its own live on.
-        ready = set(wait([*keys, *(self._busy[pipe].sentinel for pipe in keys)]))
+        both = [*keys, *(self._busy[pipe].sentinel for pipe in keys)]
+        ready = set(wait(both, _MOMENT_SECONDS))
         for pipe in [p for p in keys if p in ready or self._busy[p].sentinel in ready]:
             process = self._busy.pop(pipe)
             outcome: Outcome | None = None
@@ -156,8 +175,8 @@ class Local:
                 outcome = "lost", f"its process ended with {name}"
             yield pipe, outcome
 
-    def abandon(self) -> None:
-        _end(self._busy)
+    def abandon(self, keys: Collection[Any]) -> None:
+        _end({pipe: self._busy.pop(pipe) for pipe in keys})
 
     def close(self) -> None:
         _end(self._idle)
@@ -177,6 +196,8 @@ class Nodes:
         if at != "auto" and not _is_open(at):  # Ray itself would try for minutes
             raise UsageError(problem)
         self._ray: Any = ray
+        # Ray ends this process where its head does not answer for so long.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_SECONDS)
         try:
             ray.init(at, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
         except (ConnectionError, ray.exceptions.AuthenticationError) as error:
@@ -184,9 +205,6 @@ class Nodes:
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
         self._attempt = ray.remote(num_cpus=1, memory=memory or None, max_retries=0)(_attempt)
-        self._head: str = ray.get_runtime_context().gcs_address
-        self._is_closed = threading.Event()
-        threading.Thread(target=self._watch_head, daemon=True).start()
         if not self._room():
             problem = f"no node at {at} has a CPU and {memory:,} bytes of memory yet"
             print(f"{problem}; the job waits for one: lower --memory?", file=sys.stderr)
@@ -209,11 +227,11 @@ class Nodes:
                 outcome = "lost", str(error).strip()
             yield key, outcome
 
-    def abandon(self) -> None:
-        """They end with the connection, or soon by themselves."""
+    def abandon(self, keys: Collection[Any]) -> None:
+        for key in keys:
+            self._ray.cancel(key, force=True)
 
     def close(self) -> None:
-        self._is_closed.set()
         self._ray.shutdown()
 
     def _room(self) -> int:
@@ -224,21 +242,6 @@ class Nodes:
             for node in self._ray.nodes()
             if node["Alive"]
         )
-
-    def _watch_head(self) -> None:
-        """Ends this process where the head is gone, as Ray does: but soon, and with the cure."""
-        answered = time.monotonic()
-        while not self._is_closed.wait(1):
-            if _is_open(self._head):
-                answered = time.monotonic()
-            elif time.monotonic() - answered > _HEAD_SECONDS:
-                print(
-                    f"\nfast-axolotl: the head of the Ray cluster at {self._head} does not answer; "
-                    "finished work is kept: start a cluster and run the same command again",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                os._exit(1)  # calls of Ray wait for the head
 
 
 Engine = Local | Nodes
@@ -294,15 +297,12 @@ def _attempt(url: str, task: Task, wanted: Mapping[str, str] | None = None) -> O
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core has a process already
     try:
         return "done", perform(url, task)
-    except Exception as error:  # noqa: BLE001  whoever sent the task raises it
-        told = f"{type(error).__name__}: {error}{where}"
-        if may_pass(error):
-            time.sleep(_MOMENT_SECONDS)
-            return "lost", told
-        if isinstance(error, FastAxolotlError):
+    except Exception as error:  # noqa: BLE001  whoever sent the task decides
+        if isinstance(error, FastAxolotlError) and not isinstance(error.__context__, OSError):
             make, (message, *rest) = cast(Any, error.__reduce__())[:2]
             return "meant", make(f"{message}{where}", *rest)
-        return "broke", f"{told}\n{traceback.format_exc()}"
+        time.sleep(_MOMENT_SECONDS)
+        return "lost", f"{type(error).__name__}: {error}{where}\n{traceback.format_exc()}"
 
 
 def _end(workers: dict[Any, Any]) -> None:

@@ -1,7 +1,7 @@
 """``fast-axolotl prepare``: the result of ``axolotl preprocess``, made in parallel tasks.
 
-    find the units ── tokenise ── order, unique ── deal ── write ── rename
-                       (tasks)        (here)      (tasks)  (tasks)
+    load, cut ── tokenise ── order, unique ── deal ── write ── rename
+     (here)       (tasks)        (here)      (tasks)  (tasks)
 
 The first rows of every dataset that are kept decide the types, as with ``Dataset.map``, and show a
 wrong field before hours are spent. The order is Axolotl's: its ``merge_datasets`` runs on
@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
-from pathlib import Path
+from itertools import accumulate, chain
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import pyarrow as pa
 
 from fast_axolotl.axolotl.data import count_shards, saved_notes
 from fast_axolotl.cluster import shards
 from fast_axolotl.cluster.engines import Answer
 from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeated
-from fast_axolotl.cluster.sources import Unit, find_units, read_tables
-from fast_axolotl.cluster.stock import Made, Pipeline, load_configuration, tokenizer_digest
+from fast_axolotl.cluster.sources import Unit, cut, load
+from fast_axolotl.cluster.stock import Pipeline, load_configuration, tokenizer_digest
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.system import memory_bytes
@@ -37,7 +36,7 @@ MIB = 1024 * 1024
 _HOST_BYTES = 768 * MIB
 """What a process takes that has imported Axolotl and done nothing."""
 _LEAST_ROOM = 256 * MIB
-_ROW_BYTES = 80
+_ROW_BYTES = 32
 """What the process that deals out the tasks holds of every row, as measured."""
 _MOST_PIECE_BYTES = 128 * MIB
 _PROBED_ROWS, _MOST_PROBED_ROWS = 1000, 100_000
@@ -52,16 +51,14 @@ class _Split:
     name: str
     configs: list[Any]
     place: Output
-    units: dict[str, tuple[int, Unit]] = field(default_factory=dict)
-    """All units with the number of their dataset, by names that differ where a file changed."""
-    types: dict[str, Any] = field(default_factory=dict)
-    """What ``_look`` has found."""
+    datasets: list[Any] = field(default_factory=list)
+    """As they were loaded, with the types of all that is made of them in ``types``."""
+    types: str = ""
 
 
 def prepare(
     config: str,
     *,
-    overrides: Mapping[str, Any],
     memory: int,
     output: str | None,
     work: str | None,
@@ -72,17 +69,14 @@ def prepare(
 ) -> JobSummary:
     """Writes the prepared dataset of a configuration where ``axolotl train`` looks for it.
 
-    ``overrides`` are keys that are set otherwise, as on Axolotl's command line; ``output`` stands
-    in place of ``dataset_prepared_path``; the others are as for ``dedupe_on``. With ``dry_run``,
-    it ends before any row but the first ones is tokenised.
+    ``output`` stands in place of ``dataset_prepared_path``; the others are as for ``dedupe_on``.
+    With ``dry_run``, it ends before any row but the first ones is tokenised.
     """
     room = memory - _HOST_BYTES
     if room < _LEAST_ROOM:
         least = (_HOST_BYTES + _LEAST_ROOM) // MIB
         raise UsageError(f"memory must be at least {least} MiB per worker; most is for Axolotl")
-    if not Path(config).is_file():
-        raise UsageError(f"{config} is not a file; pass the YAML configuration of a training")
-    cfg, tokenizer = load_configuration(config, dict(overrides))
+    cfg, tokenizer = load_configuration(config)
     from datasets import Dataset, Features
 
     # Keys that decide rows and order are more than those of the folder's name.
@@ -92,34 +86,33 @@ def prepare(
         splits = _find_splits(cfg, tokenizer, output, work)
         for split in splits:
             split.place.claim(held, {**about, "job": f"prepare, {split.name}"}, restart=restart)
-        job = Job(heard, memory=memory, preload=_PRELOAD, **engine)
-        held.callback(job.close)
-        num_rows = sum(_look(split, cfg, tokenizer, room) for split in splits)
-        need, there = int(num_rows * _ROW_BYTES), memory_bytes()
+        num_rows = sum(_look(split, cfg, tokenizer) for split in splits)
+        need, there = num_rows * _ROW_BYTES, memory_bytes()
         if need > there:
             raise UsageError(
-                f"about {num_rows:,.0f} rows need {need / 1e9:,.0f} GB of memory on this machine, "
-                f"which has {there / 1e9:,.0f} GB: it holds {_ROW_BYTES} bytes per row; start the "
-                "job on a larger machine, or divide the datasets"
+                f"{num_rows:,} rows need {need / 1e9:,.1f} GB of memory on this machine, which has "
+                f"{there / 1e9:,.1f} GB: it holds {_ROW_BYTES} bytes per row; start the job on a "
+                "larger machine, or divide the datasets"
             )
+        job = Job(heard, memory=memory, preload=_PRELOAD, **engine)
+        held.callback(job.close)
         outputs = tuple(split.place.final.url for split in splits)
-        units = [unit for split in splits for _, unit in split.units.values()]
-        num_bytes = sum(unit.num_bytes for unit in units)
+        num_bytes = sum(rows._estimate_nbytes() for split in splits for rows in split.datasets)
         if dry_run:
             for split in splits:
-                if not split.place.work.names("tokenise"):
+                if not split.place.work.sizes("tokenise"):
                     split.place.work.remove()
-            figures = {"rows_in": int(num_rows), "dropped": {}, "duplicates": 0}
+            figures = {"rows_in": num_rows, "dropped": {}, "duplicates": 0}
             return job.summary(outputs=outputs, bytes_in=num_bytes, **figures)
-        names = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
+        written = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
-        for split, files in zip(splits, names, strict=True):
-            features = Features.from_arrow_schema(shards.read_schema(split.types["final"]))
+        for split, files in zip(splits, written, strict=True):
+            features = Features.from_arrow_schema(shards.read_schema(split.types))
             empty = Dataset.from_dict({key: [] for key in features}, features=features)
-            mark = f"{split.place.final.url} {[*split.units]}"
+            mark = f"{split.place.final.url} {split.place.work.read('types.json')!r}"
             empty._fingerprint = hashlib.sha256(mark.encode()).hexdigest()[:16]
             # The state comes last: it is what names the shards.
-            split.place.publish(dict.fromkeys(files), saved_notes(empty, files))
+            split.place.publish(files, saved_notes(empty, [*files]))
         for split in splits:
             split.place.work.remove()
     totals = job.totals["tokenise"]
@@ -153,29 +146,30 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
     return list(splits.values())
 
 
-def _look(split: _Split, cfg: Any, tokenizer: Any, room: int) -> float:
-    """Finds the units of every dataset, and what every task reads: the same in any later run.
+def _look(split: _Split, cfg: Any, tokenizer: Any) -> int:
+    """Loads the datasets, and finds the types of all rows by the first of each that are kept.
 
-    Gives about the number of rows. Where files have changed, what was made of them is forgotten.
+    Gives the number of rows, most of which may be short, so that the first ones are all dropped.
     """
     from datasets import Dataset, concatenate_datasets
     from datasets.table import InMemoryTable
 
-    store = split.place.work
     pipeline = Pipeline(cfg, tokenizer, split.configs)
-    raw, made, num_rows = [], [], 0.0
+    made = []
     for index, config in enumerate(split.configs):
-        units = find_units(config, cfg, split.name, room=room, store=store, name=f"{index:03d}")
-        for number, unit in enumerate(units):
-            stamp = hashlib.sha256(repr(unit).encode()).hexdigest()[:8]
-            split.units[f"{index:03d}-{number:07d}-{stamp}"] = index, unit
-        make = partial(pipeline.make, index, split.name)
-        schema, rows, count = _first_kept(store, units, make)
-        num_rows += count
-        if schema is None:
+        dataset = load(config, cfg, split.name)
+        if not len(dataset):
             raise DataError(f"dataset {config.path} has no rows; check its path and split")
-        raw.append(schema.serialize().to_pybytes().hex())
-        made += [] if rows is None else [Dataset(InMemoryTable(rows))]
+        split.datasets.append(dataset)
+        make = partial(pipeline.make, index, split.name)
+        metadata, unit = dataset.features.arrow_schema.metadata, Unit("", config.path, 0)
+        for start in range(0, min(len(dataset), _MOST_PROBED_ROWS), _PROBED_ROWS):
+            rows = dataset.with_format("arrow")[start : start + _PROBED_ROWS]
+            rows = rows.replace_schema_metadata(metadata)
+            found = shards.make_rows(make, rows, unit._replace(first=start))
+            if found.table is not None:
+                made.append(Dataset(InMemoryTable(found.table)))
+                break
     if not made:
         raise DataError(
             f"all of the first {_MOST_PROBED_ROWS:,} rows are dropped; check "
@@ -187,62 +181,47 @@ def _look(split: _Split, cfg: Any, tokenizer: Any, room: int) -> float:
         raise DataError(
             f"the datasets have different column types and cannot be merged: {error}"
         ) from None
-    types = {"raw": raw, "final": merged.features.arrow_schema.serialize().to_pybytes().hex()}
-    split.types = {
-        **types,
-        "units": [*split.units],
-        "processes": cfg.dataset_num_proc or os.cpu_count() or 1,
-        "secret": split.place.secret if cfg.dataset_exact_deduplication else None,
-    }
+    split.types = merged.features.arrow_schema.serialize().to_pybytes().hex()
+    return sum(map(len, split.datasets))
+
+
+def _prepare_split(
+    job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int
+) -> dict[str, Answer]:
+    """Makes the files of one prepared dataset, and gives what their tasks have answered."""
+    store, is_unique = split.place.work, bool(cfg.dataset_exact_deduplication)
+
+    def cut_all() -> list[list[Unit]]:
+        return [
+            cut(rows, split.configs[index].path, room=room, store=store, name=f"{index:03d}")
+            for index, rows in enumerate(split.datasets)
+        ]
+
+    units = cut_all()
     found = store.read_json("types.json") if store.exists("types.json") else {}
-    has_types = types.items() <= found.items()
-    if has_types and found["units"] == split.types["units"]:
-        split.types = found
-        return num_rows
-    store.remove("write")
-    # As long as nothing is dealt, the tokens of files that have not changed are kept.
-    if store.names("deal") or not has_types:
-        store.remove("deal")
-        store.remove("tokenise")
-    store.write_json("types.json", split.types)
-    return num_rows
-
-
-def _first_kept(
-    store: Store, units: Sequence[Unit], make: Callable[..., Made]
-) -> tuple[pa.Schema | None, pa.Table | None, float]:
-    """The schema of a dataset, ``None`` where it has no rows, and the first rows that are kept.
-
-    Rows may be sorted by length. The last figure is about how many rows the dataset has.
-    """
-    schema, seen, count = None, 0, 0.0
-    for unit in units:
-        for first, table in read_tables(store, unit, schema):
-            if schema is None and len(table):
-                schema = table.schema
-                num_bytes = sum(unit.num_bytes for unit in units)
-                count = num_bytes * len(table) / max(1, table.nbytes)
-            for start in range(0, len(table), _PROBED_ROWS):
-                rows = table.slice(start, _PROBED_ROWS)
-                made = shards.make_rows(make, rows, unit, first + start)
-                seen += len(rows)
-                if made.table is not None or seen >= _MOST_PROBED_ROWS:
-                    return schema, made.table, count
-    return schema, None, count
-
-
-def _prepare_split(job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int) -> list[str]:
-    """Makes the files of one prepared dataset, and gives their names."""
-    store = split.place.work
+    types: dict[str, Any] = {
+        "final": split.types,
+        "units": [unit.name for some in units for unit in some],
+        "processes": found.get("processes") or cfg.dataset_num_proc or os.cpu_count() or 1,
+    }
+    if found != types:
+        store.remove("write")
+        # As long as nothing is dealt, the tokens of units that have not changed are kept.
+        if store.sizes("deal") or found.get("final") != split.types:
+            store.remove("deal")
+            store.remove("tokenise")
+            units = cut_all()
+        store.write_json("types.json", types)
     alike = {
         "pipeline": Pipeline(cfg, tokenizer, split.configs).to_text(),
         "split": split.name,
         "slice_bytes": max(MIB, room // 64),
-        "secret": split.types["secret"],
+        "secret": split.place.secret if is_unique else None,
     }
     tasks: dict[str, dict[str, Any]] = {
-        name: {"name": name, "index": index, "unit": unit, **alike}
-        for name, (index, unit) in split.units.items()
+        unit.name: {"unit": unit, "index": index, **alike}
+        for index, some in enumerate(units)
+        for unit in some
     }
     answers = job.run(store, shards.tokenise, tasks)
     kept = {name: answer for name, answer in answers.items() if answer["kept"]}
@@ -251,12 +230,14 @@ def _prepare_split(job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int)
             "no row is left: all are too long, too short or have no trainable tokens; check "
             "sequence_len, train_on_inputs and roles_to_train"
         )
-    places = _order(split, cfg, answers, kept)
-    if split.types["secret"] is not None:
+    store.remove("loaded")
+    places = _order(store, cfg, units, answers)
+    if is_unique:
         _drop_repeated(store, places, room // 2)
-    edges, ranges = _cut(split, cfg, kept, places, min(_MOST_PIECE_BYTES, room // 8))
-    for name, found in places.items():
-        store.write_array(f"places/{name}", found)
+    piece_bytes = min(_MOST_PIECE_BYTES, room // 8)
+    edges, ranges = _cut(cfg, kept, places, piece_bytes, types["processes"])
+    for name, rows in places.items():
+        store.write_array(f"places/{name}", rows.astype(np.int64))
     store.write_array("edges", np.array(edges, np.int64))
     job.run(store, shards.deal, {name: {"unit": name} for name in kept})
     store.remove("tokens")
@@ -272,71 +253,90 @@ def _prepare_split(job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int)
     count = sum(answer["rows"] for answer in written.values())
     if count != edges[-1]:
         raise DataError(f"{count:,} rows were written instead of {edges[-1]:,}; pass --restart")
-    return names
+    return written
+
+
+class _Numbers:
+    """Row numbers in place of the rows of a ``Dataset``, which takes 80 bytes for each of them."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def shuffle(self, seed: int) -> _Numbers:
+        """The order of ``Dataset.shuffle``."""
+        return _Numbers(np.random.default_rng(seed).permutation(self.rows))
+
+    @staticmethod
+    def concatenate(parts: Sequence[_Numbers]) -> _Numbers:
+        return _Numbers(np.concatenate([part.rows for part in parts]))
 
 
 def _order(
-    split: _Split, cfg: Any, answers: Mapping[str, Answer], kept: Mapping[str, Answer]
+    store: Store, cfg: Any, units: Sequence[Sequence[Unit]], answers: Mapping[str, Answer]
 ) -> dict[str, Any]:
     """The place of every row that is kept among all rows that are merged, unit by unit."""
-    from axolotl.utils.data.shared import merge_datasets
-    from datasets import Dataset
-    from datasets.table import InMemoryTable
+    from axolotl.utils.data import shared
 
-    starts, counts = {}, [0] * len(split.configs)
-    for name, (index, _) in split.units.items():  # in the order of their datasets
-        starts[name] = sum(counts)
-        counts[index] += answers[name]["merged"]
-    stand_ins = [
-        Dataset(InMemoryTable(pa.table({"row": np.arange(stop - count, stop)})))
+    counts = [sum(answers[unit.name]["merged"] for unit in some) for some in units]
+    kind = np.int32 if sum(counts) < 2**31 else np.int64  # all that is held counts
+    numbers = [
+        _Numbers(np.arange(stop - count, stop, dtype=kind))
         for count, stop in zip(counts, accumulate(counts), strict=True)
         if count
     ]
-    merged = merge_datasets(stand_ins, cfg)
-    order = merged.data.column("row").to_numpy()
-    if merged._indices is not None:
-        # What the dataset itself would do, without 6 µs a row.
-        order = order[merged._indices.column(0).to_numpy()]
-    del merged, stand_ins  # every array is 8 bytes a row
-    places = np.empty(len(order), np.int64)
-    places[order] = np.arange(len(order))
+    with mock.patch.object(shared, "concatenate_datasets", _Numbers.concatenate):
+        order = shared.merge_datasets(numbers, cfg).rows
+    del numbers
+    places = np.empty(len(order), kind)
+    places[order] = np.arange(len(order), dtype=kind)
     del order
-    read = split.place.work.read_array
-    return {name: places[starts[name] + read(f"numbers/{name}", "<i8")] for name in kept}
+    kept, start = {}, 0
+    for unit in chain(*units):
+        if answers[unit.name]["kept"]:
+            kept[unit.name] = places[start + store.read_array(f"numbers/{unit.name}", "<i8")]
+        start += answers[unit.name]["merged"]
+    return kept
 
 
 def _drop_repeated(store: Store, places: dict[str, Any], memory: int) -> None:
     """Gives rows the place -1 that repeat one with an earlier place."""
-    rows, firsts = find_repeated(store, places, memory)
     flat = np.concatenate([*places.values()])
-    best = flat.copy()
-    np.minimum.at(best, firsts, flat[rows])  # of the first row of each value: the place that stays
-    repeats = flat[rows] != best[firsts]
+    best = flat.copy()  # of the first row of each value: the place that stays
+    with find_repeated(store, places, memory) as pairs:
+        for rows, firsts in pairs():
+            np.minimum.at(best, firsts, flat[rows])
+        for rows, firsts in pairs():
+            flat[rows[flat[rows] != best[firsts]]] = -1
     flat[flat != best] = -1
-    flat[rows[repeats]] = -1
-    stops = np.cumsum([len(found) for found in places.values()])
+    stops = np.cumsum([len(rows) for rows in places.values()])
     places.update(zip(places, np.split(flat, stops[:-1]), strict=True))
 
 
 def _cut(
-    split: _Split, cfg: Any, kept: Mapping[str, Answer], places: dict[str, Any], piece_bytes: int
+    cfg: Any,
+    kept: Mapping[str, Answer],
+    places: dict[str, Any],
+    piece_bytes: int,
+    num_processes: int,
 ) -> tuple[list[int], list[range]]:
     """Closes the gaps between places; the edges of the output's pieces, and those of each shard."""
-    most = max(int(found.max()) for found in places.values()) + 1
+    most = max(int(rows.max()) for rows in places.values()) + 1
     is_kept = np.zeros(most, np.bool_)
     weights = np.zeros(most, np.float32)
-    for name, found in places.items():
-        stays = found[found >= 0]
+    for name, rows in places.items():
+        stays = rows[rows >= 0]
         is_kept[stays] = True
         weights[stays] = kept[name]["bytes_out"] / kept[name]["kept"]
-    finals = np.cumsum(is_kept) - 1
-    for found in places.values():
-        stays = found >= 0
-        found[stays] = finals[found[stays]]
+    finals = np.cumsum(is_kept, dtype=next(iter(places.values())).dtype)
+    for rows in places.values():
+        rows[rows >= 0] = finals[rows[rows >= 0]] - 1
     weights = weights[is_kept]
     num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
     count = cfg.num_dataset_shards_to_save
-    count = min(count or count_shards(num_rows, num_bytes, split.types["processes"]), num_rows)
+    count = min(count or count_shards(num_rows, num_bytes, num_processes), num_rows)
     share, rest = divmod(num_rows, count)
     edges, ranges = [0], list[range]()
     for shard in range(count):

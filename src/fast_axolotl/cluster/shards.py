@@ -8,7 +8,6 @@ the rows. Cost of ``write``: one read from every unit for each piece.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -18,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fast_axolotl.axolotl.data import is_comparable
-from fast_axolotl.cluster.sources import Unit, read_tables
+from fast_axolotl.cluster.sources import Unit
 from fast_axolotl.cluster.stock import Made, open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
@@ -33,45 +31,45 @@ _MOST_SLICE_ROWS = 20_000
 def tokenise(
     store: Store,
     *,
-    name: str,
+    unit: Unit,
+    index: int,
     pipeline: str,
     split: str,
-    index: int,
-    unit: Unit,
     slice_bytes: int,
     secret: list[int] | None,
 ) -> dict[str, Any]:
     """A unit's rows as they will be in the prepared dataset."""
-    make, types = open_pipeline(pipeline).make, store.read_json("types.json")
-    raw, final = read_schema(types["raw"][index]), read_schema(types["final"])
-    rows_in = merged = dropped = tokens = num_bytes = 0
-    numbers, digests = [np.empty(0, np.int64)], [np.empty((0, 2), np.uint64)]
+    make = partial(open_pipeline(pipeline).make, index, split)
+    final = read_schema(store.read_json("types.json")["final"])
+    table = unit.read(store)
+    step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
+    merged = dropped = tokens = num_bytes = 0
+    numbers, digests = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
     with (
-        store.writing(f"tokens/{name}.arrow") as path,
+        store.writing(f"tokens/{unit.name}.arrow") as path,
         pa.ipc.new_file(str(path), final) as writer,
     ):
-        for first, table in read_tables(store, unit, raw):
-            step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
-            for start in range(0, len(table), step):
-                rows = table.slice(start, step)
-                made = make_rows(partial(make, index, split), rows, unit, first + start)
-                if made.table is not None:
-                    kept = _conform(made.table, final, unit)
-                    writer.write_table(kept, _ROWS_AT_ONCE)
-                    numbers.append(made.numbers.astype(np.int64) + merged)
-                    if secret is not None:
-                        digests.append(_digests(kept, secret))
-                    tokens += count_tokens(kept)
-                    num_bytes += kept.nbytes
-                rows_in, merged = rows_in + len(rows), merged + made.num_merged
-                dropped += made.num_dropped
-            pa.default_memory_pool().release_unused()
+        for start in range(0, len(table), step):
+            part = unit._replace(first=unit.first + start)
+            made = make_rows(make, table.slice(start, step), part)
+            if made.table is not None:
+                kept = _conform(made.table, final, part)
+                writer.write_table(kept, _ROWS_AT_ONCE)
+                numbers.append(made.numbers.astype(np.int64) + merged)
+                if secret is not None:
+                    key = np.array(secret, np.uint64)
+                    digests += [digest_batch(rows, key, 1) for rows in kept.to_batches()]
+                tokens += count_tokens(kept)
+                num_bytes += kept.nbytes
+            merged += made.num_merged
+            dropped += made.num_dropped
+        pa.default_memory_pool().release_unused()
     joined = np.concatenate(numbers)
-    store.write_array(f"numbers/{name}", joined)
+    store.write_array(f"numbers/{unit.name}", joined)
     if secret is not None:
-        store.write_array(f"digests/{name}", np.concatenate(digests))
+        store.write_array(f"digests/{unit.name}", np.concatenate(digests))
     return {
-        "rows": rows_in,
+        "rows": len(table),
         "kept": len(joined),
         "merged": merged,
         "dropped": dropped,
@@ -154,23 +152,17 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
 
     if table.schema.equals(schema):
         return table.replace_schema_metadata(schema.metadata)
-    if more := set(table.column_names) - set(schema.names):
-        raise DataError(
-            f"{unit}: column {min(more)!r} is missing in the first rows of all datasets"
-        )
-    for column in schema:
-        if column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), column.type))
     try:
-        return table_cast(table.select(schema.names), schema)
+        table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
+        return table_cast(table, schema)
     except (CastError, pa.ArrowInvalid, KeyError, TypeError) as error:
         raise DataError(
-            f"{unit}: tokenising gives other column types than for the first rows: {error}"
+            f"{unit}: tokenising gives other columns or types than for the first rows: {error}"
         ) from None
 
 
-def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit, first: int) -> Made:
-    """What Axolotl makes of rows; where it fails, the error names the first such row."""
+def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit) -> Made:
+    """What Axolotl makes of rows, of a unit from the first on; an error names the row it is at."""
     try:
         return make(rows)
     except FastAxolotlError:
@@ -185,23 +177,10 @@ def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit, firs
         except Exception as error:  # noqa: BLE001
             reason, high = error, middle
     raise DataError(
-        f"{unit.place(first + low)}: Axolotl fails on this row ({type(reason).__name__}: "
-        f"{reason}); correct or remove the row, or check the type and fields of this dataset"
+        f"dataset {unit.dataset}, row {unit.first + low + 1:,}: Axolotl fails on this row "
+        f"({type(reason).__name__}: {reason}); correct or remove the row, or check the type and "
+        "fields of this dataset"
     )
-
-
-def _digests(table: pa.Table, secret: list[int]) -> Any:
-    """Two words a row, alike where Python prints rows alike: that is how Axolotl compares."""
-    if all(is_comparable(kind) for kind in table.schema.types):
-        key = np.array(secret, np.uint64)
-        batches = table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        return np.concatenate([digest_batch(batch, key, 1).reshape(-1, 2) for batch in batches])
-    from datasets import Dataset
-    from datasets.table import InMemoryTable
-
-    rows = (str(row).encode("utf-8", "surrogatepass") for row in Dataset(InMemoryTable(table)))
-    digests = b"".join(hashlib.sha256(row).digest()[:16] for row in rows)
-    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
 def count_tokens(table: pa.Table) -> int:

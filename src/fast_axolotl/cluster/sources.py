@@ -1,130 +1,74 @@
-"""Cut the datasets of a configuration into units that tasks can read on their own.
+"""Load the datasets of a configuration, and cut them into units that tasks can tokenise.
 
-Rows must be those that Hugging Face's loaders give Axolotl, so these loaders read them, one unit at
-a time. JSON lines are cut where their loader cuts them anyway (every 10 MB, at the next line end),
-Parquet by row groups; what cannot be cut is one unit a file. The first chunk of the first file
-decides the types. What is no file or folder of these formats Axolotl loads as a whole where the job
-was started; the rows then go into the job's folder, and on from there.
+Axolotl itself loads a dataset, where the job was started, so rows and types are those of ``axolotl
+preprocess``: of files, of the Hub, of object stores, of parts of a split. The rows go into the
+job's folder, an Arrow file for each unit. How large a unit is follows from the data and the memory
+of a task, never from the number of workers. Its name has a digest of its bytes: where a row is
+corrected after an error, the tokens of other units are kept.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+import hashlib
+import json
+from contextlib import suppress
+from itertools import chain
+from math import log2
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fast_axolotl.cluster.store import Store
-from fast_axolotl.errors import DataError, FastAxolotlError
+from fast_axolotl.errors import DataError
 
-_KINDS = ("json", "parquet", "arrow", "csv", "text")
-_LINE_BYTES = 64 * 1024
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip")
-_LEAST_UNIT_BYTES, _MOST_UNIT_BYTES = 4 * 1024 * 1024, 64 * 1024 * 1024
 _UNITS = 256
 """A dataset is cut into about so many, as long as they are not too small or too large."""
+_LEAST_UNIT_BYTES, _MOST_UNIT_BYTES = 1024 * 1024, 64 * 1024 * 1024
+"""The least are about a second of tokenising."""
 _UNIT_SHARE = 16
 """Of a task's memory, what a unit may have at most."""
-_FEW_ROWS = 1000
-"""As many as Hugging Face writes at a time: these decide the types of what a function returns."""
-
-_OTHER_TYPE = "has rows with other column types than the first rows of the dataset"
+_FEW_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """Rows that are read at once: a file, or a part of one."""
+class Unit(NamedTuple):
+    """Rows that are read at once."""
 
-    kind: str
-    """A loader of Hugging Face, or ``rows`` of a dataset in the job's folder."""
-    path: str
-    start: int = 0
-    stop: int = -1
-    """Bytes of JSON lines, row groups of Parquet, or rows; -1 stands for all of the file."""
-    num_bytes: int = 0
-    stamp: str = ""
-    """What changes when the file does."""
+    name: str
+    dataset: str
+    """Its path in the configuration."""
+    first: int
+    """The number of its first row in the dataset."""
 
     def __str__(self) -> str:
-        if self.stop < 0:
-            return self.path
-        what = {"json": "bytes", "parquet": "row groups"}.get(self.kind, "rows")
-        return f"{self.path} ({what} {self.start:,} to {self.stop:,})"
+        return f"dataset {self.dataset}, from row {self.first + 1:,}"
 
-    def place(self, row: int) -> str:
-        """Where people find one of its rows: its line, if these can be counted."""
-        if self.kind != "json" or self.stop < 0:
-            return f"{self}, row {row + 1:,}"
-        with Path(self.path).open("rb") as file:
-            blocks = iter(lambda: file.read(min(_LINE_BYTES, self.start - file.tell())), b"")
-            before = sum(block.count(b"\n") for block in blocks)
-        return f"{self.path}, line {before + row + 1:,}"
+    def read(self, store: Store) -> pa.Table:
+        return pa.ipc.open_file(store.read(f"loaded/{self.name}")).read_all()
 
 
-def find_units(
-    config: Any, cfg: Any, split: str, *, room: int, store: Store, name: str
-) -> tuple[Unit, ...]:
-    """The units of a dataset, in the order of their rows; ``room`` is the memory of a task."""
-    most = min(_MOST_UNIT_BYTES, room // _UNIT_SHARE)
-
-    def size_of(num_bytes: int) -> int:
-        return min(most, max(_LEAST_UNIT_BYTES, num_bytes // _UNITS))
+def load(config: Any, cfg: Any, split: str) -> Any:
+    """A dataset as Axolotl would take it from there."""
+    from axolotl.utils.data.shared import load_dataset_with_config
+    from datasets import Dataset, DatasetDict
 
     # Of preferences, Axolotl takes what there is to train on, also for tests.
     split = "train" if cfg.rl else split
     try:
-        found = None if config.shards else _find_files(config, config.split or split)
-        if found is None:
-            return _load_whole(config, cfg, split, store, name, size_of)
-        kind, files = found
-        unit_bytes = size_of(sum(Path(path).stat().st_size for path in files))
-        return tuple(unit for path in files for unit in _cut_file(kind, path, unit_bytes, most))
-    except FastAxolotlError:
-        raise
+        dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
     except Exception as error:  # noqa: BLE001  Hugging Face and its libraries raise what they like
+        place = ""
+        with suppress(OSError, UnicodeError), Path(config.path).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    json.loads(line)
+                except ValueError:
+                    place = f", line {number:,}," if number > 1 else ""  # or it has no lines
+                    break
         raise DataError(
-            f"dataset {config.path} cannot be loaded: {error}; check path, ds_type, split and name"
+            f"dataset {config.path}{place} cannot be loaded: {error.__cause__ or error}; check "
+            "path, ds_type, split, name and the rows"
         ) from None
-
-
-def _find_files(config: Any, split: str) -> tuple[str, list[str]] | None:
-    """The loader and the files that Axolotl would give it; ``None`` where that is not known."""
-    from axolotl.utils.data import shared
-    from datasets import load_dataset_builder
-
-    path = str(config.path)
-    if not split.isidentifier() or not Path(path).exists():
-        return None  # a slice of a split, or no local file
-    kind, data_files = shared.get_dataset_type(config), path
-    if Path(path).is_dir():
-        data_files = config.data_files
-        if not data_files:
-            # The first two were written by save_to_disk; a README may configure how to load it.
-            special = ("state.json", "dataset_dict.json", "README.md")
-            if any(Path(path, name).exists() for name in special):
-                return None
-            kind = path
-    builder = load_dataset_builder(kind, name=config.name, data_files=data_files)
-    kind = type(builder).__module__.rpartition(".")[2]
-    by_split = builder.config.data_files or {}
-    files = [str(file) for file in by_split.get(split, ())]
-    is_known = kind in _KINDS and all(Path(file).is_file() for file in files)
-    return (kind, files) if files and is_known else None
-
-
-def _load_whole(
-    config: Any, cfg: Any, split: str, store: Store, name: str, unit_bytes: Callable[[int], int]
-) -> tuple[Unit, ...]:
-    """Axolotl's own loading, with the rows written into the job's folder."""
-    from axolotl.utils.data.shared import load_dataset_with_config
-    from datasets import Dataset, DatasetDict
-
-    dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
     if isinstance(dataset, DatasetDict):
         chosen = config.split if config.split in dataset and not cfg.rl else split
         if chosen not in dataset:
@@ -135,123 +79,38 @@ def _load_whole(
         dataset = dataset.shuffle(seed=cfg.seed).shard(num_shards=config.shards, index=index)
     if not isinstance(dataset, Dataset):
         raise DataError(f"dataset {config.path} loads as {type(dataset).__name__}, not Dataset")
-    num_bytes = dataset._estimate_nbytes()
-    num_units = max(1, -(-num_bytes // unit_bytes(num_bytes)))
-    step = max(1, -(-len(dataset) // num_units))
-    rows, units = dataset.with_format("arrow"), []
-    for start in range(0, len(dataset), step):
-        part = f"loaded/{name}-{dataset._fingerprint}-{start:012d}.arrow"
-        if not store.exists(part):
-            table = rows[start : start + step]
-            table = table.replace_schema_metadata(dataset.features.arrow_schema.metadata)
-            with store.writing(part) as path, pa.ipc.new_file(str(path), table.schema) as writer:
-                writer.write_table(table, _FEW_ROWS)
-        units.append(Unit(kind="rows", path=part, num_bytes=num_bytes // num_units))
-    return tuple(units)
+    return dataset
 
 
-def _cut_file(kind: str, path: str, unit_bytes: int, most: int) -> list[Unit]:
-    found = Path(path).stat()
-    size, stamp = found.st_size, str(found.st_mtime)
-    whole = [Unit(kind=kind, path=path, num_bytes=size, stamp=stamp)]
-    if size <= unit_bytes:
-        return whole
-    if kind not in ("json", "parquet") or path.endswith(_COMPRESSED):
-        return whole
-    with Path(path).open("rb") as file:
-        if kind == "json":
-            if file.read(1) != b"{":
-                return whole
-            edges = _line_edges(file, size, unit_bytes, most)
-            sizes = [stop - start for start, stop in pairwise(edges)]
-        else:
-            metadata = pq.ParquetFile(file).metadata
-            edges, sizes, held = [0], [], 0
-            for group in range(metadata.num_row_groups):
-                held += metadata.row_group(group).total_byte_size
-                if held >= unit_bytes or group == metadata.num_row_groups - 1:
-                    edges.append(group + 1)
-                    sizes.append(held)
-                    held = 0
-    return [
-        replace(whole[0], start=start, stop=stop, num_bytes=held)
-        for (start, stop), held in zip(pairwise(edges), sizes, strict=True)
-    ]
+def cut(dataset: Any, path: str, *, room: int, store: Store, name: str) -> list[Unit]:
+    """The units of a dataset in the order of their rows; ``room`` is the memory of a task.
 
-
-def _line_edges(file: Any, size: int, unit_bytes: int, most: int) -> list[int]:
-    """Where the loader's chunks begin: so many bytes, and on to the end of the line."""
-    from datasets.packaged_modules.json.json import JsonConfig
-
-    chunk, edges, position = min(JsonConfig().chunksize, most), [0], 0
-    while position < size:
-        position += chunk
-        file.seek(position)
-        while position < size:
-            data = file.read(_LINE_BYTES)
-            end = data.find(b"\n")
-            position += len(data) if end < 0 else end + 1
-            if end >= 0 or not data:
-                break
-        position = min(position, size)
-        if position - edges[-1] + chunk > unit_bytes or position == size:
-            edges.append(position)
-    return edges
-
-
-def read_tables(
-    store: Store, unit: Unit, schema: pa.Schema | None
-) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of a unit, chunk by chunk, under the types of the dataset's first rows.
-
-    Each with the number of its first row.
+    A unit ends at a multiple of a power of two, so that one row more bytes moves few edges. Those
+    that are tokenised already are not written again.
     """
-    from datasets.table import CastError, table_cast
-
-    tables: Iterable[pa.Table] = _load(unit, schema)
-    if unit.kind == "rows":
-        file = pa.ipc.open_file(store.read(unit.path))
-        batches = map(file.get_batch, range(file.num_record_batches))
-        tables = (pa.Table.from_batches([batch]) for batch in batches)
-    first = 0
-    for table in tables:
-        schema = table.schema if schema is None else schema
-        try:
-            yield first, table_cast(table, schema)
-        except (CastError, pa.ArrowInvalid, TypeError) as error:
-            raise DataError(f"{unit} {_OTHER_TYPE}: {error}") from None
-        first += len(table)
-
-
-def _load(unit: Unit, schema: pa.Schema | None) -> Iterator[pa.Table]:
-    """What the loader of Hugging Face makes of a file, or of some lines of one."""
-    from datasets import DownloadConfig, DownloadManager, Features, load_dataset_builder
-
-    if unit.kind == "parquet" and unit.stop >= 0:
-        groups = range(unit.start, unit.stop)
-        for batch in pq.ParquetFile(unit.path).iter_batches(row_groups=groups):
-            yield pa.Table.from_batches([batch])
-        return
-    with tempfile.TemporaryDirectory(prefix="fast-axolotl-") as folder:
-        path = Path(unit.path)
-        if unit.stop >= 0 or any(mark in unit.path for mark in "*?[]"):  # it would look for files
-            with path.open("rb") as file:
-                file.seek(unit.start)
-                data = file.read(unit.stop - unit.start if unit.stop >= 0 else -1)
-            path = Path(folder, f"rows{''.join(path.suffixes[-2:])}")
-            path.write_bytes(data)
-        files = {"train": [str(path)]}
-        builder = load_dataset_builder(unit.kind, data_files=files, cache_dir=folder)
-        if schema is not None:
-            builder.info.features = Features.from_arrow_schema(schema)
-        download = DownloadManager(download_config=DownloadConfig(cache_dir=folder))
-        try:
-            try:
-                [split] = builder._split_generators(download)
-            except StopIteration:
-                return  # an empty file
-            for _, table in builder._generate_tables(**split.gen_kwargs):
-                yield table
-        except (pa.ArrowInvalid, ValueError, TypeError, OSError, EOFError) as error:
-            why = _OTHER_TYPE if isinstance(error, TypeError) else "cannot be read"
-            raise DataError(f"{unit} {why}: {error}") from None
+    num_bytes = max(1, dataset._estimate_nbytes())
+    most = max(1, min(_MOST_UNIT_BYTES, room // _UNIT_SHARE))
+    unit_bytes = min(max(_LEAST_UNIT_BYTES, num_bytes // _UNITS), most)
+    step = 1 << int(log2(max(1.0, unit_bytes * len(dataset) / num_bytes)))
+    metadata = dataset.features.arrow_schema.metadata
+    there, done = store.sizes("loaded"), store.sizes("tokenise")
+    units, held, first, row = list[Unit](), list[pa.Table](), 0, 0
+    for table in chain(dataset.with_format("arrow").iter(min(step, _FEW_ROWS)), [None]):
+        is_full = row % step == 0 or sum(part.nbytes for part in held) >= most
+        if held and (table is None or is_full):
+            rows = pa.concat_tables(held).combine_chunks().replace_schema_metadata(metadata)
+            with pa.BufferOutputStream() as sink:
+                with pa.ipc.new_file(sink, rows.schema) as writer:
+                    writer.write_table(rows)
+                data = sink.getvalue()
+            digest = hashlib.sha256(data).hexdigest()[:12]
+            unit = Unit(f"{name}-{len(units):07d}-{digest}", path, first)
+            if unit.name not in there and f"{unit.name}.json" not in done:
+                with store.writing(f"loaded/{unit.name}") as beside:
+                    beside.write_bytes(data)
+            units.append(unit)
+            held, first = [], row
+        if table is not None:
+            held.append(table)
+            row += len(table)
+    return units

@@ -46,7 +46,7 @@ class Made:
     num_dropped: int = 0
 
 
-def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
+def load_configuration(config: str) -> tuple[Any, Any]:
     """Axolotl's configuration as ``axolotl preprocess`` sees it, and its tokenizer."""
     _make_ready()
     try:
@@ -56,7 +56,7 @@ def load_configuration(config: str, overrides: dict[str, Any]) -> tuple[Any, Any
     except ImportError as error:
         raise UsageError(f"prepare needs Axolotl: pip install axolotl ({error})") from None
     try:
-        cfg = load_cfg(config, is_preprocess=True, **overrides)
+        cfg = load_cfg(config, is_preprocess=True)
         tokenizer = load_tokenizer(cfg)
     except Exception as error:  # noqa: BLE001  Axolotl and its libraries raise what they like
         raise UsageError(f"Axolotl rejects {config}: {error}") from None

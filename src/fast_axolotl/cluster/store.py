@@ -6,16 +6,15 @@ bytes, so the later one may replace the earlier.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ import numpy as np
 
 from fast_axolotl.axolotl.tokenized_shards import take_lock
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading.remote import with_retries
 
-_PASSING = {errno.ESTALE, errno.EIO, errno.EBUSY, errno.EHOSTUNREACH, errno.ENETUNREACH}
-_PAUSES = (1.0, 3.0, 9.0)
-"""Seconds before each further attempt."""
+_RETRY_SECONDS = 60.0
+"""For so long, a request that fails is tried again; then its task is, on another node."""
 
 
 @dataclass(slots=True)
@@ -61,15 +60,15 @@ class Store:
         self._fs.invalidate_cache()
         return bool(self._ask("find", self._root))
 
-    def names(self, folder: str) -> set[str]:
-        """The names of the files in a folder, without it."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The files in a folder, by their names in it, and how large they are."""
         self._fs.invalidate_cache()
         try:
-            found = self._ask("ls", self.path(folder), detail=False)
+            found = self._ask("ls", self.path(folder), detail=True)
         except FileNotFoundError:
-            return set()
-        names = {path.rstrip("/").rsplit("/", 1)[-1] for path in found}
-        return {name for name in names if not name.startswith(".")}
+            return {}
+        sizes = {item["name"].rstrip("/").rpartition("/")[2]: item["size"] for item in found}
+        return {name: size for name, size in sizes.items() if not name.startswith(".")}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -98,30 +97,27 @@ class Store:
         """A local path to write to; what is there at the end gets the name."""
         target = Path(self.path(name))
         with ExitStack() as held:
+            if self.is_local:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+                held.callback(beside.unlink, missing_ok=True)
+            else:
+                folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
+                beside = Path(held.enter_context(folder), target.name)
             try:
-                if self.is_local:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-                    held.callback(beside.unlink, missing_ok=True)
-                    yield beside
-                    beside.replace(target)
-                else:
-                    folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
-                    beside = Path(held.enter_context(folder), target.name)
-                    yield beside
-                    self._ask("put_file", str(beside), self.path(name))
+                yield beside
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 raise DataError(
                     "the disk is full; free space, or pass --work and --output on a larger disk. "
                     "Finished work is kept; run the same command again to continue",
-                    path=self.url if self.is_local else tempfile.gettempdir(),
+                    path=str(beside.parent),
                 ) from None
-
-    def open(self, name: str) -> Any:
-        """A file to read from, by ranges where it is remote."""
-        return self._fs.open(self.path(name))
+            if self.is_local:
+                beside.replace(target)
+            else:
+                self._ask("put_file", str(beside), self.path(name))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """A file, or some bytes of it."""
@@ -154,34 +150,5 @@ class Store:
 
     def _ask(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Calls a function of the file system, again where an error may pass."""
-        pauses = iter(_PAUSES)
-        while True:
-            try:
-                return getattr(self._fs, name)(*arguments, **options)
-            except Exception as error:
-                if not may_pass(error):
-                    raise
-                if (pause := next(pauses, None)) is None:
-                    raise DataError(
-                        f"the storage does not answer ({error}); finished work is kept: run the "
-                        "same command again to continue",
-                        path=self.url,
-                    ) from error
-                time.sleep(pause)
-
-
-def may_pass(error: BaseException | None) -> bool:
-    """Whether an error of storage, or one it has led to, may be gone at the next attempt."""
-    while error is not None:
-        answer = getattr(error, "response", None)  # of boto; the others have the status themselves
-        answer = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
-        names = ("status", "status_code", "code")
-        codes = [answer.get("HTTPStatusCode"), *(getattr(error, name, None) for name in names)]
-        if any(isinstance(code, int) and 500 <= code < 600 for code in codes):
-            return True
-        if isinstance(error, TimeoutError | ConnectionError | asyncio.TimeoutError):
-            return True
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+        call = partial(getattr(self._fs, name), *arguments, **options)
+        return with_retries(call, self.url, _RETRY_SECONDS)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ _RUN_SHARE = 8
 one in so many of the rows that a bucket may have."""
 
 _LEAST_ROWS = 1024
+_PAIRS_AT_ONCE = 1 << 20
 _BUCKET_BITS = 8
 _NUM_BUCKETS = 1 << _BUCKET_BITS
 
@@ -104,12 +106,12 @@ class Spill:
             firsts[numbers[some] - start] = first_of_each[some]
         return firsts
 
-    def repeated(self) -> tuple[Any, Any]:
-        """The numbers of all rows that repeat an earlier one, ascending, and of the first ones."""
-        none = np.empty((2, 0), np.int64)
-        numbers, firsts = np.concatenate([none, *self._pairs], axis=1)
-        order = np.argsort(numbers)
-        return numbers[order], firsts[order]
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """Rows that repeat an earlier one, in no order, and the first row like each."""
+        for pairs in self._pairs:
+            for start in range(0, pairs.shape[1], _PAIRS_AT_ONCE):
+                numbers, firsts = np.array(pairs[:, start : start + _PAIRS_AT_ONCE])
+                yield numbers, firsts
 
     def close(self) -> None:
         """Removes everything."""

@@ -3,8 +3,8 @@
     trainer = Trainer(..., callbacks=[MeterCallback("runs/a")])
 
 Fetches come from torch's loaders (``torch_meter``), steps from the trainer's count of optimizer
-steps. Validation and ``save_checkpoint`` are spans. Writing logs is not taken out: Lightning does
-it inside its step, a few hundred microseconds every ``log_every_n_steps``.
+steps. Validation and what ``torch.save`` writes are spans. Writing logs is not taken out: Lightning
+does it inside its step, a few hundred microseconds every ``log_every_n_steps``.
 
 Figures join what the module logs, under ``fast_axolotl/``, as often as the trainer logs.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import wraps
+from contextlib import ExitStack
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
@@ -38,6 +38,7 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
 
     def _prepare(self) -> None:
         self._step = 0
+        self._spans = ExitStack()
         self._trainer: Callable[[], Any] = lambda: None
 
     @never_raises
@@ -52,15 +53,6 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             accumulation=trainer.accumulate_grad_batches,
             settings=_read_layout(trainer),
         )
-        assert self.meter is not None
-        meter, save = self.meter, trainer.save_checkpoint
-
-        @wraps(save)
-        def save_checkpoint(*arguments: Any, **named: Any) -> Any:
-            with meter.span("checkpoint"):
-                return save(*arguments, **named)
-
-        trainer.save_checkpoint = save_checkpoint
 
     @never_raises
     def on_train_batch_end(
@@ -71,16 +63,18 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             return
         self._step = trainer.global_step
         self._watch.step()
-        if self._is_logging and self._step % max(1, trainer.log_every_n_steps) == 0:
-            pl_module.log_dict(log_figures(self.meter), on_step=True, on_epoch=False)
+        if self._logged and self._step % max(1, trainer.log_every_n_steps) == 0:
+            pl_module.log_dict(log_figures(self.meter, self._logged), on_step=True, on_epoch=False)
 
+    @never_raises
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a span: validation is not training."""
-        self._enter("evaluate")
+        if self.meter is not None and self._watch is not None:
+            self._spans.enter_context(self.meter.span("evaluate"))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End the span of the validation."""
-        self._leave()
+        self._spans.close()
 
     @never_raises
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -101,15 +95,8 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         """Whether it is the training loader's, where there is one, outside of a validation."""
         # The loader may be made anew for an epoch, so it is looked up every time.
         known = getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
-        return not self._depth and (known is None or dataset is known)
-
-    def _close(self, reason: Any, error: str = "") -> None:
-        """End the record; the trainer's own ``save_checkpoint`` is back."""
-        trainer = self._trainer()
-        if trainer is not None:
-            # The attribute of the instance goes, the method of the class is back.
-            vars(trainer).pop("save_checkpoint", None)
-        super()._close(reason, error)
+        is_outside = self.meter is not None and not self.meter.is_in_span
+        return is_outside and (known is None or dataset is known)
 
 
 def _read_layout(trainer: Any) -> dict[str, Any]:

@@ -96,7 +96,6 @@ def read_shape(
         num_parameters=round(sizes["all"]),
         num_frozen=round(sizes["frozen"]),
         num_adapter=round(sizes["adapter"]),
-        num_total=_count_everything(model),
         layers=len(layers),
         attention_width=width,
         attention_window=_mean([window for _, window in layers if window]) or None,
@@ -166,21 +165,6 @@ def _logical_shape(module: Any, parameter: Any) -> tuple[int, ...]:
         state = getattr(module[0], "quant_state", None)  # the same, as a parametrization
     shape = getattr(state, "shape", None)
     return tuple(parameter.shape if shape is None else shape)
-
-
-def _count_everything(model: Any) -> int:
-    """All numbers that the model has, embeddings, biases and every expert included."""
-    weights = {
-        id(parameter): (module, name == "weight" and _is_linear(module), parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-    }
-    return sum(
-        module.in_features * module.out_features
-        if is_linear
-        else prod(_logical_shape(module, parameter))
-        for module, is_linear, parameter in weights.values()
-    )
 
 
 def _count_matrices(

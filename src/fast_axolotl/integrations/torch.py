@@ -37,9 +37,9 @@ from pyarrow import types
 
 from fast_axolotl.errors import MissingExtraError, ResumeError, UsageError
 from fast_axolotl.integrations.parallelism import find_data_rank, rank_in_mesh
-from fast_axolotl.reading import OUTPUTS, Reader, convert, find_states, open_dataset
+from fast_axolotl.reading import OUTPUTS, Reader, convert, open_dataset
 from fast_axolotl.reading.mixing import MixedReader, mix_datasets
-from fast_axolotl.reading.order import check_shard
+from fast_axolotl.reading.order import check_shard, find_states
 from fast_axolotl.reading.reader import DEFAULT_MEMORY_BUDGET, LEAST_MEMORY_BUDGET, usable_threads
 
 try:

@@ -7,8 +7,8 @@ Lightning; with or without workers, pinned, persistent. Outside of it lie copies
 which would bill queued device work as a wait for data.
 
 The wait for an epoch's first batch begins when the epoch before ends, or else when the iterator
-begins to be made: samplers plan and shuffle in there, and workers are started. In a plain loop,
-``torch.save`` is a checkpoint.
+begins to be made: samplers plan and shuffle in there, and workers are started. What ``torch.save``
+writes is a checkpoint.
 
 Not a training fetch, and left out: one without gradients, or of a dataset that no optimizer step
 has followed, once one is known that steps follow (the loop is evaluating; the time until the next
@@ -238,9 +238,9 @@ class TorchWatch:
 
     @_survives
     def begin_save(self, spans: ExitStack) -> None:
-        """A file is written by ``torch.save``: in a plain loop, a checkpoint."""
+        """A file is written by ``torch.save``: a checkpoint."""
         is_here = self._thread in (None, threading.get_ident()) and not self._is_inside
-        if self.meter is not None and self._is_training is None and is_here:
+        if self.meter is not None and is_here:
             self._end_span()
             spans.enter_context(self.meter.span("checkpoint"))
 

@@ -19,9 +19,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.integrations.model_shape import record_model
@@ -43,12 +42,13 @@ PREFIX = "fast_axolotl/"
 GIVEN_UP = "the training was aborted"
 """The error of a training whose end its trainer never reported."""
 
-_LOGGED = (
-    *("stall_fraction", "host_stall_fraction", "device_stall_fraction", "tokens_per_second"),
-    *("trainable_tokens_per_second", "samples_per_second", "steps_per_second", "queue_depth"),
-    *("working_set_gb", "is_warming"),
+_LOGGED = ("stall_fraction", "tokens_per_second")
+"""The figures of ``Meter.current`` that go into a log."""
+_ALL_LOGGED = (
+    *(*_LOGGED, "host_stall_fraction", "device_stall_fraction", "trainable_tokens_per_second"),
+    *("samples_per_second", "steps_per_second", "queue_depth", "working_set_gb", "is_warming"),
 )
-"""Those of ``Meter.current`` that go into a log: what changes and can be acted on."""
+"""Those that go into it on request."""
 
 
 def _give_up(meter: TrainingMeter, error: Exception) -> None:
@@ -70,7 +70,8 @@ class TrainingMeter:
         data_paths: Files whose disk is probed.
         sample_system: Whether the process tree is watched.
         stacks: Whether the Python stack is looked at, to tell where the time of a step goes.
-        log: Whether figures join the trainer's logs.
+        log: Whether the stall and the tokens per second join the trainer's logs; ``"all"`` adds
+            eight more figures.
         settings: More that is known of the run.
     """
 
@@ -83,7 +84,7 @@ class TrainingMeter:
         data_paths: Sequence[str] = (),
         sample_system: bool = True,
         stacks: bool = True,
-        log: bool = True,
+        log: bool | Literal["all"] = True,
         settings: dict[str, Any] | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
@@ -93,11 +94,7 @@ class TrainingMeter:
         """Of the trainings so far."""
         self._watch: TorchWatch | None = None
         """The hooks of the training at work; ``None`` where there is none."""
-        self._depth = 0
-        """Spans that have begun, one inside another."""
-        self._span: AbstractContextManager[Any] | None = None
-        """The outermost of them."""
-        self._is_logging = log
+        self._logged = _ALL_LOGGED if log == "all" else _LOGGED if log else ()
         self._profile_steps = profile_steps
         options: dict[str, Any] = {"peak_tflops": peak_tflops, "data_paths": tuple(data_paths)}
         self._options = {**options, "sample_system": sample_system, "stacks": stacks}
@@ -154,22 +151,6 @@ class TrainingMeter:
         )
         self._watch.start()
 
-    @never_raises
-    def _enter(self, name: str) -> None:
-        """Time that is no training begins, without training fetches."""
-        self._depth += 1
-        if self._depth == 1 and self._watch is not None and self.meter is not None:
-            self._span = self.meter.span(name)
-            self._span.__enter__()
-
-    @never_raises
-    def _leave(self) -> None:
-        """It is over: training goes on, where it was not inside another."""
-        self._depth = max(0, self._depth - 1)
-        if not self._depth and self._span is not None:
-            span, self._span = self._span, None
-            span.__exit__(None, None, None)
-
     def _finish(self) -> None:
         """The training has ended well: one line says what bounds it, and where to read on."""
         is_open = self._watch is not None
@@ -188,8 +169,6 @@ class TrainingMeter:
 
     def _close(self, reason: Any, error: str = "") -> None:
         """Let go of torch and end the record; nothing happens where both have been done."""
-        self._depth = 0
-        self._leave()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
@@ -252,10 +231,10 @@ def end_of(error: BaseException | None) -> tuple[Any, str]:
     return kind, f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def log_figures(meter: Meter) -> dict[str, float]:
+def log_figures(meter: Meter, names: Sequence[str]) -> dict[str, float]:
     """The figures since the last log, named and rounded as a trainer's log wants them."""
     figures = meter.interval()
     size = figures.get("working_set_bytes")
     if size is not None:
         figures["working_set_gb"] = size / 1e9
-    return {f"{PREFIX}{name}": float(f"{figures[name]:.5g}") for name in _LOGGED if name in figures}
+    return {f"{PREFIX}{name}": float(f"{figures[name]:.5g}") for name in names if name in figures}

@@ -177,9 +177,7 @@ def read_less(evidence: Evidence) -> str:
 
 
 def talk_less(evidence: Evidence) -> Action:
-    """Communicate less often, or less; where most of it is waiting, even the ranks out."""
-    if evidence.is_skewed:
-        return even_out(evidence)
+    """Communicate less often, or less."""
     source, exposed = evidence.source, evidence.exposed
     stage, is_fsdp = evidence.number("deepspeed_stage") or 0, bool(evidence.setting("fsdp"))
     if not is_fsdp and stage < 2:
@@ -194,18 +192,14 @@ def talk_less(evidence: Evidence) -> Action:
             "check the learning rate.",
             possible_gain(exposed / 2),
         )
-    why = f"{'FSDP' if is_fsdp else f'ZeRO-{stage}'} communicates in every micro-batch, so "
-    why += "accumulation does not reduce it"
-    larger, is_known_to_fit = _raise_batch(evidence)
-    if is_known_to_fit:
-        return Action(f"{larger} {why}.", possible_gain(exposed / 2))
-    change = f"use ZeRO-{stage - 1} (zero{stage - 1}.json) if the model then fits on every GPU"
+    kind, change = f"ZeRO-{stage}", f"use ZeRO-{stage - 1} (zero{stage - 1}.json)"
     if is_fsdp:
-        change = (
-            f"set {_of(_KEEP_PARAMETERS, evidence)} if the parameters fit on every GPU; with "
-            "several nodes, shard inside each node only (hybrid sharding)"
-        )
-    return Action(f"{why}: {change}. {larger}", possible_gain(exposed))
+        kind, change = "FSDP", f"set {_of(_KEEP_PARAMETERS, evidence)}"
+    return Action(
+        f"{kind} communicates in every micro-batch, so accumulation does not reduce it: {change} "
+        f"if the parameters fit on every GPU. {_larger_batch(evidence)}",
+        possible_gain(exposed),
+    )
 
 
 def even_out(evidence: Evidence) -> Action:
@@ -213,13 +207,14 @@ def even_out(evidence: Evidence) -> Action:
     figures = evidence.figures
     rates = [rank.tokens_per_second for rank in figures.ranks if rank.tokens_per_second]
     is_uneven = len(rates) > 1 and max(rates) > 1.05 * min(rates)
-    slow, lost = evidence.slow_rank, evidence.exposed * (evidence.skew_share or 0.0)
-    if evidence.holds_up:
-        slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
+    slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
     text = (
         f"Check the machine of rank {slow}: its GPU clocks and power (nvidia-smi -q -d "
         "PERFORMANCE), and other programs on its CPU cores."
     )
+    if place := evidence.line_of(evidence.slow_phase):
+        text = f"Look at {place} on rank {slow}, where the other ranks take less time. If all do "
+        text += "the same there, look for other programs on its CPU cores."
     if is_uneven and not evidence.setting("sample_packing"):
         text = f"Give every rank the same number of tokens: {_of(_PAD_LESS, evidence)}."
     return Action(text, possible_gain(lost))
@@ -229,13 +224,14 @@ def compute_better(evidence: Evidence) -> Action:
     """Leave the data alone, and where something else is plain, name it."""
     figures = evidence.figures
     padding, idle, mfu = figures.padding_share, figures.device_idle_fraction, figures.mfu
-    larger, is_known_to_fit = _raise_batch(evidence)
-    if padding is not None and evidence.is_padded:
+    larger = _larger_batch(evidence)
+    is_padded = (padding or 0.0) >= thresholds.MUCH_PADDING
+    if is_padded and not evidence.setting("sample_packing"):
         pad_less = _of(_PAD_LESS, evidence)
         change, gain = f"{format_share(padding)} of all positions are padding: {pad_less}.", None
     elif idle is not None and idle >= thresholds.MUCH_IDLE:
         change = f"The GPU is idle between kernels {format_share(idle)} of the time. {larger}"
-        if not evidence.setting("torch_compile") and not is_known_to_fit:
+        if not evidence.setting("torch_compile"):
             change += f" Or {_of(_COMPILE, evidence)}."
         gain = possible_gain(idle)
     elif mfu is not None and mfu < thresholds.LOW_MFU:
@@ -248,27 +244,12 @@ def compute_better(evidence: Evidence) -> Action:
     return Action(f"Leave the data path as it is. {change}", gain)
 
 
-def _raise_batch(evidence: Evidence) -> tuple[str, bool]:
-    """A larger micro-batch, and whether the memory of the GPU is known to allow it.
-
-    By a linear estimate that errs on the safe side: all of the memory is taken to grow with the
-    batch, though weights and optimizer state do not.
-    """
+def _larger_batch(evidence: Evidence) -> str:
+    """How to find the micro-batch that the GPU works best with."""
+    free = evidence.figures.gpu_free_bytes
+    room = "" if free is None else f", {format_bytes(free)} of GPU memory are free"
     name = _of(_BATCH_SIZE, evidence)
-    size = evidence.number("micro_batch_size") or evidence.number("batch_size")
-    used, free = evidence.gpu_memory
-    if not size or not used or free is None:
-        return f"Try a larger {name}; it may not fit, because memory use was not recorded.", False
-    more = min(size, math.floor(free / (used / size)))
-    room = f"{format_bytes(free)} of GPU memory are free"
-    if more < 1:
-        need = f"one more sample may take {format_bytes(used / size)}"
-        return f"Do not raise {name}: {room}; {need}.", False
-    accumulation = evidence.number("gradient_accumulation") or 1
-    caveat = "the global batch grows, so check the learning rate"
-    if more == size and accumulation % 2 == 0:
-        caveat = f"halve gradient_accumulation_steps (now {accumulation}) to keep the global batch"
-    return f"Raise {name} from {size} to {size + more}: {room}; {caveat}.", True
+    return f"Try a larger {name}{room}: fast-axolotl batch finds the fastest that fits."
 
 
 # What to do about time beside the steps.
@@ -295,9 +276,11 @@ def lose_less(evidence: Evidence, part: str) -> Action:
         gain = possible_gain(share * (1.0 - 1.0 / times))
         return Action(f"{head} less often: {less_often}. Or {instead}.", gain)
     place = evidence.line_of("between") or "what the loop does between two loaders"
+    ready = "the data is streamed" if evidence.is_stream else ""
+    ready = "the dataset is prepared" if evidence.setting("dataset_is_prepared") else ready
     texts = {
-        "startup": "Keep the model files on a local disk (HF_HOME): the dataset is prepared."
-        if evidence.setting("dataset_is_prepared")
+        "startup": f"Keep the model files on a local disk (HF_HOME): {ready}."
+        if ready
         else f"Prepare the data once: {prepare}.",
         "between": f"Look at {place}: do it less often.",
         "resume": "Use a reader that resumes where it stopped: fast_axolotl.open_dataset, with "
@@ -363,7 +346,7 @@ def feed(evidence: Evidence) -> Action:
         setting = _name(evidence, num_workers=min(2, evidence.number("num_shards") or 2))
         text = f"Load data in worker processes: {setting}. The current number was not recorded."
         return Action(text)
-    is_late = evidence.pattern != "rate" and figures.stall_period_of not in ("epoch", "shard")
+    is_late = evidence.pattern != "rate" and figures.stall_period_of != "epoch"
     is_full = (evidence.phases.loading or 0.0) >= FULL_LOADING
     settings = [*(_deepen if is_late and not is_full else _change_workers)(evidence)]
     if evidence.start_share and evidence.source != "axolotl":  # which has no setting for it
@@ -453,8 +436,6 @@ def _look_at_loading(evidence: Evidence) -> str:
     shards = evidence.number("num_shards")
     place = evidence.line_of(LOADING) or evidence.line_of("waiting")
     at, rows = f" Look at {place}." if place else "", figures.stall_period_rows
-    if follows == "shard":
-        return f"Write the data in smaller shards: each wait comes with a new shard.{at}"
     if follows == "epoch":
         what = "shuffling, opening files, planning packs, starting workers"
         return f"Find out what happens when an epoch begins ({what}), and do it in advance.{at}"

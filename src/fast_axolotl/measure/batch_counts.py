@@ -21,17 +21,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _LOOK_EVERY = 16
-_LEAST_VIEWED = 32_768
-"""Positions from which on tensors are counted by numpy. Between two batches of a training run the
-code of torch is in the caches and that of numpy is not, so torch counts few positions faster; it
-uses threads for many, and numpy does not."""
 _IGNORED_LABEL = -100
 _COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 """What tokens are counted by."""
@@ -101,11 +96,12 @@ class BatchCounter:
     def count(self, batch: Any, *, is_patient: bool = False) -> BatchCount:
         """Count one batch; its tokens later, together with others', if the caller is patient.
 
-        Between two steps of a device the host's caches are cold, and to count one batch costs five
-        times as much as one of several. At most eight wait, of which ids, mask and labels are held.
+        Between two steps of a device the host's caches are cold, and to count one batch costs twice
+        as much as one of several. At most eight wait, of which ids, mask and labels are held.
         """
         is_looked_at = self._num_batches % _LOOK_EVERY == 0
         self._num_batches += 1
+        found = BatchCount()
         try:
             if isinstance(batch, UserDict):  # a tokenizer's, slow to ask
                 batch = batch.data
@@ -129,8 +125,21 @@ class BatchCounter:
         except Exception as error:  # noqa: BLE001
             # What an unknown array raises must not end the timing; so below.
             self._note_failure(error)
-            return BatchCount()
         return found
+
+    def settle(self) -> None:
+        """Count the tokens of the batches that wait for it."""
+        waiting, self._waiting = self._waiting, []
+        for held, shape, found, is_looked_at in waiting:
+            try:
+                self._count_arrays(held, shape, found, is_looked_at=is_looked_at)
+            except Exception as error:  # noqa: BLE001
+                self._note_failure(error)
+                found.real_tokens = found.trainable_tokens = found.padded_tokens = None
+
+    def _note_failure(self, error: Exception) -> None:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_ERROR_TEXT]
+        self._note(f"a batch could not be counted ({text}): {_TELL}", *_TOKEN_RATES)
 
     def _count_samples(self, batch: Any) -> int:
         """Items along the first dimension of a batch's parts; one for an item that is no batch;
@@ -151,21 +160,6 @@ class BatchCounter:
             self._note(_UNCLEAR, "samples")
         return found
 
-    def settle(self) -> None:
-        """Count the tokens of the batches that wait for it."""
-        waiting, self._waiting = self._waiting, []
-        for held, shape, found, is_looked_at in waiting:
-            try:
-                self._count_arrays(held, shape, found, is_looked_at=is_looked_at)
-            except Exception as error:  # noqa: BLE001
-                self._note_failure(error)
-                found.real_tokens = found.trainable_tokens = found.padded_tokens = None
-
-    def _note_failure(self, error: Exception) -> None:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        short = text if len(text) <= _MOST_ERROR_TEXT else f"{text[:_MOST_ERROR_TEXT]}…"
-        self._note(f"a batch could not be counted ({short}): {_TELL}", *_TOKEN_RATES)
-
     def _note(self, sentence: str, *figures: str) -> None:
         """Remember why figures are missing: the first sentence for each counts."""
         for figure in figures:
@@ -181,7 +175,7 @@ class BatchCounter:
         if labels is None:
             self._note(_NO_LABELS, "trainable_tokens_per_second")
         else:
-            found.trainable_tokens = _count_nonzero(labels != _IGNORED_LABEL)
+            found.trainable_tokens = int((labels != _IGNORED_LABEL).sum())
         mask = _column(batch, "attention_mask", shape)
         positions = _column(batch, "position_ids", shape)
         if mask is None and self.pad_token_id is not None:
@@ -195,7 +189,7 @@ class BatchCounter:
             if "rows_per_second" not in self.reasons and _count_starts(positions, None) > shape[0]:
                 self._note(_PACKED_WITHOUT_MASK, "rows_per_second")
         if mask is not None:
-            found.real_tokens = _count_nonzero(mask)
+            found.real_tokens = int((mask != 0).sum())
         is_full = mask is None or found.real_tokens == found.padded_tokens
         if positions is not None and found.real_tokens is not None:
             found.rows = _count_starts(positions, None if is_full else mask)
@@ -254,12 +248,11 @@ def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
 def _count_starts(positions: Any, mask: Any) -> int:
     """Sequences that begin: where positions do not grow, or padding (mask 0) ends."""
     flat = positions.reshape(-1)
-    # Flags are arrays of numpy, whatever they were made of.
-    starts = _view(flat[1:] <= flat[:-1])
+    starts = flat[1:] <= flat[:-1]
     if mask is None:
-        return min(len(flat), 1) + _count_nonzero(starts)
-    is_real = _view(mask.reshape(-1) != 0)
-    return int(is_real[0]) + _count_nonzero(is_real[1:] & (starts | ~is_real[:-1]))
+        return min(len(flat), 1) + int(starts.sum())
+    is_real = mask.reshape(-1) != 0
+    return int(is_real[0]) + int((is_real[1:] & (starts | ~is_real[:-1])).sum())
 
 
 def _is_on_host(array: Any) -> bool:
@@ -271,20 +264,18 @@ def _is_on_host(array: Any) -> bool:
 
 
 def _column(batch: Mapping[str, Any], name: str, shape: Any) -> Any:
-    """A column of the same shape on the host, or ``None``."""
+    """A column of the same shape on the host, as an array of numpy; or ``None``."""
     array = batch.get(name)
     if array is None or getattr(array, "shape", None) != shape or not _is_on_host(array):
         return None
-    return array if math.prod(shape) < _LEAST_VIEWED else _view(array)
+    return _view(array)
 
 
 def _find_lengths(positions: Any, mask: Any, shape: Any, *, is_full: bool) -> list[int]:
     """Lengths of the sequences in a batch, padding left out."""
     if positions is not None:
         flat = positions.reshape(-1) if is_full else positions[mask != 0]
-        places = (flat[1:] <= flat[:-1]).nonzero()
-        # A column in torch, a tuple in numpy.
-        starts = (places[0] if isinstance(places, tuple) else places).reshape(-1).tolist()
+        starts = (flat[1:] <= flat[:-1]).nonzero()[0].tolist()
         edges = [0, *(place + 1 for place in starts), len(flat)]
         return [last - first for first, last in itertools.pairwise(edges) if last > first]
     if mask is None:
@@ -295,24 +286,13 @@ def _find_lengths(positions: Any, mask: Any, shape: Any, *, is_full: bool) -> li
 
 
 def _view(array: Any) -> Any:
-    """A tensor as an array over the same memory."""
-    view = getattr(array, "numpy", None)
-    if view is None:  # an array, or nothing
+    """A tensor as an array of numpy, over the same memory where numpy has its type."""
+    if not hasattr(array, "numpy"):
         return array
     try:
-        return view()
-    except (RuntimeError, TypeError):
-        # Sparse, quantised, of a type numpy has not, or with a gradient.
-        return array
-
-
-def _count_nonzero(array: Any) -> int:
-    # torch counts in one pass; an array of numpy has no such method.
-    count = getattr(array, "count_nonzero", None)
-    if count is not None:
-        return int(count())
-    numpy = sys.modules.get("numpy")
-    return int((array != 0).sum() if numpy is None else numpy.count_nonzero(array))
+        return array.numpy()
+    except TypeError:
+        return array.float().numpy()
 
 
 def add_known(first: int | None, second: int | None) -> int | None:

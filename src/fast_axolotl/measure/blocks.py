@@ -62,8 +62,6 @@ class _Block:
         self.spans: dict[str, float] = {}
         self.depth_sum = self.depth_count = 0
         self.waits_by_cause: Counter[str] = Counter()
-        self.produced = 0
-        self.producing_seconds = 0.0
         self.host_waits, self.device_waits = Histogram(), Histogram()
         self.step_times = Histogram()
         self.singles: list[tuple[float, float, float]] = []
@@ -81,8 +79,6 @@ class _Block:
         for span in step.spans:
             self.spans[span.name] = self.spans.get(span.name, 0.0) + span.seconds
         self.waits_by_cause.update(step.waits_by_cause)
-        self.produced += step.produced
-        self.producing_seconds += step.producing_seconds
         self.step_times.add(wall)
         if len(self.singles) <= _MOST_SINGLES:
             self.singles.append((_round(wall), _round(host_wait), _round(device_wait or 0.0)))
@@ -115,8 +111,6 @@ class _Block:
             sequence_squares=counted.sequence_squares or None,
             spans={name: _round(seconds) for name, seconds in self.spans.items()},
             queue_depth=_round(self.depth_sum / self.depth_count) if self.depth_count else None,
-            produced=self.produced if self.producing_seconds else None,
-            producing_seconds=_round(self.producing_seconds) if self.producing_seconds else None,
             waits_by_cause={name: _round(wait) for name, wait in self.waits_by_cause.items()},
             step_waits="" if self.step_waits is None else encode_waits(self.step_waits),
             host_waits=self.host_waits.written(),
@@ -129,19 +123,31 @@ class _Block:
 
 
 class BlockBuilder:
-    """Folds steps into blocks and writes them to the journal."""
+    """Records events, folds the steps whose events have passed, and writes blocks of them."""
 
-    def __init__(self, journal: Journal) -> None:
-        self.phase: PhaseName | None = None
-        """Phase of the last step."""
+    def __init__(
+        self,
+        journal: Journal,
+        counter: BatchCounter,
+        find_events: Callable[[], DeviceEvents | None],
+    ) -> None:
         self.take_phases: Callable[[], dict[str, float]] = dict
         """Seconds by what looks at the stack have seen since the last call."""
         self._journal = journal
+        self._counter = counter
+        self._find_events = find_events
+        self._events: DeviceEvents | None = None
+        self._is_sought = True
+        """Whether to look for a device: once for every block until there is one."""
+        self._steps: deque[Step] = deque()
+        """Those that have ended on the host."""
+        self._num_new = 0
+        self._block_due = float("-inf")
         self._block: _Block | None = None
-        self._totals: dict[PhaseName, WaitTotals] = {}
-        """Of the blocks that are written."""
-        self._taken: tuple[PhaseName | None, WaitTotals] = (None, WaitTotals())
-        """The phase and its totals when the figures of an interval were last taken."""
+        self._phase: PhaseName | None = None
+        self._totals, self._taken = WaitTotals(), WaitTotals()
+        """Of this phase's blocks that are written; and of all its steps, when the figures of an
+        interval were last taken."""
         self._owed_seconds = 0.0
 
     @property
@@ -150,116 +156,10 @@ class BlockBuilder:
         share = self._journal.since_start() * _BLOCK_SHARE
         return min(max(_LEAST_BLOCK_SECONDS, share), _MOST_BLOCK_SECONDS)
 
-    def add(self, step: Step) -> None:
-        """Fold one step in, beside others of its kind."""
-        block = self._block
-        has_device = step.device_waits is not None
-        if block is not None and (
-            step.phase != block.last.phase or has_device != (block.last.device_waits is not None)
-        ):
-            self.flush()
-            block = None
-        if block is None:
-            block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
-        self.phase = step.phase
-        if step.told_tokens is not None:
-            # What the loop told takes the place of what was counted.
-            counted = sum(step.counts[1:], step.counts[0]) if step.counts else BatchCount()
-            counted.real_tokens, trainable, padded = step.told_tokens
-            if trainable is not None:
-                counted.trainable_tokens = trainable
-            if padded is not None:
-                counted.padded_tokens = padded
-            step.counts = [counted]
-        # Spans are taken out of a step's time. A device may still be busy with a span when the host
-        # is steps ahead; what is taken out of one step then is owed by the next.
-        wall = step.end - step.start - step.removed_seconds - self._owed_seconds
-        self._owed_seconds = max(0.0, -wall)
-        block.add(step, max(0.0, wall))
-
-    def leave_out(self, num_skipped: int, at: float, why: str) -> None:
-        """So many batches were read over before the training began: they are start-up."""
-        self.flush()
-        text = f"about {num_skipped:,} batches were skipped before the first step"
-        if why != "resume":
-            text = f"about {num_skipped:,} batches were evaluated before the first step"
-        self._journal.mark(why, at=at, text=text, fetch=num_skipped)
-        self._totals.clear()
-        self._taken = (None, WaitTotals())
-
-    def flush(self) -> None:
-        """Write what there is."""
-        block, self._block = self._block, None
-        if block is None:
-            return
-        journal = self._journal
-        line = block.line(journal.since_start(block.last.end), with_singles=journal.has_room)
-        phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
-        journal.write(replace(line, phases=phases))
-        self._totals.setdefault(line.phase, WaitTotals()).add_block(line)
-
-    def current(self) -> dict[str, float]:
-        """The figures so far: of the steady phase, else of the warm-up."""
-        phase: PhaseName = "warmup" if self.phase in (None, "warmup") else "steady"
-        return _figures(self._sum_up(phase), phase)
-
-    def take_interval(self) -> dict[str, float]:
-        """The figures since the last call, of the present phase."""
-        if self.phase is None:
-            return {}
-        totals, (phase, taken) = self._sum_up(self.phase), self._taken
-        self._taken = (self.phase, totals)
-        return _figures(totals.since(taken) if phase == self.phase else totals, self.phase)
-
-    def _sum_up(self, phase: PhaseName) -> WaitTotals:
-        """Of all steps of a phase, written or not."""
-        totals = self._totals.get(phase, WaitTotals()).since(WaitTotals())
-        if self._block is not None and self._block.first.phase == phase:
-            totals.add_block(self._block.line(0.0, with_singles=False))
-        return totals
-
-
-def _figures(totals: WaitTotals, phase: PhaseName) -> dict[str, float]:
-    """The ratios that are known."""
-    if totals.wall_seconds <= 0:
-        return {}
-    found: dict[str, float | None] = {
-        "stall_fraction": totals.stall_fraction,
-        "host_stall_fraction": totals.host_stall_fraction,
-        "device_stall_fraction": totals.device_stall_fraction,
-        "steps_per_second": totals.steps / totals.wall_seconds,
-    }
-    for rate, name in _RATES.items():
-        found[rate] = ratio(totals.count(name), totals.wall_seconds)
-    known = {name: value for name, value in found.items() if value is not None}
-    return known | {"is_warming": 1.0} if phase == "warmup" else known
-
-
-class StepQueue:
-    """Records events, and hands on the steps whose events have passed."""
-
-    def __init__(
-        self,
-        blocks: BlockBuilder,
-        counter: BatchCounter,
-        find_events: Callable[[], DeviceEvents | None],
-    ) -> None:
-        self._blocks = blocks
-        self._counter = counter
-        self._find_events = find_events
-        self._events: DeviceEvents | None = None
-        self._is_sought = True
-        """Whether to look for a device: once for every block until there is one."""
-        self._steps: deque[Step] = deque()
-        self._num_new = 0
-        self._block_due = float("-inf")
-
     @property
     def no_device_reason(self) -> str:
         """Why there is no device that could be timed; empty where there is one."""
-        if self._events is None:
-            return explain_no_events()
-        return self._events.failure
+        return explain_no_events() if self._events is None else self._events.failure
 
     def record(self) -> Any:
         """An event behind all that is queued on the device; ``None`` where there is no device."""
@@ -267,11 +167,6 @@ class StepQueue:
             self._is_sought = False
             self._events = self._find_events()
         return None if self._events is None else self._events.record()
-
-    def follow(self) -> None:
-        """A step has been queued on the current stream of the device."""
-        if self._events is not None:
-            self._events.follow()
 
     def pair(self, first: Any) -> EventPair | None:
         """The event recorded earlier, and one recorded now."""
@@ -290,13 +185,18 @@ class StepQueue:
             return first, first
         return self.pair(first)
 
+    def follow(self) -> None:
+        """A step has been queued on the current stream of the device."""
+        if self._events is not None:
+            self._events.follow()
+
     def add(self, step: Step) -> None:
         """A step has ended on the host."""
         self._steps.append(step)
         self._num_new += 1
         if step.end >= self._block_due:
             self.flush()
-            self._block_due = step.end + self._blocks.block_seconds
+            self._block_due = step.end + self.block_seconds
         elif self._num_new >= _FOLD_EVERY_STEPS:
             self.fold()
 
@@ -310,12 +210,12 @@ class StepQueue:
         ):
             step = steps.popleft()
             step.read_events(self._events)
-            self._blocks.add(step)
+            self._fold_step(step)
 
-    def flush(self) -> None:
-        """Fold what the device has ended, and write it."""
-        self.fold()
-        self._blocks.flush()
+    def flush(self, *, all_steps: bool = False) -> None:
+        """Fold what the device has ended, or all steps, and write it."""
+        self.fold(all_steps=all_steps)
+        self._write()
         self._is_sought = True
 
     def finish(self) -> None:
@@ -323,8 +223,7 @@ class StepQueue:
         events = [step.last_event for step in self._steps if step.last_event]
         if self._events is not None and events:
             self._events.settle(events[-1], _SETTLE_SECONDS)
-        self.fold(all_steps=True)
-        self._blocks.flush()
+        self.flush(all_steps=True)
 
     def close(self) -> None:
         """Let go of the device and of all events."""
@@ -332,6 +231,80 @@ class StepQueue:
         if self._events is not None:
             self._events.close()
         self._events = None
+
+    def leave_out(self, num_skipped: int, at: float, why: str) -> None:
+        """So many batches were read over before the training began: they are start-up."""
+        self.flush()
+        done = "skipped" if why == "resume" else "evaluated"
+        text = f"about {num_skipped:,} batches were {done} before the first step"
+        self._journal.mark(why, at=at, text=text, fetch=num_skipped)
+        self._totals, self._taken = WaitTotals(), WaitTotals()
+
+    def current(self) -> dict[str, float]:
+        """The figures so far: of the steady phase, else of the warm-up."""
+        self._taken, before = WaitTotals(), self._taken
+        found = self.take_interval()
+        self._taken = before
+        return found
+
+    def take_interval(self) -> dict[str, float]:
+        """The figures since the last call, of the present phase."""
+        whole = self._totals.since(WaitTotals())
+        if self._block is not None:
+            whole.add_block(self._block.line(0.0, with_singles=False))
+        totals, self._taken = whole.since(self._taken), whole
+        if totals.wall_seconds <= 0:
+            return {}
+        found: dict[str, float | None] = {
+            "stall_fraction": totals.stall_fraction,
+            "host_stall_fraction": totals.host_stall_fraction,
+            "device_stall_fraction": totals.device_stall_fraction,
+            "steps_per_second": totals.steps / totals.wall_seconds,
+            "is_warming": 1.0 if self._phase == "warmup" else None,
+        }
+        for rate, name in _RATES.items():
+            found[rate] = ratio(totals.count(name), totals.wall_seconds)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _fold_step(self, step: Step) -> None:
+        """Fold one step in, beside others of its kind."""
+        block = self._block
+        has_device = step.device_waits is not None
+        if block is not None and (
+            step.phase != block.last.phase or has_device != (block.last.device_waits is not None)
+        ):
+            self._write()
+            block = None
+        if step.phase != self._phase:
+            self._phase = step.phase
+            self._totals, self._taken = WaitTotals(), WaitTotals()
+        if block is None:
+            block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
+        if step.told_tokens is not None:
+            # What the loop told takes the place of what was counted.
+            counted = sum(step.counts[1:], step.counts[0]) if step.counts else BatchCount()
+            counted.real_tokens, trainable, padded = step.told_tokens
+            if trainable is not None:
+                counted.trainable_tokens = trainable
+            if padded is not None:
+                counted.padded_tokens = padded
+            step.counts = [counted]
+        # Spans are taken out of a step's time. A device may still be busy with a span when the host
+        # is steps ahead; what is taken out of one step then is owed by the next.
+        wall = step.end - step.start - step.removed_seconds - self._owed_seconds
+        self._owed_seconds = max(0.0, -wall)
+        block.add(step, max(0.0, wall))
+
+    def _write(self) -> None:
+        """Write what there is."""
+        block, self._block = self._block, None
+        if block is None:
+            return
+        journal = self._journal
+        line = block.line(journal.since_start(block.last.end), with_singles=journal.has_room)
+        phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
+        journal.write(replace(line, phases=phases))
+        self._totals.add_block(line)
 
 
 def _round(seconds: float) -> float:

@@ -12,6 +12,7 @@ from fast_axolotl.measure.phases import (
     OTHER,
     PREPARING,
     SAMPLER,
+    WAITING,
     Phases,
     looks_error,
 )
@@ -27,10 +28,10 @@ _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisatio
 
 _CAUSES = {
     "epoch": "at the start of an epoch",
-    "shard": "at a new shard",
     "iterator": "at a new iterator, made for one batch",
 }
 _PHASES = {
+    WAITING: "data is waited for",
     LOADING: "the workers load",
     SAMPLER: "the sampler chooses rows",
     PREPARING: "batches are prepared",
@@ -57,7 +58,8 @@ class Evidence:
     """Seconds of a step without waits, at first and at the end, where they grew all the while."""
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
-    slow_rank: int | None = None
+    slow_phase: str = ""
+    """In which one rank works longer than the others, by looks at their stacks."""
     drain: Drain | None = None
     """What became of the ready queue of the rank that decides, if it drained."""
     interpreters: Mapping[str, str] = field(default_factory=dict)
@@ -83,11 +85,6 @@ class Evidence:
         return max(self.phases.cost(PREPARING), self.phases.cost(OTHER))
 
     @property
-    def largest_share(self) -> float:
-        """Of a step, that one known cause takes."""
-        return max(self.stall, self.beside)
-
-    @property
     def is_swapping(self) -> bool:
         """Whether memory of this run is read back from swap all the time."""
         figures = self.figures
@@ -101,7 +98,7 @@ class Evidence:
         times = {rank.rank: getattr(rank, f"{what}_seconds") for rank in self.figures.ranks}
         others = [time for rank, time in times.items() if rank != slow and time is not None]
         if slow is None or times.get(slow) is None or not others:
-            return f"Rank {slow} is slow"
+            return f"The ranks wait for rank {slow}, which reaches their collectives last"
         verb = "waits {} for data in a step" if what == "wait" else "works {} in a step"
         own = verb.format(format_seconds(times[slow]))
         return f"Rank {slow} {own}, the others {format_seconds(middle(others))}"
@@ -117,8 +114,10 @@ class Evidence:
         least = [share - looks_error(share, seconds) for share in shares]
         if max(self.stall - self.stall_error, *least) >= thresholds.DATA_STALL:
             return True
-        most = self.stall + self.stall_error + sum(shares) + looks_error(sum(shares), seconds)
-        return seconds >= thresholds.LEAST_SETTLED_SECONDS and most < thresholds.FREE_STALL
+        is_free = self.stall + self.stall_error < thresholds.FREE_STALL
+        most = sum(shares) + looks_error(sum(shares), seconds)
+        is_clear = is_free and most < thresholds.DATA_STALL
+        return seconds >= thresholds.LEAST_SETTLED_SECONDS and is_clear
 
     @property
     def pattern(self) -> str:
@@ -131,23 +130,6 @@ class Evidence:
         """Whether one rank makes the others wait for something else than data."""
         is_late = (self.figures.straggler_fraction or 0.0) >= thresholds.FREE_STALL
         return is_late and self.figures.straggler_part not in ("", "data")
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether padding explains much of what the device does."""
-        share = self.figures.padding_share or 0.0
-        return share >= thresholds.MUCH_PADDING and not self.setting("sample_packing")
-
-    @property
-    def gpu_memory(self) -> tuple[int | None, int | None]:
-        """Bytes of a GPU that the run needed, and those that it could take as well."""
-        cuda, free = self.setting("cuda_memory"), self.figures.gpu_free_bytes
-        if not isinstance(cuda, dict) or not cuda.get("total") or not cuda.get("allocated_peak"):
-            return self.figures.gpu_memory_bytes, free
-        used = int(cuda["allocated_peak"])
-        # What the allocator holds and the run does not use can be used; what others hold cannot.
-        spare = int(cuda.get("reserved_peak") or used) - used
-        return used, int(cuda["total"]) - used if free is None else free + spare
 
     @property
     def is_stream(self) -> bool:
@@ -194,11 +176,6 @@ class Evidence:
             return 0.0
         at_epochs = self.stall * self.figures.waits_by_cause.get("epoch", 0.0)
         return max(0.0, min(at_epochs, 1.0 - self.phases.workers / workers))
-
-    @property
-    def is_skewed(self) -> bool:
-        """Whether most of the communication is waiting for a slower rank."""
-        return (self.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE
 
     @property
     def cores(self) -> int | None:
@@ -304,6 +281,22 @@ class Evidence:
         text = "rank {rank} {late}: this costs the other ranks {straggler_fraction} of the time"
         return [self.say(text, rank=figures.straggler_rank, late=late)]
 
+    def window_lines(self) -> list[str]:
+        """What a profiler window tells of the communication."""
+        lines, skew = [], format_share(self.skew_share)
+        if self.exposed:
+            lines.append(
+                "in {exposed_communication_fraction} of the profiled time, only communication ran "
+                "({BOUND_COMMUNICATION})"
+            )
+        if self.figures.pure_communication_fraction is not None:
+            lines.append(
+                "the transfers alone (each collective on its fastest rank) take "
+                "{pure_communication_fraction} of the time; {skew} of the communication is waiting "
+                "for the last rank"
+            )
+        return [self.say(line, skew=skew) for line in lines]
+
     def pattern_lines(self) -> list[str]:
         """When the waits come, and with what."""
         figures, period = self.figures, self.figures.stall_period_fetches
@@ -317,8 +310,7 @@ class Evidence:
             return lines
         rows = figures.stall_period_rows
         samples = "" if rows is None else f" ({rows:,.0f} samples)"
-        is_named = figures.stall_period_of in ("epoch", "shard")
-        follows = f", once per {figures.stall_period_of}" if is_named else ""
+        follows = ", once per epoch" if figures.stall_period_of == "epoch" else ""
         line = f"a long wait about every {period or 0:,.0f} fetches{samples}{follows}"
         return [*lines, line]
 
@@ -341,7 +333,7 @@ class Evidence:
             rate = format_bytes(thresholds.SWAP_RATE)
             lines.append(
                 "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
-                f"samples and in three in a row (threshold {rate}/s); "
+                f"samples (threshold {rate}/s); "
                 "up to {process_swap_bytes} of this run are in swap"
             )
         if is_pressed:

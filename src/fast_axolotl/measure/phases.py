@@ -11,13 +11,12 @@ On a GPU the host's stack tells what the *host* did. That costs time only while 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.ranks import RankFigures, add_up_looks
 from fast_axolotl.measure.stacks import LOADING, RATE
-from fast_axolotl.record import StackLine, StepBlock
-from fast_axolotl.record.arithmetic import finite, ratio
+from fast_axolotl.record import StackLine
+from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import STEP
 from fast_axolotl.record.figures import CodeLine
 
@@ -69,14 +68,17 @@ class Phases:
         return sum(self.step.get(phase, 0.0) for phase in MODEL) + hidden
 
 
-def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> Phases:
+def fold_phases(
+    rank: RankFigures, stall: float | None, idle: float | None, also: str = ""
+) -> Phases:
     """Divide the steady phase of one rank.
 
     ``stall`` is the share of it that the host waited for data; ``idle`` that in which the device
-    was idle beside its own waits for data, ``None`` where there is no device.
+    was idle beside its own waits for data, ``None`` where there is no device. The lines of the
+    phase ``also`` are told, too.
     """
-    seen = _add_up(rank.steady_blocks)
-    inside = {name: seconds for name, seconds in seen.items() if "/" not in name}
+    inside = add_up_looks(rank.steady_blocks)
+    inside["backward"] += add_up_looks(rank.steady_blocks, "backward")["idle"]
     if sum(inside.values()) < _LEAST_SECONDS:
         return Phases()
     waited = inside.pop("data", 0.0)
@@ -85,51 +87,30 @@ def fold_phases(rank: RankFigures, stall: float | None, idle: float | None) -> P
         stall = inside[WAITING] / sum(inside.values())
     else:  # a queue of the loop's own, behind the loader
         inside[PREPARING] = inside.get(PREPARING, 0.0) + waited
-    own = {
-        name.removeprefix(f"{WAITING}/"): seconds
-        for name, seconds in seen.items()
-        if name.startswith(f"{WAITING}/")
-    }
+    own = add_up_looks(rank.steady_blocks, WAITING)
     waited = inside.get(WAITING, 0.0) + sum(own.values())
     wait = min(1.0, stall or 0.0)
     rest = sum(seconds for name, seconds in inside.items() if name != WAITING)
     step = {name: (1.0 - wait) * inside.get(name, 0.0) / (rest or 1.0) for name in STEP}
     step[WAITING] = wait if rest else 1.0
-    outside = {
-        name.removeprefix(f"{BETWEEN}/"): seconds
-        for name, seconds in _add_up(rank.record.blocks).items()
-        if name.startswith(f"{BETWEEN}/")
-    }
+    outside = add_up_looks(rank.record.blocks, BETWEEN)
     whole = sum(outside.values()) or 1.0
     beside = sum(step[name] for name in _BESIDE)
-    workers = [stacks for stacks in rank.record.stacks if stacks.who == "workers"]
-    loaded = sum(stacks.seconds for stacks in workers)
-    idled = sum(line.seconds for stacks in workers for line in stacks.lines if line.phase == "idle")
-    blocks = rank.record.blocks
+    blocks, (loaded, idled) = rank.record.blocks, rank.worker_seconds
     wall = sum(block.wall_seconds + sum(block.spans.values()) for block in blocks)
     return Phases(
         step={name: share for name, share in step.items() if share > 0},
         between={name: seconds / whole for name, seconds in outside.items()},
         waiting={name: seconds / (waited or 1.0) for name, seconds in own.items()},
-        loading=loaded / (loaded + idled) if loaded and idled else None,
+        loading=rank.loading,
         workers=ratio(loaded + idled, wall) or 0.0,
         visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
-        lines=_find_lines(rank),
-        is_foreign=rank.record.start.source == "loop" and not any(name in inside for name in MODEL),
+        lines=_find_lines(rank, also),
+        is_foreign=rank.record.start.source == "loop" and not any(map(inside.get, MODEL)),
     )
 
 
-def _add_up(blocks: Sequence[StepBlock]) -> dict[str, float]:
-    """Seconds of looks by phase."""
-    found: dict[str, float] = {}
-    for block in blocks:
-        for name, seconds in block.phases.items():
-            name = _SAME.get(name, name)
-            found[name] = found.get(name, 0.0) + (finite(seconds) or 0.0)
-    return found
-
-
-def _find_lines(rank: RankFigures) -> tuple[CodeLine, ...]:
+def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
     """The lines that most of each phase was spent in. Of waits for workers, what these did."""
     phases: dict[str, dict[tuple[str, int, str], list[StackLine]]] = {}
     for stacks in rank.record.stacks:
@@ -145,7 +126,7 @@ def _find_lines(rank: RankFigures) -> tuple[CodeLine, ...]:
     if LOADING in phases:
         phases.pop(WAITING, None)
     found = []
-    for phase in (LOADING, *_TOLD):
+    for phase in dict.fromkeys((LOADING, *_TOLD, also)):
         lines = phases.get(phase, {})
         sums = {where: sum(line.seconds for line in same) for where, same in lines.items()}
         whole = sum(sums.values())

@@ -82,11 +82,7 @@ class Step:
     """Of every batch; complete once the step is folded."""
     told_tokens: tuple[int, int | None, int | None] | None = None
     waits_by_cause: Counter[str] = field(default_factory=Counter)
-    """Host waits with which an epoch or a shard began."""
-    produced: int = 0
-    """Batches that the workers finished while their queue had room …"""
-    producing_seconds: float = 0.0
-    """… and how long that took."""
+    """Host waits with which an epoch or an iterator began."""
     depth_sum: int = 0
     depth_count: int = 0
     last_event: Any = None
@@ -161,10 +157,8 @@ class StepTracker:
         self.waits_since: float | None = None
         """When the loop over the loader ended, and waiting for the next one's first batch began."""
         self.cause = ""
-        """What begins with the fetch under way, or with the next one: epoch, shard, or an
-        iterator after one that gave a single batch."""
-        self.queue_room: int | None = None
-        """Ready batches up to which all workers of the loader have work; ``None``: not known."""
+        """What begins with the fetch under way: an epoch, or an iterator after one that gave a
+        single batch."""
         self._accumulation = accumulation
         self._is_told = is_told
         self._fetches_at_tell: list[int] = []
@@ -176,7 +170,6 @@ class StepTracker:
         self._loop_start = 0
         self._early_spans: tuple[Span, ...] = ()
         self._early_waits: list[tuple[float, EventPair | None]] = []
-        self._last_depth: tuple[int, float] | None = None
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
@@ -247,7 +240,6 @@ class StepTracker:
             self.waits_since = now if step is None or step.told_at is None else step.told_at
             # A loop may make an iterator for every batch: that is no epoch.
             self.is_new_epoch = self.num_fetches > self._loop_start + 1
-            self._last_depth = None
 
     def add_early_wait(self, host_wait_seconds: float, pair: EventPair | None) -> None:
         """A wait between two loops, before a span. It counts once a fetch follows."""
@@ -308,24 +300,11 @@ class StepTracker:
         step.take_in((Span(name, seconds, pair),))
         step.spans[-1].is_after_step = is_after_step
 
-    def see_queue(self, depth: int | None, now: float) -> None:
-        """How many batches were ready when the fetch began.
-
-        From one fetch to the next the workers finish as many batches as the queue grew by, and the
-        one that was taken. Where a worker may have run out of work, that is not what they can do.
-        """
-        step = self._open
-        if depth is None or step is None:
-            self._last_depth = None
-            return
-        step.depth_sum += depth
-        step.depth_count += 1
-        last, room = self._last_depth, self.queue_room
-        is_first = self.num_fetches == self._loop_start
-        self._last_depth = None if room is None or depth > room or is_first else (depth, now)
-        if last is not None and self._last_depth is not None:
-            step.produced += depth - last[0] + 1
-            step.producing_seconds += now - last[1]
+    def see_queue(self, depth: int | None) -> None:
+        """How many batches were ready when the fetch began."""
+        if depth is not None and self._open is not None:
+            self._open.depth_sum += depth
+            self._open.depth_count += 1
 
     def finish(self) -> Step | None:
         """The run has ended. A step of which no end was told or fetched is left out."""

@@ -56,8 +56,6 @@ from fast_axolotl.record.catalogue import FIGURES
 _NOTED = ("error", "clock_step", "note")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
-_LEAST_OF_CONSUMED = 0.95
-"""Share of what was consumed that the reader's rate reaches by its measurement, to be believed."""
 _KILLED = ("exit code -9", "exit code 137")
 """How a command ends that signal 9 ended, or whose shell tells so."""
 _LOST_CHILD = re.compile(
@@ -94,6 +92,9 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     draft = fold.build()
     system, chosen = record.systems.get(draft.node), job.chosen
     source = "" if record.system is None else record.system.start.source
+    error = None if chosen is None else chosen.stall_error
+    if draft.stall_source == "stacks":
+        error = looks_error(draft.stall_fraction or 0.0, draft.measured_seconds)
     # Any queue that is emptying, else the one of the rank that decides.
     held = (rank.drain for rank in job.ranks if rank.drain is not None and not rank.drain.is_over)
     verdict = judge(
@@ -101,17 +102,17 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             figures=draft,
             phases=divided,
             source=source if chosen is None else chosen.record.start.source,
-            stall_error=_stall_error(chosen, draft),
+            stall_error=error,
             drift=None if chosen is None else find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
-            slow_rank=job.slow_rank,
+            slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
             drain=next(held, None if chosen is None else chosen.drain),
             interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
         )
     )
-    change = find_late_change(job) if since is None else None
+    change = find_late_change(chosen) if since is None else None
     if change is not None:
         verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
     return replace(draft, verdict=verdict)
@@ -330,26 +331,21 @@ class _Fold:
         # What the model would take if no rank ever waited.
         stall = self.job.stall_fraction
         demand = times(ratio(samples, None if stall is None else 1.0 - stall), rows_per_sample)
-        no_demand = packed if samples is not None else uncounted
-        self.put_steady("demand_rows_per_second", demand, no_demand, "rows")
+        self.put_steady("demand_rows_per_second", demand, no_rows, "rows", "samples")
         # Ranks meet at every step, so the slowest reader sets the pace of all.
         reading = []
         for rank in readers:
             steady, workers = rank.steady, number_of(rank.settings, "num_workers")
-            per_second = ratio(steady.count("produced") or None, steady.count("producing_seconds"))
-            rate = times(per_second, ratio(steady.count("samples"), steady.fetches))
-            if workers == 0:
-                rate = ratio(steady.count("samples"), steady.host_wait_seconds)
-            if workers is not None and rate is not None:
-                reading.append(rate)
-        together = len(reading) * min(reading) if reading and len(reading) == len(readers) else None
-        reader = times(ratio(together, copies), rows_per_sample)
+            # The share of the time in which what reads is at work: the loop itself, or workers.
+            busy = None if workers is None else rank.loading
+            busy = steady.host_stall_fraction if workers == 0 else busy
+            reading.append(ratio(ratio(steady.count("samples"), steady.wall_seconds), busy))
+        slowest = None if None in reading else min(filter(None, reading), default=None)
+        reader = times(ratio(times(slowest, len(readers)), copies), rows_per_sample)
         has_workers = any(number_of(rank.settings, "num_workers") for rank in readers)
         unknown = "" if has_workers else "it is not known whether the loader reads ahead"
-        if reader is not None and rows is not None and reader < rows:
-            # What was consumed has been delivered.
-            unknown = "the times of the batches that were looked at do not explain what was read"
-            reader = rows if reader >= _LEAST_OF_CONSUMED * rows else None
+        if reader is not None and rows is not None:
+            reader = max(reader, rows)  # what was consumed has been delivered
         self.put_steady("reader_rows_per_second", reader, unknown)
         self.put_steady("reader_ratio", ratio(reader, rows))
         for kind in kinds[2:]:
@@ -410,7 +406,8 @@ class _Fold:
             idle = (idle or 0.0) - (self.job.device_stall_fraction or 0.0)
         phases = Phases()
         if rank is not None:
-            phases = fold_phases(rank, self.job.host_stall_fraction, idle)
+            also = self.job.straggler_phase if is_slow else ""
+            phases = fold_phases(rank, self.job.host_stall_fraction, idle, also)
         for phase in (PREPARING, *MODEL, OTHER):
             share = phases.step.get(phase, 0.0) if phases.step else None
             self.put_steady(f"{phase}_fraction", share, "", "phases")
@@ -454,15 +451,6 @@ class _Fold:
             share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
         no_share = reason if per_fetch is None else self.unseen or reason
         self.put("overhead_fraction", share, no_share)
-
-
-def _stall_error(rank: RankFigures | None, figures: RunSummary) -> float | None:
-    """How sure the stall is, by the fetches of the rank that decides, or by looks at its stack."""
-    if rank is None or figures.stall_fraction is None:
-        return None
-    if figures.stall_source == "stacks":
-        return looks_error(figures.stall_fraction, figures.measured_seconds)
-    return rank.stall_error
 
 
 def _is_packed(rank: RankFigures) -> bool:

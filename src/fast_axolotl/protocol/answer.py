@@ -142,12 +142,12 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
             sentences.append(f"With {pairs}, {least} would show in at least 80 % of protocols.")
         reasons = {row.label: row.cells[at].reason for row in unclear}
         sentences += [f"{label}: {reason}." for label, reason in reasons.items() if reason]
-    numbers = (
-        f"{row.label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})"
-        for row in tested
-        for cell in [row.cells[at]]
-    )
-    sentences.append(f"Ratios to the baseline, with 95 % intervals: {', '.join(numbers)}.")
+    others = [(row.label, row.cells[at]) for row in tested if row not in found]
+    numbers = [
+        f"{label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})" for label, cell in others
+    ]
+    if numbers:
+        sentences.append(f"Ratios to the baseline, with 95 % intervals: {', '.join(numbers)}.")
     for row in tested:
         low, mean, high = (getattr(row.cells[at], name) for name in ("low", "mean_ratio", "high"))
         if mean is not None and not low <= mean <= high:
@@ -156,16 +156,18 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
 
 
 def _describe_change(row: MatrixRow, at: int, verb: str = "is") -> str:
-    """``the whole run is 29 % shorter (61.3 → 43.3 s)``."""
+    """``the whole run is 29 % shorter (61.3 → 43.3 s, 95 % interval 0.698× to 0.716×)``."""
     subject, more, less, times = _WORDS.get(row.name, _RATE)
-    ratio, ends = row.cells[at].ratio, (row.cells[0].value, row.cells[at].value)
+    cell = row.cells[at]
+    ratio, ends = cell.ratio, (row.cells[0].value, cell.value)
     assert ratio is not None
     if ratio >= _MOST_PERCENT:
         size = f"{ratio:.2g} times as {times}"
     else:
         size = f"{_percent(abs(ratio - 1))} {more if ratio > 1 else less}"
     first, second = (format_value(end, row.unit) for end in ends)
-    return f"{subject} {verb} {size} ({first} → {second})"
+    interval = "" if cell.low is None else f", 95 % interval {cell.low:.3f}× to {cell.high:.3f}×"
+    return f"{subject} {verb} {size} ({first} → {second}{interval})"
 
 
 def _percent(share: float) -> str:

@@ -90,7 +90,7 @@ def build_protocol(
         pairs=sum(count == len(plan.arms) for count in by_round.values()),
         planned_pairs=plan.pairs,
         seed=plan.seed,
-        planned_runs=len(state.runs) if end == "clear" else len(turns),
+        planned_runs=len(state.runs) if end else len(turns),
         order=tuple(turn.arm.name for turn in counted),
         arms=arms,
         matrix=matrix,
@@ -196,13 +196,14 @@ def find_disturbance(summary: RunSummary) -> str:
 
 def _describe_disturbances(plan: Plan, figures: Mapping[int, RunSummary]) -> list[str]:
     counted = [turn for turn in plan.turns() if turn.pair >= 0 and turn.number in figures]
-    causes = {turn.folder: find_disturbance(figures[turn.number]) for turn in counted}
-    disturbed = [f"{folder}: {words}" for folder, words in causes.items() if words]
+    disturbed = [turn for turn in counted if find_disturbance(figures[turn.number])]
     if not disturbed:
         return []
+    worst = max(disturbed, key=lambda turn: figures[turn.number].other_cpu_share or 0.0)
     return [
-        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU "
-        f"({'; '.join(disturbed)}). Differences may be caused by that: repeat on an idle machine"
+        f"{len(disturbed)} of {count_words(len(counted), 'run')} shared the CPU (the worst, "
+        f"{worst.folder}: {find_disturbance(figures[worst.number])}). Differences may be caused by "
+        "that: repeat on an idle machine"
     ]
 
 

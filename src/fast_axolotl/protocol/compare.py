@@ -252,6 +252,6 @@ def _check(limit: Check, matrix: Matrix, is_single: bool) -> Check:
     elif limit.is_required:
         result = "FAILED, not confirmed" if is_broken else "confirmed"
     else:
-        result = "FAILED" if is_broken else ""
-    sentence = ": ".join(filter(None, [limit.limit, result, found]))
+        result = "FAILED" if is_broken else "passes"
+    sentence = f"{limit.limit}: {result}: {found}"
     return replace(limit, is_broken=is_broken, is_checked=is_checked, sentence=sentence)

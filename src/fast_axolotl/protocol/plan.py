@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from fast_axolotl.errors import UsageError, mask_secrets, mask_words
@@ -149,9 +150,15 @@ class State:
 
 
 def plan_commands(baseline: str, candidate: str, **settings: Any) -> Plan:
-    """Two commands against each other; ``settings`` are more fields of the plan."""
+    """Two commands against each other; ``settings`` are more fields of the plan.
+
+    The title names what they share once: ``python train.py: as it is vs. --workers 4``.
+    """
+    words = mask_secrets(baseline).split(), mask_secrets(candidate).split()
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False)))
+    apart = " vs. ".join(" ".join(one[shared:]) or "as it is" for one in words)
     return Plan(
-        title=mask_secrets(f"{baseline} vs. {candidate}"),
+        title=": ".join(filter(None, (" ".join(words[0][:shared]), apart))),
         arms=(plan_arm("baseline", baseline), plan_arm("candidate", candidate)),
         same_work=("baseline", "candidate"),
         **settings,

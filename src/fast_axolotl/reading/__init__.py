@@ -17,26 +17,19 @@ from fast_axolotl.reading.formats import (
     format_of_name,
     list_supported_formats,
 )
-from fast_axolotl.reading.order import find_states
 from fast_axolotl.reading.outputs import OUTPUTS, convert
 from fast_axolotl.reading.reader import Reader, ReadStats, open_dataset
-from fast_axolotl.reading.schema import MIXED, TypeClash, conform, join_schemas
 
 __all__ = [
-    "MIXED",
     "OUTPUTS",
     "CsvDialect",
     "FormatWarning",
     "ReadStats",
     "Reader",
     "Rejection",
-    "TypeClash",
-    "conform",
     "convert",
     "detect_format",
-    "find_states",
     "format_of_name",
-    "join_schemas",
     "list_supported_formats",
     "open_dataset",
 ]

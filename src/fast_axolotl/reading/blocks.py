@@ -290,8 +290,9 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
 
 def check_names(names: Sequence[str], path: str, place: str = "", cure: str = "") -> None:
     """Refuses a file with two columns of one name."""
-    if repeated := [name for name, count in Counter(names).items() if count > 1]:
-        message = f"two columns have the name {min(repeated)!r}; rename one {cure}".rstrip()
+    if len(set(names)) < len(names):
+        repeated = min(name for name, count in Counter(names).items() if count > 1)
+        message = f"two columns have the name {repeated!r}; rename one {cure}".rstrip()
         raise DataError(message, path=path, place=place)
 
 
@@ -299,16 +300,21 @@ def value_bytes(data: pa.Table | pa.RecordBatch) -> int:
     """The size of the values alone: buffers also hold what depends on how a block was decoded."""
     if width := fixed_row_bytes(data.schema):  # there may be thousands of columns
         return int(width * data.num_rows)
-    chunks = (getattr(column, "chunks", (column,)) for column in data.columns)
-    return sum(_array_bytes(chunk) for column in chunks for chunk in column)
+    return sum(
+        _array_bytes(chunk)
+        for column in data.columns
+        for chunk in getattr(column, "chunks", (column,))
+    )
 
 
 def fixed_row_bytes(schema: pa.Schema) -> float:
     """What the values of a row take, or 0 where rows differ."""
-    types = schema.types
-    if not all(pa.types.is_primitive(kind) for kind in types):
-        return 0.0
-    return sum(int(kind.bit_width) for kind in types) / 8
+    num_bits = 0
+    for kind in schema.types:
+        if not pa.types.is_primitive(kind):
+            return 0.0
+        num_bits += int(kind.bit_width)
+    return num_bits / 8
 
 
 def _array_bytes(array: pa.Array) -> int:

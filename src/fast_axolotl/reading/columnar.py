@@ -9,7 +9,8 @@ faster, and again in steps if it was not. A group that is large on disk is strea
 **Arrow.** A local file that is not compressed is mapped into memory, as ``datasets`` does it: units
 are ranges of rows, and to decode one is to slice. A file that is cut off while it is read ends the
 process. What cannot be mapped (remote, compressed and damaged files) is decoded batch by batch. A
-stream among them has no index, so it is one unit, read front to back.
+stream among them has no index, so it is one unit, read front to back. ``Taker`` gives rows of
+mapped files by their number. Not those of other files: each would cost the decoding of a unit.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fast_axolotl.errors import DataError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading.blocks import (
     PART_BLOCKS,
     Block,
+    Dataset,
     Decoded,
     ReadOptions,
     Unit,
@@ -93,7 +96,7 @@ class ParquetFile(_Columnar):
     metadata: pq.FileMetaData
     encoded_share: float
     """The bytes of the file by those that its footer counts, which are not compressed."""
-    row_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    row_bytes: deque[float] = field(default_factory=partial(deque, maxlen=16))
     """What a row of each of the groups before took, decoded."""
 
     def units(self, file: int) -> list[Unit]:
@@ -111,32 +114,39 @@ class ParquetFile(_Columnar):
         ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        most = PART_BLOCKS * self.options.block_bytes
         for index in range(unit.start, unit.stop):
-            group = self.metadata.row_group(index)
+            group, parts = self.metadata.row_group(index), partial(self.parts, index)
             num_rows, weight = group.num_rows, max(1, group.total_byte_size)
-            if num_rows and weight <= most:
-                parts = partial(self.parts, index, most)
-                yield Block(
-                    decode=lambda _, parts=parts: _first_of(parts()),  # type: ignore[misc]
-                    weight=weight,
-                    num_rows=num_rows,
-                )
+            if num_rows and weight <= PART_BLOCKS * self.options.block_bytes:
+                yield Block(decode=partial(_first_of, parts), weight=weight, num_rows=num_rows)
             elif num_rows:
-                buffer = min(most // len(self.names), _PAGE_BUFFER_BYTES)
-                buffer = max(buffer, _LEAST_BUFFER_BYTES)
-                for table in self.parts(index, most, buffer_size=buffer):
+                for table in parts():
                     yield ready_block(table, weight * table.num_rows // num_rows)
 
-    def parts(self, index: int, part_bytes: int, buffer_size: int = 0) -> Iterator[pa.Table]:
-        """The rows of a group in tables of about ``part_bytes``.
+    def parts(self, index: int) -> Iterator[pa.Table]:
+        """The rows of a group in tables of about ``PART_BLOCKS`` blocks.
 
         A step has as many rows as make a block at the size of those of the last step, or at what is
         left of the encoded bytes, whichever is more.
         """
         group, target = self.metadata.row_group(index), self.options.block_bytes
         rows_left, encoded_left = group.num_rows, group.total_byte_size
-        width = fixed_row_bytes(self.schema)
+        part_bytes, width = PART_BLOCKS * target, fixed_row_bytes(self.schema)
+        buffer_size, is_all = 0, len(self.schema) == len(self.names)
+        if encoded_left > part_bytes:  # streamed
+            buffer_size = min(part_bytes // len(self.names), _PAGE_BUFFER_BYTES)
+            buffer_size = max(buffer_size, _LEAST_BUFFER_BYTES)
+        # A remote group that is wanted whole is fetched whole: its size in the file, which the
+        # footer does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would
+        # read on threads that can abort the process at its exit, since they hold a Python file.
+        ahead = buffer_size or int(is_all * encoded_left * self.encoded_share * _MARGIN)
+        open_file = partial(
+            pq.ParquetFile,
+            metadata=self.metadata,
+            pre_buffer=False,
+            buffer_size=buffer_size,
+            page_checksum_verification=True,
+        )
         # Half a part: so far from a whole one, reading in steps would not cut the group either.
         # Whether the groups before it are known already, which is chance, must not show.
         is_small = self.row_bytes and max(self.row_bytes) * rows_left <= part_bytes // 2
@@ -147,55 +157,37 @@ class ParquetFile(_Columnar):
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
             if is_small:
-                table = self._open(index).read_row_group(index, **columns)
-                if table.num_rows == rows_left and table.nbytes <= part_bytes // 2:
-                    self.row_bytes.append(table.nbytes / rows_left)
+                table = open_file(self.source.open_arrow(ahead)).read_row_group(index, **columns)
+                size = value_bytes(table)
+                if table.num_rows == rows_left and size <= part_bytes // 2:
+                    self.row_bytes.append(size / rows_left)
                     yield self._checked(table)
                     return
                 del table
-            file = self._open(index, buffer_size)
+                size = 0
+            file = open_file(self.source.open_arrow(ahead))
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(file.reader, "set_batch_size", lambda rows: None)
             for batch in file.iter_batches(step, row_groups=[index], **columns):
                 held.append(self._checked(batch))
-                num_bytes = value_bytes(held[-1])
+                num_bytes = int(width * len(batch)) or value_bytes(held[-1])
                 size += num_bytes
                 rows_left -= batch.num_rows
                 encoded_left = max(0, encoded_left - num_bytes)
                 if size >= part_bytes or rows_left <= 0:
-                    table, held, size = pa.Table.from_batches(held), [], 0
-                    self.row_bytes.append(table.nbytes / max(1, table.num_rows))
+                    table = pa.Table.from_batches(held)
+                    self.row_bytes.append(size / max(1, table.num_rows))
+                    held, size = [], 0
                     yield table
                     del table
-                row_bytes = max(
-                    num_bytes / max(1, batch.num_rows), encoded_left / max(1, rows_left)
-                )
+                row_bytes = max(num_bytes / max(1, len(batch)), encoded_left / max(1, rows_left))
                 del batch
                 if not width:
                     step = max(1, min(4 * step, int(target / max(row_bytes, 1e-3))))
                     resize(step)
             if rows_left:
                 raise pa.ArrowInvalid(f"{rows_left:,} of {group.num_rows:,} rows are missing")
-
-    def _open(self, index: int, buffer_size: int = 0) -> pq.ParquetFile:
-        """The file, to read one row group of.
-
-        A remote group that is wanted whole is fetched whole: its size in the file, which the footer
-        does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would read on
-        threads that can abort the process at its exit, since they hold a Python file.
-        """
-        ahead = buffer_size
-        if not ahead and len(self.schema) == len(self.names):
-            weight = self.metadata.row_group(index).total_byte_size
-            ahead = int(weight * self.encoded_share * _MARGIN)
-        return pq.ParquetFile(
-            self.source.open_arrow(ahead),
-            metadata=self.metadata,
-            pre_buffer=False,
-            buffer_size=buffer_size,
-            page_checksum_verification=True,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +256,8 @@ class ArrowFile(_Columnar):
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         if self.num_batches is not None:
-            yield Block(decode=lambda _: _first_of(self.parts(unit)), weight=unit.num_bytes)
+            decode = partial(_first_of, partial(self.parts, unit))
+            yield Block(decode=decode, weight=unit.num_bytes)
             return
         for table in self.parts(unit):
             yield ready_block(table, table.nbytes)
@@ -306,6 +299,43 @@ class ArrowFile(_Columnar):
                 raise pa.ArrowInvalid("the stream has no end marker")
 
 
+class Taker:
+    """Takes rows of a dataset; where they lie is found once."""
+
+    def __init__(self, dataset: Dataset, schema: pa.Schema) -> None:
+        files: list[MappedFile] = []
+        for item, file in zip(dataset.inputs, dataset.formats, strict=True):
+            is_whole = not item.source.keys  # columns that folders tell are not in the file
+            is_same = file.schema is not None and file.schema.equals(schema, check_metadata=True)
+            if isinstance(file, MappedFile) and is_whole and is_same:
+                files.append(file)
+            else:
+                raise UsageError(
+                    f"take() cannot read {item.source.path}: it needs local Arrow files with the "
+                    "same columns; convert the data to such files"
+                )
+        self._schema = schema
+        self._batches = [(file, index) for file in files for index in range(len(file.batches))]
+        counts = [batch.num_rows for file in files for batch in file.batches]
+        self._starts = np.array([0, *accumulate(counts)], dtype=np.int64)
+
+    def take(self, indices: Sequence[int]) -> pa.Table:
+        """The rows of these numbers, in this order."""
+        wanted = np.asarray(indices)
+        if wanted.ndim != 1 or (len(wanted) and wanted.dtype.kind not in "iu"):
+            raise UsageError(f"indices must be a list of whole numbers, not {indices!r}")
+        wanted, total = wanted.astype(np.int64), int(self._starts[-1])
+        outside = wanted[(wanted < 0) | (wanted >= total)]
+        if len(outside):
+            raise UsageError(f"no row {outside[0]}: the data has {total:,} rows, counted from 0")
+        parts = self._starts.searchsorted(wanted, side="right") - 1
+        pieces = []
+        for part, row in zip(parts.tolist(), (wanted - self._starts[parts]).tolist(), strict=True):
+            file, index = self._batches[part]
+            pieces.append(file.batch(index).slice(row, 1))
+        return pa.Table.from_batches(pieces, self._schema)
+
+
 def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
     """Reads the footer."""
     with _named(source.path, "footer"):
@@ -315,12 +345,13 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
         # decoder, which checks that they lie inside the file: asking for their metadata here would
         # let a C++ exception through on some damaged footers, which ends the process ("Definition
         # level histogram size mismatch").
-        groups = list(map(metadata.row_group, range(metadata.num_row_groups)))
-        if any(group.num_rows < 0 or group.total_byte_size < 0 for group in groups):
-            raise pa.ArrowInvalid("negative counts")
-    share = min(1.0, source.num_bytes / max(1, sum(group.total_byte_size for group in groups)))
-    columns = _columns(source, schema, options)
-    return ParquetFile(**columns, metadata=metadata, encoded_share=share)
+        total = 0
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            if group.num_rows < 0 or group.total_byte_size < 0:
+                raise pa.ArrowInvalid("negative counts")
+            total += group.total_byte_size
+    columns, share = _columns(source, schema, options), source.num_bytes / max(1, total)
+    return ParquetFile(**columns, metadata=metadata, encoded_share=min(1.0, share))
 
 
 def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
@@ -391,7 +422,7 @@ def _plain(column: pa.Field, path: str) -> pa.Field:
             path=path,
             place="schema",
         )
-    inner = [_plain(kind.field(index), path) for index in range(kind.num_fields)]
+    inner = [_plain(kind.field(n), path) for n in range(kind.num_fields)] if kind.num_fields else []
     if pa.types.is_struct(kind):
         kind = pa.struct(inner)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -401,8 +432,9 @@ def _plain(column: pa.Field, path: str) -> pa.Field:
     return column.with_type(kind)
 
 
-def _first_of(parts: Iterator[pa.Table]) -> Decoded:
+def _first_of(read: Callable[[], Iterator[pa.Table]], _: pa.Schema | None) -> Decoded:
     """The first of some tables, and the others for when they are wanted."""
+    parts = read()
     return Decoded(next(parts, pa.table({})), more=or_broken(map(ready_block, parts)))
 
 

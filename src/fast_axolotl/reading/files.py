@@ -33,7 +33,8 @@ _SPLIT_WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SPLIT_OF_WORD = {word: split for split, words in _SPLIT_WORDS.items() for word in words}
-_SPLIT = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
+
+_SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
 
 _NOT_DATA = re.compile(
     r"(^|/)([._].*|README.*|LICEN[SC]E.*|CHANGELOG.*|dataset_infos?\.json|dataset_dict\.json"
@@ -86,8 +87,7 @@ def find_files(
             )
         by_split = []
         for name, source in data:
-            # The split that the name tells, by its last word that says one.
-            words = _SPLIT.findall(name.lower())
+            words = _SPLIT_WORD.findall(name.lower())  # the last one says it
             by_split.append((_SPLIT_OF_WORD[words[-1]] if words else "", source))
             keys[id(source)] = [] if root is None else _KEY.findall(name)
         # A single file may be of any split, unless its name says otherwise.
@@ -100,6 +100,8 @@ def find_files(
 
 def _with_keys(sources: list[Source], keys: list[list[tuple[str, str]]]) -> list[Source]:
     """The sources with what folders such as ``lang=en`` say: integers where all values are."""
+    if not any(keys):
+        return sources
     kinds = {key: pa.int64() for of_source in keys for key, _ in of_source}
     for key, text in (item for of_source in keys for item in of_source):
         if text != _NO_VALUE and not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
@@ -138,10 +140,9 @@ def _saved_files(folder: Path, split: str | None) -> list[Source]:
         folders = [(name, folder / name) for name in splits]
         chosen = _choose(folders, split, str(folder))
         return [source for part in chosen for source in _saved_files(part, None)]
-    return [
-        _local_source(f"{folder}/{name}")
-        for name in _names_in(folder / "state.json", "_data_files")
-    ]
+    names = _names_in(folder / "state.json", "_data_files")
+    with translate_os_errors(str(folder)):
+        return [_local_source(f"{folder}/{name}") for name in names]
 
 
 def _names_in(index: Path, key: str) -> list[str]:
@@ -176,8 +177,7 @@ def _local_files(path: str, ignored: list[str]) -> tuple[list[Source], str | Non
     with translate_os_errors(path):
         if target.is_dir():
             return [_local_source(item) for item in _walk(str(target), (), ignored)], str(target)
-        root = folder_of_pattern(str(target))
-        if root is not None and not target.exists():
+        if not target.exists() and (root := folder_of_pattern(str(target))) is not None:
             matches = glob.glob(str(target), recursive=True)  # noqa: PTH207 - absolute too
             files = [item for item in sorted(map(Path, matches)) if item.is_file()]
             if not files:
@@ -203,6 +203,5 @@ def _walk(folder: str, above: tuple[tuple[int, int], ...], ignored: list[str]) -
 
 
 def _local_source(path: str) -> Source:
-    with translate_os_errors(path):
-        facts = os.stat(path)  # noqa: PTH116 - there may be thousands
+    facts = os.stat(path)  # noqa: PTH116 - there may be thousands
     return Source(path=path, num_bytes=facts.st_size, version=str(facts.st_mtime_ns))

@@ -22,7 +22,14 @@ from typing import Any
 import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
-from fast_axolotl.reading.blocks import BrokenFile, FileFormat, InputFile, ReadOptions
+from fast_axolotl.reading.blocks import (
+    MANY_FILES,
+    PART_BLOCKS,
+    BrokenFile,
+    FileFormat,
+    InputFile,
+    ReadOptions,
+)
 from fast_axolotl.reading.storage import Source, head_of, spool, start_of
 
 _SHORT_HEAD_BYTES = 8 * 1024
@@ -125,9 +132,13 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
+    # Small files are kept, since to open them again would cost more than all else.
+    num_bytes = sum(item.num_bytes for item in sources if item.num_bytes < _SHORT_HEAD_BYTES)
+    is_kept = len(sources) >= MANY_FILES and num_bytes <= PART_BLOCKS * options.block_bytes
+
     def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
         try:
-            return _open(source, declared, options)
+            return _open(source, declared, options, is_kept)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -154,7 +165,7 @@ def open_files(
 
 
 def _open(
-    source: Source, declared: str | None, options: ReadOptions
+    source: Source, declared: str | None, options: ReadOptions, is_kept: bool
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.identity)
     promised = declared or named
@@ -209,17 +220,20 @@ def _open(
         from fast_axolotl.reading.csv_files import CsvFile
 
         return file, CsvFile.open(source, compression, options)
-    from fast_axolotl.reading.lines import TextFile, least_unit_bytes
-
     text: dict[str, Any] = {"source": source, "compression": compression, "options": options}
-    if found == "text":
-        return file, TextFile(**text, least_unit_bytes=least_unit_bytes(head))
-    from fast_axolotl.reading.json_documents import JsonDocument
+    if found == "json":
+        from fast_axolotl.reading.json_documents import JsonDocument
+
+        return file, JsonDocument(**text)
     from fast_axolotl.reading.json_lines import JsonLinesFile
 
-    if found == "jsonl":
-        return file, JsonLinesFile(**text, least_unit_bytes=least_unit_bytes(head))
-    return file, JsonDocument(**text)
+    if found == "jsonl" and is_kept and not compression and source.num_bytes < _SHORT_HEAD_BYTES:
+        text["source"] = replace(source, content=head)
+        return file, JsonLinesFile(**text)
+    from fast_axolotl.reading.lines import TextFile, least_unit_bytes
+
+    opened = TextFile if found == "text" else JsonLinesFile
+    return file, opened(**text, least_unit_bytes=least_unit_bytes(head))
 
 
 def _sniff_format(head: bytes, promised: str | None) -> str:

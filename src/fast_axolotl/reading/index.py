@@ -107,14 +107,11 @@ def _threads() -> Any:
 def _count(dataset: Dataset, unit: Unit) -> int:
     """The rows of a unit."""
     options = dataset.options
-    names = getattr(dataset.formats[unit.file], "names", ())
-    # CSV is decoded as text, which spares the search for numbers.
-    texts = pa.schema([(name, pa.string()) for name in names])
 
     def count(block: Block) -> int:
         if options.on_error == "raise" and block.count is not None:
             return block.count()
-        decoded = decode_or_reject(block, texts if block.text_wins else None, options)
+        decoded = decode_or_reject(block, None, options)
         rows, more = int(decoded.table.num_rows), decoded.more
         del decoded  # or a part would be held while the next ones are decoded
         return rows + sum(map(count, more))

@@ -107,8 +107,7 @@ class Draws:
         """The row for which a source is drawn when it has given ``rows`` rows already."""
         time = (rows + self._phases[source]) / self._weights[source]
         turns = np.ceil(time * self._weights - self._phases).clip(0)
-        turns += (turns + self._phases) / self._weights < time  # what rounding has lost
-        turns -= (turns > 0) & ((turns - 1 + self._phases) / self._weights >= time)
+        turns[source] = rows  # which rounding could lose
         return int(turns.sum())
 
 
@@ -189,7 +188,7 @@ class MixedReader(AbstractContextManager["MixedReader"]):
     def set_epoch(self, epoch: int) -> None:
         """Go back to the beginning, with the order of another epoch."""
         self.close()
-        self._epoch, self._restored = epoch, False
+        self._epoch, self._has_begun = epoch, False
         for source in self._sources:
             source.begin(0, epoch)
         self.schema = self._base
@@ -219,18 +218,16 @@ class MixedReader(AbstractContextManager["MixedReader"]):
         ``state`` is a return value of ``state_dict``, or an object that contains those of all
         shards. The number of shards must be the same as when it was saved.
         """
-        states = find_states(state, _MARK)
+        states = {tuple(found["shard"]): found for found in find_states(state, _MARK)}
         if not states:
             raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
-        own = [one for one in states if tuple(one["shard"]) == self._shard]
-        if not own:
+        if self._shard not in states:
             raise ResumeError(
-                f"the state is of shard {tuple(states[0]['shard'])} and this mix reads shard "
-                f"{self._shard}; a mix continues only on the same number of ranks and workers"
+                f"the state is of shard {min(states)} and this mix reads shard {self._shard}; "
+                "a mix continues only on the same number of ranks and workers"
             )
-        found = own[0]
-        wanted = {_MARK: _VERSION, "stop": self._stop, "weights": self._weights}
-        for key, value in wanted.items():
+        found = states[self._shard]
+        for key, value in {_MARK: _VERSION, "stop": self._stop, "weights": self._weights}.items():
             if found[key] != value:
                 raise ResumeError(
                     f"the state has {key}={found[key]!r} and this mix {key}={value!r}; use "
@@ -238,7 +235,6 @@ class MixedReader(AbstractContextManager["MixedReader"]):
                 )
         self._seed = found["seed"]
         self.set_epoch(found["epoch"])
-        self._restored = True
         self._given = np.array(found["given"], dtype=np.int64)
         self.schema = join_schemas(self.schema, schema_of(found["schema"]))
         for index, source in enumerate(self._sources):
@@ -246,10 +242,10 @@ class MixedReader(AbstractContextManager["MixedReader"]):
             source.epoch, source.has_rows = found["epochs"][index], True
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if not self._restored:
+        if self._has_begun:
             self.set_epoch(self._epoch)
         self.close()
-        self._restored = False
+        self._has_begun = True
         self.rows = {source.name: 0 for source in self._sources}
         return self._run(self._running)
 

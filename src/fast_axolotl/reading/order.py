@@ -4,12 +4,12 @@ The order is a pure function of the file list, the seed, the epoch, the number o
 position. Files are cut into *units* by the data alone (``blocks``), and then:
 
 1. Shards deal whole units among themselves, balanced by bytes, so that together they read every
-   byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as one *span*.
+   byte once. They deal runs of neighbours, long ones first: a shard reads neighbours as a *piece*.
    Only where units are fewer than shards do several shards read the same unit. Each then takes
    every n-th row of it. Where shards are to give the same number of batches, the number of rows of
    every unit is known, and those with more rows than others hand some over: a unit or two for each
    shard are then read twice.
-2. Without a seed a shard reads its spans in the order of the files. With a seed it permutes its
+2. Without a seed a shard reads its pieces in the order of the files. With a seed it permutes its
    units, and then the rows inside *windows*, which are full at a number of decoded bytes
    (``rows``).
 3. A position is (piece, row) in the sequence of a shard. Under a shuffle it also says where the
@@ -81,92 +81,66 @@ class Position(NamedTuple):
     """Rows of the permuted window that have been delivered."""
 
     def forward(self, rows: int) -> Position:
-        piece, row, end_piece, end_row, taken = self
-        if end_piece < 0:
-            return Position(piece, row + rows, end_piece, end_row, taken)
-        return Position(piece, row, end_piece, end_row, taken + rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Which rows to keep, of those that come."""
-
-    kind: str
-    """``skip``: all but the first n. ``head``: the first n. ``part``: of every n rows the i-th."""
-    number: int
-    index: int = 0
-
-    def count(self, rows: int) -> int:
-        """How many rows are kept of so many."""
-        if self.kind == "skip":
-            return max(0, rows - self.number)
-        if self.kind == "head":
-            return min(rows, self.number)
-        return max(0, (rows - self.index + self.number - 1) // self.number)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Neighbouring units of one file, which are read in one go."""
-
-    units: tuple[Unit, ...]
-    steps: tuple[Step, ...] = ()
-
-    @property
-    def unit(self) -> Unit:
-        """All of them as one."""
-        first, last = self.units[0], self.units[-1]
-        return replace(first, stop=last.stop, num_bytes=sum(unit.num_bytes for unit in self.units))
-
-    def count(self, rows: Mapping[Unit, int]) -> int:
-        return _count(self.steps, sum(rows[unit] for unit in self.units))
+        if self.end_piece < 0:
+            return self._replace(row=self.row + rows)
+        return self._replace(taken=self.taken + rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An element of a shard's sequence: a span, or what an earlier generation left of a window."""
+    """An element of a shard's sequence: neighbouring units of one file, which are read in one go;
+    or what an earlier generation left of a window."""
 
-    spans: tuple[Span, ...]
-    """One, but for windows."""
+    units: tuple[Unit, ...] = ()
+    steps: tuple[slice, ...] = ()
+    """Which of their rows to keep; each of what the ones before it leave."""
+    window: tuple[Piece, ...] = ()
+    """In place of units: the pieces whose rows were permuted together."""
     seed: tuple[int, ...] = ()
-    """Of the permutation of a window's rows."""
-    steps: tuple[Step, ...] = ()
+    """Of that permutation."""
+
+    @property
+    def unit(self) -> Unit:
+        """All units as one."""
+        first, last = self.units[0], self.units[-1]
+        return replace(first, stop=last.stop, num_bytes=sum(unit.num_bytes for unit in self.units))
 
     @property
     def num_bytes(self) -> int:
         """Its weight: encoded bytes; what is skipped counts too."""
-        total = sum(unit.num_bytes for span in self.spans for unit in span.units)
-        parts = math.prod(step.number for step in self.steps if step.kind == "part")
+        total = sum(unit.num_bytes for part in self.window or (self,) for unit in part.units)
+        parts: int = math.prod(step.step or 1 for step in self.steps)
         return max(1, total // parts)
 
     @property
     def place(self) -> tuple[int, int]:
-        unit = self.spans[0].units[0]
+        unit = (self.window or (self,))[0].units[0]
         return unit.file, unit.start
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is one span of which all rows are left."""
-        return not (self.steps or self.seed or self.spans[0].steps)
+        """Whether all rows are left of what are units."""
+        return not (self.steps or self.window)
 
-    def with_step(self, kind: str, number: int, index: int = 0) -> Piece:
-        return replace(self, steps=(*self.steps, Step(kind, number, index)))
+    def with_step(self, *of_slice: int | None) -> Piece:
+        return replace(self, steps=(*self.steps, slice(*of_slice)))
 
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
-        return _count(self.steps, sum(span.count(rows) for span in self.spans))
+        count = sum(rows[unit] for unit in self.units) + sum(p.count(rows) for p in self.window)
+        for step in self.steps:
+            count = len(range(count)[step])
+        return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """The order of a dataset's rows for one seed and epoch."""
 
+    dataset: Dataset
+    """The files, cut up as they were when a state was taken."""
     seed: int | None
     epoch: int
-    units: tuple[Unit, ...]
-    """What the first generation of shards deals out."""
-    span_bytes: int
-    """Neighbours are read together up to this size."""
     rows: Mapping[Unit, int] | None = None
     """The rows of each unit, where shards are to have the same number of them."""
     generations: tuple[tuple[Position, ...], ...] = ()
@@ -176,21 +150,11 @@ class Order:
     )
     """What ``deal`` gave: a second of work for a terabyte, and asked for several times."""
 
-    @classmethod
-    def plan(cls, dataset: Dataset, seed: int | None, epoch: int, *, is_even: bool) -> Order:
-        return cls(
-            seed=seed,
-            epoch=epoch,
-            units=tuple(dataset.units()),
-            span_bytes=dataset.options.block_bytes // 2,
-            rows=unit_rows(dataset) if is_even else None,
-        )
-
     def deal(self, count: int) -> list[list[Piece]]:
         """What each of ``count`` shards gets: over all of them, every row that is left once."""
         if count in self.dealt:
             return self.dealt[count]
-        left = [Piece((Span((unit,)),)) for unit in self.units]
+        left = [Piece((unit,)) for unit in self.dataset.units()]
         for generation, positions in enumerate(self.generations):
             dealt, left = _deal(left, len(positions), self.rows), []
             for index, position in enumerate(positions):
@@ -206,24 +170,24 @@ class Order:
         return self._arrange(self.deal(count)[index], shard, len(self.generations))
 
     def window_seed(
-        self, shard: tuple[int, int], position: Position, generation: int | None = None
+        self, shard: tuple[int, int], generation: int, position: Position
     ) -> tuple[int, ...]:
-        """Of the permutation of the window that begins at a position; in the last generation."""
+        """Of the permutation of the window that begins at a position."""
         assert self.seed is not None
-        generation = len(self.generations) if generation is None else generation
         return (self.seed, self.epoch, 1, *shard, generation, position.piece, position.row)
 
     def _arrange(
         self, dealt: Sequence[Piece], shard: tuple[int, int], generation: int
     ) -> list[Piece]:
         """The sequence of a shard, out of what it was dealt."""
+        most_bytes = self.dataset.options.block_bytes // 2
         if self.seed is None:
-            return list(_merge(dealt, self.span_bytes))
-        windows = [piece for piece in dealt if piece.seed]
-        items = [piece for piece in dealt if not piece.seed]
+            return list(_merge(dealt, most_bytes))
+        windows = [piece for piece in dealt if piece.window]
+        items = [piece for piece in dealt if not piece.window]
         # Neighbours stay together where there are many: reading single ones costs more time.
         total = sum(piece.num_bytes for piece in items)
-        items = list(_merge(items, min(self.span_bytes, total // _SHUFFLED_TOGETHER)))
+        items = list(_merge(items, min(most_bytes, total // _SHUFFLED_TOGETHER)))
         generator = np.random.default_rng([self.seed, self.epoch, 0, *shard, generation])
         return windows + [items[place] for place in generator.permutation(len(items)).tolist()]
 
@@ -238,22 +202,19 @@ class Order:
         at, row = position.piece, position.row
         if position.taken:
             pieces = list(sequence[at : position.end_piece + 1])
-            pieces[-1] = pieces[-1].with_step("head", position.end_row)
+            pieces[-1] = pieces[-1].with_step(position.end_row)
             if row:
-                pieces[0] = pieces[0].with_step("skip", row)
-            spans = [
-                Span(piece.spans[0].units, (*piece.spans[0].steps, *piece.steps))
-                for piece in pieces
-            ]
-            seed = self.window_seed(shard, position, generation)
-            yield Piece(tuple(spans), seed, (Step("skip", position.taken),))
+                pieces[0] = pieces[0].with_step(row, None)
+            seed = self.window_seed(shard, generation, position)
+            steps = (slice(position.taken, None),)
+            yield Piece(steps=steps, window=tuple(pieces), seed=seed)
             at, row = position.end_piece, position.end_row
         if row and at < len(sequence):  # behind the end are rows that were repeated
-            yield sequence[at].with_step("skip", row)
+            yield sequence[at].with_step(row, None)
             at += 1
         for piece in sequence[at:]:
             if piece.is_whole:
-                yield from (Piece((Span((unit,)),)) for unit in piece.spans[0].units)
+                yield from (Piece((unit,)) for unit in piece.units)
             else:
                 yield piece
 
@@ -262,8 +223,6 @@ class Order:
 class ResumePoint:
     """Where a shard goes on reading, and all that this position depends on."""
 
-    dataset: Dataset
-    """The files, cut up as they were when the state was taken."""
     order: Order
     schema: pa.Schema
     """The columns known so far."""
@@ -296,21 +255,21 @@ class ResumePoint:
         for state in own:
             found = schema_of(state["schema"])
             schema = join_schemas(schema, found, text_wins=True, source="the data of several ranks")
-        order = Order.plan(dataset, first["seed"], first["epoch"], is_even=first["even"])
-        return cls(
+        order = Order(
             dataset=dataset,
-            order=replace(order, generations=tuple(generations)),
-            position=position,
-            rows=rows,
-            schema=schema,
+            seed=first["seed"],
+            epoch=first["epoch"],
+            rows=unit_rows(dataset) if first["even"] else None,
+            generations=tuple(generations),
         )
+        return cls(order=order, position=position, rows=rows, schema=schema)
 
     def state(self, shard: tuple[int, int]) -> dict[str, Any]:
         """The same as plain JSON values."""
-        options = self.dataset.options
+        dataset, options = self.order.dataset, self.order.dataset.options
         return {
             _STATE_MARK: _STATE_VERSION,
-            "fingerprint": self.dataset.fingerprint,
+            "fingerprint": dataset.fingerprint,
             "columns": None if options.columns is None else list(options.columns),
             "seed": self.order.seed,
             "epoch": self.order.epoch,
@@ -322,8 +281,8 @@ class ResumePoint:
             "plan": {
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
-                "window_bytes": self.dataset.window_bytes,
-                "csv_cut": any(getattr(file, "edges", None) for file in self.dataset.formats),
+                "window_bytes": dataset.window_bytes,
+                "csv_cut": any(getattr(file, "edges", None) for file in dataset.formats),
             },
             "schema": schema_text(self.schema),
         }
@@ -353,21 +312,15 @@ def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
     return index, count
 
 
-def _count(steps: Sequence[Step], rows: int) -> int:
-    for step in steps:
-        rows = step.count(rows)
-    return rows
-
-
 def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
     """Pieces in the order of the files, whole neighbours put together up to a size."""
     held: list[Unit] = []
     size = 0
-    for piece in sorted(pieces, key=lambda piece: piece.place):
-        units, more = piece.spans[0].units if piece.is_whole else (), piece.num_bytes
+    for piece in sorted(pieces, key=operator.attrgetter("place")):
+        units, more = piece.units if piece.is_whole else (), piece.num_bytes
         is_next = units and held and (held[-1].file, held[-1].stop) == piece.place
         if held and not (is_next and size + more <= most_bytes):
-            yield Piece((Span(tuple(held)),))
+            yield Piece(tuple(held))
             held, size = [], 0
         if units:
             held += units
@@ -375,7 +328,7 @@ def _merge(pieces: Sequence[Piece], most_bytes: int) -> Iterator[Piece]:
         else:
             yield piece
     if held:
-        yield Piece((Span(tuple(held)),))
+        yield Piece(tuple(held))
 
 
 def _deal(
@@ -395,7 +348,7 @@ def _deal(
             index = max(range(len(left)), key=lambda index: sizes[index] / readers[index])
             readers[index] += 1
         parts = (
-            piece if number == 1 else piece.with_step("part", number, index)
+            piece if number == 1 else piece.with_step(index, None, number)
             for piece, number in zip(left, readers, strict=True)
             for index in range(number)
         )
@@ -438,21 +391,21 @@ def _hand_over(giver: list[Piece], taker: list[Piece], more: int, rows: Mapping[
         piece = giver.pop()
         num_rows = piece.count(rows)
         if num_rows > more:
-            giver.append(piece.with_step("head", num_rows - more))
-            piece, num_rows = piece.with_step("skip", num_rows - more), more
+            giver.append(piece.with_step(num_rows - more))
+            piece, num_rows = piece.with_step(num_rows - more, None), more
         taker.append(piece)
         more -= num_rows
 
 
-def warn_of_sharing(dataset: Dataset, dealt: Sequence[Sequence[Piece]]) -> None:
+def warn_of_sharing(order: Order, count: int) -> None:
     """Reports a large file that several shards read."""
-    for piece in (piece for pieces in dealt for piece in pieces):
-        source = dataset.inputs[piece.place[0]].source
+    for piece in (piece for pieces in order.deal(count) for piece in pieces):
+        source = order.dataset.inputs[piece.place[0]].source
         # What is left of a window is shared as well, but only once, and it is small.
-        is_shared = not piece.seed and any(step.kind == "part" for step in piece.steps)
+        is_shared = not piece.window and any(step.step for step in piece.steps)
         if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
-                f"{source.path}: several of {len(dealt)} shards each read all of this file, "
+                f"{source.path}: several of {count} shards each read all of this file, "
                 "because it has too few parts that can be read separately; write the data as more "
                 "files, or as uncompressed JSON Lines, Parquet or Arrow",
                 ShardWarning,

@@ -7,9 +7,9 @@ over the budget; one item is always allowed, so a row larger than the budget sti
 item will take is guessed from its weight and from what the last one made of its own; so only two
 are decoded before the first is done.
 
-The threads know only the shared state, never the ``Prefetcher``: when that is closed, dropped or
-garbage, they stop after the item in hand. They are daemons, and an interpreter that exits waits for
-the items in hand only: a thread that came back from pyarrow later would abort the process.
+The threads are daemons, which end after the item in hand once the ``Prefetcher`` is closed. An
+interpreter that exits waits for the items in hand only: a thread that came back from pyarrow later
+would abort the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fast_axolotl.errors import UsageError
@@ -33,88 +33,16 @@ more where the items before it came to more."""
 _EXIT_SECONDS = 10.0
 """How long an exit waits for the items in hand at most; a remote read can hang that long."""
 
-_running: weakref.WeakKeyDictionary[threading.Thread, _Shared] = weakref.WeakKeyDictionary()
+_running: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 @dataclass(slots=True)
 class _Slot:
-    task: Any
+    task: Any = None
     reserved: int = 0
     done: bool = False
     result: Any = None
     error: BaseException | None = None
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What the threads and the consumer share."""
-
-    tasks: Iterator[Any]
-    decode: Callable[[Any], tuple[Any, int]]
-    budget: int
-    taking: threading.Lock = field(default_factory=threading.Lock)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    slots: deque[_Slot] = field(default_factory=deque)
-    reserved: int = 0
-    factor: float | None = None
-    """What an item being decoded takes, in multiples of its weight; not known before the first."""
-    stopped: bool = False
-    """Nothing more is taken: it was closed, or there is nothing more, or an error."""
-    process: int = field(default_factory=os.getpid)
-
-    def stop(self) -> None:
-        if os.getpid() != self.process:
-            return  # a forked child has none of the threads, and one may have held the lock
-        with self.changed:
-            self.stopped = True
-            self.slots.clear()
-            self.changed.notify_all()
-
-    def work(self) -> None:
-        """Takes and decodes until there is nothing more."""
-        while True:
-            with self.taking:
-                slot = self._take()
-            if slot is None:
-                return
-            size = 0
-            try:
-                if slot.error is None:
-                    slot.result, size = self.decode(slot.task)
-                    self.factor = max(_IN_FLIGHT_FACTOR, size / max(1, slot.task.weight))
-            except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
-                slot.error = caught
-            with self.changed:
-                self.reserved += size - slot.reserved
-                self.stopped |= slot.error is not None  # nobody asks for what comes after it
-                slot.reserved, slot.done = size, True
-                self.changed.notify_all()
-            del slot
-
-    def _take(self) -> _Slot | None:
-        """The next task, once there is room for it; or the error of taking it."""
-        with self.changed:
-            while self.reserved and not self.stopped and self.reserved >= self.budget:
-                self.changed.wait()
-            if self.stopped:
-                return None
-        slot = _Slot(None)
-        try:
-            slot.task = next(self.tasks, None)
-        except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
-            slot.error = caught
-        with self.changed:
-            if slot.task is not None:
-                guess = self.budget // 2
-                slot.reserved = int(slot.task.weight * self.factor) if self.factor else guess
-            elif slot.error is None:
-                self.stopped = True
-                self.changed.notify_all()
-                return None
-            self.reserved += slot.reserved
-            if not self.stopped:  # it may have been closed meanwhile
-                self.slots.append(slot)
-        return slot
 
 
 class Prefetcher:
@@ -131,15 +59,22 @@ class Prefetcher:
         num_threads: int,
         budget: int,
     ) -> None:
-        self._shared = _Shared(tasks, decode, budget)
-        self._held = 0
-        self.close = weakref.finalize(self, self._shared.stop)
-        """Stops the threads; what was read ahead is dropped."""
+        self._tasks, self._decode, self._budget = tasks, decode, budget
+        self._taking, self._changed = threading.Lock(), threading.Condition()
+        self._slots: deque[_Slot] = deque()
+        self._reserved = self._held = 0
+        """Bytes of all items, and of the one in the consumer's hands."""
+        self._factor: float | None = None
+        """What an item being decoded takes, in multiples of its weight; first not known."""
+        self._stopped = False
+        """Nothing more is taken: it was closed, or there is nothing more, or an error."""
+        self._process = os.getpid()
+        self._threads: list[threading.Thread] = []
+        _running.add(self)
         for number in range(num_threads):
             name = f"fast-axolotl-reader-{number}"
-            thread = threading.Thread(target=self._shared.work, name=name, daemon=True)
-            _running[thread] = self._shared
-            thread.start()
+            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads[-1].start()
         atexit.unregister(_finish)
         atexit.register(_finish)
 
@@ -147,18 +82,17 @@ class Prefetcher:
         return self
 
     def __next__(self) -> tuple[Any, Any]:
-        shared = self._shared
-        if os.getpid() != shared.process:
+        if os.getpid() != self._process:
             raise UsageError("this iterator was created before a fork; create one in this process")
-        with shared.changed:
-            shared.reserved -= self._held
+        with self._changed:
+            self._reserved -= self._held
             self._held = 0
-            shared.changed.notify_all()
-            while not (shared.slots and shared.slots[0].done):
-                if shared.stopped and not shared.slots:
+            self._changed.notify_all()
+            while not (self._slots and self._slots[0].done):
+                if self._stopped and not self._slots:
                     raise StopIteration
-                shared.changed.wait()
-            slot = shared.slots.popleft()
+                self._changed.wait()
+            slot = self._slots.popleft()
             self._held = slot.reserved
         if isinstance(slot.error, StopIteration):
             # As it is, it would read as the end of the data.
@@ -167,12 +101,66 @@ class Prefetcher:
             raise slot.error
         return slot.task, slot.result
 
+    def close(self) -> None:
+        """Stops the threads; what was read ahead is dropped."""
+        if os.getpid() != self._process:
+            return  # a forked child has none of the threads, and one may have held the lock
+        with self._changed:
+            self._stopped = True
+            self._slots.clear()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Takes and decodes until there is nothing more."""
+        while True:
+            with self._taking:
+                slot = self._take()
+            if slot is None:
+                return
+            size = 0
+            try:
+                if slot.error is None:
+                    slot.result, size = self._decode(slot.task)
+                    self._factor = max(_IN_FLIGHT_FACTOR, size / max(1, slot.task.weight))
+            except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
+                slot.error = caught
+            with self._changed:
+                self._reserved += size - slot.reserved
+                self._stopped |= slot.error is not None  # nobody asks for what comes after it
+                slot.reserved, slot.done = size, True
+                self._changed.notify_all()
+            del slot
+
+    def _take(self) -> _Slot | None:
+        """The next task, once there is room for it; or the error of taking it."""
+        with self._changed:
+            while self._reserved and not self._stopped and self._reserved >= self._budget:
+                self._changed.wait()
+            if self._stopped:
+                return None
+        slot = _Slot()
+        try:
+            slot.task = next(self._tasks, None)
+        except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
+            slot.error = caught
+        with self._changed:
+            if slot.task is not None:
+                guess = self._budget // 2
+                slot.reserved = int(slot.task.weight * self._factor) if self._factor else guess
+            elif slot.error is None:
+                self._stopped = True
+                self._changed.notify_all()
+                return None
+            self._reserved += slot.reserved
+            if not self._stopped:  # it may have been closed meanwhile
+                self._slots.append(slot)
+        return slot
+
 
 def _finish() -> None:
     """At exit: stops every thread and waits for it."""
-    threads = list(_running.items())
-    for _, shared in threads:
-        shared.stop()
+    for ahead in (opened := list(_running)):
+        ahead.close()
     deadline = time.monotonic() + _EXIT_SECONDS
-    for thread, _ in threads:
+    for thread in (thread for ahead in opened for thread in ahead._threads):
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -30,7 +30,7 @@ from fast_axolotl.reading.order import (
     check_shard,
     warn_of_sharing,
 )
-from fast_axolotl.reading.rows import Batch, Batcher, Rows, read_rows, shuffle_rows
+from fast_axolotl.reading.rows import Rows, cut_batches, read_rows, shuffle_rows
 from fast_axolotl.reading.unify_types import Known, first_schema
 from fast_axolotl.system import usable_cores
 
@@ -170,16 +170,25 @@ def open_dataset(
     shard = check_shard(shard)
     if shard[1] > 1 or shuffle is not None:
         dataset = with_csv_edges(dataset)
-    return Reader(
+    schema = first_schema(
         dataset,
+        scan=infer == "scan",
+        num_threads=_decode_threads(num_threads, memory_budget, total),
+        budget=memory_budget // 2,
+    )
+    if even == "pad" and _PADDING.name in schema.names:
+        raise UsageError(
+            f'the data already has a column {_PADDING.name!r}; rename it, or pass even="drop"'
+        )
+    rows = None if even is None else unit_rows(dataset)
+    order = Order(dataset=dataset, seed=shuffle, epoch=epoch, rows=rows)
+    return Reader(
+        ResumePoint(order=order, schema=schema),
+        shard=shard,
+        even=even,
         batch_size=batch_size,
         num_threads=num_threads,
         memory_budget=memory_budget,
-        shard=shard,
-        shuffle=shuffle,
-        epoch=epoch,
-        even=even,
-        scan=infer == "scan",
         ignored_files=tuple(ignored),
     )
 
@@ -193,55 +202,35 @@ class Reader(AbstractContextManager["Reader"]):
 
     def __init__(
         self,
-        dataset: Dataset,
+        start: ResumePoint,
         *,
+        shard: tuple[int, int],
+        even: Literal["drop", "pad"] | None,
         batch_size: int,
         num_threads: int,
         memory_budget: int,
-        shard: tuple[int, int],
-        shuffle: int | None,
-        epoch: int,
-        even: Literal["drop", "pad"] | None,
-        scan: bool,
         ignored_files: tuple[str, ...],
     ) -> None:
-        self._memory_budget = memory_budget
-        self.batch_size = batch_size
-        """Rows per batch."""
-        num_threads = min(num_threads or usable_threads(), memory_budget // _THREAD_BUDGET)
-        self._num_threads = num_threads
         self.shard = shard
         """The index of this shard, and the number of shards."""
-        self._base = first_schema(
-            dataset,
-            scan=scan,
-            num_threads=num_threads,
-            budget=memory_budget // 2,
-        )
+        self.even = even
+        """How all shards get the same number of batches."""
+        self.batch_size = batch_size
+        """Rows per batch."""
+        self._num_threads, self._memory_budget = num_threads, memory_budget
+        self._base = start.schema
         self.stats = ReadStats(ignored_files=ignored_files)
         """Counts of the current pass."""
         self._running = ExitStack()
         self._taker: Any = None
         self._places: list[tuple[int, Position]] = []
         """Of the last batch; see ``Batch.places``."""
-        self.even = even
-        """How all shards get the same number of batches."""
-        if even == "pad" and _PADDING.name in self._base.names:
-            raise UsageError(
-                f'the data already has a column {_PADDING.name!r}; rename it, or pass even="drop"'
-            )
-        self._next = ResumePoint(
-            dataset=dataset,
-            order=Order.plan(dataset, shuffle, epoch, is_even=even is not None),
-            schema=self._base,
-        )
-        """Where the next batch begins. The types there may be fewer than those of ``_known``."""
-        self._resume_at(self._next)
-        self._restored = False
+        self._resume_at(start)
 
     def _resume_at(self, point: ResumePoint) -> None:
         self.close()
-        self._next, self._known, self._restored = point, Known(point.schema), True
+        self._next, self._known, self._has_begun = point, Known(point.schema), False
+        """Where the next batch begins. The types there may be fewer than those of ``_known``."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -252,7 +241,7 @@ class Reader(AbstractContextManager["Reader"]):
     @property
     def files(self) -> tuple[InputFile, ...]:
         """The files to read, with their format and compression."""
-        return self._next.dataset.inputs
+        return self._next.order.dataset.inputs
 
     @property
     def num_bytes(self) -> int:
@@ -276,20 +265,20 @@ class Reader(AbstractContextManager["Reader"]):
         Such files are mapped, so that nothing is decoded; other formats are an error.
         """
         if self._taker is None:
-            from fast_axolotl.reading.take import Taker  # most readers never take
+            from fast_axolotl.reading.columnar import Taker  # most readers never take
 
-            self._taker = Taker(self._next.dataset, self._base)
+            self._taker = Taker(self._next.order.dataset, self._base)
         return self._taker.take(indices)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        self.close()
-        if not self._restored:
+        if self._has_begun:
             self.set_epoch(self._next.order.epoch)
-        self._restored = False
+        self.close()
+        self._has_begun = True
         self.stats = ReadStats(ignored_files=self.stats.ignored_files)
         index, count = self.shard
         if index == 0 and count > 1:
-            warn_of_sharing(self._next.dataset, self._next.order.deal(count))
+            warn_of_sharing(self._next.order, count)
         return self._run(self._running)
 
     def __exit__(self, *_: object) -> None:
@@ -304,8 +293,7 @@ class Reader(AbstractContextManager["Reader"]):
         """Go back to the beginning, with the shuffle of another epoch."""
         _check_at_least("epoch", epoch, 0)
         order = replace(self._next.order, epoch=epoch, generations=())
-        self._resume_at(ResumePoint(dataset=self._next.dataset, order=order, schema=self._base))
-        self._restored = False
+        self._resume_at(ResumePoint(order=order, schema=self._base))
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """The position of the next batch, as plain JSON values.
@@ -330,7 +318,7 @@ class Reader(AbstractContextManager["Reader"]):
         example the state of a ``StatefulDataLoader``. With the states of all ranks and workers, the
         number of ranks or workers may change: every remaining row is delivered exactly once.
         """
-        point = ResumePoint.from_states(state, self._next.dataset, self.shard)
+        point = ResumePoint.from_states(state, self._next.order.dataset, self.shard)
         if (point.order.rows is None) != (self.even is None):
             raise ResumeError(
                 f"the state was saved {'without' if self.even else 'with'} even; open the reader "
@@ -340,52 +328,50 @@ class Reader(AbstractContextManager["Reader"]):
 
     def _shard_rows(self) -> list[int]:
         order = self._next.order
-        rows = unit_rows(self._next.dataset) if order.rows is None else order.rows
+        rows = unit_rows(self._next.order.dataset) if order.rows is None else order.rows
         dealt = order.deal(self.shard[1])
         return [sum(piece.count(rows) for piece in pieces) for pieces in dealt]
 
     def _read(self, pieces: Sequence[Piece], start: Position, running: ExitStack) -> Iterator[Rows]:
         """The rows of a sequence in the order of delivery, from a position on."""
-        dataset, order, shard = self._next.dataset, self._next.order, self.shard
-        # Starting a thread costs more than a small file is worth.
-        useful_threads = sum(piece.num_bytes for piece in pieces) // _THREAD_BYTES
-        threads = max(1, min(self._num_threads, useful_threads))
+        order = self._next.order
+        num_bytes = sum(piece.num_bytes for piece in pieces)
+        threads = _decode_threads(self._num_threads, self._memory_budget, num_bytes)
+        budget = self._memory_budget // (2 if order.seed is None else 4)
+        tables = read_rows(order.dataset, pieces, start, self._known, threads, budget, running)
         if order.seed is None:
-            budget = self._memory_budget // 2
-            return read_rows(dataset, pieces, start, self._known, threads, budget, running)
-        budget, seed_of = self._memory_budget // 4, partial(order.window_seed, shard)
-        tables = read_rows(dataset, pieces, start, self._known, threads, budget, running)
-        return shuffle_rows(tables, pieces, start, seed_of, dataset.window_bytes, running)
+            return tables
+        seed_of = partial(order.window_seed, self.shard, len(order.generations))
+        return shuffle_rows(tables, pieces, start, seed_of, order.dataset.window_bytes)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
         pieces, start = self._next.order.sequence(self.shard), self._next.position
         # Batches of the same number everywhere cannot also be cut by bytes.
         most_bytes = self._memory_budget // 8 if self.even is None else sys.maxsize
-        batcher = Batcher(lambda: self.batch_size, most_bytes)
         read = self._read if self.even is None else self._read_evenly
-        with running:
+
+        def counted() -> Iterator[Rows]:
             for rows in read(pieces, start, running):
                 for rejection in rows.rejections:
                     self.stats.reject(rejection)
                 self.stats.num_bytes += rows.num_bytes
-                batcher.add(rows)
-                for batch in batcher.cut():
-                    yield self._delivered(batch, running)
-            for batch in batcher.cut(is_end=True):
-                yield self._delivered(batch, running)
-            check_pass(self._running, running)
+                if self.even == "pad":
+                    marks = pa.repeat(rows.start.piece == len(pieces), len(rows.table))
+                    rows = replace(rows, table=rows.table.append_column(_PADDING, marks))
+                yield rows
 
-    def _delivered(self, batch: Batch, running: ExitStack) -> pa.RecordBatch:
-        check_pass(self._running, running)
-        schema, rows = batch.next_schema, batch.rows
-        if self.even == "pad":
-            schema = schema.remove(len(schema) - 1)
-        self._places, point = batch.places, self._next
-        point.position, point.schema = batch.after, schema
-        point.rows += len(rows)
-        self.stats.rows += len(rows)
-        self.stats.batches += 1
-        return rows
+        with running:
+            for batch in cut_batches(counted(), lambda: self.batch_size, most_bytes):
+                check_pass(self._running, running)
+                schema, point = batch.next_schema, self._next
+                if self.even == "pad":
+                    schema = schema.remove(len(schema) - 1)
+                self._places, point.position, point.schema = batch.places, batch.after, schema
+                point.rows += len(batch.rows)
+                self.stats.rows += len(batch.rows)
+                self.stats.batches += 1
+                yield batch.rows
+            check_pass(self._running, running)
 
     def _read_evenly(
         self, pieces: Sequence[Piece], start: Position, running: ExitStack
@@ -397,17 +383,12 @@ class Reader(AbstractContextManager["Reader"]):
         left, padding = target - delivered, max(0, target - max(own, delivered))
         self.stats.dropped_rows = max(0, own - target)
 
-        def marked(table: pa.Table, is_padding: bool) -> pa.Table:
-            if self.even != "pad":
-                return table
-            return table.append_column(_PADDING, pa.repeat(is_padding, table.num_rows))
-
         for rows in self._read(pieces, start, running):
             table = rows.table.slice(0, max(0, left))
             left -= table.num_rows
             is_cut = table.num_rows < rows.table.num_rows
             after = rows.start.forward(table.num_rows) if is_cut else rows.after
-            yield replace(rows, table=marked(table, False), after=after)
+            yield replace(rows, table=table, after=after)
         if left > padding:
             raise DataError(
                 f"{left - padding:,} of {own:,} counted rows are missing: a file changed after its "
@@ -419,8 +400,8 @@ class Reader(AbstractContextManager["Reader"]):
             source = pieces if own else self._next.order.sequence(richest)
             rows = next(rows for rows in self._read(source, Position(), running) if len(rows.table))
             self.stats.padding_rows += left
-            padded = marked(rows.table.slice(0, left), True)
-            yield replace(rows, table=padded, start=end, after=end, num_bytes=0, rejections=())
+            table = rows.table.slice(0, left)
+            yield replace(rows, table=table, start=end, after=end, num_bytes=0, rejections=())
 
 
 def check_pass(newest: ExitStack, running: ExitStack) -> None:
@@ -434,7 +415,13 @@ def check_pass(newest: ExitStack, running: ExitStack) -> None:
 
 def dataset_of(reader: Reader) -> Dataset:
     """Its files, opened and cut up."""
-    return reader._next.dataset
+    return reader._next.order.dataset
+
+
+def _decode_threads(wanted: int, memory_budget: int, num_bytes: int) -> int:
+    """Starting a thread costs more than a small file is worth."""
+    useful = min(num_bytes // _THREAD_BYTES, memory_budget // _THREAD_BUDGET)
+    return min(useful, wanted or usable_threads()) if useful > 1 else 1
 
 
 def usable_threads() -> int:

@@ -49,8 +49,8 @@ class Source:
     """Changes when the content does: the time of the last change, or the server's own tag."""
     keys: tuple[tuple[str, pa.Scalar], ...] = ()
     """Columns of one value that the folders it is in tell: ``lang=en``."""
-    content: pa.Buffer | None = None
-    """What is read in place of the file: a decompressed copy."""
+    content: pa.Buffer | bytes | None = None
+    """What is read in place of the file: a decompressed copy, or a small file as it was opened."""
     is_local: ClassVar[bool] = True
 
     @property
@@ -249,16 +249,17 @@ def spool(source: Source, compression: str) -> Source:
 
 @contextmanager
 def translate_os_errors(path: str) -> Iterator[None]:
-    """Turns an OSError into the error that names the file."""
+    """Turns an OSError into the error that names the file: its own, or else this path."""
     try:
         yield
     except DataError:
         raise
-    except FileNotFoundError:
-        raise MissingFileError("no such file or folder; check the path", path=path) from None
-    except PermissionError:
-        raise AccessError("permission denied; make the file readable", path=path) from None
     except OSError as error:
+        path = str(error.filename or path)
+        if isinstance(error, FileNotFoundError):
+            raise MissingFileError("no such file or folder; check the path", path=path) from None
+        if isinstance(error, PermissionError):
+            raise AccessError("permission denied; make the file readable", path=path) from None
         reason = error.strerror or str(error)
         raise DataError(
             f"reading failed: {reason}; check the disk, then try again", path=path

@@ -22,7 +22,14 @@ from functools import partial
 import pyarrow as pa
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.reading.blocks import Block, Dataset, Decoded, ReadOptions, decode_or_reject
+from fast_axolotl.reading.blocks import (
+    Block,
+    Dataset,
+    Decoded,
+    ReadOptions,
+    decode_or_reject,
+    value_bytes,
+)
 from fast_axolotl.reading.index import scanned_schema
 from fast_axolotl.reading.prefetch import Prefetcher
 from fast_axolotl.reading.schema import MIXED, TypeClash, conform, is_number, join_schemas
@@ -49,7 +56,7 @@ class Known:
         """A block's rows and what they take in memory; runs on a decode thread."""
         decoded = decode_or_reject(block, self.schema, options)
         # What is left of a block that comes in parts is held too, encoded.
-        size = decoded.table.nbytes + (block.weight if decoded.more else 0)
+        size = value_bytes(decoded.table) + (block.weight if decoded.more else 0)
         return decoded, size + decoded.table.num_columns * _COLUMN_BYTES
 
     def widen(self, decoded: Decoded, block: Block, options: ReadOptions) -> Decoded:
@@ -89,8 +96,7 @@ class Known:
 
 def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int) -> pa.Schema:
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
-    dataset = dataset.with_options(may_widen=True)
-    options, schema = dataset.options, pa.schema([])
+    schema = pa.schema([])
     # What folders tell, which takes the place of columns of these names.
     keys = {name: value.type for item in dataset.inputs for name, value in item.source.keys}
     for item, file in zip(dataset.inputs, dataset.formats, strict=True):
@@ -103,6 +109,9 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
         for index, file in enumerate(dataset.formats)
         if file.schema is None and getattr(file, "files", True)  # some are read with an earlier one
     ]
+    if undeclared:
+        dataset = dataset.with_options(may_widen=True)
+    options = dataset.options
 
     def scanned() -> pa.Schema:
         known = Known(schema)

@@ -97,7 +97,7 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
         Figure("samples_per_second", "samples", "samples/s", "higher"),
         Figure("demand_rows_per_second", "model could consume", "rows/s", ""),
         Figure("reader_rows_per_second", "reader could deliver", "rows/s", "higher",
-            "the queue of the workers was always full, so their rate was not seen"),
+            "the workers of the loader were not looked at"),
         Figure("reader_ratio", "reader ÷ consumption", "×", "higher",
             "the rate that the reader could reach, or the rate of the run, is not known"),
     ),

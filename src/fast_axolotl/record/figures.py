@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from html import escape
 from pathlib import PurePath
 from typing import Any, Literal
 
 from fast_axolotl.record import thresholds
+from fast_axolotl.record.catalogue import FIGURES
 
 VerdictKind = Literal[
     "inconclusive",
@@ -24,6 +26,13 @@ VerdictKind = Literal[
     "compute",
     "mixed",
 ]
+
+
+_MAIN = (
+    *("tokens_per_second", "samples_per_second", "stall_fraction", "step_p50_seconds"),
+    *("mfu", "working_set_bytes", "duration_seconds"),
+)
+"""The figures that a notebook shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +172,9 @@ class RunSummary:
     stall_source: Literal["device", "host", "stacks", ""]
     stall_pattern: Literal["steady", "burst", "periodic", ""]
     stall_period_of: str
-    """What the period follows: rows, shard or epoch."""
+    """What the period follows: rows or epoch."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Share of all waiting by what happened meanwhile: epoch, shard, iterator."""
+    """Share of all waiting by what happened meanwhile: epoch, iterator."""
     flops_convention: str
     peak_source: str
 
@@ -179,6 +188,20 @@ class RunSummary:
         if not name.startswith("_") and name in self.figures:
             return self.figures[name]
         raise AttributeError(f"a summary has no figure {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<RunSummary of {self.run_dir}: {self.verdict.headline}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict, the advice and the main figures."""
+        shown = [FIGURES[name] for name in _MAIN if self.figures.get(name) is not None]
+        rows = [
+            f"<tr><td>{escape(figure.label)}</td><td>{escape(figure.format(value))}</td></tr>"
+            for figure in shown
+            for value in [self.figures[figure.name]]
+        ]
+        head = f"<b>{escape(self.verdict.headline)}</b><br>{escape(self.verdict.action)}"
+        return f"{head}<table>{''.join(rows)}</table>"
 
     @property
     def is_long_enough(self) -> bool:

@@ -23,7 +23,7 @@ Reason = Literal["finished", "exception", "interrupted"]
 
 COUNTED = ("samples", "rows", "real_tokens", "trainable_tokens", "padded_tokens", "num_bytes")
 """What a block counts of every batch."""
-SAMPLED = ("sequence_tokens", "sequence_squares", "produced", "producing_seconds")
+SAMPLED = ("sequence_tokens", "sequence_squares")
 """What it looks at now and then only, so that it is never whole."""
 
 CPU_COLLECTIVES = ("gloo:", "mpi:", "ucc:")
@@ -113,13 +113,9 @@ class StepBlock:
     """Seconds of evaluation, checkpoint, logging, by name."""
     queue_depth: float | None = None
     """Ready batches when a fetch began, mean over the block's fetches."""
-    produced: int | None = None
-    """Batches that the loader's workers finished while their queue had room …"""
-    producing_seconds: float | None = None
-    """… and how long that took: together the rate that the loader can reach."""
     waits_by_cause: dict[str, float] = field(default_factory=dict)
-    """Host wait of the fetches in which something happened, by what it was: epoch, shard, or an
-    iterator made for one batch."""
+    """Host wait of the fetches in which something happened, by what it was: epoch, or an iterator
+    made for one batch."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds by what looks at the Python stack saw meanwhile, spans included: see ``Stacks``."""
     step_waits: str = ""
@@ -218,8 +214,6 @@ class ModelShape:
     """Those of them that have no gradient."""
     num_adapter: int = 0
     """Those of them that are LoRA adapters."""
-    num_total: int | None = None
-    """All weights there are."""
     layers: int
     attention_width: int
     """Heads times head size: H·Q."""

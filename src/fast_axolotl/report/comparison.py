@@ -6,6 +6,7 @@ no arm has are not rows; below the matrix stands why, and why an arm has none of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -52,6 +53,10 @@ from fast_axolotl.report.runs import (
 _LEVEL = 0.05
 """Up to this probability of chance, an interval excludes that there is no change."""
 _NO_RUN = "No measured run."
+_RATES = ("rows_per_second", "samples_per_second", "tokens_per_second", "mfu")
+"""Ends of the names of figures that usually change alike."""
+_ADVICE = re.compile(r" ?\b(?:After that|Next): ")
+"""What an advice begins with, in the text of a variant."""
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
@@ -62,13 +67,22 @@ def protocol_document(protocol: ProtocolResult) -> Document:
         blocks.append(Paragraph(protocol.losses, "alarm"))
     if progress := describe_progress(protocol):
         blocks.append(Paragraph(progress, "warning"))
-    blocks += [Paragraph(line, "lead") for line in protocol.paragraph.split("\n") if line]
-    blocks += _describe_changes(protocol.arms)
-    if measured_rows(protocol.matrix):
+    answer = _answer_blocks(protocol)
+    if changes := _describe_changes(protocol.arms, protocol.matrix):
+        blocks.append(Section(title="Answer", blocks=[*answer, changes], layout="answer"))
+    else:
+        blocks += answer
+    if shown_rows(protocol.matrix):
         blocks.append(Section(title="Comparison", blocks=[_matrix_table(protocol.matrix)]))
     elif not any(map(_counted_runs, protocol.arms)):
         blocks.append(Paragraph(_NO_RUN))
-    cards = [_arm_card(protocol, arm) for arm in protocol.arms]
+    told = {card.action for card in answer if isinstance(card, Card)}
+    cards = []
+    for arm in protocol.arms:
+        card = _arm_card(protocol, arm)
+        # An advice is given once.
+        cards.append(replace(card, action="") if card.action in told else card)
+        told.add(card.action)
     if cards:
         blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
     blocks.append(Section(title="Notes", blocks=[Bullets(_facts(protocol))]))
@@ -96,8 +110,9 @@ def comparison_document(
     """
     blocks: list[Block] = [Paragraph(alarm, "alarm") for alarm in alarms]
     blocks += [Paragraph(text, "warning" if is_broken else "") for text, is_broken in checks]
-    blocks += _describe_changes(arms)
-    if measured_rows(matrix):
+    if changes := _describe_changes(arms, matrix):
+        blocks.append(Section(title="What changed", blocks=[changes]))
+    if shown_rows(matrix):
         blocks.append(_matrix_table(matrix))
     blocks.append(Bullets([*_describe_missing(matrix), *notes, *matrix.notes]))
     return Document(title="", blocks=blocks)
@@ -122,7 +137,9 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
         "computes intervals.",
         "muted",
     )
-    return [replace(section, title="Comparison of single runs", blocks=[note, *section.blocks])]
+    # Why some were not measured stands below all figures.
+    blocks = [note, *section.blocks[:-1]]
+    return [replace(section, title="Comparison of single runs", blocks=blocks)]
 
 
 def protocol_details(protocol: ProtocolResult) -> list[Block]:
@@ -177,30 +194,87 @@ def describe_progress(protocol: ProtocolResult) -> str:
     return f"{words}, {protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}."
 
 
-def measured_rows(matrix: Matrix) -> list[MatrixRow]:
-    """Those with a value in any arm."""
-    rows = ((row, [finite(cell.value) for cell in row.cells]) for row in matrix.rows)
-    return [row for row, values in rows if any(value is not None for value in values)]
+def shown_rows(matrix: Matrix) -> list[MatrixRow]:
+    """Those that say something, first those that decide.
+
+    Not the unmeasured, not what is zero everywhere, and no ratio twice.
+    """
+    rows: dict[tuple[object, ...], MatrixRow] = {}
+    for row in matrix.rows:
+        values = [format_value(finite(cell.value), row.unit) for cell in row.cells]
+        if {*values} <= {format_value(None, row.unit), format_value(0.0, row.unit)}:
+            continue
+        key: tuple[object, ...] = (row.name,)
+        others = row.cells[1:]
+        if row.name.endswith(_RATES) and others and all(cell.ratio for cell in others):
+            ends = (end for cell in others for end in (cell.ratio, cell.low, cell.high))
+            key = tuple(f"{end:.3g}" for end in ends if end is not None)
+        elif row.unit == "share":
+            key = (row.unit, *values)
+        first = rows.setdefault(key, row)
+        # Of rates that changed alike, the one that decides; tokens are what a trainer is asked for.
+        is_deciding = any(cell.is_deciding for cell in row.cells)
+        if first is not row and (is_deciding or row.name == "tokens_per_second"):
+            rows[key] = row
+    shown = [row for row in matrix.rows if row in rows.values()]
+    return sorted(shown, key=lambda row: not any(cell.is_deciding for cell in row.cells))
 
 
-def _describe_changes(arms: Sequence[Arm]) -> list[Block]:
-    """How the verdict and the phases of a step differ from those of the baseline."""
+def _answer_blocks(protocol: ProtocolResult) -> list[Block]:
+    """A card for each variant: what became of it, one line to repeat, its figures, and advice."""
+    blocks: list[Block] = []
+    for line in filter(None, protocol.paragraph.split("\n")):
+        at = next(
+            (at for at, arm in enumerate(protocol.arms) if line.startswith(f"{arm.name}:")), 0
+        )
+        card = blocks[-1] if blocks else None
+        if at:
+            blocks.append(Card(badges=[_outcome_badge(protocol, at)], headline=line))
+        elif isinstance(card, Card) and not card.text and line != protocol.dedupe.get("sentence"):
+            text, _, action = _ADVICE.sub("\n", line).partition("\n")
+            blocks[-1] = replace(card, text=text, action=action)
+        else:
+            blocks.append(Paragraph(line, "lead"))
+    return blocks
+
+
+def _outcome_badge(protocol: ProtocolResult, at: int) -> tuple[Tone, str]:
+    """What the figures that decide say of a variant, in a word."""
+    if protocol.are_losses_equal is False:
+        return "bad", "Losses differ"
+    cells = {row.name: row.cells[at] for row in protocol.matrix.rows if row.cells[at].is_deciding}
+    whole = cells.get("duration_seconds")
+    if whole is not None and whole.outcome in _TONES:
+        cells = {whole.outcome: whole}
+    outcomes = {cell.outcome for cell in cells.values()}
+    if outcomes >= {"better", "worse"}:
+        return "warn", "Better and worse"
+    name = max(outcomes, key=lambda outcome: outcome in _TONES, default="not compared")
+    return _TONES.get(name, "plain"), name.capitalize()
+
+
+def _describe_changes(arms: Sequence[Arm], matrix: Matrix) -> Table | None:
+    """The verdict and the step of each variant beside those of the baseline."""
     rows: list[Row] = []
-    for arm in arms[1:]:
-        ends, of_arm = (arms[0], arm), f", {arm.name}" if len(arms) > 2 else ""
-        badges = [verdict_badge(*one.verdict.partition(" ")[::2])[1] for one in ends]
-        if all(badges):
-            same = f"{badges[1]}, unchanged"
-            rows.append((f"verdict{of_arm}", same if len(set(badges)) == 1 else " → ".join(badges)))
-        if all(one.phases for one in ends):
-            shares = {phase: [one.phases.get(phase, 0.0) for one in ends] for phase in STEP}
-            texts = [
-                f"{phase} {' → '.join(map(format_share, both))}"
-                for phase, both in shares.items()
-                if max(both) - min(both) >= LEAST_PHASE
-            ]
-            rows.append((f"step{of_arm}", " · ".join(texts) or "unchanged"))
-    return [Section(title="What changed", blocks=[Table(rows=rows)])] if rows else []
+    badges = [verdict_badge(*arm.verdict.partition(" ")[::2]) for arm in arms]
+    if any(text for _, text in badges):
+        rows.append(("verdict", *(Cell(text=text or "–", tone=tone) for tone, text in badges)))
+    if all(arm.phases for arm in arms):
+        for row in matrix.rows:
+            if row.name == "step_p50_seconds":
+                times = (format_value(cell.value, row.unit) for cell in row.cells)
+                rows.append((row.label, *times))
+        names = [
+            name for name in STEP if any(arm.phases.get(name, 0.0) >= LEAST_PHASE for arm in arms)
+        ]
+        for name in names:
+            branch = "└─" if name == names[-1] else "├─"
+            shares = [arm.phases.get(name, 0.0) for arm in arms]
+            cells = (Cell(text=format_share(share), share=share) for share in shares)
+            rows.append((f"{branch} {name}", *cells))
+    if len(arms) < 2 or not rows:
+        return None
+    return Table(header=("", *(arm.name for arm in arms)), rows=rows)
 
 
 def _matrix_table(matrix: Matrix) -> Table:
@@ -209,7 +283,7 @@ def _matrix_table(matrix: Matrix) -> Table:
     for name in matrix.arms[1:]:
         header += [name, f"÷ {matrix.arms[0]} (95 % interval)"]
     rows = []
-    for row in measured_rows(matrix):
+    for row in shown_rows(matrix):
         cells: list[str | Cell] = [row.label, format_value(row.cells[0].value, row.unit)]
         for cell in row.cells[1:]:
             interval = None
@@ -258,7 +332,9 @@ def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     parts = [count_words(counted, "measured run")]
     parts += [count_words(done - counted, "warm-up run")] if done > counted else []
     parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
-    notes = [f"{arm.text}; {', '.join(parts)}."]
+    # Of a variant that is a command, the report shows the name; the command is with its runs.
+    is_command = arm.text.split()[:1] == list(arm.command[:1])
+    notes = [f"{'' if is_command else f'{arm.text}; '}{', '.join(parts)}."]
     if arm.verdict and shown is not None:
         name = shown.folder.rstrip("/").rpartition("/")[2]
         notes.append(f"Verdict of run {name}{', a warm-up run' if shown.pair < 0 else ''}.")
@@ -288,21 +364,17 @@ def _facts(protocol: ProtocolResult) -> list[str]:
 
 
 def _describe_missing(matrix: Matrix) -> list[str]:
-    """Why figures have no row, and why arms lack them in a row: one sentence for each reason."""
-    shown = measured_rows(matrix)
-    missing: dict[str, dict[str, list[str]]] = {arm: {} for arm in ("", *matrix.arms)}
-    for row in matrix.rows if shown else ():
-        absent = [at for at in range(len(matrix.arms)) if row.cells[at].value is None]
-        reasons = {matrix.arms[at]: row.cells[at].reason or "not recorded" for at in absent}
-        if row not in shown:
-            # An arm that ran knows more about it than one that did not.
-            reasons = {"": min(reasons.values(), key=lambda reason: reason.startswith("no run "))}
-        for arm, reason in reasons.items():
-            missing[arm].setdefault(reason, []).append(row.label)
+    """Why arms lack figures that others have: one sentence for each reason."""
+    shown = shown_rows(matrix)
+    missing: dict[str, dict[str, list[str]]] = {arm: {} for arm in matrix.arms}
+    for row in shown:
+        for arm, cell in zip(matrix.arms, row.cells, strict=False):
+            if cell.value is None:
+                missing[arm].setdefault(cell.reason or "not recorded", []).append(row.label)
     return [
         f"Nothing measured in {arm}: {reason}."
-        if arm and len(labels) == len(shown)
-        else f"Not measured{f' in {arm}' if arm else ''}: {'; '.join(labels)} ({reason})."
+        if len(labels) == len(shown)
+        else f"Not measured in {arm}: {'; '.join(labels)} ({reason})."
         for arm, by_reason in missing.items()
         for reason, labels in by_reason.items()
     ]

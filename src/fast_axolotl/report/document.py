@@ -19,12 +19,14 @@ _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A value of a table that means something, or has an interval."""
+    """A value of a table that means something, or that the page draws."""
 
     text: str
     tone: Tone = ""
     interval: tuple[float, float, float] | None = None
     """A ratio between its lower and its upper end; the page draws it."""
+    share: float | None = None
+    """Of a whole; the page draws it as a bar."""
 
 
 Row = Sequence[str | Cell]
@@ -50,12 +52,14 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A verdict: what limits a run, why, and what to do next."""
+    """A verdict or an answer: what limits a run, why, and what to do next."""
 
     name: str = ""
     """Of the run; empty where it is the only one."""
     badges: Sequence[tuple[Tone, str]] = ()
     headline: str
+    text: str = ""
+    """What belongs to the headline."""
     evidence: Sequence[str] = ()
     action: str = ""
     notes: Sequence[str] = ()
@@ -68,7 +72,6 @@ class Table:
     rows: Sequence[Row]
     header: Sequence[str] = ()
     """Empty: pairs of a label and one value."""
-    title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,7 @@ class Section:
     blocks: Sequence[Block]
     is_open: bool = True
     """Whether the page shows it unfolded."""
-    layout: Literal["", "cards", "groups"] = ""
+    layout: Literal["", "answer", "cards", "groups"] = ""
     """How the page arranges the blocks: below each other, or side by side."""
 
 
@@ -135,6 +138,8 @@ class Document:
     """In seconds since 1970."""
     version: str = ""
     """Of this package."""
+    reload_seconds: float = 0.0
+    """After which an open page loads itself again; 0 for what changes no more."""
 
 
 def plain_name(name: str) -> str:

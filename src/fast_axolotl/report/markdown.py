@@ -61,6 +61,8 @@ def _card(card: Card) -> Iterator[str]:
     yield (
         f"**{name}.** {escape_markdown(card.headline)}" if name else escape_markdown(card.headline)
     )
+    if card.text:
+        yield escape_markdown(card.text)
     if card.evidence:
         yield "\n".join(f"- {escape_markdown(line)}" for line in card.evidence)
     if card.action:

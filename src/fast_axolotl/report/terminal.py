@@ -103,6 +103,8 @@ def _card(card: Card) -> Iterator[RenderableType]:
     for tone, title in card.badges:
         head.append(f" {title} ", BADGES.get(tone, "bold")).append(" ")
     yield head.append(card.headline, "bold")
+    if card.text:
+        yield Text(card.text)
     mark = "• " if len(card.evidence) > 1 else ""
     rows = [("" if at else "Why", f"{mark}{line}") for at, line in enumerate(card.evidence)]
     rows += [("Next", card.action)] if card.action else []
