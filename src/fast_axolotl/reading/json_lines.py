@@ -292,12 +292,12 @@ def _parse_exactly(rows: Lines, options: ReadOptions, known: pa.Schema | None) -
             names.update(row)
         values.append(row)
     # The other columns of the known schema would be nulls, and may be thousands.
-    schema = pa.schema([field for field in schema if field.name in names])
-    columns = [_to_array([row.get(field.name) for row in values], field.type) for field in schema]
-    table = pa.table({"": pa.nulls(len(values))}).select([])
-    if columns:
-        fields = [field.with_type(array.type) for field, array in zip(schema, columns, strict=True)]
-        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    columns = {
+        field.name: _to_array([row.get(field.name) for row in values], field.type)
+        for field in schema
+        if field.name in names
+    }
+    table = pa.table(columns or {"": pa.nulls(len(values))}).select(list(columns))
     return Decoded(table, rows.rejections + tuple(bad.rejections))
 
 
