@@ -2,6 +2,7 @@
 # make demo-axolotl   the same with the real Axolotl
 # make test   environment, install with everything the tests use, all tests
 # make check  lint, format, types
+# make pictures   the pictures of the README and the example report, from a real training; needs chromium
 # make docs   the documentation as a site that opens offline: build/site/index.html
 # make test-base   the tests that need neither torch nor Axolotl: any Python from 3.10 to 3.14
 # make wheel  sdist and wheel in dist/, ready to publish; make release-check tries the wheel in an empty environment
@@ -27,7 +28,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol bench-false-findings
 AXOLOTL_RACES := bench-axolotl bench-preprocess-command bench-trl-prepare bench-advice bench-meter bench-meter-gpu bench-stacks bench-traceml bench-cluster bench-trace-gpu bench-memory-gpu
 
-.PHONY: demo demo-axolotl test test-base check docs format wheel release-check clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
+.PHONY: demo demo-axolotl test test-base check pictures docs format wheel release-check clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
 
 demo: $(VENV)/.report
 	$(BIN)/fast-axolotl demo
@@ -50,6 +51,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# From the records of a real training; OPTIONS="--run FOLDER" makes such records first.
+pictures: $(VENV)/.test
+	$(BIN)/python tools/pictures.py $(OPTIONS)
 
 # Broken links and pages that load from elsewhere are errors.
 docs: $(VENV)/.dev

@@ -18,13 +18,11 @@ from benchmarks.axolotl_inputs import (
     write_model,
     write_rows,
 )
-from fast_axolotl.cli.options import print_result
-from fast_axolotl.cli.prove import run_plan
+from fast_axolotl.cli.prove import print_protocol, run_plan
 from fast_axolotl.cli.report import check_targets, make_documents
 from fast_axolotl.protocol.axolotl_plan import plan_axolotl
 from fast_axolotl.protocol.plan import Plan
 from fast_axolotl.record.codec import write_text
-from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.page import render_page
 
 ROWS = 10_000
@@ -60,5 +58,5 @@ if __name__ == "__main__":
         protocol = Path(name) / "protocol"
         result = run_plan(plan_demo(Path(name)), protocol)
         write_text(REPORT, render_page(make_documents([protocol])[0]))
-    print_result(result, protocol_document(result), as_json="--json" in sys.argv)
+    print_protocol(result, is_all="--all" in sys.argv, as_json="--json" in sys.argv)
     print(f"The report is {REPORT}", file=sys.stderr)

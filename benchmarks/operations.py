@@ -1,7 +1,6 @@
 """Hash, dedupe, pack and pad on generated rows: ``make bench-hash`` and so on.
 
-Most contenders are those of ``fast-axolotl bench``, so this is that command on data that is always
-the same. Beside them stand the earlier package, ``pack_sequences``, which fills rows of one width,
+The contenders of dedupe are those of ``fast-axolotl bench``. Beside them stand the earlier package
 and what ``dedupe_files`` takes in a fresh process. Inputs are Parquet files.
 """
 
@@ -11,9 +10,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from benchmarks.children import RunError, run_child
 from benchmarks.command import Tell, execute, race_parser
 from benchmarks.race import Session, add_race_options, open_session, run_case
 from benchmarks.result import Case, Goal, Measurement, Result
-from fast_axolotl.cli.bench import CONTENDERS, OURS, OURS_TORCH, Request
+from fast_axolotl.cli.bench import OURS, Request, dedupe
 from fast_axolotl.cli.race import Contender
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import peak_memory_bytes
@@ -38,16 +38,16 @@ NOTES = (
     "alternating repeats, each the mean of as many passes as take 0.2 s; ratios are of medians",
     "not included: imports, compiling or loading kernels, and a first pass",
 )
-OURS_LISTS = "fast-axolotl, lists"
+OURS_LISTS, OURS_TORCH = "fast-axolotl, lists", "fast-axolotl, torch"
 
-_LONG_SHARE, _LONG_CHARACTERS = 50, 4096
-"""A row of 4 KB stands for fifty of the short ones."""
 _TOKENS_SHARE, _MOST_TOKEN_ROWS = 5, 20_000
 """A tokenized row stands for five short ones. Axolotl takes a tenth of a millisecond for each."""
 _MOST_PLAN_ROWS = 100_000
 _VOCABULARY = 30_000
-_PACK: dict[str, Any] = {"max_length": 512, "pad_token_id": 0, "eos_token_id": 2}
-"""Of the earlier package's benchmark."""
+_PAD_ROWS = 64
+"""Rows padded together, to the longest of them: a batch of a training."""
+_MOST_ROWS = 200
+"""Axolotl's default: the most sequences in one pack."""
 _UNITS = {"": 1, "k": 1000, "m": 1_000_000}
 _BUDGETS = {"1 GB": 10**9, "192 MiB": 192 * 1024**2}
 """Room for everything, and the least that is taken, where a large input goes over to disk."""
@@ -120,35 +120,38 @@ def _race(
 
 
 def hash_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
-    """Short rows at every size, then rows of 4 KB, fewer of them."""
+    """SHA-256 of the texts of a list."""
+    from fast_axolotl.dedupe import parallel_hash_rows
 
-    def hashes(request: Request) -> list[Contender]:
-        earlier = session.earlier(request, "parallel_hash_rows", "list → list")
-        return [*CONTENDERS["hash"](request), earlier]
+    def hashers(request: Request) -> list[Contender]:
+        rows = request["table"].column(0).to_pylist()
+
+        def plain() -> list[str]:
+            return [sha256(row.encode()).hexdigest() for row in rows]
+
+        way = "list → list"
+        return [
+            Contender(OURS, way, lambda: parallel_hash_rows(rows)),
+            Contender("hashlib", way, plain, OURS),
+            session.earlier(request, "parallel_hash_rows", way),
+        ]
 
     for size in sizes:
-        rows = [
-            json.dumps({"id": index, "text": f"Sample text content {index}", "value": index * 1.5})
-            for index in range(size)
-        ]
-        yield _race(session, "hash", "rows of about 70 bytes", pa.table({"text": rows}), hashes)
-    filler = "The quick brown fox jumps over the lazy dog. " * (_LONG_CHARACTERS // 45 + 1)
-    for size in sorted({max(1, size // _LONG_SHARE) for size in sizes}):
-        rows = [f"{index:08} {filler}"[:_LONG_CHARACTERS] for index in range(size)]
-        yield _race(session, "hash-4kb", "rows of 4 KB", pa.table({"text": rows}), hashes)
+        table = pa.table(
+            {"text": [f'{{"id": {index}, "text": "row {index}"}}' for index in range(size)]}
+        )
+        yield _race(session, "hash", "short texts", table, hashers)
 
 
 def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
     """Tokenized rows, a column of texts, a list of texts, and files."""
     for size in sorted({min(_MOST_TOKEN_ROWS, max(1, size // _TOKENS_SHARE)) for size in sizes}):
         text = "tokenized rows, mean 365 tokens, a fifth repeated"
-        yield _race(session, "tokens", text, token_rows(size), CONTENDERS["dedupe"])
+        yield _race(session, "tokens", text, token_rows(size), dedupe)
     for size in sizes:
         numbers = np.random.default_rng(0).permutation(size) // 2
         table = pa.table({"text": _texts(numbers)})
-        yield _race(
-            session, "text", "texts, each of which comes twice", table, CONTENDERS["dedupe"]
-        )
+        yield _race(session, "text", "texts, each of which comes twice", table, dedupe)
         text = "texts, each of which comes twice, to indices and hashes"
         yield _race(session, "list", text, table, partial(_in_lists, session))
     for size in sizes:
@@ -228,76 +231,46 @@ def child(source: str, target: str, budget: str) -> None:
 
 
 def pack_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
-    """Rows of one width at every size, then plans of which rows share a pack."""
-    rng = np.random.default_rng(0)
-    for size in sizes:
-        table = _token_lists(rng.integers(10, 101, size))
-        text = "sequences of 10–100 tokens into rows of 512"
-        yield _race(session, "pack", text, table, partial(_packers, session))
+    """Plans of which rows share a pack."""
     for size in sorted({min(size, _MOST_PLAN_ROWS) for size in sizes}):
         table = _token_lists(_lengths(size))
         text = "lengths, mean 365, into packs of 4,096 by first fit"
-        yield _race(session, "plan", text, table, CONTENDERS["pack"], 4096)
+        yield _race(session, "plan", text, table, _planners, 4096)
 
 
-def _packers(session: Session, request: Request) -> list[Contender]:
-    from fast_axolotl.packing import pack_sequences
+def _planners(request: Request) -> list[Contender]:
+    """Which rows of tokens share a pack, by first fit; longer ones count as full."""
+    from fast_axolotl.packing import plan_packs
 
-    sequences = request["table"].column(0).to_pylist()
+    capacity = request["sequence_len"]
+    column = request["table"].column(0).drop_null()
+    lengths = np.minimum(pc.list_value_length(column).to_numpy(), capacity).astype(np.int64)
 
-    def ours(output: Any = "lists") -> Any:
-        return pack_sequences(sequences, **_PACK, output=output)
+    def plain() -> list[list[int]]:
+        if len(lengths) > 20_000:
+            raise NotImplementedError("it is quadratic: up to 20,000 rows only")
+        free: list[int] = []
+        packs: list[list[int]] = []
+        for index, length in enumerate(lengths.tolist()):
+            rooms = enumerate(free)
+            fits = (at for at, room in rooms if room >= length and len(packs[at]) < _MOST_ROWS)
+            if (place := next(fits, len(packs))) == len(packs):
+                free.append(capacity)
+                packs.append([])
+            free[place] -= length
+            packs[place].append(index)
+        return packs
 
-    def plain() -> Any:
-        return plain_pack(sequences, **_PACK)
+    def axolotl() -> Any:
+        pack = import_module("axolotl.utils.samplers.multipack").pack_group
+        return pack(lengths, 0, capacity, len(lengths), _MOST_ROWS)
 
-    def torch() -> Any:
-        tensor = import_module("torch").tensor
-        return {name: tensor(column) for name, column in plain().items()}
-
-    lists, tensors = "lists → lists", "lists → torch"
+    gives = "lengths → packs"
     return [
-        Contender(OURS, lists, ours),
-        Contender(OURS_TORCH, tensors, partial(ours, "torch"), None, "torch"),
-        Contender("plain Python", lists, plain, OURS),
-        Contender("plain + torch.tensor", tensors, torch, OURS_TORCH, "torch"),
-        session.earlier(request, "pack_sequences", lists, **_PACK),
+        Contender(OURS, gives, partial(plan_packs, lengths, capacity, max_rows=_MOST_ROWS)),
+        Contender("Axolotl", gives, axolotl, OURS, "axolotl"),
+        Contender("Python first fit", gives, plain, OURS),
     ]
-
-
-def plain_pack(
-    sequences: Iterable[Sequence[int]],
-    max_length: int,
-    pad_token_id: int,
-    eos_token_id: int,
-    label_pad_id: int = -100,
-) -> Mapping[str, list[list[int]]]:
-    """Rows in order, each sequence followed by EOS and PAD; labels and masks from the full rows."""
-    packed: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
-    separators = (eos_token_id, pad_token_id)
-
-    def close(ids: list[int], ends: list[int]) -> None:
-        missing = max_length - len(ids)
-        labels, mask = ids[:], [1] * len(ids)
-        for end in ends:
-            labels[end] = label_pad_id
-            mask[end] = 0
-        packed["input_ids"].append(ids + [pad_token_id] * missing)
-        packed["labels"].append(labels + [label_pad_id] * missing)
-        packed["attention_mask"].append(mask + [0] * missing)
-
-    ids: list[int] = []
-    ends: list[int] = []
-    for sequence in sequences:
-        if len(ids) + len(sequence) + 2 > max_length:
-            close(ids, ends)
-            ids, ends = [], []
-        ids += sequence
-        ids += separators
-        ends.append(len(ids) - 1)
-    if ids:
-        close(ids, ends)
-    return packed
 
 
 def pad_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
@@ -305,12 +278,36 @@ def pad_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
 
     def padders(request: Request) -> list[Contender]:
         earlier = session.earlier(request, "pad_sequences", "lists → lists")
-        return [*CONTENDERS["pad"](request), earlier]
+        return [*_padders(request), earlier]
 
     rng = np.random.default_rng(0)
     for size in sizes:
         table = _token_lists(rng.integers(10, 257, size))
         yield _race(session, "pad", "sequences of 10–256 tokens", table, padders)
+
+
+def _padders(request: Request) -> list[Contender]:
+    """Batch by batch, as a training pads: each is gone before the next one."""
+    from fast_axolotl.packing import pad_sequences
+
+    rows = request["table"].column(0).drop_null().to_pylist()
+    batches = [rows[start : start + _PAD_ROWS] for start in range(0, len(rows), _PAD_ROWS)]
+
+    def plain(sequences: Sequence[list[int]]) -> list[list[int]]:
+        width = max(map(len, sequences))
+        return [row + [0] * (width - len(row)) for row in sequences]
+
+    def torch(sequences: Sequence[list[int]]) -> Any:
+        pad = import_module("torch.nn.utils.rnn").pad_sequence
+        return pad([*map(import_module("torch").tensor, sequences)], batch_first=True)
+
+    tensors = partial(pad_sequences, output="torch")
+    return [
+        Contender(OURS, "lists → lists", lambda: map(pad_sequences, batches)),
+        Contender("plain Python", "lists → lists", lambda: map(plain, batches), OURS),
+        Contender(OURS_TORCH, "lists → torch", lambda: map(tensors, batches), None, "torch"),
+        Contender("torch", "lists → torch", lambda: map(torch, batches), OURS_TORCH, "torch"),
+    ]
 
 
 OPERATIONS: Mapping[str, Callable[[Sequence[int], Session], Iterator[Case]]] = {

@@ -2,8 +2,9 @@
 
 Real loops, on a GPU where there is one. The truth is what the loop sleeps or computes; a row is
 right if the verdict is the one expected and the share of its phase is within 15 points of the
-truth. Cost: the same loop of 10 ms steps with looks at the stack and without, in turn; processor
-time of the process.
+truth. Cost: loops of 10 ms steps, with looks at the stack and without. The processor time of the
+looks' own thread hardly depends on other programs; beside it stands what the whole process took
+more, pair by pair.
 
 It runs from the source tree: ``PYTHONPATH=src python -m benchmarks.stacks``.
 """
@@ -77,8 +78,11 @@ def run(options: argparse.Namespace, folder: Path, tell: Tell) -> Result:
     tables = [record_table(f"bench stacks: {device}", loops, columns, [])] if loops else []
     if cost:
         shown = {
-            "looks cost a step": lambda row: format_seconds(row["seconds_per_step"]),
-            "of a step": lambda row: format_share(row["share"], decimals=2),
+            "a look": lambda row: format_seconds(row["seconds_per_look"]),
+            "looks, of the time": lambda row: format_share(row["share"], decimals=2),
+            "pairs of runs, of a step": lambda row: " … ".join(
+                format_share(share, decimals=2) for share in sorted(row["pair_shares"])
+            ),
         }
         tables.append(record_table("bench stacks: cost", [cost], shown, []))
     return Result(facts={"device": device, "loops": loops, "cost": cost}, tables=tables)
@@ -190,6 +194,7 @@ def _train(
     is_synchronised: bool = False,
     is_captured: bool = False,
     stacks: bool = True,
+    begin: Callable[[Any], None] = lambda meter: None,
 ) -> Any:
     from fast_axolotl.integrations.torch_meter import watch_torch
     from fast_axolotl.measure import measure
@@ -216,6 +221,7 @@ def _train(
     optimizer = torch.optim.SGD(model.parameters())
     graph = None
     meter = measure(folder, stacks=stacks)
+    begin(meter)
     with meter, watch_torch(meter):
         loader = torch.utils.data.DataLoader(Rows(), num_workers=workers)
         for step, batch in enumerate(source(loader)):
@@ -240,29 +246,42 @@ def _train(
 
 
 def _measure_cost(torch: Any, folder: Path, tell: Tell) -> dict[str, Any]:
-    """Processor seconds of a step with looks, less those without; pairs in turn."""
+    """Processor seconds of the looks' own thread; and of whole processes with looks, less those
+    without, in pairs."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    looks: list[float] = []
+    shares: list[float] = []
     for number in range(2 * _COST_PAIRS):
         stacks = bool(number % 2)
         tell(f"cost: {'with' if stacks else 'without'} looks")
-        begins: list[float] = []
+        meters: list[Any] = []
+        begins: list[Any] = []
 
-        def note_begin(step: int, begins: list[float] = begins) -> None:
-            if step == _COST_FROM:
-                begins.append(time.process_time())
+        def note(step: int, meters: list[Any] = meters, begins: list[Any] = begins) -> None:
+            if step in (_COST_FROM, _COST_FROM + _COST_STEPS):
+                sampler = meters[0]._stacks
+                own = (sampler.num_looks, sampler.cpu_seconds) if sampler else (0, 0.0)
+                begins.append((time.process_time(), time.perf_counter(), *own))
 
         _train(
-            *(torch, folder / f"cost-{number}", _COST_FROM + _COST_STEPS),
+            *(torch, folder / f"cost-{number}", _COST_FROM + _COST_STEPS + 1),
             lambda: time.sleep(_COST_STEP_SECONDS),
-            after=note_begin,
+            after=note,
             stacks=stacks,
+            begin=meters.append,
         )
-        seconds[stacks].append((time.process_time() - begins[0]) / _COST_STEPS)
+        process, wall, count, own = (b - a for a, b in zip(*begins, strict=True))
+        seconds[stacks].append(process / _COST_STEPS)
+        if stacks:
+            looks.append(own / count)
+            shares.append(own / wall)
     pairs = [on - off for on, off in zip(seconds[True], seconds[False], strict=True)]
     return {
-        "seconds_per_step": median(pairs),
-        "share": median(pairs) / _COST_STEP_SECONDS,
-        "pairs": pairs,
+        "seconds_per_look": median(looks),
+        "looks": looks,
+        "share": median(shares),
+        "shares": shares,
+        "pair_shares": [pair / _COST_STEP_SECONDS for pair in pairs],
         "with": seconds[True],
         "without": seconds[False],
     }

@@ -87,7 +87,7 @@ def evidence(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Evid
     settings = {name: value for name, value in values.items() if name not in names}
     summary = summarise(make_run(make_rank(wait=steady(stall), settings=settings, source=source)))
     figures = {name: value for name, value in values.items() if name in names}
-    return Evidence(figures=with_figures(summary, **figures), source=source, slow_rank=1)
+    return Evidence(figures=with_figures(summary, **figures), source=source)
 
 
 def verdict(source: str = "axolotl", stall: float = 0.0, **values: Any) -> Verdict:
@@ -192,6 +192,12 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     assert ("fast-axolotl run --" in action) is is_prepared
 
 
+def test_a_stream_is_not_to_be_prepared_before_it_starts() -> None:
+    settings = ({"config": {"streaming": True}}, {"dataset_is_prepared": True}, {})
+    starts = [advice.lose_less(evidence("axolotl", **one), "startup").text for one in settings]
+    assert ["HF_HOME" in text for text in starts] == [True, True, False]
+
+
 def communicate(**settings: Any) -> Verdict:
     record = make_profiled_run((0.4,), (0.4,), settings=settings, source="axolotl")
     found = summarise(record).verdict
@@ -288,9 +294,9 @@ def figures() -> Iterator[RunSummary]:
 
 def all_actions(source: str) -> Iterator[str]:
     for summary, settings in itertools.product(figures(), SETTINGS):
-        with_settings = replace(summary, settings=settings)
+        with_settings = replace(summary, settings=settings, straggler_rank=1)
         phases = Phases(loading=0.3, workers=0.5)
-        given = Evidence(figures=with_settings, phases=phases, source=source, slow_rank=1)
+        given = Evidence(figures=with_settings, phases=phases, source=source)
         for action in (advice.feed, advice.compute_better, advice.even_out, advice.talk_less):
             yield action(given).text
         for remedy in (advice.lower_working_set, advice.read_less, advice.see_fetches):

@@ -8,7 +8,7 @@
 - Relative links lead to files and headings that exist.
 
 A block that cannot run has the reason in a comment above it: ``<!-- not run: needs a GPU -->``. It
-must parse all the same. ``<!-- answer: RUN -->`` above a block means that it shows what is said of
+must parse all the same. ``<!-- answer: RUN -->`` above a block means that it shows the verdict of
 that record; ``FAST_AXOLOTL_UPDATE_GOLDEN=1`` writes it again.
 """
 
@@ -370,8 +370,8 @@ def test_an_answer_is_what_is_said_of_the_record(block: Block) -> None:
     record = read_run(folder)
     with terminal(110) as (out, _):
         show_short_summary(summarise(record), record, file=out)
-    lines = plain(out.getvalue()).replace(str(folder), "runs/a").strip("\n")
-    answer = f"$ fast-axolotl measure --output runs/a -- python train.py\n{lines}\n"
+    answer = plain(out.getvalue()).strip("\n").partition("\n\n")[0]
+    answer = f"$ fast-axolotl measure --output runs/a -- python train.py\n{answer}\n…\n"
     if os.environ.get("FAST_AXOLOTL_UPDATE_GOLDEN"):
         page = REPOSITORY / block.page
         text = page.read_text(encoding="utf-8")

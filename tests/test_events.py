@@ -46,43 +46,47 @@ class Event:
 def cuda() -> Any:
     Event.made, Event.moments = 0, [10.0, 74.0, 80.0, 90.0]
     _FREE.clear()
-    current = stream("stream")
-    return SimpleNamespace(Event=Event, is_initialized=lambda: True, current_stream=lambda: current)
-
-
-def stream(name: str, number: int = 0, device: int = 0) -> Any:
-    """A stream of torch, as far as it is looked at; number 0 is the default one."""
-    return SimpleNamespace(name=name, cuda_stream=number, device_index=device)
+    return SimpleNamespace(
+        Event=Event, is_initialized=lambda: True, current_stream=lambda: "stream"
+    )
 
 
 def test_events_follow_the_current_stream(cuda: Any) -> None:
-    current = [stream("a", 7)]
-    cuda.current_stream = lambda: current[0]
-    events = CudaEvents(cuda)
+    current = [("a", 0, 1)]
+    native = SimpleNamespace(
+        _cuda_getDevice=lambda: 0, _cuda_getCurrentStream=lambda device: current[0]
+    )
+    cuda.current_stream = lambda: f"stream {current[0][0]}"
+    events = CudaEvents(cuda, native)
     Event.moments *= 2
-    assert [events.record().stream.name, events.record().stream.name] == ["a", "a"]
-    current[0] = stream("b", 8)
-    assert events.record().stream.name == "b"
+    assert [events.record().stream, events.record().stream] == ["stream a", "stream a"]
+    current[0] = ("b", 0, 1)
+    assert events.record().stream == "stream b"
     # A prefetcher's side stream is none that computes; a training's own is.
-    current[0] = stream("default")
+    current[0] = (0, 0, 1)
     events.follow()
-    assert events.record().stream.name == "default"
-    current[0] = stream("side", 9)
-    assert events.record().stream.name == "default"
+    assert events.record().stream == "stream 0"
+    current[0] = ("side", 0, 1)
+    assert events.record().stream == "stream 0"
     events.follow()
-    assert events.record().stream.name == "side"
+    assert events.record().stream == "stream side"
 
 
 def test_each_gpu_has_events_of_its_own(cuda: Any) -> None:
     device = [0]
-    cuda.current_stream = lambda: stream("default", 0, device[0])
-    events = CudaEvents(cuda)
-    events.seconds(pair := (events.record(), events.record()))
-    device[0] = 1
-    others = (events.record(), events.record())
-    assert {one.stream.device_index for one in others} == {1}
-    assert not set(pair) & set(others)
-    events.close()
+    cuda.current_stream = lambda: SimpleNamespace(device_index=device[0])
+    native = SimpleNamespace(
+        _cuda_getDevice=lambda: device[0],
+        _cuda_getCurrentStream=lambda number: (0, number, 1),
+    )
+    for events in (CudaEvents(cuda, native), CudaEvents(cuda)):
+        Event.moments, device[0] = [10.0, 74.0, 80.0, 90.0], 0
+        events.seconds(pair := (events.record(), events.record()))
+        device[0] = 1
+        others = (events.record(), events.record())
+        assert {one.stream.device_index for one in others} == {1}
+        assert not set(pair) & set(others)
+        events.close()
 
 
 def test_while_a_graph_is_captured_the_device_is_left_alone(cuda: Any) -> None:
@@ -204,8 +208,7 @@ class Event:
             os.write(2, b"destroyed in a child\\n")
             os.abort()
 
-stream = SimpleNamespace(cuda_stream=0, device_index=0)
-cuda = SimpleNamespace(Event=Event, current_stream=lambda: stream)
+cuda = SimpleNamespace(Event=Event, current_stream=lambda: "stream")
 is_done = True
 
 def train(name, steps=50):

@@ -161,7 +161,7 @@ def test_folders_through_links_are_read_and_their_names_are_columns(tmp_path: Pa
         assert sorted(map(str, days)) == ["(1,)", "(1,)", "(None,)", "(None,)"]
 
 
-@pytest.mark.parametrize("size", [10, 9000], ids=["kept", "read twice"])
+@pytest.mark.parametrize("size", [10, 9000], ids=["short", "long"])
 def test_many_small_files_are_read_together_and_told_apart_in_errors(
     tmp_path: Path, size: int
 ) -> None:

@@ -68,7 +68,6 @@ def check(rows: list[Any], num_threads: int = 0) -> None:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few hundred rows are many pieces and tasks."""
     monkeypatch.setattr(hashing, "_TASK_BYTES", 4096)
-    monkeypatch.setattr(hashing, "_HEX_ROWS", 7)
 
 
 def test_every_length_is_hashed_right_also_as_the_last_row_and_beside_very_long_ones() -> None:

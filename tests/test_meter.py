@@ -164,7 +164,7 @@ def test_a_device_that_never_answers_costs_figures_and_no_memory(tmp_path: Path)
     device.seconds = lambda pair: None  # type: ignore[method-assign]
     with open_meter(tmp_path, clock, device=device) as meter:
         run_loop(meter, clock, batches(clock, 2000, 0.01))
-        assert len(meter._queue._steps) <= 256 + 64
+        assert len(meter._blocks._steps) <= 256 + 64
     blocks = read_rank(tmp_path).blocks
     assert sum(block.steps for block in blocks) == 2000
     assert {block.device_wait_seconds for block in blocks} == {None}

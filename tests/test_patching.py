@@ -525,10 +525,11 @@ def test_datasets_are_compared_in_every_call_and_rows_far_into_them_later() -> N
 
     calls: list[int] = []
     check = Check("in order:dataset", double)
+    # Axolotl's dataset tokenises in its ``__init__``, when it has no rows of its own yet.
+    args = (Dataset.__new__(Dataset), dataset)
     for _ in range(2):
-        check.before(double, (None, dataset), {})
-        result = double(None, dataset)
-        check.after(result, (None, dataset), {})
+        check.before(double, args, {})
+        check.after(double(*args), args, {})
     assert calls == [36, 36, 200_000, 12] * 2
     numbers = np.arange(200_000) * 2
     numbers[64_003] = 7

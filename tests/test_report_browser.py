@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,19 @@ def test_the_page_obeys_its_keys_its_toggle_and_paper(browser: Browser, tmp_path
     assert browser.evaluate("document.getElementById('download').href").startswith("blob:")
     text = browser.evaluate("document.getElementById('report-data').textContent")
     assert json.loads(text)["runs"][0]["name"] == "run-0"
+
+
+def test_a_page_that_reloads_stays_as_it_was_left(browser: Browser, tmp_path: Path) -> None:
+    report = as_report(golden_run("lively"))
+    show(browser, replace(report, reload_seconds=3.0), tmp_path)
+    browser.evaluate("document.getElementById('theme').click()")
+    browser.evaluate("document.querySelector('details').open = false")
+    later = render_page(replace(report, title="later"))
+    (tmp_path / "report.html").write_text(later, encoding="utf-8")
+    time.sleep(5)
+    browser.wait_for("document.title.startsWith('later')")
+    assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert browser.evaluate("document.querySelector('details').open") is False
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(

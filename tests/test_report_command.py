@@ -59,6 +59,27 @@ def test_a_run_becomes_a_page(
     assert [path.name for path in page.parent.iterdir()] == ["page.html"]
 
 
+def test_a_followed_run_is_a_page_that_reloads_until_every_rank_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [make_rank(rank=number, world_size=2, wait=steady(0.3)) for number in (0, 1)]
+    run, page, seen = tmp_path / "run", tmp_path / "page.html", []
+
+    def sleep(seconds: float) -> None:
+        seen.append(page.read_text(encoding="utf-8"))
+        write_run(run, make_run(*ranks, system=make_system()))
+
+    monkeypatch.setattr("time.sleep", sleep)
+    write_run(run, make_run(ranks[0], replace(ranks[1], end=None), system=make_system()))
+    report([run], output=page, is_followed=True)
+    assert len(seen) == 1
+    assert 'data-reload="5.0"' in seen[0]
+    assert "running, updated at" in seen[0]
+    assert "without a final record" not in seen[0]
+    assert "data-reload=" not in page.read_text(encoding="utf-8")
+    assert page.as_uri() in capsys.readouterr().err
+
+
 def test_markdown_alone_writes_no_page_and_needs_no_plotly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

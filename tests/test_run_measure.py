@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -365,10 +364,9 @@ def test_a_meter_names_the_replacements_and_how_to_measure_without(tmp_path: Pat
     words = ("measure", "-q", "--", sys.executable, "-c", AXOLOTL_STAND_IN)
     off = run_child(*FAST_AXOLOTL, *words, cwd=tmp_path)
     assert off.stdout == "()\n", off.stderr
-    assert "no function of Axolotl is replaced" in off.stderr
     assert "FAST_AXOLOTL=0" not in off.stderr
     shown = run_child(*FAST_AXOLOTL, "show", "own", cwd=tmp_path).stdout
-    assert re.search(r"replaced +none\n", shown)
+    assert "replaced" not in shown
 
 
 @NEEDS_TORCH

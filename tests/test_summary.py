@@ -262,21 +262,6 @@ def test_samples_of_the_machine_are_those_of_the_steady_phase() -> None:
     assert "as its own user or as root" in unread.reasons["working_set_bytes"]
 
 
-def test_a_sample_of_before_the_first_step_is_no_highest_working_set() -> None:
-    rank = make_rank(fetches=1000)
-    rank.marks.insert(0, Mark(t=1.5, name="first_step"))
-    unlimited = {"limit_bytes": "no cgroup above the process sets a memory limit"}
-    system = make_system(samples=12, start={"reasons": unlimited}, pss_bytes=None)
-    system.samples[1] = replace(system.samples[1], pss_bytes=4 * GIGABYTE)
-    summary = summarise(make_run(rank, system=system))
-    assert (summary.working_set_peak_bytes, summary.limit_share) == (None, None)
-    assert "too few samples" in summary.reasons["working_set_peak_bytes"]
-    assert summary.reasons["limit_share"] == "the peak working set or the limit is not known"
-    assert summarise(make_run(system=system)).working_set_peak_bytes == 4 * GIGABYTE
-    system.samples[2] = replace(system.samples[2], pss_bytes=4 * GIGABYTE)
-    assert summarise(make_run(rank, system=system)).working_set_peak_bytes == 4 * GIGABYTE
-
-
 def test_the_share_of_the_limit_is_of_what_cannot_give_way() -> None:
     """A process that has mapped 40 GB of Arrow files under a limit of 8 GB is in no danger."""
     limit = {"limit_bytes": 8 * GIGABYTE}
@@ -360,7 +345,7 @@ def test_counters_that_run_backwards_count_as_nothing() -> None:
     assert found.read_bytes_per_second == pytest.approx(200 / 3)
 
 
-def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None:
+def test_swap_is_sustained_from_half_of_the_samples_on() -> None:
     def swapping(grown: list[int], unit: float = 1e6) -> bool | None:
         counters = [unit * sum(grown[:number]) for number in range(len(grown) + 1)]
         return counted("swap_in_bytes", *counters).is_swap_sustained
@@ -369,7 +354,7 @@ def test_swap_is_sustained_from_half_of_the_samples_and_three_in_a_row() -> None
     assert swapping([0, 0, 0]) is False
     assert swapping([1, 1, 1, 0, 0, 0]) is True
     assert swapping([1, 1, 1, 0, 0, 0, 0]) is False
-    assert swapping([1, 1, 0, 1, 1, 0, 1, 1]) is False
+    assert swapping([1, 1, 0, 1, 1, 0, 1, 1]) is True
     assert swapping([1, 1]) is None
     assert swapping([1, 1, 1], unit=4096) is False
 

@@ -504,9 +504,7 @@ def test_any_figures_get_a_verdict(data: st.DataObject) -> None:
         name: data.draw(st.none() | st.integers(0, 300), label=name)
         for name in ("num_workers", "prefetch_factor", "gradient_accumulation")
     }
-    verdict = judge(
-        Evidence(figures=with_figures(base, **values), skew_share=data.draw(_SHARES), slow_rank=1)
-    )
+    verdict = judge(Evidence(figures=with_figures(base, **values), skew_share=data.draw(_SHARES)))
     assert verdict.headline
     assert verdict.action
 

@@ -1,34 +1,50 @@
-"""Makes the two pictures of the README: ``python tools/pictures.py``.
+"""Makes the pictures of the README and the example report: ``make pictures``.
 
-The live view is a frame of a recorded run, written as SVG. The report is the example report as a
-browser shows it, written as PNG; it needs Chromium.
+They show a real training, ``examples/chat_training.py``, measured as it is and then with what the
+verdict advises. Its records on an H200 are in ``examples/h200``. ``--run FOLDER`` makes such
+records on this machine first, and the pictures from those.
+
+The live view is a frame of the first run, written as SVG. The report is drawn by Chromium.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from fast_axolotl.cli.report import make_documents
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import read_run
+from fast_axolotl.record.protocol_result import ProtocolResult
+from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.live import lay_out, take_moment
+from fast_axolotl.report.page import render_page
+from fast_axolotl.report.runs import show_short_summary
+from fast_axolotl.report.terminal import print_document
 
 REPOSITORY = Path(__file__).parents[1]
-RUN = REPOSITORY / "tests" / "golden" / "runs" / "data-rate-device"
+RECORDS = REPOSITORY / "examples" / "h200"
+TRAINING = REPOSITORY / "examples" / "chat_training.py"
+RESULTS = REPOSITORY / "benchmarks" / "results"
 REPORT = REPOSITORY / "docs" / "h200-report.html"
 IMAGES = REPOSITORY / "docs" / "images"
 WIDTH = 92
 LINE_HEIGHT = 24.4
 """Of Rich's SVG, in its own units."""
-MOMENT = 7.0
+MOMENT = 45.0
 """Seconds after the start of the run."""
 
 SVG = """\
@@ -49,15 +65,33 @@ SVG = """\
 """Rich's own template without its window frame, and without fonts from another place."""
 
 
-def live_view() -> str:
+def make_records(folder: Path) -> None:
+    """Measure the training, then compare it with itself as the verdict advises."""
+    program = [sys.executable, "-m", "fast_axolotl"]
+    training = shlex.join([sys.executable, str(TRAINING), str(folder / "work")])
+    before = folder / "before"
+    command = [*program, "measure", "--output", str(before), "--", *shlex.split(training)]
+    subprocess.run(command, check=True)
+    action = summarise(read_run(before)).verdict.action
+    workers = re.search(r"num_workers=(\d+)", action)
+    if workers is None:
+        sys.exit(f"the training is not data-bound here, so nothing is compared: {action}")
+    command = [*program, "protocol", "--output", str(folder / "protocol"), "--pairs", "3"]
+    command += ["--baseline", training, "--candidate", f"{training} --workers {workers[1]}"]
+    subprocess.run(command, check=True)
+
+
+def live_view(run: Path) -> str:
     """A frame of the live view as SVG: the run as it was before it ended."""
     with tempfile.TemporaryDirectory() as folder:
-        for file in RUN.iterdir():
-            lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line).get("t", 0.0) <= MOMENT]
+        files = {file: file.read_text("utf-8").splitlines(keepends=True) for file in run.iterdir()}
+        starts = {file: json.loads(lines[0])["time"] for file, lines in files.items()}
+        for file, lines in files.items():
+            until = min(starts.values()) + MOMENT - starts[file]
+            kept = [line for line in lines if json.loads(line).get("t", 0.0) <= until]
             (Path(folder) / file.name).write_text("".join(kept), encoding="utf-8")
         record = read_run(folder)
-    moment = take_moment("runs/a", record, summarise, clock=0.0)
+    moment = take_moment("runs/before", record, summarise, clock=0.0)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     for line in lay_out(moment, width=WIDTH):
         console.print(line)
@@ -68,19 +102,46 @@ def live_view() -> str:
     return console.export_svg(code_format=shape, theme=MONOKAI, unique_id="live")
 
 
-def main() -> None:
-    """Write both pictures."""
-    IMAGES.mkdir(exist_ok=True)
-    (IMAGES / "live.svg").write_text(live_view(), encoding="utf-8")
-    report = Path(sys.argv[1]) if len(sys.argv) > 1 else REPORT
+def answers(records: Path) -> str:
+    """What the two commands say of the records."""
+    before, protocol = read_run(records / "before"), ProtocolResult.read(records / "protocol")
+    one, other = (shlex.quote(" ".join(arm.command)) for arm in protocol.arms)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        print("$ fast-axolotl measure --output runs/before --", *protocol.arms[0].command)
+        show_short_summary(summarise(before), before)
+        print(f"\n$ fast-axolotl protocol --baseline {one} --candidate {other}")
+        print_document(protocol_document(protocol), width=120)
+    return out.getvalue().replace(str(records), "runs")
+
+
+def take_picture(page: Path, height: int) -> bytes:
+    """A page as Chromium shows it."""
     with tempfile.TemporaryDirectory() as folder:
         taken = Path(folder) / "report.png"
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
         command += [f"--user-data-dir={folder}/profile", "--hide-scrollbars"]
-        command += ["--window-size=1600,900", "--virtual-time-budget=20000"]
-        command += [f"--screenshot={taken}", report.absolute().as_uri()]
+        command += [f"--window-size=1400,{height}", "--virtual-time-budget=20000"]
+        command += [f"--screenshot={taken}", page.absolute().as_uri()]
         subprocess.run(command, check=True, timeout=120)
-        (IMAGES / "report.png").write_bytes(taken.read_bytes())
+        return taken.read_bytes()
+
+
+def main() -> None:
+    """Write the pictures, the example report and the dated result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="make the records first, here")
+    folder: Path | None = parser.parse_args().run
+    if folder is not None:
+        make_records(folder)
+    records = folder or RECORDS
+    IMAGES.mkdir(exist_ok=True)
+    (IMAGES / "live.svg").write_text(live_view(records / "before"), encoding="utf-8")
+    REPORT.write_text(render_page(make_documents([records / "protocol"])[0]), encoding="utf-8")
+    (IMAGES / "report.png").write_bytes(take_picture(REPORT, height=1150))
+    started = time.gmtime(read_run(records / "before").ranks[0].start.time)
+    result = RESULTS / f"{time.strftime('%Y-%m-%d', started)}-chat-training.txt"
+    result.write_text(answers(records), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Does the wheel work for somebody who has nothing else: ``make release-check``.
 
 Installs the one wheel in ``dist`` into an empty environment, with its dependencies and no extras,
-and runs ``fast-axolotl doctor`` and ``fast-axolotl demo`` there, outside the repository. The demo
-takes a minute or two.
+and runs commands there, outside the repository: they check the installation, measure a loop, read a
+file and run the demo, which takes a few minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,22 @@ import venv
 from pathlib import Path
 
 DIST = Path(__file__).parents[1] / "dist"
-COMMANDS = (("--version",), ("doctor",), ("demo",))
+LOOP = """import time
+from fast_axolotl import measure
+with measure("runs/loop") as meter:
+    for _ in meter.watch(range(300)):
+        time.sleep(0.01)
+        meter.step()
+print(meter.summary())
+"""
+COMMANDS = (
+    ("--version",),
+    ("doctor",),
+    ("measure", "--output", "runs/measured", "--", "python", "loop.py"),
+    ("show", "--list", "runs"),
+    ("read", "rows.jsonl"),
+    ("demo",),
+)
 
 
 def main() -> None:
@@ -28,6 +43,9 @@ def main() -> None:
         venv.create(f"{folder}/venv", with_pip=True)
         install = [f"{folder}/venv/bin/pip", "install", "--quiet", str(wheels[0])]
         subprocess.run(install, check=True, env=clean, cwd=folder)
+        clean["PATH"] = f"{folder}/venv/bin:{clean['PATH']}"
+        (Path(folder) / "loop.py").write_text(LOOP)
+        (Path(folder) / "rows.jsonl").write_text('{"text": "a row"}\n' * 1000)
         for arguments in COMMANDS:
             command = [f"{folder}/venv/bin/fast-axolotl", *arguments]
             print("$ fast-axolotl", *arguments, flush=True)

@@ -33,7 +33,7 @@ def square(store: Store, number: int, seconds: float, stuck_on: str) -> dict[str
 
 def die(store: Store, times: int, signal_number: int = signal.SIGKILL) -> dict[str, Any]:
     """Ends its process in as many first attempts, leaving a file for each."""
-    attempts = len(store.names("attempts"))
+    attempts = len(store.sizes("attempts"))
     if attempts < times:
         store.write_json(f"attempts/{attempts}.json", 0)
         os.kill(os.getpid(), signal_number)
@@ -42,7 +42,7 @@ def die(store: Store, times: int, signal_number: int = signal.SIGKILL) -> dict[s
 
 def hang(store: Store, times: int) -> dict[str, Any]:
     """Does not end in as many first attempts."""
-    attempts = len(store.names("attempts"))
+    attempts = len(store.sizes("attempts"))
     store.write_json(f"attempts/{attempts}.json", 0)
     time.sleep(600 if attempts < times else 0)
     return {}

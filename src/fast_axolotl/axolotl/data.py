@@ -332,17 +332,8 @@ def is_comparable(kind: pa.DataType) -> bool:
         return len(set(names)) == len(names) and all(is_comparable(field.type) for field in kind)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return is_comparable(kind.value_type)
-    return bool(
-        types.is_null(kind)
-        or types.is_boolean(kind)
-        or types.is_integer(kind)
-        or types.is_float32(kind)
-        or types.is_float64(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-    )
+    others = ("null", "bool", "float", "double", "string", "large_string", "binary", "large_binary")
+    return types.is_integer(kind) or str(kind) in others
 
 
 def count_shards(num_rows: int, num_bytes: float, num_workers: int) -> int:

@@ -5,10 +5,11 @@
 
 - Where numba's cache does not have the kernels that the configuration asks for, a process of its
   own compiles them while this one imports Axolotl. It costs 2 s of another processor, once.
-- A preprocess looks for garbage among young objects every 100,000 of them, not every 700: while
-  6,000 modules are imported, it runs 1,900 times and finds little. What waits is some megabytes.
-- In a preprocess, transformers and TRL both ask which distribution every installed package is of,
-  reading all of their file lists. The answer is remembered.
+- Garbage is looked for among young objects every 100,000 of them, not every 700: while 6,000
+  modules are imported, it runs 1,900 times and finds little. What waits is some megabytes. A
+  training has Python's own setting again before its trainer is built.
+- transformers and TRL both ask which distribution every installed package is of, reading all of
+  their file lists. The answer is remembered.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _COMMAND = re.compile(
     r"(?:^|[\0/])(?:axolotl[./]cli[./](preprocess|train)(?:\.py)?|"
     r"(?:axolotl|axolotl[./]cli[./]main(?:\.py)?)\0(preprocess|train))(?:\0|$)"
 )
+
+_LAST_IMPORT = "axolotl.core.builders"
+"""What a training imports last: after the data are there, before the trainer is."""
 
 _KERNELS = {
     "dataset_exact_deduplication": ("rowhash.absorb", "digests.insert", "digests.place"),
@@ -62,12 +66,17 @@ def begin() -> bool:
         line = [sys.executable, "-c", _COMPILE, *missing]
         with suppress(OSError):
             subprocess.run(line, env=environment, stdout=quiet, stderr=quiet, check=False)
-    if name != "preprocess":
-        return bool(name)
+    if not name:
+        return False
     import importlib.metadata
 
-    if gc.isenabled() and gc.get_threshold()[0] < _THRESHOLDS[0]:
+    import wrapt
+
+    before = gc.get_threshold()
+    if gc.isenabled() and before[0] < _THRESHOLDS[0]:
         gc.set_threshold(*_THRESHOLDS)
+        if name == "train":
+            wrapt.register_post_import_hook(lambda _: gc.set_threshold(*before), _LAST_IMPORT)
     ask = cache(importlib.metadata.packages_distributions)
     importlib.metadata.packages_distributions = lambda: {
         name: list(found) for name, found in ask().items()

@@ -8,12 +8,10 @@ documentation says.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from functools import cache, partial
-from hashlib import sha256
+from functools import cache
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
@@ -22,23 +20,15 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from fast_axolotl.cli.options import AsJson, Inputs, print_result, say, summary_document
+from fast_axolotl.cli.options import AsJson, Inputs, print_result, say
 from fast_axolotl.cli.race import Contender, columns, digest, run_race
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.errors import DataError
 from fast_axolotl.record.units import format_seconds
 from fast_axolotl.report.document import Document, Row, Table
+from fast_axolotl.report.values import summary_document
 
 BATCH_ROWS = 1000
-_PAD_ROWS = 64
-"""Rows padded together, to the longest of them: a batch of a training."""
-_MOST_ROWS = 200
-"""Axolotl's default: the most sequences in one pack."""
-
-OURS, OURS_PYTHON, OURS_TORCH = "fast-axolotl", "fast-axolotl, Python", "fast-axolotl, torch"
-
-_TOKENS = "lists of token ids", r"(large_|fixed_size_)?list<\w+: u?int"
-_NEEDS = {"hash": ("text", r"(large_)?string$"), "pack": _TOKENS, "pad": _TOKENS}
-"""What the column has to be: in words, and as the beginning of the name of its type."""
+OURS, OURS_PYTHON = "fast-axolotl", "fast-axolotl, Python"
 
 _VERSIONS = ("fast-axolotl", "numpy", "numba", "pyarrow", "datasets")
 
@@ -47,17 +37,12 @@ Request = Mapping[str, Any]
 
 def bench(
     operation: Annotated[
-        Literal["reader", "hash", "dedupe", "pack", "pad"],
-        Argument(
-            help="hash takes texts; pack and pad take lists of token ids.", metavar="OPERATION"
-        ),
+        Literal["reader", "dedupe"], Argument(help="What to time.", metavar="OPERATION")
     ],
     paths: Inputs,
     column: Annotated[
-        list[str] | None,
-        Option(help="The column; dedupe takes several. Default: input_ids, or all columns."),
+        list[str] | None, Option(help="A column. Repeatable. Default: all columns.")
     ] = None,
-    sequence_len: Annotated[int, Option(help="Tokens per pack.", min=1)] = 2048,
     rows: Annotated[int, Option(help="Use at most this many rows.", min=1)] = 20_000,
     as_json: AsJson = False,
 ) -> None:
@@ -71,11 +56,7 @@ def bench(
     """
     from fast_axolotl.system import describe
 
-    if operation in ("pack", "pad"):
-        column = column or ["input_ids"]
-    elif operation == "hash" and not column:
-        raise UsageError("bench hash needs --column, which names the column of texts to hash")
-    request = _look(operation, paths, column, rows) | {"sequence_len": sequence_len}
+    request = _look(paths, column, rows)
     # What other libraries print is no part of the result.
     with redirect_stdout(sys.stderr):
         libraries, left_out = run_race(CONTENDERS[operation](request), progress=say)
@@ -96,9 +77,7 @@ def bench(
     print_result(found, bench_document(found), as_json=as_json)
 
 
-def _look(
-    operation: str, paths: Sequence[str], names: list[str] | None, most_rows: int
-) -> dict[str, Any]:
+def _look(paths: Sequence[str], names: list[str] | None, most_rows: int) -> dict[str, Any]:
     """The rows to work on, before anything starts; or what is wrong with them."""
     import pyarrow as pa
 
@@ -111,12 +90,6 @@ def _look(
     if not batches:
         raise DataError(f"{', '.join(paths)}: no rows to measure; pass files that contain rows")
     table = pa.Table.from_batches(batches).combine_chunks()
-    kind, (wanted, pattern) = str(table.schema.types[0]), _NEEDS.get(operation, ("", ""))
-    if names and not re.match(pattern, kind):
-        raise UsageError(
-            f"{', '.join(paths)}: column {names[0]!r} has the type {kind}, but bench {operation} "
-            f"needs {wanted}; choose another column with --column"
-        )
     return {
         "rows": len(table),
         "num_bytes": reader.stats.num_bytes,
@@ -210,21 +183,6 @@ def _cut(batches: Iterable[Any], rows: int) -> Iterator[Any]:
             return
 
 
-def hash_texts(request: Request) -> list[Contender]:
-    """SHA-256 of every text of a list."""
-    from fast_axolotl.dedupe import parallel_hash_rows
-
-    rows = request["table"].column(0).drop_null().to_pylist()
-
-    def plain() -> list[str]:
-        return [sha256(row.encode()).hexdigest() for row in rows]
-
-    return [
-        Contender(OURS, "list → list", lambda: parallel_hash_rows(rows)),
-        Contender("hashlib", "list → list", plain, OURS),
-    ]
-
-
 def dedupe(request: Request) -> list[Contender]:
     """The numbers of the rows that are the first of their kind."""
     from fast_axolotl.dedupe import unique_rows
@@ -250,73 +208,8 @@ def dedupe(request: Request) -> list[Contender]:
     ]
 
 
-def plan(request: Request) -> list[Contender]:
-    """Which rows of tokens share a pack, by first fit; longer ones count as full."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    from fast_axolotl.packing import plan_packs
-
-    capacity = request["sequence_len"]
-    column = request["table"].column(0).drop_null()
-    lengths = np.minimum(pc.list_value_length(column).to_numpy(), capacity).astype(np.int64)
-
-    def plain() -> list[list[int]]:
-        if len(lengths) > 20_000:
-            raise NotImplementedError("it is quadratic: up to 20,000 rows only")
-        free: list[int] = []
-        packs: list[list[int]] = []
-        for index, length in enumerate(lengths.tolist()):
-            rooms = enumerate(free)
-            fits = (at for at, room in rooms if room >= length and len(packs[at]) < _MOST_ROWS)
-            if (place := next(fits, len(packs))) == len(packs):
-                free.append(capacity)
-                packs.append([])
-            free[place] -= length
-            packs[place].append(index)
-        return packs
-
-    def axolotl() -> Any:
-        pack = import_module("axolotl.utils.samplers.multipack").pack_group
-        return pack(lengths, 0, capacity, len(lengths), _MOST_ROWS)
-
-    gives = "lengths → packs"
-    return [
-        Contender(OURS, gives, partial(plan_packs, lengths, capacity, max_rows=_MOST_ROWS)),
-        Contender("Axolotl", gives, axolotl, OURS, "axolotl"),
-        Contender("Python first fit", gives, plain, OURS),
-    ]
-
-
-def pad_rows(request: Request) -> list[Contender]:
-    """Batch by batch, as a training pads: each is gone before the next one."""
-    from fast_axolotl.packing import pad_sequences
-
-    rows = request["table"].column(0).drop_null().to_pylist()
-    batches = [rows[start : start + _PAD_ROWS] for start in range(0, len(rows), _PAD_ROWS)]
-
-    def plain(sequences: Sequence[list[int]]) -> list[list[int]]:
-        width = max(map(len, sequences))
-        return [row + [0] * (width - len(row)) for row in sequences]
-
-    def torch(sequences: Sequence[list[int]]) -> Any:
-        pad = import_module("torch.nn.utils.rnn").pad_sequence
-        return pad([*map(import_module("torch").tensor, sequences)], batch_first=True)
-
-    tensors = partial(pad_sequences, output="torch")
-    return [
-        Contender(OURS, "lists → lists", lambda: map(pad_sequences, batches)),
-        Contender("plain Python", "lists → lists", lambda: map(plain, batches), OURS),
-        Contender(OURS_TORCH, "lists → torch", lambda: map(tensors, batches), None, "torch"),
-        Contender("torch", "lists → torch", lambda: map(torch, batches), OURS_TORCH, "torch"),
-    ]
-
-
 CONTENDERS: Mapping[str, Callable[[Request], list[Contender]]] = {
     "reader": read,
-    "hash": hash_texts,
     "dedupe": dedupe,
-    "pack": plan,
-    "pad": pad_rows,
 }
 """Operation to its libraries; the first peer is the one that the answer begins with."""

@@ -27,14 +27,11 @@ from fast_axolotl.cli.options import (
     parse_size,
     print_result,
     say,
-    summary_document,
 )
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.record.units import (
-    format_duration,
-    format_seconds,
-)
+from fast_axolotl.record.units import format_duration, format_seconds
 from fast_axolotl.report.document import Document, Table
+from fast_axolotl.report.values import summary_document
 
 if TYPE_CHECKING:
     from fast_axolotl.cluster.job import JobSummary, Stage
@@ -165,10 +162,7 @@ def dedupe(
             help="Also remove rows of this data, for example a test set. Repeatable; quote globs."
         ),
     ] = None,
-    report: Annotated[
-        Path | None, Option(help="File that lists the removed rows, each with the row it repeats.")
-    ] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace output and report.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the output.")] = False,
     as_json: AsJson = False,
     format: Format = "auto",
     split: Split = None,
@@ -199,8 +193,8 @@ def dedupe(
         "on_error": on_error,
     }
     if engine is not None:
-        if against or report is not None or settings.pop("on_error") == "skip":
-            raise UsageError("--against, --report and --on-error skip do not work with --engine")
+        if against or settings.pop("on_error") == "skip":
+            raise UsageError("--against and --on-error skip do not work with --engine")
         job = _job_options(engine, address, workers, memory, work, restart)
         from fast_axolotl.cluster.tables import dedupe_on
 
@@ -216,7 +210,6 @@ def dedupe(
             inputs,
             output,
             against=against or None,
-            report=report,
             memory_budget=parse_size(memory_budget),
             progress=progress,
             **settings,
@@ -240,7 +233,7 @@ def prepare(
     work: Work = None,
     restart: Restart = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Check data, types and memory; estimate the rows.")
+        bool, Option("--dry-run", help="Check data, types and memory; count the rows.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

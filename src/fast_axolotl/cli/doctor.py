@@ -18,15 +18,18 @@ from pathlib import Path
 from typer import Exit
 
 from fast_axolotl import __version__
-from fast_axolotl.cli.options import AsJson, print_result, summary_document
+from fast_axolotl.cli.options import AsJson, print_result
+from fast_axolotl.report.values import summary_document
 from fast_axolotl.system import PROC, describe
 
-_REQUIRED = ("numba", "numpy", "pyarrow", "psutil", "msgspec", "fsspec", "rich", "typer", "wrapt")
+_REQUIRED = ("numpy", "psutil", "msgspec", "fsspec", "rich", "typer", "wrapt")
 _OPTIONAL = {
+    "numba": "dedupe, packing and accelerated Axolotl",
+    "pyarrow": "reading data",
     "torch": "training loops and torch output",
     "transformers": "",
     "datasets": "",
-    "axolotl": "accelerated Axolotl",
+    "axolotl": "the data path of Axolotl",
     "trl": "",
     "ray": "prepare --engine ray",
     "plotly": "the HTML report",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from fast_axolotl.cli.options import AsJson, say
-from fast_axolotl.cli.report import show
+from fast_axolotl.cli.report import how_run_ended, show
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record import RunRecord, read_run
 
@@ -22,8 +21,6 @@ LOG_FILE = "log.txt"
 """In the folder of a record: what the command printed."""
 
 _FAILED_LINES = 20
-_DEAD_SECONDS = 10.0
-"""Without a line, for a run that nobody is seen to write to count as cut off."""
 
 
 def watch(
@@ -53,7 +50,7 @@ def watch(
     if output is not None:
         raise UsageError("--output needs a PID; a run that is measured has its own record")
     folder = Path(target)
-    ending = _watch_folder(folder, seconds, _how_run_ended, title=target, as_json=as_json)
+    ending = _watch_folder(folder, seconds, how_run_ended, title=target, as_json=as_json)
     if not as_json:
         print(f"\nWatched until {ending}.")
     show(folder, as_json=as_json)
@@ -76,27 +73,6 @@ def _watch_folder(
     return follow(
         lambda: read_run(folder), summarise, display, title=title, ending=ending, seconds=seconds
     )
-
-
-def _how_run_ended(record: RunRecord) -> str:
-    """Empty while a process is writing into the record."""
-    from fast_axolotl.measure.writers import find_writer
-
-    files = list(Path(record.path).glob("*.jsonl"))
-    if any(find_writer(file) is not None for file in files):
-        return ""
-    ends = [rank.end for rank in record.ranks.values()]
-    ends += [system.end for system in record.systems.values()]
-    words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
-    for reason, text in words.items():
-        for end in ends:
-            if end is not None and end.reason == reason:
-                return f"{text}: {end.error}" if end.error else text
-    if None not in ends:
-        return "the run finished"
-    # A folder that cannot be written does not tell whether a process of another machine lives.
-    quiet = time.time() - max(file.stat().st_mtime for file in files)
-    return "the run was cut off: its processes are gone" if quiet > _DEAD_SECONDS else ""
 
 
 def _watch_process(pid: int, seconds: float | None, output: Path | None, *, as_json: bool) -> None:

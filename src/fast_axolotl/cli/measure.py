@@ -19,14 +19,7 @@ from typing import Annotated, NoReturn
 
 from typer import Argument, Option
 
-from fast_axolotl.cli.options import (
-    AsJson,
-    DataPath,
-    parse_names,
-    print_result,
-    say,
-    unused_folder,
-)
+from fast_axolotl.cli.options import AsJson, DataPath, parse_names, print_result, say, unused_folder
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.report.document import Document, Paragraph, Table
 
@@ -76,11 +69,7 @@ def run(
     from fast_axolotl.axolotl import status_line
     from fast_axolotl.axolotl.patches import REPLACEMENTS
     from fast_axolotl.axolotl.startup import SWITCH_NAME
-    from fast_axolotl.integrations.launch import (
-        cannot_start,
-        find_program,
-        launch_environment,
-    )
+    from fast_axolotl.integrations.launch import cannot_start, find_program, launch_environment
 
     names = parse_names(skip) if skip else []
     known = (*dict.fromkeys(item.name for item in REPLACEMENTS), SWITCH_NAME)

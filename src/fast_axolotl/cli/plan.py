@@ -184,16 +184,11 @@ def describe_plan(
     """What users get wrong, where the candidates of a kind of GPU are about to; their layouts, and
     what the prediction rests on."""
     from fast_axolotl.plan.predict import PAUSES, SEEN, STARTUP_SECONDS, TRUSTED_LEVELS
-    from fast_axolotl.plan.scale import warn_of_cost, warn_of_latency
+    from fast_axolotl.plan.scale import warn_of_cost
 
     candidates = [one for one in plan.candidates if one.gpu == gpu.key]
     possible = [one for one in candidates if one.tokens_per_second is not None]
     yield from warn_of_cost([(one.gpus, one.dollars.value) for one in possible if one.dollars])
-    if possible and possible[-1].binds != "data":
-        ends = (possible[0], possible[-1])
-        yield from warn_of_latency(
-            *((one.gpus, one.step_seconds, one.global_batch_tokens / one.gpus) for one in ends)
-        )
     for one in [one for one in possible if one.doubt][:1]:
         yield (
             f"From {one.gpus} GPUs on, {one.doubt}: no sensible choice. A larger batch needs "
@@ -232,8 +227,8 @@ def describe_plan(
             f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
             "the time for evaluation and checkpoints."
         )
-        if gpu.generation not in SEEN or start.seq_len > 32_768:
-            yield "No published run was on such a GPU or so long: this is an extrapolation."
+        if gpu.generation not in SEEN:
+            yield "No published run was on such a GPU: this is an extrapolation."
     elif gpu != reference.gpu:
         yield (
             f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
@@ -421,12 +416,10 @@ def batch(
         arm = plan_arm("training", command.replace("{steps}", str(steps)))
         if "{steps}" not in command:
             say("--command has no {steps}: every run trains as long as the command does")
-    sizes, notes = find_sizes(share, wanted)
-    if not sizes:
-        raise UsageError(f"none of --micro-batches {micro_batches} divides {share} samples")
+    sizes = find_sizes(share, wanted)
     say(f"measuring into {folder}; if interrupted, the same command with --output continues")
     trials: list[Trial] = []
-    found: dict[str, Any] = {"trials": trials, "notes": notes}
+    found: dict[str, Any] = {"trials": trials}
     with (
         protocol_progress() as update,
         open_running(
@@ -473,7 +466,8 @@ def batch(
 
 def batch_document(found: dict[str, Any]) -> Document:
     """A row for each size, then what to do and what to know."""
-    advice, title, lines = found["advice"], "Batch sizes", list(found["notes"])
+    advice, title = found["advice"], "Batch sizes"
+    lines: list[str] = []
     rows: list[Row] = []
     for one in sorted(found["trials"], key=lambda trial: trial.micro_batch):
         used = one.peak_bytes / one.total_bytes if one.peak_bytes and one.total_bytes else None
@@ -546,17 +540,15 @@ def trace_document(summary: TraceSummary) -> Document:
         notes.insert(0, f"Straggler: {rank}. {summary.straggler_reason}")
     rows: list[Row] = []
     for row in summary.collectives:
-        speed, bound = row.bus_bytes_per_second, "" if row.matched else "≥ "
         group = "–" if row.group is None else row.group[:24] or "not named"
-        cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
+        cells = [row.kind, group, str(row.group_size or "–"), row.message]
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
-        cells.append(format_seconds(row.waiting_seconds))
-        rows.append([*cells, "–" if speed is None else f"{bound}{format_bytes(speed)}/s"])
+        rows.append([*cells, format_seconds(row.waiting_seconds)])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
     header += ["idle", "of it host"]
     blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]
-        table = Table(header=[*header, "bus bandwidth"], rows=rows)
+        table = Table(header=header, rows=rows)
         blocks.append(Section(title="Communication, all ranks together", blocks=[table]))
     return Document(title="Mean step of each rank", blocks=blocks)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
 from timeit import Timer
@@ -60,31 +61,6 @@ class Contender:
     """The digest of a result."""
 
 
-def interleave(
-    timed: Mapping[str, Callable[[], float]], repeats: int, progress: Callable[[str], None]
-) -> dict[str, list[float]]:
-    """Seconds of every repeat, in alternating order."""
-    seconds: dict[str, list[float]] = {name: [] for name in timed}
-    for repeat in range(repeats):
-        progress(f"repeat {repeat + 1} of {repeats}")
-        for name, run in timed.items():
-            seconds[name].append(run())
-    return seconds
-
-
-def timed_pass(run: Callable[[], Any]) -> Callable[[], float]:
-    """Gives the mean seconds of as many passes as take 0.2 s; an iterator is read to its end."""
-
-    def run_whole() -> None:
-        result = run()
-        if isinstance(result, Iterator):
-            deque(result, maxlen=0)
-
-    timer = Timer(run_whole)
-    number, _ = timer.autorange()
-    return lambda: timer.timeit(number) / number
-
-
 def run_race(
     contenders: Sequence[Contender], *, repeats: int = 5, progress: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -116,7 +92,13 @@ def run_race(
                 raise DataError(f"{one.name} failed: {reason}") from error
             left_out[one.name] = reason
     timed = [one for one in contenders if one.name in answers]
-    seconds = interleave({one.name: timed_pass(one.run) for one in timed}, repeats, progress)
+    timers = {one.name: Timer(partial(_run_whole, one.run)) for one in timed}
+    passes = {name: timer.autorange()[0] for name, timer in timers.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in timers}
+    for repeat in range(repeats):
+        progress(f"repeat {repeat + 1} of {repeats}")
+        for name, timer in timers.items():
+            seconds[name].append(timer.timeit(passes[name]) / passes[name])
     libraries = []
     for one in timed:
         theirs, ours = seconds[one.name], seconds.get(one.against or "", ())
@@ -125,3 +107,10 @@ def run_race(
         library = {"name": one.name, "returns": one.gives, "seconds": theirs}
         libraries.append(library | {"ours_over_theirs": ratio})
     return libraries, left_out
+
+
+def _run_whole(run: Callable[[], Any]) -> None:
+    """One pass; an iterator is read to its end."""
+    result = run()
+    if isinstance(result, Iterator):
+        deque(result, maxlen=0)

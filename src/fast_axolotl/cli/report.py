@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from fast_axolotl.cli.options import AsJson, latest_run, print_result
+from fast_axolotl.cli.options import AsJson, latest_run, print_result, say
 from fast_axolotl.errors import FastAxolotlError, UsageError
+from fast_axolotl.record import RunRecord, read_run
 
 if TYPE_CHECKING:
     from fast_axolotl.report.document import Document
@@ -22,6 +23,10 @@ _MARKDOWN_MARK = "<!-- fast-axolotl report -->"
 """First in the Markdown that is written, to be known again; a pull request shows nothing of it."""
 _HEAD_BYTES = 4096
 """Within which a page names its maker."""
+_DEAD_SECONDS = 10.0
+"""Without a line, for a run that nobody is seen to write to count as cut off."""
+_RELOAD_SECONDS = 5.0
+"""Between two pages of a run that goes on, at least: they take at most a tenth of a core."""
 
 
 def report(
@@ -33,21 +38,35 @@ def report(
         Path | None, Option("--output", "-o", help="Default: report.html, unless with --markdown.")
     ] = None,
     markdown: Annotated[Path | None, Option(help="Also write Markdown.")] = None,
+    is_followed: Annotated[
+        bool,
+        Option("--follow", help="Write it again and again until the run ends; open it meanwhile."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about runs or a protocol: verdict, comparison, charts, settings, data.
 
     The file contains everything it shows and works offline. You can write it while a run is still
-    going on.
+    going on; with --follow it is a live view in the browser, because the open page reloads itself.
     """
     from fast_axolotl.record.codec import to_json, write_text
     from fast_axolotl.report.markdown import document_markdown
     from fast_axolotl.report.page import render_page
 
-    if output is None and markdown is None:
+    if output is None and (markdown is None or is_followed):
         output = Path("report.html")
     check_targets(output=output, markdown=markdown)
     runs = runs or [latest_run()]
+    if output is not None and is_followed:
+        say(f"{output.absolute().as_uri()} follows the run; Ctrl-C ends that")
+        pause = _RELOAD_SECONDS
+        with suppress(KeyboardInterrupt):
+            while not all(how_run_ended(read_run(run)) for run in runs):
+                begun = time.monotonic()
+                page = make_documents(runs, is_running=True)[0]
+                write_text(output, render_page(replace(page, reload_seconds=pause)))
+                pause = max(_RELOAD_SECONDS, 9 * (time.monotonic() - begun))
+                time.sleep(pause)
     page, text = make_documents(runs)
     if output is not None:
         write_text(output, render_page(page))
@@ -85,13 +104,7 @@ def show(
     from fast_axolotl.report.terminal import print_document
 
     if is_list:
-        from fast_axolotl.report.document import Document, Table
-
-        found = list_runs(run or Path("fast-axolotl-runs"))
-        header = list(found[0])
-        rows = [[row[name] or "–" for name in header] for row in found]
-        table = Table(header=header, rows=rows)
-        print_result(found, Document(title="", blocks=[table]), as_json=as_json)
+        print_runs(run or Path("fast-axolotl-runs"), as_json=as_json)
         return
     run = run or latest_run()
     shown = read_report_run(run, "")
@@ -103,34 +116,25 @@ def show(
         show_short_summary(shown.summary, shown.record)
 
 
-def list_runs(root: Path) -> list[dict[str, str]]:
-    """The records of a folder, oldest first: when, what was run, and what came of it."""
-    from fast_axolotl.record.units import format_count, format_date, format_share
-    from fast_axolotl.report.runs import verdict_badge
+def print_runs(root: Path, *, as_json: bool) -> None:
+    """The records of a folder, oldest first, a line each."""
+    from fast_axolotl.report.brief import list_document, run_line
 
-    found = []
+    runs = []
     for folder in {file.parent for file in root.glob("*/*.jsonl")}:
-        row = dict.fromkeys(("run", "started", "verdict", "tokens/s", "stall", "command"), "")
-        row["run"] = folder.name
         try:
-            run = read_report_run(folder, folder.name)
+            runs.append(run_line(read_report_run(folder, folder.name)))
         except FastAxolotlError as error:
-            found.append(row | {"verdict": str(error)})
-            continue
-        verdict, system, first = run.summary.verdict, run.record.system, run.record.ranks.get(0)
-        start = system.start if system is not None else None if first is None else first.start
-        row["started"] = format_date(run.summary.started)
-        row["verdict"] = verdict_badge(verdict.kind, verdict.subtype)[1]
-        row["tokens/s"] = format_count(run.summary.tokens_per_second)
-        row["stall"] = format_share(run.summary.stall_fraction)
-        row["command"] = shlex.join(start.command) if start is not None else ""
-        found.append(row)
-    if not found:
+            say(str(error))
+    if not runs:
         raise UsageError(f"there is no record in {root}/: name the folder that holds the runs")
-    return sorted(found, key=lambda row: row["started"])
+    runs.sort(key=lambda run: run["started"])
+    print_result(runs, list_document(runs), as_json=as_json)
 
 
-def make_documents(folders: Sequence[Path]) -> tuple[Document, Document]:
+def make_documents(
+    folders: Sequence[Path], *, is_running: bool = False
+) -> tuple[Document, Document]:
     """What is in the folders: all of it for a page, and the answer for Markdown."""
     from fast_axolotl import __version__
     from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ProtocolResult
@@ -164,7 +168,8 @@ def make_documents(folders: Sequence[Path]) -> tuple[Document, Document]:
     names = [folder.absolute().name for folder in singles]
     if len(set(names)) < len(names):
         names = list(map(str, singles))
-    runs += [read_report_run(folder, name) for folder, name in zip(singles, names, strict=True)]
+    for folder, name in zip(singles, names, strict=True):
+        runs.append(replace(read_report_run(folder, name), is_running=is_running))
     title = protocol.title if protocol is not None else ", ".join(run.name for run in runs)
     page = report_document(
         title,
@@ -190,6 +195,27 @@ def read_report_run(folder: Path, name: str) -> ReportRun:
 
     record = read_training(folder)
     return ReportRun(name=name, record=record, summary=summarise(record))
+
+
+def how_run_ended(record: RunRecord) -> str:
+    """Empty while a process is writing into the record."""
+    from fast_axolotl.measure.writers import find_writer
+
+    files = list(Path(record.path).glob("*.jsonl"))
+    if any(find_writer(file) is not None for file in files):
+        return ""
+    ends = [rank.end for rank in record.ranks.values()]
+    ends += [system.end for system in record.systems.values()]
+    words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
+    for reason, text in words.items():
+        for end in ends:
+            if end is not None and end.reason == reason:
+                return f"{text}: {end.error}" if end.error else text
+    if None not in ends:
+        return "the run finished"
+    # A folder that cannot be written does not tell whether a process of another machine lives.
+    quiet = time.time() - max(file.stat().st_mtime for file in files)
+    return "the run was cut off: its processes are gone" if quiet > _DEAD_SECONDS else ""
 
 
 def check_targets(*, output: Path | None = None, markdown: Path | None = None) -> None:

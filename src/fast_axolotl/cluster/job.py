@@ -15,14 +15,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from fast_axolotl.cluster.engines import Answer, Local, Nodes, Task, run_tasks, versions
 from fast_axolotl.cluster.store import Store
@@ -135,7 +133,7 @@ class Job:
             stage.retried += 1
             self._heard(stage, f"a task is tried again, since {reason}")
 
-        done = store.names(name)
+        done = store.sizes(name)
         left = []
         for task, arguments in tasks.items():
             if f"{task}.json" in done:
@@ -215,7 +213,7 @@ class Output:
         found = {} if is_new else self.work.read_json("job.json")
         self._id = found.get("id") or uuid.uuid4().hex
         if not self._is_ours:  # nobody else may have written there
-            if self.work.names("") and not self.work.exists("job.json"):
+            if self.work.sizes("") and not self.work.exists("job.json"):
                 raise UsageError(
                     f"{self.work.url} is not the work folder of a job; pass another --work"
                 )
@@ -261,33 +259,24 @@ class Output:
         if _job_of(self.parts) != self._id:
             self.parts.remove()
         self.parts.write_json(_MARK, {"job": self._id, "work": self.work.url})
-        written = self.parts.names("")
+        written = self.parts.sizes("")
         for task, part in parts.items():
             if part not in written:
                 self.work.remove(f"{stage}/{task}.json")
 
-    def publish(self, rows: Mapping[str, int | None], last: Mapping[str, str]) -> None:
-        """The output is there after this, with these files and so many rows in each Parquet file.
+    def publish(self, answers: Mapping[str, Answer], last: Mapping[str, str]) -> None:
+        """The output is there after this, with the files that tasks have written.
 
         ``last`` are the texts of files that say it is complete.
         """
         place = self.final if self.is_placed else self.parts
+        there, wanted = place.sizes(""), {name: answers[name]["bytes_out"] for name in answers}
         wrong = [] if _job_of(place) == self._id else [_MARK]
-
-        def is_whole(part: str) -> bool:
-            if rows[part] is None:
-                return True
-            with place.open(part) as file:
-                return bool(pq.ParquetFile(file).metadata.num_rows == rows[part])
-
-        wrong += sorted((place.names("") - {_MARK, *last}) ^ rows.keys())
-        if not wrong:
-            with ThreadPoolExecutor(16) as threads:
-                whole = zip(rows, threads.map(is_whole, rows), strict=True)
-                wrong = [part for part, is_it in whole if not is_it]
+        names = {*there, *wanted} - {_MARK, *last}
+        wrong += [name for name in names if there.get(name) != wanted.get(name)]
         if wrong:
             raise DataError(
-                f"{wrong[0]} is not what its task wrote ({len(wrong)} of {len(rows)} files); "
+                f"{min(wrong)} is not what its task wrote ({len(wrong)} of {len(answers)} files); "
                 "something else changed this folder: run again with restart=True (--restart)",
                 path=place.url,
             )

@@ -8,7 +8,6 @@ the rows. Cost of ``write``: one read from every unit for each piece.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -18,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fast_axolotl.axolotl.data import is_comparable
 from fast_axolotl.cluster.sources import Unit
 from fast_axolotl.cluster.stock import Made, open_pipeline
 from fast_axolotl.cluster.store import Store
@@ -46,20 +44,21 @@ def tokenise(
     table = unit.read(store)
     step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
     merged = dropped = tokens = num_bytes = 0
-    numbers, digests = [np.empty(0, np.int64)], [np.empty((0, 2), np.uint64)]
+    numbers, digests = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
     with (
         store.writing(f"tokens/{unit.name}.arrow") as path,
         pa.ipc.new_file(str(path), final) as writer,
     ):
         for start in range(0, len(table), step):
-            rows = unit._replace(first=unit.first + start)
-            made = make_rows(make, table.slice(start, step), rows)
+            part = unit._replace(first=unit.first + start)
+            made = make_rows(make, table.slice(start, step), part)
             if made.table is not None:
-                kept = _conform(made.table, final, rows)
+                kept = _conform(made.table, final, part)
                 writer.write_table(kept, _ROWS_AT_ONCE)
                 numbers.append(made.numbers.astype(np.int64) + merged)
                 if secret is not None:
-                    digests.append(_digests(kept, secret))
+                    key = np.array(secret, np.uint64)
+                    digests += [digest_batch(rows, key, 1) for rows in kept.to_batches()]
                 tokens += count_tokens(kept)
                 num_bytes += kept.nbytes
             merged += made.num_merged
@@ -153,18 +152,12 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
 
     if table.schema.equals(schema):
         return table.replace_schema_metadata(schema.metadata)
-    if more := set(table.column_names) - set(schema.names):
-        raise DataError(
-            f"{unit}: column {min(more)!r} is missing in the first rows of all datasets"
-        )
-    for column in schema:
-        if column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), column.type))
     try:
-        return table_cast(table.select(schema.names), schema)
+        table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
+        return table_cast(table, schema)
     except (CastError, pa.ArrowInvalid, KeyError, TypeError) as error:
         raise DataError(
-            f"{unit}: tokenising gives other column types than for the first rows: {error}"
+            f"{unit}: tokenising gives other columns or types than for the first rows: {error}"
         ) from None
 
 
@@ -188,20 +181,6 @@ def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit) -> M
         f"({type(reason).__name__}: {reason}); correct or remove the row, or check the type and "
         "fields of this dataset"
     )
-
-
-def _digests(table: pa.Table, secret: list[int]) -> Any:
-    """Two words a row, alike where Python prints rows alike: that is how Axolotl compares."""
-    if all(is_comparable(kind) for kind in table.schema.types):
-        key = np.array(secret, np.uint64)
-        batches = table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        return np.concatenate([digest_batch(batch, key, 1).reshape(-1, 2) for batch in batches])
-    from datasets import Dataset
-    from datasets.table import InMemoryTable
-
-    rows = (str(row).encode("utf-8", "surrogatepass") for row in Dataset(InMemoryTable(table)))
-    digests = b"".join(hashlib.sha256(row).digest()[:16] for row in rows)
-    return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
 def count_tokens(table: pa.Table) -> int:

@@ -93,7 +93,7 @@ def cut(dataset: Any, path: str, *, room: int, store: Store, name: str) -> list[
     unit_bytes = min(max(_LEAST_UNIT_BYTES, num_bytes // _UNITS), most)
     step = 1 << int(log2(max(1.0, unit_bytes * len(dataset) / num_bytes)))
     metadata = dataset.features.arrow_schema.metadata
-    there, done = store.names("loaded"), store.names("tokenise")
+    there, done = store.sizes("loaded"), store.sizes("tokenise")
     units, held, first, row = list[Unit](), list[pa.Table](), 0, 0
     for table in chain(dataset.with_format("arrow").iter(min(step, _FEW_ROWS)), [None]):
         is_full = row % step == 0 or sum(part.nbytes for part in held) >= most

@@ -9,12 +9,11 @@ compressed files are not cut. The types of JSON and CSV are found before, by a s
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +25,7 @@ from fast_axolotl.dedupe.output import ParquetWriter
 from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading import format_of_name, open_dataset
-from fast_axolotl.reading.blocks import Dataset, InputFile, ReadOptions, Unit
-from fast_axolotl.reading.formats import FormatWarning, open_files
+from fast_axolotl.reading.blocks import Dataset, Unit
 from fast_axolotl.reading.order import Piece, Position
 from fast_axolotl.reading.reader import LEAST_MEMORY_BUDGET, dataset_of
 from fast_axolotl.reading.rows import Rows, read_rows
@@ -42,18 +40,21 @@ _MEMORY_SHARE = 8
 """Of a process's memory, this part is for reading ahead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(NamedTuple):
     """What one task reads."""
 
-    name: str
-    files: tuple[InputFile, ...]
-    units: tuple[Unit, ...]
-    """Each one counts its file among ``files``."""
-    format: str
-    options: ReadOptions
+    dataset: Dataset
+    """Its files."""
+    units: list[Unit]
     schema: pa.Schema
     memory: int
+
+    def read(self) -> Iterator[Rows]:
+        """The rows, table by table, under the schema."""
+        pieces = [Piece((unit,)) for unit in self.units]
+        types, budget = Known(self.schema), self.memory // _MEMORY_SHARE
+        with ExitStack() as running:
+            yield from read_rows(self.dataset, pieces, Position(), types, 1, budget, running)
 
 
 def dedupe_on(
@@ -109,9 +110,11 @@ def dedupe_on(
         place.claim(held, description, restart=restart, overwrite=overwrite)
         job = Job(heard, memory=memory, preload=[__name__], **engine)
         held.callback(job.close)
-        shares = {share.name: {"share": share} for share in _cut(dataset, format, schema, memory)}
+        cut = _cut(dataset, schema, memory)
+        shares = {f"{number:05d}": {"share": share} for number, share in enumerate(cut)}
         keys = {"columns": names, "secret": place.secret}
-        digests = job.run(store, digest, {name: given | keys for name, given in shares.items()})
+        named = {name: {"name": name, **given, **keys} for name, given in shares.items()}
+        digests = job.run(store, digest, named)
         keep = np.ones(sum(answer["rows"] for answer in digests.values()), bool)
         with find_repeated(store, shares, memory) as pairs:
             for repeated, _ in pairs():
@@ -126,8 +129,8 @@ def dedupe_on(
                 tasks[name] = {**given, **part, "rows": [first, row]}
         place.forget_missing("write", {name: task["part"] for name, task in tasks.items()})
         written = job.run(store, write, tasks)
-        rows = {tasks[name]["part"]: answer["rows"] for name, answer in written.items()}
-        place.publish(rows, {} if final.is_local else {"_SUCCESS": "{}"})
+        answers = {tasks[name]["part"]: answer for name, answer in written.items()}
+        place.publish(answers, {} if final.is_local else {"_SUCCESS": "{}"})
         store.remove()
     return job.summary(
         outputs=(final.url,),
@@ -138,9 +141,10 @@ def dedupe_on(
     )
 
 
-def _cut(dataset: Dataset, format: str, schema: pa.Schema, memory: int) -> Iterator[Share]:
+def _cut(dataset: Dataset, schema: pa.Schema, memory: int) -> Iterator[Share]:
     """All units of a dataset in shares, in order."""
-    units = dataset.ungrouped().units()
+    dataset = dataset.ungrouped()
+    units = dataset.units()
     total = sum(unit.num_bytes for unit in units)
     share_bytes = max(_LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))
     groups: list[list[Unit]] = [[]]
@@ -151,26 +155,25 @@ def _cut(dataset: Dataset, format: str, schema: pa.Schema, memory: int) -> Itera
             groups.append([])
             size = unit.num_bytes
         groups[-1].append(unit)
-    for number, group in enumerate(groups):
+    for group in groups:
         files = {file: index for index, file in enumerate(dict.fromkeys(u.file for u in group))}
-        yield Share(
-            name=f"{number:05d}",
-            files=tuple(dataset.inputs[file] for file in files),
-            units=tuple(replace(unit, file=files[unit.file]) for unit in group),
-            format=format,
-            options=dataset.options,
-            schema=schema,
-            memory=memory,
+        theirs = replace(
+            dataset,
+            inputs=tuple(dataset.inputs[file] for file in files),
+            formats=tuple(dataset.formats[file] for file in files),
         )
+        yield Share(theirs, [replace(u, file=files[u.file]) for u in group], schema, memory)
 
 
-def digest(store: Store, *, share: Share, columns: list[str], secret: Sequence[int]) -> Answer:
+def digest(
+    store: Store, *, name: str, share: Share, columns: list[str], secret: Sequence[int]
+) -> Answer:
     """Writes the digests of a share's rows."""
     schema = pa.schema([share.schema.field(name) for name in columns])
-    options = replace(share.options, columns=tuple(columns))
-    share, num_rows = replace(share, options=options, schema=schema), 0
-    with store.writing(f"digests/{share.name}") as path, path.open("wb") as file:
-        for rows in read_share(share):
+    dataset, num_rows = share.dataset.with_options(columns=tuple(columns)), 0
+    share = share._replace(dataset=dataset, schema=schema)
+    with store.writing(f"digests/{name}") as path, path.open("wb") as file:
+        for rows in share.read():
             for batch in rows.table.select(columns).to_batches():
                 file.write(digest_batch(batch, np.array(secret, np.uint64), 1).data)
                 num_rows += batch.num_rows
@@ -183,7 +186,7 @@ def write(store: Store, *, share: Share, rows: Sequence[int], part: str, target:
     at = 0
     with Store(target).writing(part) as path:
         writer = ParquetWriter(path, share.schema)
-        for found in read_share(share):
+        for found in share.read():
             for batch in found.table.to_batches():
                 writer.write(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
                 at += batch.num_rows
@@ -193,23 +196,6 @@ def write(store: Store, *, share: Share, rows: Sequence[int], part: str, target:
             raise DataError(
                 f"the input had {len(keep):,} rows at the first read and {at:,} at the second: it "
                 "changed; run again with restart=True (--restart)",
-                path=share.files[0].source.path,
+                path=share.dataset.inputs[0].source.path,
             )
     return {"rows": int(keep.sum()), "bytes_out": num_bytes}
-
-
-def read_share(share: Share) -> Iterator[Rows]:
-    """The rows of a share, table by table, under its schema."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FormatWarning)  # said where the dataset was opened
-        opened = open_files([item.source for item in share.files], share.format, share.options)
-    dataset = Dataset(
-        inputs=tuple(item for item, _ in opened),
-        formats=tuple(file for _, file in opened),
-        options=share.options,
-        window_bytes=0,
-    )
-    pieces = [Piece((unit,)) for unit in share.units]
-    budget = share.memory // _MEMORY_SHARE
-    with ExitStack() as running:
-        yield from read_rows(dataset, pieces, Position(), Known(share.schema), 1, budget, running)

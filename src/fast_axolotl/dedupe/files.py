@@ -23,8 +23,6 @@ import pyarrow as pa
 from fast_axolotl.dedupe.output import (
     GROUP_BYTES,
     check_target,
-    decoded,
-    decoded_schema,
     disk_errors,
     whole_file,
 )
@@ -76,7 +74,6 @@ class DedupeSummary:
     spilled_bytes: int
     """Written to disk because the set did not fit; 0 where it did."""
     output: str
-    report: str | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,7 +85,6 @@ def dedupe_files(
     *,
     columns: Sequence[str] | None = None,
     against: Paths | None = None,
-    report: str | Path | None = None,
     overwrite: bool = False,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     num_threads: int = 0,
@@ -104,8 +100,7 @@ def dedupe_files(
             ``.jsonl.zst``). It appears whole or not at all.
         columns: Compare only these columns; whole rows are written in any case.
         against: Other data; rows that occur there are dropped as well.
-        report: A file, in one of these formats, that lists each dropped row and its first copy.
-        overwrite: Replace ``output`` and ``report`` if they exist.
+        overwrite: Replace ``output`` if it exists.
         memory_budget: Memory for this work in bytes, on top of what the process already uses.
         num_threads: Decode threads; 0 uses all available CPU cores.
         temp_dir: Where data spills beyond the memory budget; by default next to ``output``.
@@ -114,20 +109,15 @@ def dedupe_files(
     """
     started = time.perf_counter()
     target = Path(output)
-    listing = None if report is None else Path(report)
     folder = target.parent if temp_dir is None else Path(temp_dir)
     if not isinstance(memory_budget, int) or memory_budget < _LEAST_MEMORY_BUDGET:
         raise UsageError(
             f"memory_budget must be a whole number of bytes, at least {_LEAST_MEMORY_BUDGET:,} "
             f"({_LEAST_MEMORY_BUDGET // MIB} MiB), not {memory_budget!r}"
         )
-    check_target(target, "output", overwrite=overwrite)
+    check_target(target, overwrite=overwrite)
     if not os.access(folder, os.W_OK):
         raise UsageError(f"temp_dir {folder} is not a writable folder; pass another")
-    if listing is not None:
-        check_target(listing, "report", overwrite=overwrite)
-        if listing.resolve() == target.resolve():
-            raise UsageError(f"output and report are the same file, {target}; pass two names")
     working_bytes = max(_LEAST_WORKING_BYTES, memory_budget // 4)
     settings = {
         "batch_size": _BATCH_ROWS,
@@ -141,26 +131,19 @@ def dedupe_files(
     reader = open_dataset(inputs, **settings)
     others = None if against is None else open_dataset(against, **settings)
     files = [*reader.files, *(others.files if others is not None else ())]
-    for path in (path for path in (target, listing) if path is not None and path.exists()):
-        sources = (Path(file.source.path) for file in files)
-        if any(source.exists() and path.samefile(source) for source in sources):
-            raise UsageError(f"{path} is one of the input files; write to another name")
-    group_bytes = min(GROUP_BYTES, working_bytes // (16 if listing is None else 32))
+    sources = (Path(file.source.path) for file in files)
+    if target.exists() and any(path.exists() and target.samefile(path) for path in sources):
+        raise UsageError(f"{target} is one of the input files; write to another name")
     limit = memory_budget - working_bytes
     try:
         key = _key_schema(reader, others, columns)
         with ExitStack() as stack:
+            group_bytes = min(GROUP_BYTES, working_bytes // 16)
             write = stack.enter_context(whole_file(target, reader.schema, group_bytes))
-            write_dropped = None
-            if listing is not None:
-                listed = _report_schema(decoded_schema(reader.schema))
-                write_dropped = stack.enter_context(whole_file(listing, listed, group_bytes))
             spill = Spill(folder, limit=limit)
             stack.callback(spill.close)
             seen = SeenRows(num_threads)
-            run = _Run(
-                key, limit, num_threads, spill, write, write_dropped, tell, seen, seen.secret
-            )
+            run = _Run(key, limit, num_threads, spill, write, tell, seen, seen.secret)
             run.work(reader, others)
     except TypeClash as clash:
         raise ConflictError(
@@ -184,7 +167,6 @@ def dedupe_files(
         state_bytes=run.state_bytes,
         spilled_bytes=spill.num_bytes,
         output=str(target),
-        report=None if listing is None else str(listing),
     )
 
 
@@ -198,7 +180,6 @@ class _Run:
     num_threads: int
     spill: Spill
     write: Write
-    write_dropped: Write | None
     tell: Progress
     seen: SeenRows | None
     """``None`` once it no longer fits."""
@@ -278,35 +259,10 @@ class _Run:
             self.tell(phase, reader.stats.num_bytes, reader.num_bytes, start)
 
     def _write(self, batch: pa.RecordBatch, start: int, firsts: Any) -> None:
-        numbers = np.arange(start, start + batch.num_rows)
-        new = firsts == numbers
+        new = firsts == np.arange(start, start + batch.num_rows)
         self.write(take_rows(batch, np.flatnonzero(new)))
         self.rows_out += int(np.count_nonzero(new))
         self.of_others += int(np.count_nonzero(firsts < 0))
-        repeated = np.flatnonzero(~new)
-        if self.write_dropped is not None and len(repeated):
-            rows, originals = decoded(take_rows(batch, repeated)), firsts[repeated]
-            of_others = originals < 0
-            columns = [
-                pa.array(numbers[repeated]),
-                pa.array(np.where(of_others, originals + _OTHERS, originals)),
-                pa.array(np.where(of_others, "against", "input")),
-                pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema)),
-            ]
-            listed = pa.RecordBatch.from_arrays(columns, schema=_report_schema(rows.schema))
-            self.write_dropped(listed)
-
-
-def _report_schema(schema: pa.Schema) -> pa.Schema:
-    """Row numbers count from 0 in the order of reading."""
-    return pa.schema(
-        [
-            ("row", pa.int64()),
-            ("repeats_row", pa.int64()),
-            ("repeats_in", pa.string()),
-            ("dropped", pa.struct(list(schema))),
-        ]
-    )
 
 
 def _key_schema(reader: Reader, others: Reader | None, columns: Sequence[str] | None) -> pa.Schema:

@@ -31,7 +31,6 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _DIGEST_BYTES = 32
 _FEW_ROWS = 200
-_HEX_ROWS = 8192
 _BATCH_ROWS = 8192
 """Rows taken at a time from a list or an iterator; short ones then fit the processor's caches."""
 _TASK_BYTES = 1 << 20
@@ -105,16 +104,10 @@ def _require_many(name: str, values: object) -> None:
 
 def _hex(digests: ByteArray) -> list[str]:
     """One string per digest, cut from a text of lines, since that takes no loop in Python."""
-    if len(digests) < _FEW_ROWS:
-        return digests.tobytes().hex("\n", _DIGEST_BYTES).split()
-    from fast_axolotl.kernels.sha256 import write_hex
-
     texts: list[str] = []
-    lines = np.empty((min(len(digests), _HEX_ROWS), 2 * _DIGEST_BYTES + 1), np.uint8)
-    for start in range(0, len(digests), _HEX_ROWS):
-        some = digests[start : start + _HEX_ROWS]
-        write_hex(some.reshape(-1), lines.reshape(-1))
-        texts += str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
+    for start in range(0, len(digests), _BATCH_ROWS):
+        some = digests[start : start + _BATCH_ROWS]
+        texts += some.tobytes().hex("\n", _DIGEST_BYTES).split("\n")
     return texts
 
 

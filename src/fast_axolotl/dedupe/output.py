@@ -35,16 +35,16 @@ GROUP_BYTES = 32 * 1024 * 1024
 _ENDINGS = ".parquet, .arrow, .feather, .jsonl, .jsonl.gz or .jsonl.zst"
 
 
-def check_target(path: Path, name: str, *, overwrite: bool) -> None:
+def check_target(path: Path, *, overwrite: bool) -> None:
     """Everything about a target that can be known before the work begins."""
     if ":/" in str(path):
-        raise UsageError(f"{name} {path} is not a local path; write to a local file, then copy it")
-    _writer_for(path, name)
+        raise UsageError(f"output {path} is not a local path; write to a local file, then copy it")
+    _writer_for(path)
     if path.is_dir():
-        raise UsageError(f"{name} {path} is a folder; pass a file name that ends in {_ENDINGS}")
+        raise UsageError(f"output {path} is a folder; pass a file name that ends in {_ENDINGS}")
     if path.exists() and not overwrite:
         raise UsageError(
-            f"{name} {path} already exists; pass overwrite=True (--overwrite) to replace it, or "
+            f"output {path} already exists; pass overwrite=True (--overwrite) to replace it, or "
             "choose another name"
         )
     if not path.parent.is_dir():
@@ -90,7 +90,7 @@ def whole_file(
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with disk_errors(path):
-            writer = _writer_for(path, "output", group_bytes)(beside, decoded_schema(schema))
+            writer = _writer_for(path, group_bytes)(beside, decoded_schema(schema))
 
         def write(batch: pa.RecordBatch) -> None:
             with disk_errors(path):
@@ -111,9 +111,7 @@ def whole_file(
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _writer_for(
-    path: Path, name: str, group_bytes: int = GROUP_BYTES
-) -> Callable[[Path, pa.Schema], Any]:
+def _writer_for(path: Path, group_bytes: int = GROUP_BYTES) -> Callable[[Path, pa.Schema], Any]:
     """What makes a writer of batches, with ``write`` and ``close``, for a path and a schema."""
     kind, compression = format_of_name(path.name)
     if kind == "jsonl" and compression in (None, "gzip", "zstd"):
@@ -122,7 +120,7 @@ def _writer_for(
         return lambda target, schema: ParquetWriter(target, schema, group_bytes)
     if kind in ("arrow", "feather") and compression is None:
         return lambda target, schema: pa.ipc.new_file(str(target), schema)
-    raise UsageError(f"{name} {path} has an unknown file ending; use {_ENDINGS}")
+    raise UsageError(f"output {path} has an unknown file ending; use {_ENDINGS}")
 
 
 def decoded_schema(schema: pa.Schema) -> pa.Schema:

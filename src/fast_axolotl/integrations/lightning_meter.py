@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
@@ -37,6 +38,7 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
 
     def _prepare(self) -> None:
         self._step = 0
+        self._spans = ExitStack()
         self._trainer: Callable[[], Any] = lambda: None
 
     @never_raises
@@ -64,13 +66,15 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         if self._logged and self._step % max(1, trainer.log_every_n_steps) == 0:
             pl_module.log_dict(log_figures(self.meter, self._logged), on_step=True, on_epoch=False)
 
+    @never_raises
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a span: validation is not training."""
-        self._enter("evaluate")
+        if self.meter is not None and self._watch is not None:
+            self._spans.enter_context(self.meter.span("evaluate"))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End the span of the validation."""
-        self._leave()
+        self._spans.close()
 
     @never_raises
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -91,7 +95,8 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         """Whether it is the training loader's, where there is one, outside of a validation."""
         # The loader may be made anew for an epoch, so it is looked up every time.
         known = getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
-        return not self._depth and (known is None or dataset is known)
+        is_outside = self.meter is not None and not self.meter.is_in_span
+        return is_outside and (known is None or dataset is known)
 
 
 def _read_layout(trainer: Any) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,10 +94,6 @@ class TrainingMeter:
         """Of the trainings so far."""
         self._watch: TorchWatch | None = None
         """The hooks of the training at work; ``None`` where there is none."""
-        self._depth = 0
-        """Spans that have begun, one inside another."""
-        self._span: AbstractContextManager[Any] | None = None
-        """The outermost of them."""
         self._logged = _ALL_LOGGED if log == "all" else _LOGGED if log else ()
         self._profile_steps = profile_steps
         options: dict[str, Any] = {"peak_tflops": peak_tflops, "data_paths": tuple(data_paths)}
@@ -156,22 +151,6 @@ class TrainingMeter:
         )
         self._watch.start()
 
-    @never_raises
-    def _enter(self, name: str) -> None:
-        """Time that is no training begins, without training fetches."""
-        self._depth += 1
-        if self._depth == 1 and self._watch is not None and self.meter is not None:
-            self._span = self.meter.span(name)
-            self._span.__enter__()
-
-    @never_raises
-    def _leave(self) -> None:
-        """It is over: training goes on, where it was not inside another."""
-        self._depth = max(0, self._depth - 1)
-        if not self._depth and self._span is not None:
-            span, self._span = self._span, None
-            span.__exit__(None, None, None)
-
     def _finish(self) -> None:
         """The training has ended well: one line says what bounds it, and where to read on."""
         is_open = self._watch is not None
@@ -190,8 +169,6 @@ class TrainingMeter:
 
     def _close(self, reason: Any, error: str = "") -> None:
         """Let go of torch and end the record; nothing happens where both have been done."""
-        self._depth = 0
-        self._leave()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -135,7 +135,8 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
 
     def _is_training(self, dataset: Any) -> bool:
         """Whether it is the training loader's, outside of an evaluation."""
-        return not self._depth and (self._dataset is None or dataset is self._dataset)
+        is_outside = self.meter is not None and not self.meter.is_in_span
+        return is_outside and (self._dataset is None or dataset is self._dataset)
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; spans are no longer of interest."""
@@ -161,14 +162,11 @@ def _hook_transformers() -> None:
 
     @contextmanager
     def report_span(name: str, trainer: Any) -> Iterator[None]:
-        heads = [head for head in _ACTIVE if head._is_here]
-        for head in heads:
-            head._enter(name)
-        try:
+        with ExitStack() as spans:
+            for head in _ACTIVE:
+                if head._is_here and head.meter is not None:
+                    spans.enter_context(head.meter.span(name))
             yield
-        finally:
-            for head in reversed(heads):
-                head._leave()
 
     @contextmanager
     def report_failure(trainer: Any) -> Iterator[None]:

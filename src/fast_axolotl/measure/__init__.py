@@ -22,6 +22,7 @@ can be called as if it were ``measure`` itself.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,10 @@ class _Measure(ModuleType):
 
     def __call__(self, *arguments: Any, **named: Any) -> Meter:
         return measure(*arguments, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A training function that names it is sent to the workers of Ray Train.
+        return import_module, (__name__,)
 
     @property
     def __wrapped__(self) -> Any:

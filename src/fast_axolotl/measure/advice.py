@@ -177,9 +177,7 @@ def read_less(evidence: Evidence) -> str:
 
 
 def talk_less(evidence: Evidence) -> Action:
-    """Communicate less often, or less; where most of it is waiting, even the ranks out."""
-    if evidence.is_skewed:
-        return even_out(evidence)
+    """Communicate less often, or less."""
     source, exposed = evidence.source, evidence.exposed
     stage, is_fsdp = evidence.number("deepspeed_stage") or 0, bool(evidence.setting("fsdp"))
     if not is_fsdp and stage < 2:
@@ -209,9 +207,7 @@ def even_out(evidence: Evidence) -> Action:
     figures = evidence.figures
     rates = [rank.tokens_per_second for rank in figures.ranks if rank.tokens_per_second]
     is_uneven = len(rates) > 1 and max(rates) > 1.05 * min(rates)
-    slow, lost = evidence.slow_rank, evidence.exposed * (evidence.skew_share or 0.0)
-    if evidence.holds_up:
-        slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
+    slow, lost = figures.straggler_rank, figures.straggler_fraction or 0.0
     text = (
         f"Check the machine of rank {slow}: its GPU clocks and power (nvidia-smi -q -d "
         "PERFORMANCE), and other programs on its CPU cores."
@@ -280,9 +276,11 @@ def lose_less(evidence: Evidence, part: str) -> Action:
         gain = possible_gain(share * (1.0 - 1.0 / times))
         return Action(f"{head} less often: {less_often}. Or {instead}.", gain)
     place = evidence.line_of("between") or "what the loop does between two loaders"
+    ready = "the data is streamed" if evidence.is_stream else ""
+    ready = "the dataset is prepared" if evidence.setting("dataset_is_prepared") else ready
     texts = {
-        "startup": "Keep the model files on a local disk (HF_HOME): the dataset is prepared."
-        if evidence.setting("dataset_is_prepared")
+        "startup": f"Keep the model files on a local disk (HF_HOME): {ready}."
+        if ready
         else f"Prepare the data once: {prepare}.",
         "between": f"Look at {place}: do it less often.",
         "resume": "Use a reader that resumes where it stopped: fast_axolotl.open_dataset, with "

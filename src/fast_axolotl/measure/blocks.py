@@ -123,15 +123,28 @@ class _Block:
 
 
 class BlockBuilder:
-    """Folds steps into blocks and writes them to the journal."""
+    """Records events, folds the steps whose events have passed, and writes blocks of them."""
 
-    def __init__(self, journal: Journal) -> None:
-        self.phase: PhaseName | None = None
-        """Phase of the last step."""
+    def __init__(
+        self,
+        journal: Journal,
+        counter: BatchCounter,
+        find_events: Callable[[], DeviceEvents | None],
+    ) -> None:
         self.take_phases: Callable[[], dict[str, float]] = dict
         """Seconds by what looks at the stack have seen since the last call."""
         self._journal = journal
+        self._counter = counter
+        self._find_events = find_events
+        self._events: DeviceEvents | None = None
+        self._is_sought = True
+        """Whether to look for a device: once for every block until there is one."""
+        self._steps: deque[Step] = deque()
+        """Those that have ended on the host."""
+        self._num_new = 0
+        self._block_due = float("-inf")
         self._block: _Block | None = None
+        self._phase: PhaseName | None = None
         self._totals, self._taken = WaitTotals(), WaitTotals()
         """Of this phase's blocks that are written; and of all its steps, when the figures of an
         interval were last taken."""
@@ -143,54 +156,89 @@ class BlockBuilder:
         share = self._journal.since_start() * _BLOCK_SHARE
         return min(max(_LEAST_BLOCK_SECONDS, share), _MOST_BLOCK_SECONDS)
 
+    @property
+    def no_device_reason(self) -> str:
+        """Why there is no device that could be timed; empty where there is one."""
+        return explain_no_events() if self._events is None else self._events.failure
+
+    def record(self) -> Any:
+        """An event behind all that is queued on the device; ``None`` where there is no device."""
+        if self._events is None and self._is_sought:
+            self._is_sought = False
+            self._events = self._find_events()
+        return None if self._events is None else self._events.record()
+
+    def pair(self, first: Any) -> EventPair | None:
+        """The event recorded earlier, and one recorded now."""
+        if first is None or self._events is None:
+            return None
+        last = self._events.record()
+        return None if last is None else (first, last)
+
+    def wait_pair(self, first: Any) -> EventPair | None:
+        """The events around a wait that has ended now.
+
+        A device that has not reached the first one yet was busy all the while. Then that event
+        stands for both: asking for it costs a fraction of recording another.
+        """
+        if first is not None and self._events is not None and not self._events.has_passed(first):
+            return first, first
+        return self.pair(first)
+
+    def follow(self) -> None:
+        """A step has been queued on the current stream of the device."""
+        if self._events is not None:
+            self._events.follow()
+
     def add(self, step: Step) -> None:
-        """Fold one step in, beside others of its kind."""
-        block = self._block
-        has_device = step.device_waits is not None
-        if block is not None and (
-            step.phase != block.last.phase or has_device != (block.last.device_waits is not None)
-        ):
+        """A step has ended on the host."""
+        self._steps.append(step)
+        self._num_new += 1
+        if step.end >= self._block_due:
             self.flush()
-            block = None
-        if step.phase != self.phase:
-            self.phase = step.phase
-            self._totals, self._taken = WaitTotals(), WaitTotals()
-        if block is None:
-            block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
-        if step.told_tokens is not None:
-            # What the loop told takes the place of what was counted.
-            counted = sum(step.counts[1:], step.counts[0]) if step.counts else BatchCount()
-            counted.real_tokens, trainable, padded = step.told_tokens
-            if trainable is not None:
-                counted.trainable_tokens = trainable
-            if padded is not None:
-                counted.padded_tokens = padded
-            step.counts = [counted]
-        # Spans are taken out of a step's time. A device may still be busy with a span when the host
-        # is steps ahead; what is taken out of one step then is owed by the next.
-        wall = step.end - step.start - step.removed_seconds - self._owed_seconds
-        self._owed_seconds = max(0.0, -wall)
-        block.add(step, max(0.0, wall))
+            self._block_due = step.end + self.block_seconds
+        elif self._num_new >= _FOLD_EVERY_STEPS:
+            self.fold()
+
+    def fold(self, *, all_steps: bool = False) -> None:
+        """Fold the steps that the device has ended, too; or all."""
+        self._num_new = 0
+        self._counter.settle()
+        steps = self._steps
+        while steps and (
+            all_steps or len(steps) > _MOST_WAITING_STEPS or steps[0].is_ready(self._events)
+        ):
+            step = steps.popleft()
+            step.read_events(self._events)
+            self._fold_step(step)
+
+    def flush(self, *, all_steps: bool = False) -> None:
+        """Fold what the device has ended, or all steps, and write it."""
+        self.fold(all_steps=all_steps)
+        self._write()
+        self._is_sought = True
+
+    def finish(self) -> None:
+        """Fold and write all steps, and wait a little for the device to end them."""
+        events = [step.last_event for step in self._steps if step.last_event]
+        if self._events is not None and events:
+            self._events.settle(events[-1], _SETTLE_SECONDS)
+        self.flush(all_steps=True)
+
+    def close(self) -> None:
+        """Let go of the device and of all events."""
+        self._steps.clear()
+        if self._events is not None:
+            self._events.close()
+        self._events = None
 
     def leave_out(self, num_skipped: int, at: float, why: str) -> None:
         """So many batches were read over before the training began: they are start-up."""
         self.flush()
-        text = f"about {num_skipped:,} batches were skipped before the first step"
-        if why != "resume":
-            text = f"about {num_skipped:,} batches were evaluated before the first step"
+        done = "skipped" if why == "resume" else "evaluated"
+        text = f"about {num_skipped:,} batches were {done} before the first step"
         self._journal.mark(why, at=at, text=text, fetch=num_skipped)
         self._totals, self._taken = WaitTotals(), WaitTotals()
-
-    def flush(self) -> None:
-        """Write what there is."""
-        block, self._block = self._block, None
-        if block is None:
-            return
-        journal = self._journal
-        line = block.line(journal.since_start(block.last.end), with_singles=journal.has_room)
-        phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
-        journal.write(replace(line, phases=phases))
-        self._totals.add_block(line)
 
     def current(self) -> dict[str, float]:
         """The figures so far: of the steady phase, else of the warm-up."""
@@ -212,110 +260,51 @@ class BlockBuilder:
             "host_stall_fraction": totals.host_stall_fraction,
             "device_stall_fraction": totals.device_stall_fraction,
             "steps_per_second": totals.steps / totals.wall_seconds,
-            "is_warming": 1.0 if self.phase == "warmup" else None,
+            "is_warming": 1.0 if self._phase == "warmup" else None,
         }
         for rate, name in _RATES.items():
             found[rate] = ratio(totals.count(name), totals.wall_seconds)
         return {name: value for name, value in found.items() if value is not None}
 
-
-class StepQueue:
-    """Records events, and hands on the steps whose events have passed."""
-
-    def __init__(
-        self,
-        blocks: BlockBuilder,
-        counter: BatchCounter,
-        find_events: Callable[[], DeviceEvents | None],
-    ) -> None:
-        self._blocks = blocks
-        self._counter = counter
-        self._find_events = find_events
-        self._events: DeviceEvents | None = None
-        self._is_sought = True
-        """Whether to look for a device: once for every block until there is one."""
-        self._steps: deque[Step] = deque()
-        self._num_new = 0
-        self._block_due = float("-inf")
-
-    @property
-    def no_device_reason(self) -> str:
-        """Why there is no device that could be timed; empty where there is one."""
-        if self._events is None:
-            return explain_no_events()
-        return self._events.failure
-
-    def record(self) -> Any:
-        """An event behind all that is queued on the device; ``None`` where there is no device."""
-        if self._events is None and self._is_sought:
-            self._is_sought = False
-            self._events = self._find_events()
-        return None if self._events is None else self._events.record()
-
-    def follow(self) -> None:
-        """A step has been queued on the current stream of the device."""
-        if self._events is not None:
-            self._events.follow()
-
-    def pair(self, first: Any) -> EventPair | None:
-        """The event recorded earlier, and one recorded now."""
-        if first is None or self._events is None:
-            return None
-        last = self._events.record()
-        return None if last is None else (first, last)
-
-    def wait_pair(self, first: Any) -> EventPair | None:
-        """The events around a wait that has ended now.
-
-        A device that has not reached the first one yet was busy all the while. Then that event
-        stands for both: asking for it costs a fraction of recording another.
-        """
-        if first is not None and self._events is not None and not self._events.has_passed(first):
-            return first, first
-        return self.pair(first)
-
-    def add(self, step: Step) -> None:
-        """A step has ended on the host."""
-        self._steps.append(step)
-        self._num_new += 1
-        if step.end >= self._block_due:
-            self.flush()
-            self._block_due = step.end + self._blocks.block_seconds
-        elif self._num_new >= _FOLD_EVERY_STEPS:
-            self.fold()
-
-    def fold(self, *, all_steps: bool = False) -> None:
-        """Fold the steps that the device has ended, too; or all."""
-        self._num_new = 0
-        self._counter.settle()
-        steps = self._steps
-        while steps and (
-            all_steps or len(steps) > _MOST_WAITING_STEPS or steps[0].is_ready(self._events)
+    def _fold_step(self, step: Step) -> None:
+        """Fold one step in, beside others of its kind."""
+        block = self._block
+        has_device = step.device_waits is not None
+        if block is not None and (
+            step.phase != block.last.phase or has_device != (block.last.device_waits is not None)
         ):
-            step = steps.popleft()
-            step.read_events(self._events)
-            self._blocks.add(step)
+            self._write()
+            block = None
+        if step.phase != self._phase:
+            self._phase = step.phase
+            self._totals, self._taken = WaitTotals(), WaitTotals()
+        if block is None:
+            block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
+        if step.told_tokens is not None:
+            # What the loop told takes the place of what was counted.
+            counted = sum(step.counts[1:], step.counts[0]) if step.counts else BatchCount()
+            counted.real_tokens, trainable, padded = step.told_tokens
+            if trainable is not None:
+                counted.trainable_tokens = trainable
+            if padded is not None:
+                counted.padded_tokens = padded
+            step.counts = [counted]
+        # Spans are taken out of a step's time. A device may still be busy with a span when the host
+        # is steps ahead; what is taken out of one step then is owed by the next.
+        wall = step.end - step.start - step.removed_seconds - self._owed_seconds
+        self._owed_seconds = max(0.0, -wall)
+        block.add(step, max(0.0, wall))
 
-    def flush(self) -> None:
-        """Fold what the device has ended, and write it."""
-        self.fold()
-        self._blocks.flush()
-        self._is_sought = True
-
-    def finish(self) -> None:
-        """Fold and write all steps, and wait a little for the device to end them."""
-        events = [step.last_event for step in self._steps if step.last_event]
-        if self._events is not None and events:
-            self._events.settle(events[-1], _SETTLE_SECONDS)
-        self.fold(all_steps=True)
-        self._blocks.flush()
-
-    def close(self) -> None:
-        """Let go of the device and of all events."""
-        self._steps.clear()
-        if self._events is not None:
-            self._events.close()
-        self._events = None
+    def _write(self) -> None:
+        """Write what there is."""
+        block, self._block = self._block, None
+        if block is None:
+            return
+        journal = self._journal
+        line = block.line(journal.since_start(block.last.end), with_singles=journal.has_room)
+        phases = {name: round(seconds, 3) for name, seconds in self.take_phases().items()}
+        journal.write(replace(line, phases=phases))
+        self._totals.add_block(line)
 
 
 def _round(seconds: float) -> float:

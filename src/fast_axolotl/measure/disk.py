@@ -107,7 +107,7 @@ def probe_capacity(
 
 
 def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
-    """The largest files, until they hold ``max_bytes``; none, and why."""
+    """The largest files; none, and why, where they hold too little."""
     if "://" in str(path):
         return [], f"{path} is not on a disk of this machine"
     given = Path(path)
@@ -121,10 +121,7 @@ def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:
             # Files with holes are left out, as holes are read from nowhere.
             if stat.S_ISREG(info.st_mode) and info.st_blocks * 512 >= info.st_size:
                 sizes.append((file, info.st_size))
-    sizes.sort(key=lambda item: item[1], reverse=True)
-    largest = sizes[:_MOST_FILES]
-    before = itertools.accumulate((num_bytes for _, num_bytes in largest), initial=0)
-    chosen = [one for one, earlier in zip(largest, before, strict=False) if earlier < max_bytes]
+    chosen = sorted(sizes, key=lambda item: item[1], reverse=True)[:_MOST_FILES]
     total = sum(num_bytes for _, num_bytes in chosen)
     if total < min(_LEAST_BYTES, max_bytes):
         return [], (

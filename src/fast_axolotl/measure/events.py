@@ -39,7 +39,7 @@ def find_events() -> CudaEvents | None:
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return None
-    return CudaEvents(cuda)
+    return CudaEvents(cuda, getattr(torch, "_C", None))
 
 
 def explain_no_events() -> str:
@@ -58,22 +58,26 @@ class CudaEvents:
     as prefetchers do, it is the stream of the last optimizer step.
     """
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Any, native: Any = None) -> None:
         self.failure = ""
         """Why the events cannot be used; empty while they can."""
         self._cuda = cuda
+        self._native = native
         self._is_capturing = getattr(cuda, "is_current_stream_capturing", lambda: False)
         self._broken: set[Any] = set()
         self._num_failures = 0
-        self._followed: Any = None
+        self._followed: tuple[Any, Any, int] | None = None
         self._used: dict[Any, int] = {}
         """Events that were recorded and not read yet, and their devices."""
+        self._stream: Any = None
+        self._stream_key: Any = None
+        self._device = 0
 
     def follow(self) -> None:
         """The current stream is the one that computes: an optimizer step has been queued on it."""
         with suppress(RuntimeError):
             if not self._is_capturing():
-                self._followed = self._cuda.current_stream()
+                self._followed = self._find_stream()
 
     def record(self) -> Any:
         """An event behind all that is queued on the stream that computes; ``None`` where that
@@ -82,10 +86,9 @@ class CudaEvents:
         try:
             if self.failure or self._is_capturing():
                 return None
-            stream = self._cuda.current_stream()
-            if self._followed is not None and stream.cuda_stream:  # not the default one
-                stream = self._followed
-            device = stream.device_index
+            stream, key, device = self._find_stream()
+            if self._followed is not None and key is not None and key[0]:
+                stream, _, device = self._followed
             free = _FREE.setdefault(device, set())
             if free:
                 event = free.pop()
@@ -98,6 +101,21 @@ class CudaEvents:
             self._fail(event, error)
             return None
         return event
+
+    def _find_stream(self) -> tuple[Any, Any, int]:
+        """The current stream, what the driver knows it by, and its device."""
+        # ``torch.cuda.current_stream`` reads the environment at every call; what it asks the
+        # driver for in the end tells whether the stream is still the one that was found last. The
+        # number of the default stream is 0.
+        try:
+            self._device = self._native._cuda_getDevice()
+            key = self._native._cuda_getCurrentStream(self._device)
+        except AttributeError:
+            key = None
+        if key is None or key != self._stream_key:
+            self._stream, self._stream_key = self._cuda.current_stream(), key
+            self._device = getattr(self._stream, "device_index", self._device)
+        return self._stream, key, self._device
 
     def has_passed(self, event: Any) -> bool:
         """Whether the stream has reached an event; of a broken one, yes: nothing more will come."""

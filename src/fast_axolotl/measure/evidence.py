@@ -58,7 +58,6 @@ class Evidence:
     """Seconds of a step without waits, at first and at the end, where they grew all the while."""
     skew_share: float | None = None
     """Share of communication that is waiting for a slower rank."""
-    slow_rank: int | None = None
     slow_phase: str = ""
     """In which one rank works longer than the others, by looks at their stacks."""
     drain: Drain | None = None
@@ -99,7 +98,7 @@ class Evidence:
         times = {rank.rank: getattr(rank, f"{what}_seconds") for rank in self.figures.ranks}
         others = [time for rank, time in times.items() if rank != slow and time is not None]
         if slow is None or times.get(slow) is None or not others:
-            return f"Rank {slow} is slow"
+            return f"The ranks wait for rank {slow}, which reaches their collectives last"
         verb = "waits {} for data in a step" if what == "wait" else "works {} in a step"
         own = verb.format(format_seconds(times[slow]))
         return f"Rank {slow} {own}, the others {format_seconds(middle(others))}"
@@ -177,11 +176,6 @@ class Evidence:
             return 0.0
         at_epochs = self.stall * self.figures.waits_by_cause.get("epoch", 0.0)
         return max(0.0, min(at_epochs, 1.0 - self.phases.workers / workers))
-
-    @property
-    def is_skewed(self) -> bool:
-        """Whether most of the communication is waiting for a slower rank."""
-        return (self.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE
 
     @property
     def cores(self) -> int | None:
@@ -287,6 +281,22 @@ class Evidence:
         text = "rank {rank} {late}: this costs the other ranks {straggler_fraction} of the time"
         return [self.say(text, rank=figures.straggler_rank, late=late)]
 
+    def window_lines(self) -> list[str]:
+        """What a profiler window tells of the communication."""
+        lines, skew = [], format_share(self.skew_share)
+        if self.exposed:
+            lines.append(
+                "in {exposed_communication_fraction} of the profiled time, only communication ran "
+                "({BOUND_COMMUNICATION})"
+            )
+        if self.figures.pure_communication_fraction is not None:
+            lines.append(
+                "the transfers alone (each collective on its fastest rank) take "
+                "{pure_communication_fraction} of the time; {skew} of the communication is waiting "
+                "for the last rank"
+            )
+        return [self.say(line, skew=skew) for line in lines]
+
     def pattern_lines(self) -> list[str]:
         """When the waits come, and with what."""
         figures, period = self.figures, self.figures.stall_period_fetches
@@ -323,7 +333,7 @@ class Evidence:
             rate = format_bytes(thresholds.SWAP_RATE)
             lines.append(
                 "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
-                f"samples and in three in a row (threshold {rate}/s); "
+                f"samples (threshold {rate}/s); "
                 "up to {process_swap_bytes} of this run are in swap"
             )
         if is_pressed:

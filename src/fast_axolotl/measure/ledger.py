@@ -19,6 +19,7 @@ from fast_axolotl.measure.phases import OTHER, PREPARING, WAITING, Phases
 from fast_axolotl.measure.ranks import Job, RankFigures
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.arithmetic import finite, ratio, total
+from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.waits import WaitTotals
 
 _PARTS_OF_SPANS = {
@@ -110,20 +111,12 @@ def fold_ledger(
     working = max(0.0, loop - data - communication - first_step - sum(spans.values()))
     rest = sum(share for phase, share in phases.step.items() if phase != WAITING) or 1.0
     beside = {part: working * phases.cost(phase) / rest for phase, part in _PARTS_BESIDE.items()}
-    parts = {
-        "compute" if is_apart else "compute_and_communication": working - sum(beside.values()),
-        "communication": communication,
-        "data": data,
-        "preparing": 0.0,
-        "code": 0.0,
-        "between": 0.0,
-        "evaluation": 0.0,
-        "checkpoint": 0.0,
-        "logging": 0.0,
-        "startup": startup,
-        "resume": 0.0,
-        "first_step": first_step,
-    }
+    compute, unknown = "compute", "compute_and_communication"
+    if not is_apart:
+        compute, unknown = unknown, compute
+    parts = {part: 0.0 for part in LEDGER if part not in (unknown, "other")}
+    parts |= {compute: working - sum(beside.values()), "communication": communication}
+    parts |= {"data": data, "startup": startup, "first_step": first_step}
     for name, part in _PARTS_OF_SPANS.items():
         parts[part] += spans[name]
     for part, seconds in beside.items():

@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.batch_counts import BatchCounter
-from fast_axolotl.measure.blocks import BlockBuilder, StepQueue
+from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
 from fast_axolotl.measure.journal import Journal, as_json
 from fast_axolotl.measure.loaders import read_loader, ready_batches
@@ -224,9 +224,8 @@ class Meter:
         self._journal = journal
         self._clock = journal.clock
         self._tracker = tracker
-        self._blocks = BlockBuilder(journal)
         self._counter = BatchCounter(journal.reason)
-        self._queue = StepQueue(self._blocks, self._counter, find_events)
+        self._blocks = BlockBuilder(journal, self._counter, find_events)
         self._peak_tflops = peak_tflops
         self._sampler: SystemSampler | None = None
         self._stacks: StackSampler | None = None
@@ -263,6 +262,11 @@ class Meter:
         if not self._is_early or (not self._is_due and self._tracker.is_step_due):
             return ""
         return "waiting" if self._is_due else "between"
+
+    @property
+    def is_in_span(self) -> bool:
+        """Whether time goes by that is not training."""
+        return bool(self._span_name)
 
     def __enter__(self) -> Meter:
         return self
@@ -337,7 +341,7 @@ class Meter:
         tracker.see_queue(queue_depth)
         self._is_watch_fetch = False
         if not self._is_early:
-            self._fetch_event = self._queue.record()
+            self._fetch_event = self._blocks.record()
             self._fetch_start = self._clock()
         self._begin_seconds = self._clock() - now
 
@@ -396,7 +400,7 @@ class Meter:
         """Report that an optimizer step has ended. Ignored inside a span."""
         now = self._clock()
         if not self._span_name:
-            self._queue.follow()
+            self._blocks.follow()
             self._take(self._tracker.tell(now))
             if self._stacks is not None:
                 self._stacks.thread = threading.get_ident()
@@ -407,7 +411,7 @@ class Meter:
                 self._begin_early_wait(now, is_due=self._is_due)
             num_skipped = self._tracker.find_skipped()
             if num_skipped:
-                self._queue.flush()
+                self._blocks.flush()
                 self._blocks.leave_out(num_skipped, now, self.read_over)
             self._overhead_seconds += self._clock() - now
 
@@ -548,7 +552,7 @@ class Meter:
             self._overhead_seconds += self._stacks.cpu_seconds - self._stacks_cpu_seconds
         num_fetches = self._tracker.num_fetches - self._overhead_from
         self._journal.end(reason, error, self._overhead_seconds, num_fetches)
-        self._queue.close()
+        self._blocks.close()
         self._fetch_event = self._span_event = None
 
     def go_quiet(self) -> None:
@@ -567,13 +571,13 @@ class Meter:
         start, self._fetch_start = self._fetch_start, None
         self._is_fetching = self._is_early = False
         host_wait_seconds = 0.0 if start is None else max(0.0, now - start)
-        return host_wait_seconds, self._queue.wait_pair(self._fetch_event)
+        return host_wait_seconds, self._blocks.wait_pair(self._fetch_event)
 
     def _begin_early_wait(self, now: float, *, is_due: bool) -> None:
         """The next loop has begun, or will, though no fetch has."""
         self._tracker.leave(now)
         self._is_early, self._is_due = True, is_due
-        self._fetch_event = self._queue.record()
+        self._fetch_event = self._blocks.record()
         self._fetch_start = now
 
     def _end_between(self, now: float) -> None:
@@ -614,7 +618,7 @@ class Meter:
             if self._stacks is not None:
                 self._stacks_cpu_seconds = self._stacks.cpu_seconds
             self._note_device()
-        self._queue.add(step)
+        self._blocks.add(step)
         if self._tracker.is_lost and not self._is_loss_told:
             self._is_loss_told = True
             text = (
@@ -626,7 +630,7 @@ class Meter:
 
     def _note_device(self) -> None:
         self.settings(**_read_cuda())
-        if reason := self._queue.no_device_reason:
+        if reason := self._blocks.no_device_reason:
             self._journal.reason("device_stall_fraction", reason)
 
     @_guarded
@@ -640,14 +644,14 @@ class Meter:
                 self._tracker.add_span("between", *wait)
             self._is_due = is_due
         self._span_name, self._span_start = name, now
-        self._span_event = self._queue.record()
+        self._span_event = self._blocks.record()
 
     @_guarded
     def _end_span(self) -> None:
         now = self._clock()
         name, self._span_name = self._span_name, ""
         if name:
-            pair = self._queue.pair(self._span_event)
+            pair = self._blocks.pair(self._span_event)
             seconds = max(0.0, now - self._span_start)
             self._tracker.add_span(name, seconds, pair)
             if name in _WRITTEN_SPANS:
@@ -659,14 +663,14 @@ class Meter:
 
     @_guarded
     def _fold(self, *, write: bool) -> None:
-        (self._queue.flush if write else self._queue.fold)()
+        (self._blocks.flush if write else self._blocks.fold)()
 
     @_guarded
     def _finish(self) -> None:
         self._end_span()
         self.note_replacements()
         self._take(self._tracker.finish())
-        self._queue.finish()
+        self._blocks.finish()
         self._write_stacks(self._clock())
         self._note_device()
 

@@ -11,13 +11,12 @@ On a GPU the host's stack tells what the *host* did. That costs time only while 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fast_axolotl.measure.ranks import RankFigures
+from fast_axolotl.measure.ranks import RankFigures, add_up_looks
 from fast_axolotl.measure.stacks import LOADING, RATE
-from fast_axolotl.record import StackLine, StepBlock
-from fast_axolotl.record.arithmetic import finite, ratio
+from fast_axolotl.record import StackLine
+from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import STEP
 from fast_axolotl.record.figures import CodeLine
 
@@ -78,8 +77,8 @@ def fold_phases(
     was idle beside its own waits for data, ``None`` where there is no device. The lines of the
     phase ``also`` are told, too.
     """
-    seen = _add_up(rank.steady_blocks)
-    inside = {name: seconds for name, seconds in seen.items() if "/" not in name}
+    inside = add_up_looks(rank.steady_blocks)
+    inside["backward"] += add_up_looks(rank.steady_blocks, "backward")["idle"]
     if sum(inside.values()) < _LEAST_SECONDS:
         return Phases()
     waited = inside.pop("data", 0.0)
@@ -88,21 +87,13 @@ def fold_phases(
         stall = inside[WAITING] / sum(inside.values())
     else:  # a queue of the loop's own, behind the loader
         inside[PREPARING] = inside.get(PREPARING, 0.0) + waited
-    own = {
-        name.removeprefix(f"{WAITING}/"): seconds
-        for name, seconds in seen.items()
-        if name.startswith(f"{WAITING}/")
-    }
+    own = add_up_looks(rank.steady_blocks, WAITING)
     waited = inside.get(WAITING, 0.0) + sum(own.values())
     wait = min(1.0, stall or 0.0)
     rest = sum(seconds for name, seconds in inside.items() if name != WAITING)
     step = {name: (1.0 - wait) * inside.get(name, 0.0) / (rest or 1.0) for name in STEP}
     step[WAITING] = wait if rest else 1.0
-    outside = {
-        name.removeprefix(f"{BETWEEN}/"): seconds
-        for name, seconds in _add_up(rank.record.blocks).items()
-        if name.startswith(f"{BETWEEN}/")
-    }
+    outside = add_up_looks(rank.record.blocks, BETWEEN)
     whole = sum(outside.values()) or 1.0
     beside = sum(step[name] for name in _BESIDE)
     blocks, (loaded, idled) = rank.record.blocks, rank.worker_seconds
@@ -115,18 +106,8 @@ def fold_phases(
         workers=ratio(loaded + idled, wall) or 0.0,
         visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
         lines=_find_lines(rank, also),
-        is_foreign=rank.record.start.source == "loop" and not any(name in inside for name in MODEL),
+        is_foreign=rank.record.start.source == "loop" and not any(map(inside.get, MODEL)),
     )
-
-
-def _add_up(blocks: Sequence[StepBlock]) -> dict[str, float]:
-    """Seconds of looks by phase."""
-    found: dict[str, float] = {}
-    for block in blocks:
-        for name, seconds in block.phases.items():
-            name = _SAME.get(name, name)
-            found[name] = found.get(name, 0.0) + (finite(seconds) or 0.0)
-    return found
 
 
 def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:

@@ -43,9 +43,9 @@ _MEMORY = {
 """Field of a sample → line of ``status``."""
 
 _PSS = {
-    "pss_bytes": b"Pss:",
-    "pss_anon_bytes": b"Pss_Anon:",
-    "pss_shared_bytes": b"Pss_Shmem:",
+    "pss_bytes": b"Pss",
+    "pss_anon_bytes": b"Pss_Anon",
+    "pss_shared_bytes": b"Pss_Shmem",
 }
 """Field of a sample → line of ``smaps_rollup``. A page that n processes share counts for one n-th
 of it. Kernels before 5.3 do not divide the total."""
@@ -250,20 +250,18 @@ def has_procfs(proc: Path = PROC) -> bool:
 
 def read_memory(pid: int | str = "self", *, proc: Path = PROC) -> dict[str, int] | None:
     """Resident memory of one process by the fields of a sample; ``None`` when it is gone."""
-    status = read_status(pid, proc=proc)
-    if status is None:
+    status = read_lines(f"{proc}/{pid}/status")
+    if not status:
         return None
     # A zombie has none of these lines, and holds nothing.
-    return {name: int(status.get(at, b"0").split()[0]) * 1024 for name, at in _MEMORY.items()}
+    return {name: int(status.get(at, (b"0",))[0]) * 1024 for name, at in _MEMORY.items()}
 
 
-def read_status(pid: int | str, *, proc: Path = PROC) -> dict[bytes, bytes] | None:
-    """The lines of ``status`` by their names."""
-    text = read_bytes_of(f"{proc}/{pid}/status")
-    if not text:
-        return None
-    pairs = (line.partition(b":") for line in text.splitlines())
-    return {name: value.strip() for name, _, value in pairs}
+def read_lines(path: str | Path) -> dict[bytes, list[bytes]]:
+    """The lines of a file that begin with a name: the words behind it; none where it cannot be
+    read."""
+    lines = (line.split() for line in (read_bytes_of(path) or b"").splitlines())
+    return {words[0].rstrip(b":"): words[1:] for words in lines if words}
 
 
 def read_stat(pid: int | str, *, proc: Path = PROC) -> ProcessStat | None:
@@ -285,22 +283,18 @@ def read_stat(pid: int | str, *, proc: Path = PROC) -> ProcessStat | None:
 
 def read_io(pid: int | str, *, proc: Path = PROC) -> tuple[int, int] | None:
     """The first two of ``Counters``; ``None`` for another user's process."""
-    text = read_bytes_of(f"{proc}/{pid}/io") or b""
-    found = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
-    try:
-        return int(found[b"read_bytes"]), int(found[b"rchar"])
-    except (KeyError, ValueError):
-        return None
+    found = read_lines(f"{proc}/{pid}/io")
+    with suppress(KeyError, IndexError, ValueError):
+        return int(found[b"read_bytes"][0]), int(found[b"rchar"][0])
+    return None
 
 
 def read_pss(pid: int | str, *, proc: Path = PROC) -> dict[str, Any] | None:
     """Proportional set size of one process; ``None`` where it may not be read."""
-    found: dict[bytes, int] = {}
-    for line in (read_bytes_of(f"{proc}/{pid}/smaps_rollup") or b"").splitlines():
-        if line.startswith(b"Pss"):
-            name, size = line.split()[:2]
-            found[name] = int(size) * 1024
-    return {name: found.get(at) for name, at in _PSS.items()} if b"Pss:" in found else None
+    found = read_lines(f"{proc}/{pid}/smaps_rollup")
+    if b"Pss" not in found:
+        return None
+    return {name: int(found[at][0]) * 1024 if at in found else None for name, at in _PSS.items()}
 
 
 def read_run_delay(pid: int | str, *, proc: Path = PROC) -> float | None:
@@ -318,15 +312,13 @@ def read_command(pid: int | str, *, proc: Path = PROC) -> tuple[str, ...]:
 
 def read_vmstat(*, proc: Path = PROC) -> dict[str, int]:
     """Counters of the machine, by the fields of a sample: swapped bytes, processes killed."""
-    pages = {b"pswpin": "swap_in_bytes", b"pswpout": "swap_out_bytes"}
-    found = {}
-    for line in (read_bytes_of(f"{proc}/vmstat") or b"").splitlines():
-        name, _, value = line.partition(b" ")
-        if name in pages:
-            found[pages[name]] = int(value) * os.sysconf("SC_PAGE_SIZE")
-        elif name == b"oom_kill":
-            found["machine_oom_kills"] = int(value)
-    return found
+    lines, page = read_lines(f"{proc}/vmstat"), os.sysconf("SC_PAGE_SIZE")
+    units = {
+        "swap_in_bytes": (b"pswpin", page),
+        "swap_out_bytes": (b"pswpout", page),
+        "machine_oom_kills": (b"oom_kill", 1),
+    }
+    return {name: unit * int(lines[at][0]) for name, (at, unit) in units.items() if lines.get(at)}
 
 
 def read_processors(pid: int) -> Collection[int] | None:
@@ -342,11 +334,8 @@ def read_usage(
     """Counters of some processors, or of all: seconds that programs and the kernel used, seconds
     that the hypervisor gave to others; and how many processors these are."""
     busy = steal = count = 0
-    for line in (read_bytes_of(f"{proc}/stat") or b"").splitlines():
-        name, *fields = line.split()
-        if not name.startswith(b"cpu"):
-            break
-        number = name[3:]
+    for name, fields in read_lines(f"{proc}/stat").items():
+        number = name.removeprefix(b"cpu")
         if number.isdigit() and (not processors or int(number) in processors) and len(fields) > 7:
             user, nice, system, _, _, irq, softirq, stolen = map(int, fields[:8])
             busy += user + nice + system + irq + softirq
@@ -358,8 +347,5 @@ def read_usage(
 
 def read_pressure_seconds(path: str | Path) -> float | None:
     """Counter of a PSI file: seconds in which every task that wanted to run was held up."""
-    for line in (read_bytes_of(path) or b"").splitlines():
-        if line.startswith(b"full"):
-            total = line.rpartition(b"total=")[2]
-            return int(total) / 1e6 if total.isdigit() else None
-    return None
+    total = b"".join(read_lines(path).get(b"full", [])[-1:]).removeprefix(b"total=")
+    return int(total) / 1e6 if total.isdigit() else None

@@ -16,10 +16,9 @@ With a dispatcher it is rank 0, which reads for all, and whose waits look like c
 others. A rank that recorded too little to be judged decides nothing, where another has recorded
 more.
 
-*Stragglers.* The rank that the others wait for is late with its data: in the steps in which it
-waits, the others do not. Or it computes longer, which only a profiler window tells: it is the one
-that spends least time in collectives. A step is as long on every rank, since they wait for each
-other.
+*Stragglers.* The rank that the others wait for is late with its data: it waits longer than any
+other. Or it works longer: by looks at the stacks, or in a profiler window, in which it spends least
+time in collectives. A step is as long on every rank, since they wait for each other.
 
 *Replicas.* Ranks of one tensor, context or pipeline parallel group are fed the same batches, and
 what they count is not added up twice. The sizes of these groups stand in the settings.
@@ -31,6 +30,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fast_axolotl.record import (
@@ -70,7 +70,6 @@ _SIZES = {
 """Setting → names of the same in a framework's configuration."""
 
 
-_IDLE = "backward/idle"
 LEAST_LOOKED_SECONDS = 3.0
 """Of looks, to tell how long a rank works. Ours: sixty looks."""
 LEAST_WORK_SHARE = 0.05
@@ -149,12 +148,10 @@ class RankFigures:
     def work(self) -> dict[str, float]:
         """Seconds of a step by phase, without waits for data and for other ranks, by looks at the
         stack; empty: not known."""
-        seen: dict[str, float] = defaultdict(float)
-        for block in self.steady_blocks:
-            for name, seconds in block.phases.items():
-                seen["waiting" if name.startswith("waiting/") else name] += seconds
-        inside = {name: seconds for name, seconds in seen.items() if "/" not in name}
-        looked = sum(inside.values()) + seen[_IDLE]
+        inside, *beside = (
+            add_up_looks(self.steady_blocks, place) for place in ("", "waiting", "backward")
+        )
+        looked = sum(sum(part.values()) for part in (inside, *beside))
         if "cuda_memory" in self.settings or looked < LEAST_LOOKED_SECONDS:
             return {}
         pace = self.steady.wall_seconds / max(1, self.steady.steps)
@@ -176,8 +173,8 @@ class RankFigures:
 
     @property
     def stall_error(self) -> float | None:
-        """Half of the 95 % interval of the stall that fetches tell, by a jackknife over ten
-        stretches of the run; ``None``: too few steps."""
+        """Half of the 95 % interval of the stall that fetches tell, by how ten stretches of the run
+        differ from it; ``None``: too few steps."""
         is_device = self.steady.source == "device"
         pairs: list[tuple[float, float]] = []
         for block in self.steady_blocks:
@@ -191,14 +188,10 @@ class RankFigures:
         wall, wait = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
         if count < LEAST_JUDGED or wall <= 0:
             return None
-        without = []
-        for part in range(_STRETCHES):
-            cut = pairs[part * count // _STRETCHES : (part + 1) * count // _STRETCHES]
-            rest = wall - sum(pair[0] for pair in cut)
-            without.append((wait - sum(pair[1] for pair in cut)) / rest if rest > 0 else 0.0)
-        mean = sum(without) / _STRETCHES
-        spread = sum((share - mean) ** 2 for share in without)
-        return _T_OF_STRETCHES * math.sqrt((_STRETCHES - 1) / _STRETCHES * spread)
+        over = [seconds - wait / wall * length for length, seconds in pairs]
+        edges = [part * count // _STRETCHES for part in range(_STRETCHES + 1)]
+        spread = sum(sum(over[first:last]) ** 2 for first, last in pairwise(edges))
+        return _T_OF_STRETCHES * math.sqrt(spread * _STRETCHES / (_STRETCHES - 1)) / wall
 
     @property
     def window(self) -> ProfileWindow | None:
@@ -265,6 +258,17 @@ def fold_rank(record: RankRecord) -> RankFigures:
     return folded
 
 
+def add_up_looks(blocks: Sequence[StepBlock], place: str = "") -> dict[str, float]:
+    """Seconds by phase of the looks inside of steps, or of those that are told after a place."""
+    found: dict[str, float] = defaultdict(float)
+    for block in blocks:
+        for name, seconds in block.phases.items():
+            outer, _, phase = name.partition("/") if "/" in name else ("", "", name)
+            if outer == place:
+                found[phase] += finite(seconds) or 0.0
+    return found
+
+
 def find_capacity(settings: Mapping[str, Any]) -> int | None:
     """Batches that the loader's workers may have ready."""
     workers, prefetch = number_of(settings, "num_workers"), number_of(settings, "prefetch_factor")
@@ -293,13 +297,11 @@ def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drai
     loader lacks is too little to matter."""
     points = read_queue(blocks)
     if first := _find_dry(points, settings):
-        since, before = blocks[first:], blocks[first - 1]
-        wall = total(block.wall_seconds for block in since) or 0.0
-        waited = total(
-            block.wait_seconds(is_device=block.device_wait_seconds is not None) for block in since
-        )
-        if (ratio(waited, wall) or 0.0) >= thresholds.FREE_STALL:
-            is_over = thresholds.is_long_enough(sum(block.fetches for block in since), wall)
+        since, before = WaitTotals(), blocks[first - 1]
+        for block in blocks[first:]:
+            since.add_block(block)
+        if (since.stall_fraction or 0.0) >= thresholds.FREE_STALL:
+            is_over = thresholds.is_long_enough(since.fetches, since.wall_seconds)
             return Drain(before.first_step + before.steps, first, is_over)
     half = len(points) // 2
     earlier, later = mean_depth(points[:half]), mean_depth(points[half:])
@@ -342,8 +344,6 @@ class Job:
     source: StallSource = ""
     host_stall_fraction: float | None = None
     device_stall_fraction: float | None = None
-    alone: dict[int, float] = field(default_factory=dict)
-    """Share of the time in which only this rank waited."""
     figures: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(JOB_FIGURES))
     skew_share: float | None = None
     """Share of the longest rank's communication that is waiting for a slower rank."""
@@ -428,8 +428,6 @@ def _fold_stall(job: Job) -> None:
         else:
             shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
             job.host_stall_fraction = max(shares)
-    alone = zip(steady, waits.alone, strict=True)
-    job.alone = {rank.rank: share(seconds) for rank, seconds in alone}
 
 
 def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
@@ -496,30 +494,31 @@ def _find_straggler(job: Job, skew_fraction: float) -> None:
     reason = "a rank that computes longer shows only in a profiler window; use fast-axolotl measure"
     reason += " --profile-steps 5"
     found: list[tuple[float, int, str]] = []
-    if sum(rank.steady.steps > 0 for rank in job.ranks) < 2:
+    steady = [rank for rank in job.ranks if rank.steady.steps]
+    if len(steady) < 2:
         reason = "only one rank has steady steps, so no rank can be slower than the others"
     else:
-        late = max(job.alone, key=job.alone.__getitem__, default=None)
-        if late is not None and job.alone[late] >= LEAST_SHARE * (job.stall_fraction or 0.0):
-            found.append((job.alone[late], late, "data"))
+        stalls = {rank.rank: rank.steady.stall_fraction or 0.0 for rank in steady}
+        late = max(stalls, key=stalls.__getitem__)
+        share = stalls.pop(late) - max(stalls.values())
+        if share >= LEAST_SHARE * (job.stall_fraction or 0.0) and not job.is_dispatched:
+            found.append((share, late, "data"))
         if job.slow_rank is not None:
             reason = ""
             if (job.skew_share or 0.0) >= thresholds.LEAST_SKEW_SHARE:
                 found.append((skew_fraction, job.slow_rank, "compute"))
-        works = {rank.rank: rank.work for rank in job.ranks if rank.steady.steps}
+        works = {rank.rank: rank.work for rank in steady}
         if all(works.values()):
             reason = ""
             slowest = max(works, key=lambda number: sum(works[number].values()))
             own = works.pop(slowest)
-            excess = {
-                phase: seconds - (middle(work.get(phase, 0.0) for work in works.values()) or 0.0)
-                for phase, seconds in own.items()
+            usual = {
+                phase: middle(work.get(phase, 0.0) for work in works.values()) or 0.0
+                for phase in own.keys() | set().union(*works.values())
             }
-            more = sum(own.values()) - (
-                middle(sum(work.values()) for work in works.values()) or 0.0
-            )
-            steady = next(one.steady for one in job.ranks if one.rank == slowest)
-            share = more * steady.steps / (steady.wall_seconds or 1.0)
+            excess = {phase: own.get(phase, 0.0) - seconds for phase, seconds in usual.items()}
+            totals = next(rank.steady for rank in steady if rank.rank == slowest)
+            share = sum(excess.values()) * totals.steps / (totals.wall_seconds or 1.0)
             if share >= LEAST_WORK_SHARE:
                 found.append((share, slowest, "compute"))
                 job.straggler_phase = max(excess, key=lambda phase: excess[phase])

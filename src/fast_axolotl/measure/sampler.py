@@ -281,11 +281,11 @@ def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     """Refuse what cannot be sampled, and say what could be."""
     if not processes.has_procfs(proc):
         raise UsageError("processes can only be watched on Linux: there is no /proc here")
-    status = processes.read_status(pid, proc=proc) if pid > 0 else None
-    if status is None:
+    status = processes.read_lines(proc / str(pid) / "status") if pid > 0 else {}
+    if not status:
         raise UsageError(f"there is no process {pid}")
-    leader = int(status.get(b"Tgid", b"%d" % pid))
+    leader = int(status.get(b"Tgid", [b"%d" % pid])[0])
     if leader != pid:
         raise UsageError(f"{pid} is a thread of process {leader}: watch {leader}")
-    if status.get(b"State", b"").startswith((b"Z", b"X")):
+    if status.get(b"State", [b""])[0] in (b"Z", b"X"):
         raise UsageError(f"process {pid} has ended, and its parent has not reaped it")

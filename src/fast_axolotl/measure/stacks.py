@@ -181,10 +181,10 @@ class Looks:
         taken, self.phases = self.phases, {}
         return taken
 
-    def take_lines(self) -> tuple[StackLine, ...]:
+    def take_lines(self, most: int = _MOST_LINES) -> tuple[StackLine, ...]:
         """The lines of each phase that most was spent in since the last call."""
         taken, self.lines = self.lines, {}
-        return largest_lines(taken, _MOST_LINES)
+        return largest_lines(taken, most)
 
     def _read(self, frame: FrameType, place: str, busy: bool) -> Key:
         stack: list[tuple[_Code, int]] = []
@@ -300,8 +300,8 @@ class StackSampler:
         self.looks = looks
         self.thread = threading.get_ident()
         """The thread looked at; may be set at any time."""
-        self.cpu_seconds = 0.0
-        """Processor time that the looks took."""
+        self.num_looks, self.cpu_seconds = 0, 0.0
+        """Looks so far, and the processor time that they took."""
         self._place = place
         self._on_look = on_look
         self._is_over = False
@@ -334,6 +334,7 @@ class StackSampler:
                 last = now
                 rate = RATE if now > begin + _FIRST_SECONDS else _FIRST_RATE
                 self._on_look()
+                self.num_looks += 1
                 self.cpu_seconds = time.thread_time()
 
     def _thread_seconds(self) -> float | None:

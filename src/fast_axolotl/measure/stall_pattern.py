@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Literal, NamedTuple
 
-from fast_axolotl.measure.ranks import Job
+from fast_axolotl.measure.ranks import RankFigures
 from fast_axolotl.record import Histogram, StepBlock, thresholds
-from fast_axolotl.record.arithmetic import finite, ratio, total
-from fast_axolotl.record.waits import fold_waits
+from fast_axolotl.record.arithmetic import finite
+from fast_axolotl.record.waits import WaitTotals
 
 DEEPEST_QUEUE = 64
 """Fetches: the longest period that a ready queue is expected to hide. Ours: a queue of 64 batches
@@ -82,35 +82,27 @@ _LEAST_DRIFT, _LEAST_DRIFTING = 1.3, 20
 """Times that steps become longer, to be told; steps in each third of a run."""
 
 
-def find_late_change(job: Job) -> LateChange | None:
-    """The change at the end of a run, by the rank that waits longest in each step."""
-    chosen = job.chosen
-    if chosen is None or not chosen.steady.wall_seconds:
+def find_late_change(rank: RankFigures | None) -> LateChange | None:
+    """The change at the end of a run, of the rank that decides about the data."""
+    if rank is None or not rank.steady.wall_seconds:
         return None
-    tenths: list[list[StepBlock]] = [[] for _ in range(_TENTHS)]
-    done = 0.0
-    for block in chosen.steady_blocks:
-        place = int(_TENTHS * done / chosen.steady.wall_seconds)
-        tenths[min(place, _TENTHS - 1)].append(block)
+    tenths, first, done = [WaitTotals() for _ in range(_TENTHS)], rank.steady_blocks[0], 0.0
+    for block in rank.steady_blocks:
+        tenth = tenths[min(int(_TENTHS * done / rank.steady.wall_seconds), _TENTHS - 1)]
+        if tenth is tenths[-1] and not tenth.steps:
+            first = block
+        tenth.add_block(block)
         done += finite(block.wall_seconds) or 0.0
     last = tenths[-1]
-    seconds = total(block.wall_seconds for block in last) or 0.0
-    if not all(tenths) or not thresholds.is_long_enough(sum(one.fetches for one in last), seconds):
+    is_long = thresholds.is_long_enough(last.fetches, last.wall_seconds)
+    if not is_long or not all(tenth.steps for tenth in tenths):
         return None
-    readers = [chosen] if chosen.settings.get("dispatcher") else job.ranks
-    blocks = [rank.steady_blocks for rank in readers]
-    stalls = []
-    for tenth in tenths:
-        steps = range(tenth[0].first_step, tenth[-1].first_step + tenth[-1].steps)
-        waits = fold_waits(blocks, steps, "device" if chosen.steady.source == "device" else "host")
-        stalls.append(ratio(waits.seconds, total(block.wall_seconds for block in tenth)) or 0.0)
-    *before, now = stalls
-    above = sum(now - stall >= _LEAST_CHANGE for stall in before)
-    below = sum(stall - now >= _LEAST_CHANGE for stall in before)
-    if max(above, below) < _LEAST_APART:
+    *before, now = (tenth.stall_fraction or 0.0 for tenth in tenths)
+    ranked = sorted(before)
+    if max(now - ranked[_LEAST_APART - 1], ranked[-_LEAST_APART] - now) < _LEAST_CHANGE:
         return None
-    begin = chosen.record.start.time + last[0].begin
-    return LateChange(begin, last[0].first_step, statistics.median(before))
+    begin = rank.record.start.time + first.begin
+    return LateChange(begin, first.first_step, statistics.median(before))
 
 
 def find_drift(blocks: Sequence[StepBlock]) -> tuple[float, float] | None:

@@ -55,7 +55,7 @@ _OF_THE_LOOP = ("io", "data", "code", "communication", "compute", "mixed")
 def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
-        *(_memory, _unseen, _warming, _short, _draining),
+        *(_memory, _unseen, _short, _draining),
         *(_swap, _growing, _cpu),
         lambda evidence: _lost(evidence, "checkpoint", "evaluation", "between"),
         *(_straggler, _code, _io, _data),
@@ -165,24 +165,19 @@ def _unseen(evidence: Evidence) -> Verdict | None:
     return _verdict(evidence, "inconclusive", headline, lines, action, subtype="unseen")
 
 
-def _warming(evidence: Evidence) -> Verdict | None:
-    """All steps are warm-up."""
-    figures = evidence.figures
-    if figures.steps:
-        return None
-    pace = figures.duration_seconds / max(1, figures.warmup_steps)
-    needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
-    headline = f"The run ended during warm-up, after {count_words(figures.warmup_steps, 'step')}."
-    line = f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}"
-    return _run_longer(evidence, "warming", headline, needed, line)
-
-
 def _short(evidence: Evidence) -> Verdict | None:
-    """The steady phase is too short."""
+    """All steps are warm-up, or the steady phase is too short."""
     figures = evidence.figures
-    if figures.is_long_enough or evidence.is_settled:
+    if figures.steps and (figures.is_long_enough or evidence.is_settled):
         return None
     fetches, seconds = figures.fetches or figures.steps, figures.measured_seconds
+    if not figures.steps:
+        pace = figures.duration_seconds / max(1, figures.warmup_steps)
+        needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
+        done = count_words(figures.warmup_steps, "step")
+        line = f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}"
+        headline = f"The run ended during warm-up, after {done}."
+        return _run_longer(evidence, "warming", headline, needed, line)
     count = count_words(fetches, "fetch" if figures.fetches else "step")
     count += f" in {format_duration(seconds)}"
     lines = [
@@ -404,7 +399,8 @@ def _straggler(evidence: Evidence) -> Verdict | None:
     lost = evidence.figures.straggler_fraction or 0.0
     if not evidence.holds_up or lost < max(thresholds.DATA_STALL, evidence.stall):
         return None
-    lines = [*evidence.rank_lines(), evidence.stall_line(), *evidence.phase_lines()]
+    lines = [*evidence.rank_lines(), *evidence.window_lines(), evidence.stall_line()]
+    lines += evidence.phase_lines()
     headline, action = _straggling(evidence), advice.even_out(evidence)
     return _verdict(evidence, "communication", headline, lines, action, subtype="skew")
 
@@ -464,28 +460,13 @@ def _data(evidence: Evidence) -> Verdict | None:
 
 
 def _communication(evidence: Evidence) -> Verdict | None:
-    """Ranks wait for the network, or for one of them."""
+    """Ranks wait for the network."""
     if evidence.exposed < thresholds.BOUND_COMMUNICATION:
         return None
-    lines = [
-        "in {exposed_communication_fraction} of the profiled time, only communication ran "
-        "({BOUND_COMMUNICATION})"
-    ]
-    if evidence.figures.pure_communication_fraction is not None:
-        lines.append(
-            "the transfers alone (each collective on its fastest rank) take "
-            "{pure_communication_fraction} of the time; {skew} of the communication is waiting "
-            "for the last rank"
-        )
+    lines = [*evidence.window_lines(), evidence.stall_line()]
     headline = "Communication between the ranks is the limit."
-    if evidence.is_skewed:
-        headline = (
-            f"The ranks wait for rank {evidence.slow_rank}, which reaches their collectives last."
-        )
-    skew = format_share(evidence.skew_share)
-    told = [*(evidence.say(line, skew=skew) for line in lines), evidence.stall_line()]
-    action, subtype = advice.talk_less(evidence), "skew" if evidence.is_skewed else "network"
-    return _verdict(evidence, "communication", headline, told, action, subtype=subtype)
+    action = advice.talk_less(evidence)
+    return _verdict(evidence, "communication", headline, lines, action, subtype="network")
 
 
 def _compute(evidence: Evidence) -> Verdict | None:

@@ -1,9 +1,9 @@
 """Looks at the stacks of a loader's worker processes.
 
-A worker looks at its own main thread and writes what it saw into ``RUN/workers/RANK-PID.json``:
+A worker looks at its own main thread and appends what it saw to ``RUN/workers/RANK-PID.jsonl``:
 after a second, then ever more rarely, and as it ends. It is killed without notice, so nothing is
-left for its end. The training process adds up what is new in these files and removes those of
-workers that are gone. A worker that cannot write, loses its looks alone.
+left for its end. The training process takes these files away and adds them up. A worker that cannot
+write, loses its looks alone.
 
 Workers start in three ways (fork, forkserver, spawn), so what they are told travels as an object
 that can be pickled, in the place of the loader's ``worker_init_fn``, which it calls.
@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from fast_axolotl.measure.stacks import (
     LOADING,
@@ -33,7 +30,6 @@ from fast_axolotl.measure.stacks import (
     largest_lines,
 )
 from fast_axolotl.record import StackLine
-from fast_axolotl.record.codec import to_plain
 
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 15.0
 """Between two writes; in between a tenth of the worker's age."""
@@ -51,7 +47,7 @@ class WorkerStart:
     def __call__(self, number: int) -> None:
         """Worker ``number`` starts."""
         with suppress(Exception):  # whatever it is, the worker has to load
-            own = _WorkerLooks(Path(self.folder) / f"{self.rank}-{os.getpid()}.json")
+            own = _WorkerLooks(Path(self.folder) / f"{self.rank}-{os.getpid()}.jsonl")
             Finalize(None, own.write, exitpriority=10)
         if self.original is not None:
             self.original(number)
@@ -75,13 +71,11 @@ class _WorkerLooks:
             self.write()
 
     def write(self) -> None:
-        """Write all that was seen so far."""
-        with suppress(OSError):  # the run has ended, or its disk is full
-            beside = self._path.with_suffix(f".{threading.get_ident()}")
-            lines = largest_lines(dict(self._looks.lines), _MOST_LINES)
-            seconds = self._looks.phases.get(LOADING, 0.0)
-            beside.write_text(json.dumps({"seconds": seconds, "lines": list(map(to_plain, lines))}))
-            beside.replace(self._path)
+        """Append what was seen since the last time."""
+        lines = list(map(astuple, self._looks.take_lines(_MOST_LINES)))
+        seen = {"seconds": self._looks.take_phases().get(LOADING, 0.0), "lines": lines}
+        with suppress(OSError), self._path.open("a") as file:  # the run has ended, or a full disk
+            file.write(json.dumps(seen) + "\n")
 
 
 class WorkerLines:
@@ -90,8 +84,6 @@ class WorkerLines:
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.folder = run_dir / "workers"
         self._rank = rank
-        self._told: dict[str, dict[Key, float]] = {}
-        self._told_seconds: dict[str, float] = {}
 
     def start_before(self, original: Callable[[int], Any] | None) -> WorkerStart:
         """What a loader of this process has its workers call first."""
@@ -103,20 +95,16 @@ class WorkerLines:
         """Seconds of loading, and its lines, since the last call."""
         new: dict[Key, float] = {}
         new_seconds = 0.0
-        for path in self.folder.glob(f"{self._rank}-*.json"):
+        for path in self.folder.glob(f"{self._rank}-*.jsonl"):
             with suppress(OSError, ValueError):
-                data = json.loads(path.read_text())
-                told = self._told.setdefault(path.name, {})
-                for line in data["lines"]:
-                    *where, seconds = line.values()
-                    key: Key = tuple(where)
-                    new[key] = new.get(key, 0.0) + max(0.0, seconds - told.get(key, 0.0))
-                    told[key] = seconds
-                new_seconds += data["seconds"] - self._told_seconds.get(path.name, 0.0)
-                self._told_seconds[path.name] = data["seconds"]
-                if not psutil.pid_exists(int(path.stem.partition("-")[2])):
-                    path.unlink()
-                    del self._told[path.name], self._told_seconds[path.name]
+                taken = path.replace(path.with_suffix(".taken"))
+                for text in taken.read_text().splitlines():
+                    data = json.loads(text)
+                    new_seconds += data["seconds"]
+                    for *where, seconds in data["lines"]:
+                        key: Key = tuple(where)
+                        new[key] = new.get(key, 0.0) + seconds
+                taken.unlink()
         return new_seconds, largest_lines(new, most)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.packing.sequences import (
     Array,
     Flat,
-    Rows,
     check_options,
     deliver,
     flatten,
@@ -32,7 +31,6 @@ from fast_axolotl.packing.sequences import (
 )
 
 _NAMES = ("input_ids", "labels", "attention_mask")
-_Columns: TypeAlias = tuple[list[list[int]], list[list[int]], list[list[int]]]
 _SEPARATORS = 2
 """Places that ``pack_sequences`` adds to each sequence: one EOS, one PAD."""
 
@@ -145,7 +143,21 @@ def _pack(
         integer(name, value, dtype=dtype) for name, value in zip(names, ids, strict=True)
     )
     rows = {name: read(column, name) for name, column in passed.items()}
-    lengths = _common_lengths(rows)
+    first, *others = rows
+    lengths = lengths_of(rows[first])
+    for other in others:
+        theirs = lengths_of(rows[other])
+        if len(theirs) != len(lengths):
+            raise UsageError(
+                f"{first} has {len(lengths)} sequences and {other} has {len(theirs)}; pass columns "
+                "of equal length"
+            )
+        if (lengths != theirs).any():
+            index = int(np.argmax(lengths != theirs))
+            raise UsageError(
+                f"sequence {index} has {lengths[index]} {first} and {theirs[index]} {other}; "
+                "pass one label and one mask value per token"
+            )
     room = width - separators
     if len(lengths) and lengths.max() > room and (too_long == "error" or room < 0):
         index = int(np.argmax(lengths > room))
@@ -163,11 +175,11 @@ def _pack(
     has_more = too_long == "split" or position_ids or cu_seqlens
     if output == "lists" and len(plain) == len(rows) and not has_more:
         checked = [plain_rows(column, name) for name, column in plain.items()]
+        parts: Iterable[Sequence[Sequence[int]]] = zip(*checked, strict=True)
         if separators:
-            short = (row if len(row) <= limit else row[:limit] for row in checked[0])
-            packed = _pack_lists(short, width, pad, eos, label_pad)
-        else:
-            packed = _concatenate_lists(zip(*checked, strict=True), width, pad, label_pad)
+            parts = ((row if len(row) <= limit else row[:limit],) for row in checked[0])
+        tail = (eos, pad)[:separators]
+        packed = _pack_lists(parts, tail, [[n] * width for n in (pad, label_pad, 0)], width)
         return dict(zip(_NAMES, packed, strict=True))
     from fast_axolotl.kernels import fill
 
@@ -213,26 +225,6 @@ def _pack(
     return {name: deliver(column, output) for name, column in filled.items()}
 
 
-def _common_lengths(rows: Mapping[str, Rows | Flat]) -> Array:
-    """The lengths of the sequences, which all columns must share."""
-    name, column = next(iter(rows.items()))
-    lengths = lengths_of(column)
-    for other, column in rows.items():
-        others = lengths_of(column)
-        if len(others) != len(lengths):
-            raise UsageError(
-                f"{name} has {len(lengths)} sequences and {other} has {len(others)}; pass columns "
-                "of equal length"
-            )
-        if (lengths != others).any():
-            index = int(np.argmax(lengths != others))
-            raise UsageError(
-                f"sequence {index} has {lengths[index]} {name} and {others[index]} {other}; "
-                "pass one label and one mask value per token"
-            )
-    return lengths
-
-
 def _split(tokens: Flat, width: int, separators: int) -> Flat:
     """The sequences, those that are too long in pieces of a row, which only adds offsets.
 
@@ -252,76 +244,56 @@ def _split(tokens: Flat, width: int, separators: int) -> Flat:
 
 
 def _pack_lists(
-    sequences: Iterable[Sequence[int]], width: int, pad: int, eos: int, label_pad: int
-) -> _Columns:
-    """Rows of sequences, each followed by EOS and PAD, for which each has room in a row.
+    pieces: Iterable[Sequence[Sequence[int]]],
+    tail: Sequence[int],
+    blanks: Sequence[list[int]],
+    width: int,
+) -> list[list[list[int]]]:
+    """Rows of tokens, labels and mask, which ``blanks`` fill up.
 
-    A row is extended by every sequence as a whole; labels and mask are copies of it and of a row of
-    ones, with the separators changed.
-    """
-    columns: _Columns = [], [], []
-    *blanks, ones = ([value] * width for value in (pad, label_pad, 0, 1))
-    ends: list[int] = []
-    ids: list[int] = []
-
-    def close() -> None:
-        used = len(ids)
-        labels, mask = ids[:], ones[:used]
-        for end in ends:
-            labels[end - 1] = label_pad
-            mask[end - 1] = 0
-        _close((ids, labels, mask), blanks, columns)
-
-    for sequence in sequences:
-        if len(ids) + len(sequence) + _SEPARATORS > width:
-            close()
-            ids, ends = [], []
-        ids += sequence
-        ids += (eos, pad)
-        ends.append(len(ids))
-    if ids:
-        close()
-    return columns
-
-
-def _concatenate_lists(
-    pieces: Iterable[Sequence[Sequence[int]]], width: int, pad: int, label_pad: int
-) -> _Columns:
-    """Rows of (tokens, labels, mask) with nothing between them; what is longer than a row is cut.
+    Pieces with a ``tail`` have tokens alone. A row is extended by each as a whole; labels and mask
+    are copies of it and of a row of ones, with the last of each tail changed.
 
     A piece too long for any row closes the open one even where that is still empty, and leaves a
     row that is more than full, so that it is closed by whatever comes next, not at once as a full
     one is. The rows of padding alone that follow from this are kept because the earlier package
     gives them, and row counts must agree.
     """
-    columns: _Columns = [], [], []
-    blanks = [pad] * width, [label_pad] * width, [0] * width
-    rows: tuple[list[int], list[int], list[int]] = [], [], []
+    columns: list[list[list[int]]] = [[] for _ in blanks]
+    rows: list[list[int]] = [[] for _ in blanks]
+    ends: list[int] = []
     used = 0
 
+    def close() -> None:
+        if tail:
+            rows[1:] = rows[0][:], [1] * used
+            for end in ends:
+                rows[1][end], rows[2][end] = blanks[1][0], 0
+            ends.clear()
+        for row, blank, column in zip(rows, blanks, columns, strict=True):
+            row += blank[len(row) :]
+            untrack(row)
+            column.append(row)
+        rows[:] = [[] for _ in blanks]
+
     for piece in pieces:
-        length = len(piece[0])
-        if used + length > width:
-            _close(rows, blanks, columns)
-            rows, used = ([], [], []), 0
-            if length > width:
+        need = len(piece[0]) + len(tail)
+        if used + need > width:
+            close()
+            used = 0
+            if need > width:
                 piece = [part[:width] for part in piece]
-        for row, part in zip(rows, piece, strict=True):
-            row += part
-        used += length
+        used += need
+        if tail:
+            rows[0] += piece[0]
+            rows[0] += tail
+            ends.append(used - 1)
+        else:
+            for row, part in zip(rows, piece, strict=True):
+                row += part
         if used == width:
-            _close(rows, blanks, columns)
-            rows, used = ([], [], []), 0
+            close()
+            used = 0
     if used:
-        _close(rows, blanks, columns)
+        close()
     return columns
-
-
-def _close(
-    rows: Sequence[list[int]], blanks: Sequence[list[int]], columns: Sequence[list[list[int]]]
-) -> None:
-    """Fills a row of each column with padding."""
-    for row, blank, column in zip(rows, blanks, columns, strict=True):
-        row += blank[len(row) :]
-        untrack(row)
-        column.append(row)

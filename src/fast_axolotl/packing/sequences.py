@@ -177,9 +177,7 @@ def deliver(result: Array, output: str) -> Any:
         return _torch().from_numpy(result)
     if result.ndim == 1:
         return result.tolist()
-    starts = range(0, len(result), _BLOCK_ROWS)
-    blocks = (result[start : start + _BLOCK_ROWS] for start in starts)
-    return untracked(row for block in blocks for row in block.tolist())
+    return untracked(row.tolist() for row in result)
 
 
 def untracked(rows: Iterable[list[int]]) -> list[list[int]]:
@@ -249,14 +247,13 @@ def _offsets(lengths: Array) -> Array:
 
 def _culprit(rows: Iterable[Iterable[Any]], dtype: str | None, name: str) -> UsageError | None:
     """The error for the first token that is no integer, or none of ``dtype``."""
-    limits = np.iinfo(dtype or "int64")
     for index, row in enumerate(rows):
         for place, token in enumerate(row):
             try:
                 number = operator.index(token)
             except TypeError:
                 return UsageError(f"{name}[{index}][{place}] is {_shown(token)}; pass integers")
-            if dtype is not None and not limits.min <= number <= limits.max:
+            if dtype is not None and not _fits(number, dtype):
                 return _too_large(f"{name}[{index}][{place}]", number, dtype)
     return None
 

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fast_axolotl.plan.scale import SLOW
+from fast_axolotl.errors import UsageError
 from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
 from fast_axolotl.record.units import format_bytes, format_seconds, format_share
@@ -24,6 +24,8 @@ _UNSURE = 0.10
 """The same where the interval reaches the best rate. Ours: a wider one says too little."""
 _MOST = 65_536
 """Samples of a micro-batch up to which sizes are doubled where no global batch ends them."""
+_SLOW = 0.7
+"""Share of the best rate below which a short pass is a pitfall. Ours."""
 _CLOSE = 9 / 8
 """A boundary known so exactly is not worth another run. Ours: batches differ by more."""
 
@@ -41,17 +43,16 @@ class Advice:
     warnings: tuple[str, ...] = ()
 
 
-def find_sizes(share: int, wanted: Sequence[int] = ()) -> tuple[Sequence[int], list[str]]:
-    """Micro-batches that can be tried, in ascending order, and what to know about them.
+def find_sizes(share: int, wanted: Sequence[int] = ()) -> Sequence[int]:
+    """Micro-batches that can be tried, in ascending order.
 
     ``share`` is what each rank has of a constant global batch; 0: accumulation stays 1.
     """
     if not share:
-        return sorted(set(wanted)) or range(1, _MOST + 1), []
-    divisors = [size for size in range(1, share + 1) if share % size == 0]
-    others = ", ".join(str(size) for size in sorted(set(wanted) - set(divisors)))
-    note = f"Skipped: {others}, which does not divide the {share:,} samples of a rank's step."
-    return [size for size in divisors if not wanted or size in wanted], [note] if others else []
+        return sorted(set(wanted)) or range(1, _MOST + 1)
+    if others := [size for size in sorted(set(wanted)) if share % size]:
+        raise UsageError(f"micro-batches {others} do not divide the {share:,} samples of a rank")
+    return sorted(set(wanted)) or [size for size in range(1, share + 1) if share % size == 0]
 
 
 def choose_next(trials: Sequence[Trial], sizes: Sequence[int], *, is_listed: bool) -> int | None:
@@ -121,7 +122,7 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     if full is not None:
         sentences.append(f"{ran[-1].micro_batch} is the largest that ran; {full} does not fit.")
     warnings = []
-    if slowest < SLOW * top and first.step_seconds:
+    if slowest < _SLOW * top and first.step_seconds:
         pass_seconds = format_seconds(first.step_seconds / first.accumulation)
         warnings.append(
             f"A pass with micro-batch {first.micro_batch} takes only {pass_seconds}, but its "
@@ -154,9 +155,7 @@ def describe_longest(trial: Trial, tokens: int, sizes: Sequence[int]) -> str:
         smaller = sizes[: bisect_left(sizes, trial.micro_batch)][-1:]
         lower = "".join(f"micro_batch_size to {size}, or " for size in smaller)
         return f"The longest batch, {rows}, runs out of memory: lower {lower}sequence_len."
-    if trial.outcome == "failed":
-        return f"The longest batch could not be tried: see {trial.folder}/log.txt."
-    if trial.peak_bytes is None or trial.total_bytes is None:
-        return f"The longest batch, {rows}, runs; GPU memory was not recorded."
+    if trial.outcome == "failed" or trial.peak_bytes is None or trial.total_bytes is None:
+        return f"The longest batch, {rows}, gave no peak memory: see {trial.folder}/log.txt."
     peak, whole = format_bytes(trial.peak_bytes), format_bytes(trial.total_bytes)
     return f"The longest batch, {rows}, fits: peak {peak} of {whole}."

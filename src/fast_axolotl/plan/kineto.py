@@ -1,6 +1,6 @@
 """Read profiler traces (Kineto JSON, plain or gzip).
 
-A trace costs its own text and what is kept of it: 40 bytes for each event of the device, 24 for
+A trace costs its own text and what is kept of it: 32 bytes for each event of the device, 16 for
 each launch, and an object for each collective. Times are whole nanoseconds, so
 that sums are exact.
 
@@ -14,6 +14,7 @@ import json
 import re
 import zlib
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +31,6 @@ _DEVICE = {"kernel": COMPUTE}
 _DEVICE |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), COPY)
 _HOST = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = ("runtime", "driver")
-_CALLS = ("nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
 _MOST_RANKS = 1 << 20
@@ -43,27 +43,18 @@ _KINDS = (
 )
 """Looked for in a name, letters only; the first that fits counts."""
 
-_ITEM_BYTES = {
-    **dict.fromkeys(("double", "long", "longint", "complexfloat"), 8),
-    **dict.fromkeys(("float", "int"), 4),
-    **dict.fromkeys(("half", "bfloat16", "short", "shortint"), 2),
-    **dict.fromkeys(("char", "byte", "bool", "unsignedchar", "signedchar"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
-}
-
 
 @dataclass(slots=True, kw_only=True)
 class Collective:
-    """One communication of one rank: a kernel, or the call on the CPU that asks for it."""
+    """One communication kernel of one rank."""
 
     kind: str
     start: int
     end: int
-    thread: int | None = None
-    num_bytes: int | None = None
-    """The larger of what goes in and what comes out, as nccl-tests counts."""
+    message: str = ""
+    """Numbers and their type, in or out, whichever are more."""
     group: str | None = None
-    """Name and ranks of its group; ``None`` where the trace does not name it."""
+    """Name and ranks of its group; ``None`` where the trace does not tell: torch before 2.4."""
     group_size: int | None = None
     sequence: int | None = None
     """Its number within the group."""
@@ -79,21 +70,16 @@ class Trace:
     path: str
     rank: int | None = None
     world_size: int | None = None
-    groups: dict[str, int] = field(default_factory=dict)
-    """Ranks and size of each process group of this rank, where the trace lists them."""
-    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Number, start, end and thread of each profiler step, on the CPU."""
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    """Number, start and end of each profiler step, on the CPU."""
     device: array[int] = field(default_factory=lambda: array("q"))
-    """Start, end, class, position in ``labels`` and correlation of each event of the device."""
-    labels: dict[str, int] = field(default_factory=dict)
-    """Kernels with their grids: the same work, as far as a trace tells."""
+    """Start, end, class and correlation of each event of the device."""
+    kernels: Counter[str] = field(default_factory=Counter)
+    """Nanoseconds by name."""
     launches: array[int] = field(default_factory=lambda: array("q"))
-    """Correlation, start and thread of each call on the CPU that started something."""
-    threads: dict[object, int] = field(default_factory=dict)
+    """Correlation and start of each call on the CPU that started something."""
     collectives: list[Collective] = field(default_factory=list)
-    """Kernels of the device, in the order of the file."""
-    calls: list[Collective] = field(default_factory=list)
-    """Ranges on the CPU that only ask for it: c10d's, NCCL's, ``record_param_comms``."""
+    """In the order of the file."""
 
 
 def read_trace(path: Path) -> Trace:
@@ -137,9 +123,6 @@ def read_trace(path: Path) -> Trace:
     if isinstance(info := header.get("distributedInfo"), dict):
         known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < _MOST_RANKS}
         trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
-        groups = info["pg_config"] if isinstance(info.get("pg_config"), list) else ()
-        ranks = [group.get("ranks") for group in groups if isinstance(group, dict)]
-        trace.groups = {str(item): len(item) for item in ranks if isinstance(item, list)}
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
         trace.rank = int(in_name[1])
     trace.steps.sort(key=lambda step: step[1])
@@ -156,25 +139,16 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
     end = start + max(round(event.get("dur", 0) * 1000), 0)
     if category in _DEVICE:
         kind = COMMUNICATION if is_collective(name) else _DEVICE[category]
-        correlation = args.get("correlation", -1)
-        label = f"{name} {args.get('grid', '')}{args.get('block', '')}".rstrip()
-        index = trace.labels.setdefault(label, len(trace.labels))
-        trace.device.extend((start, end, kind, index, correlation))
+        trace.kernels[name] += end - start
+        trace.device.extend((start, end, kind, args.get("correlation", -1)))
         if kind == COMMUNICATION:
             trace.collectives.append(_collective(name, start, end, args))
         return
-    thread = trace.threads.setdefault(event.get("tid"), len(trace.threads))
     if category.endswith(_LAUNCHES):
         if "correlation" in args:
-            trace.launches.extend((args["correlation"], start, thread))
-        return
-    step = _STEP.match(name)
-    if step is not None:
-        trace.steps.append((int(step[1]), start, end, thread))
-    elif name.startswith(_CALLS):
-        item = _collective(name, start, end, args)
-        item.thread = thread
-        trace.calls.append(item)
+            trace.launches.extend((args["correlation"], start))
+    elif step := _STEP.match(name):
+        trace.steps.append((int(step[1]), start, end))
 
 
 def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collective:
@@ -187,9 +161,8 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     item.group_size = size if isinstance(size, int) and size > 0 else None
     item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
     counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
-    known = [count for count in counts if isinstance(count, int)]
-    width = _ITEM_BYTES.get(str(args.get("dtype")).lower().replace(" ", ""))
-    item.num_bytes = max(known) * width if known and width else None
+    if known := [count for count in counts if isinstance(count, int)]:
+        item.message = f"{max(known):,} {args.get('dtype', '')}"
     return item
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
-from fast_axolotl.errors import UsageError
 from fast_axolotl.plan.shape import Shape
 
 _STATES = {"bf16": (2.0, 2.0, 4.0), "mixed": (4.0, 4.0, 8.0), "master": (2.0, 4.0, 12.0)}
@@ -62,17 +61,10 @@ class Layout:
     """One of ``MOMENTS``."""
     state_bytes: float | None = None
     """Of the optimizer for each trained weight, where it was measured."""
-    attention_kernel: Literal["cudnn", "flash", "triton"] = "flash"
-    """Of Megatron and Transformer Engine; torch's and transformers' own; the first Triton ones."""
+    attention_kernel: Literal["cudnn", "flash", "triton"] = "cudnn"
+    """cuDNN's, torch's since 2.5, flash attention 3 and 4; flash attention 2; those before it."""
     is_fused: bool = False
     """Fused norms, activations and loss (Liger, Megatron, ``torch.compile``)."""
-
-    def __post_init__(self) -> None:
-        if min(self.gpus, self.tp, self.pp, self.cp, self.ep, self.accumulation) < 1:
-            raise UsageError(f"a layout needs sizes of at least 1: {self}")
-        if self.gpus % (self.tp * self.pp * self.cp):
-            sizes = f"{self.tp}·{self.pp}·{self.cp}"
-            raise UsageError(f"{self.gpus} GPUs cannot be divided by tp·pp·cp = {sizes}")
 
     @property
     def replicas(self) -> int:
@@ -238,12 +230,10 @@ def list_layouts(
         each = samples * cp / replicas  # of a rank, in a step
         whole = max(1, round(each))
         counts = [n for n in range(1, min(whole, 4096) + 1) if whole % n == 0]
-        batches = [(max(each / count, least), count) for count in counts]
         if "micro_batch" in pinned:
-            micro = float(pinned["micro_batch"])
-            batches = [(micro, pinned.get("accumulation") or max(1, round(each / micro)))]
-        elif "accumulation" in pinned:
-            batches = [(max(each / pinned["accumulation"], least), pinned["accumulation"])]
+            counts = [max(1, round(each / pinned["micro_batch"]))]
+        counts = [pinned["accumulation"]] if "accumulation" in pinned else counts
+        batches = [(pinned.get("micro_batch", max(each / n, least)), n) for n in counts]
         ways = ["zero1"] if pp > 1 else ["zero1", "zero2", "fsdp"]
         ways = ["ddp", *ways] if replicas > 1 else ["ddp"]
         groups = {1, start.ep, node_size} if shape.experts else {start.ep}

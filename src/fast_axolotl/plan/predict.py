@@ -146,6 +146,7 @@ def read_reference(
     stage = 3 if settings.get("fsdp") else settings.get("deepspeed_stage") or 0
     sharding: Any = ("ddp", "zero1", "zero2", "fsdp")[min(3, int(stage))]
     method: Any = "qlora" if settings.get("adapter") == "qlora" else "lora"
+    attention = settings.get("attn_implementation")
     name = str(settings.get("optimizer", ""))
     kinds = ["adamw_8bit"] if "8bit" in name else [kind for kind in MOMENTS if kind in name]
     layout = Layout(
@@ -163,11 +164,15 @@ def read_reference(
         lora_rank=max(1, round(model.num_adapter / adapter_parameters(shape, 1))),
         precision="fp8" if model.dtype == "float8" else "bf16",
         optimizer=kinds[0] if kinds else "adamw",
+        attention_kernel="flash" if attention == "flash_attention_2" else "cudnn",
         is_fused=bool(settings.get("use_liger_kernel") or settings.get("liger_rms_norm")),
     )
     if state := settings.get("optimizer_state_bytes"):
         shards = 1 if sharding == "ddp" else layout.shards
-        layout = replace(layout, state_bytes=state * shards / divide_weights(shape, layout)[1])
+        each = state * shards / divide_weights(shape, layout)[1]
+        # AdamW's moments have the type of the weights.
+        is_mixed = layout.optimizer == "adamw" and layout.method == "full" and each > 6
+        layout = replace(layout, state_bytes=each, states="mixed" if is_mixed else "bf16")
     exposed = summary.exposed_communication_fraction
     pauses = sum(summary.ledger.get(name, 0.0) for name in ("evaluation", "checkpoint"))
     return shape, Reference(
@@ -204,7 +209,6 @@ class Candidate:
     binds: str
     """compute, memory, communication, or data."""
     tokens_per_second: Range | None = None
-    step_seconds: float | None = None
     communication_share: float | None = None
     """Exposed communication and pipeline bubbles, of a step."""
     demand_tokens_per_second: float | None = None
@@ -246,8 +250,8 @@ def list_differences(
     known, own = reference.layout, own or shape
     names = ("tp", "pp", "cp", "ep", "sharding", "recompute", "method")
     is_same = all(getattr(known, name) == getattr(layout, name) for name in names)
-    # A batch half or twice as large is the same; far from that, kernels run at another rate.
-    is_same &= 0.45 < layout.tokens / known.tokens < 2.2
+    # Far from the same batch, kernels run at another rate.
+    is_same &= 0.6 < layout.tokens / known.tokens < 1.7
     is_other = not is_same or own != shape or known.seq_len != layout.seq_len
     return {
         "same": 1.0,
@@ -337,7 +341,9 @@ def make_plan(
         chosen, changes = _choose(known, gpu, layout, count, usable, pinned or {})
         need = known.memory(gpu, chosen)
         fits = "yes" if need.high <= usable else "may" if need.low <= usable else "no"
-        found: dict[str, Any] = {"binds": "memory"}
+        found: dict[str, Any] = {"gpu": gpu.key, "gpus": count, "layout": chosen, "fits": fits}
+        found |= {"global_batch_tokens": chosen.step_tokens, "changes": changes}
+        found |= {"memory": predict_memory(shape, chosen), "memory_bytes": need, "binds": "memory"}
         if fits != "no":
             step = known.step(gpu, chosen)
             share = (step.communication + step.bubble) / step.total
@@ -372,24 +378,11 @@ def make_plan(
             found |= {
                 "binds": binds,
                 "tokens_per_second": Range(*ends),
-                "step_seconds": real_share * chosen.step_tokens / ends[1],
                 "communication_share": share,
                 "demand_tokens_per_second": demand,
                 "loader_tokens_per_second": ceiling,
             }
-        candidates.append(
-            Candidate(
-                gpu=gpu.key,
-                gpus=count,
-                layout=chosen,
-                changes=changes,
-                global_batch_tokens=chosen.step_tokens,
-                memory=predict_memory(shape, chosen),
-                memory_bytes=need,
-                fits=fits,
-                **found,
-            )
-        )
+        candidates.append(Candidate(**found))
     return Plan(
         parameters=shape.parameters,
         tokens=tokens,

@@ -17,16 +17,13 @@ from typing import Any, Literal
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import middle
-from fast_axolotl.record.thresholds import FREE_STALL
-from fast_axolotl.record.units import count_words, format_count, format_seconds, format_share
+from fast_axolotl.record.units import count_words
 
-SLOW = 0.7
-"""Share of the best rate below which a short step is a pitfall. Ours."""
 _SAME = 0.10
 """Share by which batches or costs may differ and count as the same."""
 _SETTINGS = ("data_paths", "num_workers", "sample_packing", "fsdp", "deepspeed_stage")
 _MODEL = ("parameters", "layers", "adapter parameters")
-"""What must be equal within 2 %; other models are refused."""
+"""What must be equal, in two digits; other models are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,6 @@ class Run:
     figures: Mapping[str, float | None] = field(default_factory=dict)
     """Shares of the steady time: ``data``; ``communication``, exposed, without waiting for another
     rank's data; ``transfer``, of it, in which bytes move."""
-    is_dispatched: bool = False
     job: Mapping[str, Any] = field(default_factory=dict)
     """What should be equal."""
 
@@ -74,7 +70,7 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
         gpus *= model.num_devices
         job |= {"GPU": model.device_name, "precision": model.dtype, "length": model.sequence_len}
         sizes = (model.num_parameters, model.layers, model.num_adapter)
-        job |= dict(zip(_MODEL, sizes, strict=True))
+        job |= {name: f"{size:.2g}" for name, size in zip(_MODEL, sizes, strict=True)}
     batch = (summary.samples_per_second or rate) / steps
     return Run(
         name=record.path,
@@ -88,7 +84,6 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
             "communication": exposed,
             "transfer": None if exposed is None or pure is None else min(pure, exposed),
         },
-        is_dispatched=bool(settings.get("dispatcher")),
         job=job,
     )
 
@@ -168,7 +163,7 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
         unit=unit,
         kind="weak" if is_weak else "strong" if is_strong else "neither",
         counts=tuple(counts),
-        warnings=tuple(_warn(runs, counts, by_count)),
+        warnings=tuple(_warn(runs, counts)),
         notes=tuple(notes),
     )
 
@@ -194,48 +189,17 @@ def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) ->
     return {**losses, "not explained": 1 - efficiency - sum(losses.values())}
 
 
-def _warn(
-    runs: Sequence[Run], counts: Sequence[Count], by_count: Mapping[int, Sequence[Run]]
-) -> Iterator[str]:
+def _warn(runs: Sequence[Run], counts: Sequence[Count]) -> Iterator[str]:
     """What differs between runs that should be one job, and pitfalls; another model is refused."""
     for key in dict.fromkeys(key for run in runs for key in run.job):
-        known = [run for run in runs if key in run.job]
-        if key in _MODEL:
-            least, most = (pick(known, key=lambda run: run.job[key]) for pick in (min, max))
-            if most.job[key] > 1.02 * least.job[key]:
-                text = f"another model: {most.job[key]:,} {key}, and {least.job[key]:,} in "
-                text += f"{least.name}; scaling compares runs of the same job"
-                raise DataError(text, path=most.name)
-            continue
-        values = {str(run.job[key]): run.name for run in known}
+        values = {str(run.job[key]): run.name for run in runs if key in run.job}
+        places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
+        if len(values) > 1 and key in _MODEL:
+            text = f"another model: {key} is {places}; scaling compares runs of the same job"
+            raise DataError(text, path=runs[-1].name)
         if len(values) > 1:
-            places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
             yield f"These are not the same job: {key} is {places}."
-    few, *_, many = counts
-    ends = [(end.gpus, end.step_seconds, end.batch_per_gpu) for end in (few, many)]
-    yield from warn_of_latency(*ends)
-    stalls = [_mean(by_count[end.gpus], "data") for end in (few, many)]
-    if stalls[1] - stalls[0] >= FREE_STALL:
-        one_reads = any(run.is_dispatched for run in by_count[many.gpus])
-        why = "rank 0 reads for all ranks" if one_reads else "the ranks share a disk or CPU cores"
-        shares = " → ".join(map(format_share, stalls))
-        yield f"Waiting for data grows ({shares} of the time): {why}."
     yield from warn_of_cost([(one.gpus, 1 / one.efficiency) for one in counts])
-
-
-def warn_of_latency(
-    few: tuple[int, float | None, float], many: tuple[int, float | None, float]
-) -> Iterator[str]:
-    """Shorter steps with less done per second; both are GPUs, seconds of a step, batch per GPU."""
-    (gpus, slow, large), (more, fast, small) = few, many
-    if slow and fast and fast < slow and small < large and small / fast < SLOW * large / slow:
-        share = format_share(small / fast * slow / large, decimals=0)
-        yield (
-            f"Low latency is not high throughput: a step takes {format_seconds(fast)} on "
-            f"{count_words(more, 'GPU')} and {format_seconds(slow)} on {count_words(gpus, 'GPU')}, "
-            f"but a GPU does only {share} of the work per second, with a batch per GPU of "
-            f"{format_count(small)} instead of {format_count(large)}."
-        )
 
 
 def warn_of_cost(costs: Sequence[tuple[int, float]]) -> Iterator[str]:

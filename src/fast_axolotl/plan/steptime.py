@@ -64,8 +64,7 @@ def predict_step(
     if layout.precision != "bf16" and low:
         rate = c["gemm_low"] * low * 1e12
     rate *= c["ultra"] if gpu.generation == "blackwell-ultra" else 1.0
-    shares = {"ampere": c["gemm_ampere"], "blackwell": c["gemm_blackwell"], "tpu": c["gemm_tpu"]}
-    rate *= shares.get(gpu.generation.removesuffix("-ultra"), 1.0)
+    rate *= c["gemm_ampere"] if gpu.generation == "ampere" else 1.0
 
     def product(rows: float, inner: float, outer: float, rate: float, count: float = 1.0) -> float:
         """Seconds of ``count`` products, one pass."""
@@ -95,24 +94,23 @@ def predict_step(
         one += sparse * product(rows, hidden, wide, rate * c["experts"], local)
     head = (passes - again) * product(tokens, hidden, shape.vocabulary / tp, c["gemm"] * bf16) / pp
     width = shape.active_ffn
-    passes_over = c["elementwise"] * (1.0 if layout.is_fused else c["eager"])
-    moved = passes_over * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
+    eager = 1.0 if layout.is_fused else c["eager"]
+    moved = eager * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
     if not is_full and not layout.is_fused:
         # Thin products of LoRA move the inputs and outputs of every matrix once more.
         moved += c["adapters"] * adapter_parameters(shape, 1) / shape.layers
     moved += 6 * sparse * shape.top_k * hidden
-    per_token = (layers * (3.0 + again) * 2.0 * moved + 20.0 * shape.vocabulary / pp) / tp
-    kernels = {"hopper": c["attention_hopper"], "blackwell": c["attention_blackwell"]}
-    share = kernels.get(gpu.generation.removesuffix("-ultra"), c["attention"])
-    if layout.attention_kernel == "flash" and gpu.generation.startswith(tuple(kernels)):
-        share *= c["attention_flash"]
-    share *= c["attention_triton"] if layout.attention_kernel == "triton" else 1.0
-    length = layout.attended or layout.seq_len
-    if layout.attention_kernel != "triton":
-        share = min(0.85, share * (max(1024.0, length) / 8192) ** c["attention_growth"])
-    attended = shape.attended(length) / pp
-    attention_passes = 3.5 + (layout.recompute != "none")
-    flops = 2.0 * shape.attention_width / tp * attended * attention_passes * tokens
+    per_token = (layers * (3.0 + again) * 2.0 * moved + eager * 20.0 * shape.vocabulary / pp) / tp
+    # Attention kernels fill with the length and the size of a head.
+    length, kernel = layout.attended or layout.seq_len, layout.attention_kernel
+    share = c["attention"] * length / (length + c["half_length"])
+    share *= (1 + c["half_head"] / 128) / (1 + c["half_head"] / shape.head_size)
+    if kernel == "triton" or gpu.generation.startswith(("hopper", "blackwell")):
+        share *= {"cudnn": 1.0, "flash": c["flash"], "triton": c["triton"]}[kernel]
+    if kernel == "flash":  # torch's rings compute more than the causal half
+        share /= 1 + c["ring"] * (1 - 1 / layout.cp)
+    flops = 2.0 * shape.attention_width / tp * shape.attended(length) / pp * tokens
+    flops *= 3.5 + (layout.recompute != "none")
     compute = layers * (passes * one + sparse * c["expert_seconds"]) + head
     compute += flops / (bf16 * share) + tokens * per_token / memory
     compute = max(compute, layers * c["launch_fused" if layout.is_fused else "launch_eager"])
@@ -126,10 +124,10 @@ def predict_step(
     exposed = 0.0
     if tp > 1:
         volume = layers * (8 + 2 * (again > 0)) * (tp - 1) * activation
-        exposed += c["exposed_tp"] * volume / group_rate(tp, 1)
+        exposed += c["exposed"] * volume / group_rate(tp, 1)
     if layout.cp > 1:
         keys = 4.0 * tokens * shape.kv_heads * shape.head_size / tp
-        exposed += c["exposed_cp"] * layers * 3 * (layout.cp - 1) * keys / group_rate(layout.cp, tp)
+        exposed += c["exposed"] * layers * 3 * (layout.cp - 1) * keys / group_rate(layout.cp, tp)
     if layout.ep > 1 and sparse:
         # A token crosses the network once for each node that holds one of its experts.
         nodes = max(1.0, layout.ep / gpu.node_size)
@@ -143,15 +141,16 @@ def predict_step(
     # Communication of a step, and the optimizer. LoRA reduces its adapters alone.
     owned, trained = divide_weights(shape, layout)
     shards, ranks, step_exposed = layout.shards, layout.replicas, 0.0
+    window = 2 / 3 * compute  # gradients are reduced while the last micro-batch goes backward
     if layout.sharding == "fsdp" and shards > 1:
         volume = (shards - 1) / shards * (4.0 * owned + 2.0 * trained)
         seconds = volume / group_rate(shards, tp)
         exposed += max(0.0, seconds - compute) + c["leak"] * min(seconds, compute)
         if shards < ranks:
-            step_exposed = c["exposed"] * 4.0 * trained / shards / (c["link"] * 1e9 * outside)
+            seconds = 4.0 * trained / shards / (c["link"] * 1e9 * outside)
+            step_exposed = max(0.0, seconds - window) + c["leak"] * min(seconds, window)
     elif ranks > 1:
         seconds = (ranks - 1) / ranks * 6.0 * trained / group_rate(ranks, tp)
-        window = 2 / 3 * compute  # buckets are reduced while the last micro-batch goes backward
         step_exposed = max(0.0, seconds - window) + c["exposed"] * min(seconds, window)
     states = 1 if layout.sharding == "ddp" else shards
     host = layout.optimizer == "offload"

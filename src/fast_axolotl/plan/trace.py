@@ -33,9 +33,6 @@ Spans = Numbers
 _NEVER = np.iinfo(np.int64).max
 _STRAGGLER_LEAD = 0.01
 """Share of a step by which every other rank waits longer than a straggler, at least."""
-_BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""To be multiplied by (n - 1) / n, as nccl-tests does; messages of these are counted whole:"""
-_WHOLE_MESSAGE = {"broadcast", "reduce", "send", "recv", "send_recv"}
 _UNORDERED = {"send", "recv", "send_recv", "other"}
 """Kinds in which the ranks of a group have no common order."""
 
@@ -66,20 +63,16 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """Collectives of one kind, group and size (within a power of two), over all ranks."""
+    """Collectives of one kind, group and message, over all ranks."""
 
     kind: str
     group: str | None
     group_size: int | None
-    num_bytes: float | None
-    """The mean message."""
+    message: str
     count: int
     seconds: float
-    matched: int
     waiting_seconds: float | None
-    """Of the matched ones."""
-    bus_bytes_per_second: float | None
-    """Over the matched ones without their waiting; of all, and a lower bound, if none are."""
+    """Of those that are matched with their peers'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,37 +161,35 @@ def summarise_traces(paths: Sequence[Path]) -> TraceSummary:
 
 def _measure(trace: Trace, notes: list[str]) -> _Rank:
     """Reduce a trace to its windows, their parts and its collectives."""
-    device = np.asarray(trace.device, np.int64).reshape(-1, 5)
-    spans, classes, names = device[:, :2], device[:, 2], device[:, 3]
+    device = np.asarray(trace.device, np.int64).reshape(-1, 4)
+    spans, classes = device[:, :2], device[:, 2]
     items = trace.collectives
-    if not items and (trace.world_size or (2 if trace.calls else 1)) > 1:
+    if not items and (trace.world_size or 1) > 1:
         # A job of several ranks communicates: none found means none recognised.
-        spent = np.bincount(names, weights=spans[:, 1] - spans[:, 0])
-        longest = [list(trace.labels)[index][:70] for index in np.argsort(-spent)[:5].tolist()]
-        size = f"of {trace.world_size} ranks" if trace.world_size else "with collectives on the CPU"
+        longest = [name[:70] for name, _ in trace.kernels.most_common(5)]
         raise DataError(
-            f"this trace {size} holds no communication recognised by name; profile whole steps, "
-            f"optimizer included. The longest kernels: {'; '.join(longest)}",
+            f"this trace of {trace.world_size} ranks holds no communication recognised by name; "
+            f"profile whole steps, optimizer included. The longest kernels: {'; '.join(longest)}",
             path=trace.path,
         )
     kinds = (COMPUTE, COPY, COMMUNICATION)
     compute, copies, communication = (merge(spans[classes == kind]) for kind in kinds)
     either = merge(np.concatenate((compute, communication)))
     busy = merge(np.concatenate((either, copies)))
-    # When and on which thread each event was launched; -1 where that is not known.
-    called = np.asarray(trace.launches or (-2, -1, -1), np.int64).reshape(-1, 3)
+    # When each event was launched; -1 where that is not known.
+    called = np.asarray(trace.launches or (-2, -1), np.int64).reshape(-1, 2)
     called = called[np.argsort(called[:, 0], kind="stable")]
-    position = np.searchsorted(called[:, 0], device[:, 4]).clip(max=len(called) - 1)
-    launches = np.where(called[position, :1] == device[:, 4:], called[position, 1:], -1)
+    position = np.searchsorted(called[:, 0], device[:, 3]).clip(max=len(called) - 1)
+    launches = np.where(called[position, 0] == device[:, 3], called[position, 1], -1)
     # Idle time before work that was launched only after the GPU had nothing left to do.
-    order = np.lexsort((launches[:, 0], spans[:, 0]))
+    order = np.lexsort((launches, spans[:, 0]))
     nexts = order[np.searchsorted(spans[order, 0], busy[1:, 0])]
     gaps = np.stack((busy[:-1, 1], busy[1:, 0]), axis=1)
-    late = gaps[launches[nexts, 0] > gaps[:, 0]]
+    late = gaps[launches[nexts] > gaps[:, 0]]
     numbers: list[int | None] = [None]
     is_cut = False
     if trace.steps:
-        places, bounds, is_cut = _windows(trace, spans, launches[:, 0], is_kernel=classes != COPY)
+        places, bounds, is_cut = _windows(trace, spans, launches, is_kernel=classes != COPY)
         numbers = [trace.steps[place][0] for place in places]
         if left_out := len(trace.steps) - len(numbers):
             notes.append(f"{trace.path}: {count_words(left_out, 'step')} without kernels skipped.")
@@ -206,7 +197,10 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
         bounds = np.array([[busy[0, 0], busy[-1, 1]]])
     if not numbers:
         raise DataError("none of its steps holds a kernel", path=trace.path)
-    _complete(trace, launches[classes == COMMUNICATION])
+    begins = [step[1] for step in trace.steps]
+    for item, launch in zip(items, launches[classes == COMMUNICATION].tolist(), strict=True):
+        place = bisect_right(begins, item.start if launch < 0 else launch) - 1
+        item.step = trace.steps[place][0] if place >= 0 else None
     spans_by_part = (compute, communication, either, busy, late)
     c, m, e, b, h = (inside(part, bounds) for part in spans_by_part)
     whole = bounds[:, 1] - bounds[:, 0]
@@ -235,31 +229,6 @@ def _windows(
     return places.tolist(), np.stack((bounds[:-1], bounds[1:]), axis=1), is_cut
 
 
-def _complete(trace: Trace, launches: Numbers) -> None:
-    """Add step and group; and what kernels do not tell, from the CPU ranges that launched them."""
-    calls: dict[int | None, list[Collective]] = defaultdict(list)
-    for call in sorted(trace.calls, key=lambda call: call.start):
-        calls[call.thread].append(call)
-    begins = {thread: [call.start for call in own] for thread, own in calls.items()}
-    steps = [step[1] for step in trace.steps]
-    for item, (launch, thread) in zip(trace.collectives, launches.tolist(), strict=True):
-        launch = item.start if launch < 0 else launch
-        end = bisect_right(begins.get(thread, []), launch)
-        # Innermost first; ranges nest three deep.
-        for call in reversed(calls[thread][max(end - 6, 0) : end]):
-            if call.end >= launch:
-                is_vague = item.kind in ("other", "send_recv") and call.kind != "other"
-                item.kind = call.kind if is_vague else item.kind
-                item.num_bytes = item.num_bytes or call.num_bytes
-                item.group = item.group or call.group
-                item.group_size = item.group_size or call.group_size
-                item.sequence = call.sequence if item.sequence is None else item.sequence
-        place = bisect_right(steps, launch) - 1
-        item.step = trace.steps[place][0] if place >= 0 else None
-        if item.group is None and len(trace.groups) <= 1:
-            item.group, item.group_size = next(iter(trace.groups.items()), ("", None))
-
-
 def merge(spans: Spans) -> Spans:
     """The union."""
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -282,32 +251,30 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
     """Find each collective in the traces of its peers; what exceeds the shortest is waiting."""
     found: dict[tuple[object, ...], dict[int, list[Collective]]] = defaultdict(dict)
     members: dict[object, set[int]] = defaultdict(set)
-    failed: dict[str, int] = defaultdict(int)
+    unmatched = 0
     for index, rank in enumerate(ranks):
         for item in sorted(rank.collectives, key=lambda item: item.start):
-            if item.group is None:
-                failed["the trace does not name their process group, and there are several"] += 1
-            elif item.kind in _UNORDERED:
-                failed["sends and receives have no common order"] += 1
+            if item.group is None or item.kind in _UNORDERED:
+                unmatched += 1
             else:
                 members[item.group].add(index)
-                order = (item.step, item.num_bytes) if item.sequence is None else item.sequence
+                order = (item.step, item.message) if item.sequence is None else item.sequence
                 peers = found[item.group, order, item.kind]
                 peers.setdefault(index, []).append(item)
     for key, lists in found.items():
         present, counts = members[key[0]], [len(items) for items in lists.values()]
-        if len(present) < 2:
-            failed["only one rank of their group has a trace here"] += sum(counts)
-        elif lists.keys() != present or len(set(counts)) > 1:
-            reason = "ranks have different numbers of collectives of their kind and size"
-            failed[reason] += sum(counts)
+        if len(present) < 2 or lists.keys() != present or len(set(counts)) > 1:
+            unmatched += sum(counts)
         else:
             for items in zip(*lists.values(), strict=True):
                 lengths = [item.end - item.start for item in items]
                 for item, length in zip(items, lengths, strict=True):
                     item.waiting = length - min(lengths)
-    for reason, count in failed.items():
-        notes.append(f"Waiting is not known for {count_words(count, 'collective')}: {reason}.")
+    if unmatched:
+        notes.append(
+            f"Waiting is not known for {count_words(unmatched, 'collective')}: sends and receives, "
+            "and those whose group is not named or whose peers' traces do not hold the same."
+        )
     for rank in ranks:
         # Waiting comes first in a collective, and the transfer last.
         known = [item for item in rank.collectives if item.waiting is not None]
@@ -324,18 +291,8 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
 def _collective_rows(ranks: Sequence[_Rank]) -> Iterator[CollectiveRow]:
     rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
     for item in (item for rank in ranks for item in rank.collectives):
-        scale = None if item.num_bytes is None else item.num_bytes.bit_length()
-        rows[item.kind, item.group, item.group_size, scale].append(item)
-    for (kind, group, size, scale), items in rows.items():
-        matched = [item for item in items if item.waiting is not None]
-        waiting = sum(item.waiting or 0 for item in matched) / 1e9 if matched else None
-        seconds, moving = (sum(i.end - i.start for i in part) / 1e9 for part in (items, matched))
-        moving = moving - waiting if waiting is not None else seconds
-        factor = 1.0 if kind in _WHOLE_MESSAGE else 0.0
-        if size and size > 1 and kind in _BUS_FACTORS:
-            factor = _BUS_FACTORS[kind] * (size - 1) / size
-        moved = factor * sum(item.num_bytes or 0 for item in matched or items)
-        size_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
-        counts = (len(items), seconds, len(matched), waiting)
-        speed = moved / moving if size_bytes is not None and factor and moving else None
-        yield CollectiveRow(kind, group, size, size_bytes, *counts, speed)
+        rows[item.kind, item.group, item.group_size, item.message].append(item)
+    for key, items in rows.items():
+        waits = [item.waiting / 1e9 for item in items if item.waiting is not None]
+        seconds = sum(item.end - item.start for item in items) / 1e9
+        yield CollectiveRow(*key, len(items), seconds, sum(waits) if waits else None)

@@ -142,11 +142,9 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
             sentences.append(f"With {pairs}, {least} would show in at least 80 % of protocols.")
         reasons = {row.label: row.cells[at].reason for row in unclear}
         sentences += [f"{label}: {reason}." for label, reason in reasons.items() if reason]
+    others = [(row.label, row.cells[at]) for row in tested if row not in found]
     numbers = [
-        f"{row.label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})"
-        for row in tested
-        if row not in found
-        for cell in [row.cells[at]]
+        f"{label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})" for label, cell in others
     ]
     if numbers:
         sentences.append(f"Ratios to the baseline, with 95 % intervals: {', '.join(numbers)}.")

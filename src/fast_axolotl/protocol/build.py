@@ -90,7 +90,7 @@ def build_protocol(
         pairs=sum(count == len(plan.arms) for count in by_round.values()),
         planned_pairs=plan.pairs,
         seed=plan.seed,
-        planned_runs=len(state.runs) if end == "clear" else len(turns),
+        planned_runs=len(state.runs) if end else len(turns),
         order=tuple(turn.arm.name for turn in counted),
         arms=arms,
         matrix=matrix,

@@ -180,9 +180,10 @@ class Running:
         if summary is None or failure:
             self.warn(f"{turn.folder}: {failure}")
             return replace(run, log_tail=f"{failure}\n{read_tail(folder / 'log.txt')}".strip())
+        is_first = not any(map(find_disturbance, self.figures.values()))
         self.figures[turn.number] = summary
-        if disturbance := find_disturbance(summary):
-            self.warn(f"{turn.folder}: {disturbance}; its figures may be too low")
+        if is_first and (disturbance := find_disturbance(summary)):
+            self.warn(f"{turn.folder}: {disturbance}; figures may be too low")
         # As many models as there are runs.
         for name in turn.arm.own_folders:
             shutil.rmtree(folder / name.lower(), ignore_errors=True)

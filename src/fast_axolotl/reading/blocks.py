@@ -333,8 +333,6 @@ def _array_bytes(array: pa.Array) -> int:
         return int(kind.bit_width) * len(array) // 8
     if types.is_struct(kind):
         return sum(_array_bytes(array.field(index)) for index in range(kind.num_fields))
-    if isinstance(array, pa.ExtensionArray):
-        return _array_bytes(array.storage)
     if types.is_dictionary(kind):
         # As decoded: the dictionary itself is that of all rows of its file.
         values = array.dictionary

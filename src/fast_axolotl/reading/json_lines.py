@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import (
-    Block,
-    Decoded,
-    ReadOptions,
-    Rejection,
-    Unit,
-    rejection_of,
-)
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit, rejection_of
 from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines, count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import start_of
@@ -46,7 +40,7 @@ _MOST_CLOSINGS = 4_000
 """Rows with more brackets go to Python: pyarrow would exhaust the stack at a depth of 10,000."""
 
 _SPARSE_BYTES = 16 * 1024
-"""Pieces of rows that share few keys; a block that is no larger is never cut."""
+"""Pieces of rows that share few keys; a block of two of them is never cut."""
 
 _PROBES, _PROBE_BYTES = 4, 2 * 1024
 _FEW_KEYS = 16
@@ -54,7 +48,8 @@ _SMALL_BYTES = 64 * 1024
 """Files of JSON lines up to this size are read together with their neighbours, ..."""
 
 _SMALL_UNITS = 256
-"""... in at least so many units."""
+_MOST_SMALL_BYTES = 512 * 1024
+"""... in at least so many units, none much larger than this."""
 
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
@@ -100,32 +95,24 @@ class SmallFiles:
 
     def units(self, file: int) -> list[Unit]:
         """Ranges of files, by their numbers."""
-        if not self.files:
-            return []
-        total = sum(item.source.num_bytes for item in self.files)
-        size = min(self.options.unit_bytes, total // _SMALL_UNITS)
-        return [
-            Unit(file=file, start=start, stop=stop, num_bytes=num_bytes)
-            for start, stop, num_bytes in self._ranges(0, len(self.files), size)
-        ]
+        sizes = [item.source.num_bytes for item in self.files]
+        most = min(self.options.unit_bytes, sum(sizes) // _SMALL_UNITS, _MOST_SMALL_BYTES)
+        units, start, num_bytes = list[Unit](), 0, 0
+        for stop, size in enumerate(sizes, 1):
+            num_bytes += size
+            if num_bytes and (num_bytes >= most or stop == len(sizes)):
+                units.append(Unit(file=file, start=start, stop=stop, num_bytes=num_bytes))
+                start, num_bytes = stop, 0
+        return units
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        for start, stop, size in self._ranges(unit.start, unit.stop, self.options.block_bytes // 2):
-            yield json_block(size, partial(self._load, self.files[start:stop]), self.options)
+        load = partial(self._load, self.files[unit.start : unit.stop])
+        yield json_block(unit.num_bytes, load, self.options)
 
     def sample(self, num_bytes: int) -> Block:
         """About so many bytes, in files from here and there."""
         step = -(-sum(file.source.num_bytes for file in self.files) // num_bytes)
-        return json_block(num_bytes, partial(self._load, self.files[::step]), self.options)
-
-    def _ranges(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """Neighbours that have so many bytes together: the first, the one behind the last, size."""
-        num_bytes = 0
-        for index in range(start, stop):
-            num_bytes += self.files[index].source.num_bytes
-            if num_bytes and (num_bytes >= size or index + 1 == stop):
-                yield start, index + 1, num_bytes
-                start, num_bytes = index + 1, 0
+        return json_block(num_bytes, partial(self._load, self.files[:: step or 1]), self.options)
 
     def _load(self, files: Sequence[JsonLinesFile]) -> Lines:
         begun, rejections = list[tuple[int, str]](), list[Rejection]()
@@ -167,13 +154,17 @@ def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema |
     rows = load()
     if rows.start == rows.stop:
         return Decoded(pa.table({}), rows.rejections)
-    starts, ends = rows.spans()
-    if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, len(starts)):
+    (starts, ends), edges = rows.spans(), []
+    if rows.stop - rows.start > 2 * _SPARSE_BYTES and _is_sparse(rows, len(starts)):
+        lines = np.searchsorted(starts, range(rows.start, rows.stop, _SPARSE_BYTES))
+        edges = np.unique(starts[lines[lines < len(starts)]]).tolist()
+    if len(edges) > 1:
         pieces = (
-            json_block(0, lambda piece=piece: piece, options)  # type: ignore[misc]
-            for piece in _pieces(rows)
+            json_block(0, partial(replace, rows, start=start, stop=stop, rejections=()), options)
+            for start, stop in pairwise([*edges, rows.stop])
         )
-        return replace(next(pieces).decode(schema), more=pieces)
+        first = next(pieces).decode(schema)
+        return replace(first, rejections=rows.rejections + first.rejections, more=pieces)
     table = _parse(rows, schema) if _has_objects(rows, starts, ends) else None
     if table is None or table.num_rows != _num_rows(rows, starts, ends):
         return _parse_exactly(rows, options, schema)
@@ -202,17 +193,6 @@ def _has_objects(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> bool:
         if sum(count_byte(data, byte, start, end) for byte in brackets) > _MOST_CLOSINGS:
             return False
     return True
-
-
-def _pieces(rows: Lines) -> Iterator[Lines]:
-    """The same rows in small pieces, each with one line at least."""
-    start, data = rows.start, rows.data
-    while start < rows.stop:
-        stop = data.rfind(b"\n", start, min(start + _SPARSE_BYTES, rows.stop)) + 1
-        stop = stop or data.find(b"\n", start, rows.stop) + 1 or rows.stop
-        yield replace(rows, start=start, stop=stop)
-        rows = replace(rows, rejections=())
-        start = stop
 
 
 def _is_sparse(rows: Lines, num_rows: int) -> bool:
@@ -312,12 +292,12 @@ def _parse_exactly(rows: Lines, options: ReadOptions, known: pa.Schema | None) -
             names.update(row)
         values.append(row)
     # The other columns of the known schema would be nulls, and may be thousands.
-    schema = pa.schema([field for field in schema if field.name in names])
-    columns = [_to_array([row.get(field.name) for row in values], field.type) for field in schema]
-    table = pa.table({"": pa.nulls(len(values))}).select([])
-    if columns:
-        fields = [field.with_type(array.type) for field, array in zip(schema, columns, strict=True)]
-        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    columns = {
+        field.name: _to_array([row.get(field.name) for row in values], field.type)
+        for field in schema
+        if field.name in names
+    }
+    table = pa.table(columns or {"": pa.nulls(len(values))}).select(list(columns))
     return Decoded(table, rows.rejections + tuple(bad.rejections))
 
 

@@ -38,10 +38,7 @@ MOST_BLOCK_BYTES = 4 * 1024 * 1024
 _CACHED_BYTES = 256 * 1024
 """What passes over all bytes take at a time, so that it stays in the processor's cache."""
 
-_PROBE_BYTES = 64 * 1024
 _LEAST_PROBE_BYTES = 4 * 1024
-_PROBE_SHARE = 16
-"""The end of a range's last line is looked for in so small a part of the range's length, first."""
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
 _TEXT_SCHEMA = pa.schema([("text", pa.string())])
@@ -72,18 +69,11 @@ class Lines:
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each line begins, and where it ends: at its line feed, or where the text does."""
         raw = np.frombuffer(self.data, dtype=np.uint8)[self.start : self.stop]
-        found, is_end = list[np.ndarray](), np.zeros(_CACHED_BYTES, dtype=np.bool_)
-        for at in range(0, len(raw), _CACHED_BYTES):
-            piece = raw[at : at + _CACHED_BYTES]
-            np.equal(piece, ord("\n"), out=is_end[: len(piece)])
-            is_end[len(piece) :] = False
-            # Eight bytes together, since most have none.
-            words = np.flatnonzero(is_end.view(np.uint64) != 0)
-            places = np.flatnonzero(is_end.reshape(-1, 8)[words])
-            found.append(self.start + at + (words[places >> 3] << 3) + (places & 7))
+        pieces = range(0, len(raw), _CACHED_BYTES)
+        found = [np.flatnonzero(raw[at : at + _CACHED_BYTES] == ord("\n")) + at for at in pieces]
         if len(raw) and raw[-1] != ord("\n"):
-            found.append(np.array([self.stop]))
-        ends = np.concatenate([*found, np.zeros(0, dtype=np.int64)])
+            found.append(np.array([len(raw)]))
+        ends = self.start + np.concatenate([*found, np.zeros(0, dtype=np.int64)])
         return np.append(self.start, ends[:-1] + 1)[: len(ends)], ends
 
 
@@ -184,8 +174,9 @@ class LineFile:
     def _read(self, start: int, stop: int) -> Lines:
         """The lines that start in these bytes of a plain file."""
         source, begin = self.source, max(0, start - 1)
-        longest = min(self.least_unit_bytes // _LINES_IN_UNIT, (stop - start) // 4)
-        probe = max(longest, min((stop - start) // _PROBE_SHARE, _PROBE_BYTES))
+        # The last line ends behind the range: about as far as the first lines are long.
+        longest, size = self.least_unit_bytes // _LINES_IN_UNIT, stop - start
+        probe = min(max(longest, size // 64), size // 4)
         data = source.read_at(begin, stop - begin + probe)
         first = 0 if start == 0 else data.find(b"\n", 0, stop - begin) + 1
         if (start > 0 and first == 0) or begin + first >= stop:

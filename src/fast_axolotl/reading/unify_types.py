@@ -27,7 +27,6 @@ from fast_axolotl.reading.blocks import (
     Dataset,
     Decoded,
     ReadOptions,
-    Unit,
     decode_or_reject,
     value_bytes,
 )
@@ -105,26 +104,28 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
             own = [field for field in file.schema if field.name not in keys]
             found = pa.schema(own, file.schema.metadata)
             schema = join_schemas(schema, found, source=item.source.path)
-    undeclared = {index for index, file in enumerate(dataset.formats) if file.schema is None}
+    undeclared = [
+        index
+        for index, file in enumerate(dataset.formats)
+        if file.schema is None and getattr(file, "files", True)  # some are read with an earlier one
+    ]
     if undeclared:
         dataset = dataset.with_options(may_widen=True)
     options = dataset.options
-    units = [unit for unit in dataset.units() if unit.file in undeclared]
 
     def scanned() -> pa.Schema:
         known = Known(schema)
-        blocks = (block for unit in units for block in dataset.blocks(unit))
-        decode = partial(known.decode, options=options)
+        blocks, decode = _blocks(dataset, undeclared), partial(known.decode, options=options)
         with closing(Prefetcher(blocks, decode, num_threads=num_threads, budget=budget)) as ahead:
             for block, decoded in ahead:
                 for _ in known.widen_all(decoded, block, options):
                     pass
         return known.schema
 
-    if units and scan:
+    if undeclared and scan:
         schema = scanned_schema(dataset, scanned)
     elif undeclared:
-        schema = _sampled(dataset, units, schema)
+        schema = _sampled(dataset, undeclared, schema)
     schema = join_schemas(schema, pa.schema(keys))
     if all(item.format == "csv" for item in dataset.inputs):
         # CSV columns without any value are empty text, not null.
@@ -134,7 +135,7 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
     columns = options.columns or fields
     if missing := [name for name in columns if name not in fields]:
         names = [name for file in dataset.formats for name in getattr(file, "names", ())]
-        names += _sampled(dataset.with_options(columns=None), units, pa.schema(keys)).names
+        names += _sampled(dataset.with_options(columns=None), undeclared, pa.schema(keys)).names
         hint = ' (infer="scan" also finds columns of later rows)' if undeclared else ""
         raise UsageError(
             f"there is no column {missing[0]!r}; the data has: {', '.join(dict.fromkeys(names))}"
@@ -143,7 +144,13 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
     return pa.schema([fields[name] for name in columns], schema.metadata)
 
 
-def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.Schema:
+def _blocks(dataset: Dataset, files: Sequence[int]) -> Iterator[Block]:
+    for file in files:
+        for unit in dataset.formats[file].units(file):
+            yield from dataset.blocks(unit)
+
+
+def _sampled(dataset: Dataset, files: Sequence[int], schema: pa.Schema) -> pa.Schema:
     """The types of the first lines of some files; else of the first rows that there are."""
     known, options = Known(schema), dataset.options
 
@@ -151,11 +158,11 @@ def _sampled(dataset: Dataset, units: Sequence[Unit], schema: pa.Schema) -> pa.S
         decoded = decode_or_reject(block, known.schema, options)
         return bool(known.widen(decoded, block, options).table.num_rows)
 
-    files = sorted({unit.file for unit in units if hasattr(dataset.formats[unit.file], "sample")})
-    files = files[:: -(-len(files) // _SAMPLED_FILES) or 1]
-    size = max(_SAMPLE_BYTES, sum(unit.num_bytes for unit in units) // _SAMPLE_SHARE)
-    heads = [look(dataset.sample(file, size // len(files))) for file in files]
+    sampled = [file for file in files if hasattr(dataset.formats[file], "sample")]
+    sampled = sampled[:: -(-len(sampled) // _SAMPLED_FILES) or 1]
+    num_bytes = sum(item.source.num_bytes for item in dataset.inputs)
+    size = max(_SAMPLE_BYTES, num_bytes // _SAMPLE_SHARE)
+    heads = [look(dataset.sample(file, size // len(sampled))) for file in sampled]
     if not any(heads):
-        small = dataset.with_options(block_bytes=_SAMPLE_BYTES)
-        any(look(block) for unit in units for block in small.blocks(unit))
+        any(map(look, _blocks(dataset.with_options(block_bytes=_SAMPLE_BYTES), files)))
     return known.schema

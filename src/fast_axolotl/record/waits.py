@@ -150,8 +150,6 @@ class JobWaits(NamedTuple):
     seconds: float
     caused: list[float]
     """Of each rank: the waits of the steps in which it waited longest."""
-    alone: list[float]
-    """Of each rank: by how much these were longer than the second longest."""
 
 
 def find_common_steps(ranks: Sequence[Sequence[StepBlock]]) -> range:
@@ -182,16 +180,13 @@ def fold_waits(
     """The job's waits in these steps, by the host or by the device."""
     import numpy as np
 
-    largest, second = np.zeros(len(steps)), np.zeros(len(steps))
-    holder = np.zeros(len(steps), dtype=np.int32)
+    largest, holder = np.zeros(len(steps)), np.zeros(len(steps), dtype=np.int32)
     for number, blocks in enumerate(ranks):
         spread = _spread(blocks, steps, source)
-        np.maximum(second, np.minimum(largest, spread), out=second)
         np.copyto(holder, number, where=spread > largest)
         np.maximum(largest, spread, out=largest)
     caused = np.bincount(holder, largest, len(ranks))
-    alone = np.bincount(holder, largest - second, len(ranks))
-    return JobWaits(float(caused.sum()), caused.tolist(), alone.tolist())
+    return JobWaits(float(caused.sum()), caused.tolist())
 
 
 def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> Any:

@@ -137,7 +137,9 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
         "computes intervals.",
         "muted",
     )
-    return [replace(section, title="Comparison of single runs", blocks=[note, *section.blocks])]
+    # Why some were not measured stands below all figures.
+    blocks = [note, *section.blocks[:-1]]
+    return [replace(section, title="Comparison of single runs", blocks=blocks)]
 
 
 def protocol_details(protocol: ProtocolResult) -> list[Block]:
@@ -203,13 +205,10 @@ def shown_rows(matrix: Matrix) -> list[MatrixRow]:
         if {*values} <= {format_value(None, row.unit), format_value(0.0, row.unit)}:
             continue
         key: tuple[object, ...] = (row.name,)
-        ratios = [(cell.ratio, cell.low, cell.high) for cell in row.cells[1:]]
-        if (
-            (row.unit in _RATES or row.name == "mfu")
-            and ratios
-            and all(ratio for ratio, *_ in ratios)
-        ):
-            key = tuple(f"{end:.4g}" for ends in ratios for end in ends if end is not None)
+        others = row.cells[1:]
+        if row.name.endswith(_RATES) and others and all(cell.ratio for cell in others):
+            ends = (end for cell in others for end in (cell.ratio, cell.low, cell.high))
+            key = tuple(f"{end:.3g}" for end in ends if end is not None)
         elif row.unit == "share":
             key = (row.unit, *values)
         first = rows.setdefault(key, row)
@@ -244,14 +243,13 @@ def _outcome_badge(protocol: ProtocolResult, at: int) -> tuple[Tone, str]:
     if protocol.are_losses_equal is False:
         return "bad", "Losses differ"
     cells = {row.name: row.cells[at] for row in protocol.matrix.rows if row.cells[at].is_deciding}
-    outcomes = {cell.outcome for cell in cells.values()}
     whole = cells.get("duration_seconds")
     if whole is not None and whole.outcome in _TONES:
-        outcomes = {whole.outcome}
-    found = [name for name in ("better", "worse") if name in outcomes]
-    if len(found) > 1:
+        cells = {whole.outcome: whole}
+    outcomes = {cell.outcome for cell in cells.values()}
+    if outcomes >= {"better", "worse"}:
         return "warn", "Better and worse"
-    name = found[0] if found else min(outcomes, default="not compared")
+    name = max(outcomes, key=lambda outcome: outcome in _TONES, default="not compared")
     return _TONES.get(name, "plain"), name.capitalize()
 
 

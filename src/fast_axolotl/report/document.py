@@ -72,7 +72,6 @@ class Table:
     rows: Sequence[Row]
     header: Sequence[str] = ()
     """Empty: pairs of a label and one value."""
-    title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +138,8 @@ class Document:
     """In seconds since 1970."""
     version: str = ""
     """Of this package."""
+    reload_seconds: float = 0.0
+    """After which an open page loads itself again; 0 for what changes no more."""
 
 
 def plain_name(name: str) -> str:

@@ -213,7 +213,9 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
     system = moment.record.systems.get(summary.node, moment.record.system)
     if system is not None and system.samples:
         # From the first sample on, not only in the steady phase.
-        sizes = [one.working_set_bytes or one.rss_bytes for one in system.samples]
+        # Shared pages are counted less often; where they never were, all of them count.
+        sizes = [one.working_set_bytes for one in system.samples]
+        sizes = sizes if any(sizes) else [one.rss_bytes for one in system.samples]
         memory = [format_bytes(next((size for size in reversed(sizes) if size), None))]
         for name, before in (("working_set_peak_bytes", "peak"), ("limit_bytes", "limit")):
             if (size := getattr(summary, name)) is not None:

@@ -20,7 +20,7 @@ from typing import Any
 from fast_axolotl.errors import MissingExtraError
 from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
-from fast_axolotl.record.units import format_date, format_duration, format_share
+from fast_axolotl.record.units import format_date, format_duration
 from fast_axolotl.report.charts import RunCurves, make_charts
 from fast_axolotl.report.comparison import (
     beside_each_other,
@@ -202,7 +202,6 @@ def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
     environment.filters.update(
         kind=lambda block: type(block).__name__,
         plain_name=plain_name,
-        share=format_share,
         slug=lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
         draw_interval=_draw_interval,
     )

@@ -85,6 +85,7 @@ class ReportRun:
     """As it is called in the report: the arm's name, or the folder's."""
     record: RunRecord
     summary: RunSummary
+    is_running: bool = False
 
 
 def show_short_summary(
@@ -104,8 +105,8 @@ def show_short_summary(
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
-    if summary.replacements is not None:
-        pairs.append(("replaced", describe_replacements(summary)))
+    if summary.replacements:
+        pairs.append(("replaced", ", ".join(summary.replacements)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
@@ -130,7 +131,7 @@ def verdict_blocks(runs: Sequence[ReportRun], *, is_named: bool = False) -> list
     cards = []
     for run in runs:
         verdict, name = run.summary.verdict, "" if is_single else run.name
-        alarms = find_alarms(run.summary, run.record)
+        alarms = find_alarms(run.summary, run.record, is_running=run.is_running)
         blocks += [Paragraph(f"{name}: {text}" if name else text, "alarm") for text in alarms]
         cards.append(
             Card(
@@ -176,7 +177,7 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
     """Where the time of the runs went."""
     parts = {run.name: divide_clock(run.summary.ledger) for run in runs if run.summary.ledger}
-    rows = []
+    rows: list[Row] = []
     for part, label in LEDGER.items():
         columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
         if any(columns):
@@ -259,7 +260,7 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
                 f"{count_words(one.warmup_steps, 'step')} of warm-up not counted",
-                "replaced": describe_replacements(one),
+                "replaced": ", ".join(one.replacements or ()),
                 "FLOPs": one.flops_convention,
                 "notes": " ".join(f"{note}." for note in one.notes),
             }
@@ -394,12 +395,7 @@ def describe_gpus(record: RunRecord) -> str:
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items())
 
 
-def describe_replacements(summary: RunSummary) -> str:
-    """The functions of Axolotl that were replaced; empty where the record does not tell."""
-    return "" if summary.replacements is None else ", ".join(summary.replacements) or "none"
-
-
-def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
+def find_alarms(summary: RunSummary, record: RunRecord, *, is_running: bool = False) -> list[str]:
     """What must be told before any verdict: losses that are no numbers, a run that ended badly.
 
     One sentence each; none for a run that ended well. A record that goes on looks like one cut off.
@@ -419,6 +415,6 @@ def find_alarms(summary: RunSummary, record: RunRecord) -> list[str]:
         "interrupted": f"The run was interrupted after {after}{error}",
         "cut off": f"The run stopped without a final record after {after}, or is still running",
     }
-    if summary.end_reason in ends:
+    if summary.end_reason in ends and not is_running:
         alarms.append(f"{ends[summary.end_reason]}: the figures cover what was recorded.")
     return alarms

@@ -168,6 +168,23 @@
     draw();
   });
 
+  // --- a run that goes on: load the page again, as it was left ---
+
+  const seconds = Number(root.dataset.reload);
+  const sections = [...document.querySelectorAll("details")];
+  const left = JSON.parse(sessionStorage.getItem(location.pathname) || "{}");
+  if (left.theme) root.dataset.theme = left.theme;
+  (left.open || []).forEach((isOpen, place) => { if (sections[place]) sections[place].open = isOpen; });
+  if (left.scroll) scrollTo(0, left.scroll);
+  sessionStorage.removeItem(location.pathname);
+
+  function reload() {
+    const open = sections.map((one) => one.open);
+    const now = { theme: root.dataset.theme, open, scroll: scrollY };
+    sessionStorage.setItem(location.pathname, JSON.stringify(now));
+    location.reload();
+  }
+
   // --- start ---
 
   async function unpack() {
@@ -197,5 +214,8 @@
     waiting = setTimeout(() => { if (!before) draw(); }, 120);
   });
   nameToggle();
-  unpack().then(draw).catch(refuse).finally(() => { root.dataset.drawn = ""; });
+  unpack().then(draw).catch(refuse).finally(() => {
+    root.dataset.drawn = "";
+    if (seconds) setInterval(() => { if (!document.hidden) reload(); }, 1000 * seconds);
+  });
 })();
