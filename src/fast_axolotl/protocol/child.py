@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fast_axolotl.errors import mask_secrets
@@ -76,22 +77,12 @@ def launch(
                 except subprocess.TimeoutExpired:
                     tick()
         finally:
-            asked = time.monotonic()
-            is_there = _signal(child.pid, signal.SIGTERM)
             try:
-                while is_there and time.monotonic() - asked < _GRACE_SECONDS:
-                    time.sleep(_LOOK_SECONDS)
-                    # One that has ended and was not waited for still counts as there.
-                    child.poll()
-                    is_there = _signal(child.pid, 0)
+                _end(child, signal.SIGTERM)
             finally:
-                is_there = _signal(child.pid, signal.SIGKILL)
-                child.wait()
                 # One that was killed still holds its files until the kernel has ended it.
-                killed = time.monotonic()
-                while is_there and time.monotonic() - killed < _GRACE_SECONDS:
-                    time.sleep(_LOOK_SECONDS)
-                    is_there = _signal(child.pid, 0)
+                _end(child, signal.SIGKILL)
+                child.wait()
 
 
 def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
@@ -124,13 +115,14 @@ def read_last_lines(path: str | Path, most: int, *, num_bytes: int = _TAIL_BYTES
     return [line for line in lines if line][-most:]
 
 
-def _signal(group: int, number: int) -> bool:
-    """Whether there is anyone in the group who could be sent it."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        # macOS says so of a group whose last member has ended.
-        return False
-    return True
+def _end(child: subprocess.Popen[bytes], number: int) -> None:
+    """Sends a signal to the group of a child, and waits a while until nobody is in it."""
+    asked = time.monotonic()
+    # macOS says PermissionError of a group whose last member has ended.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+        while time.monotonic() - asked < _GRACE_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+            # One that has ended and was not waited for still counts as there.
+            child.poll()
+            os.killpg(child.pid, 0)
