@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,7 +289,7 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
 
 
 def _collective_rows(ranks: Sequence[_Rank]) -> Iterator[CollectiveRow]:
-    rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
+    rows: dict[tuple[str, str | None, int | None, str], list[Collective]] = defaultdict(list)
     for item in (item for rank in ranks for item in rank.collectives):
         rows[item.kind, item.group, item.group_size, item.message].append(item)
     for key, items in rows.items():
