@@ -118,7 +118,8 @@ def show(
 
 def print_runs(root: Path, *, as_json: bool) -> None:
     """The records of a folder, oldest first, a line each."""
-    from fast_axolotl.report.brief import list_document, run_line
+    from fast_axolotl.report.document import Document, Table
+    from fast_axolotl.report.runs import run_line
 
     runs = []
     for folder in {file.parent for file in root.glob("*/*.jsonl")}:
@@ -129,7 +130,8 @@ def print_runs(root: Path, *, as_json: bool) -> None:
     if not runs:
         raise UsageError(f"there is no record in {root}/: name the folder that holds the runs")
     runs.sort(key=lambda run: run["started"])
-    print_result(runs, list_document(runs), as_json=as_json)
+    table = Table(header=list(runs[0]), rows=[list(run.values()) for run in runs])
+    print_result(runs, Document(title="", blocks=[table]), as_json=as_json)
 
 
 def make_documents(

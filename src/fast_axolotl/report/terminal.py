@@ -36,6 +36,7 @@ from fast_axolotl.report.document import (
     Document,
     Paragraph,
     Row,
+    Section,
     Table,
 )
 
@@ -76,26 +77,23 @@ def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[Rend
     for block in blocks:
         if isinstance(block, Chart):
             continue
+        is_lead = isinstance(block, Paragraph) and block.style == "lead"
+        # The first block stands directly below its heading.
+        if not is_first and (is_lead or isinstance(block, Card | Table | Section)):
+            yield Text()
+        is_first = False
         if isinstance(block, Paragraph):
-            if block.style == "lead" and not is_first:
-                yield Text()
             yield Text(block.text, _STYLES.get(block.style, ""))
         elif isinstance(block, Bullets):
             style, mark = ("dim", "–") if block.is_muted else ("", "•")
             yield from (_grid([(mark, line)], style, text_style=style) for line in block.lines)
         elif isinstance(block, Card):
-            if not is_first:
-                yield Text()
             yield from _card(block)
         elif isinstance(block, Table):
-            if not is_first:
-                yield Text()
             yield _table(block)
         else:
-            # The first block stands directly below its heading.
-            yield Text.assemble("" if is_first else "\n", (block.title, "bold"))
+            yield Text(block.title, "bold")
             yield Padding(Group(*_parts(block.blocks)), (0, 0, 0, 2), expand=False)
-        is_first = False
 
 
 def _card(card: Card) -> Iterator[RenderableType]:
@@ -115,7 +113,7 @@ def _card(card: Card) -> Iterator[RenderableType]:
 
 def _table(table: Table) -> RenderableType:
     if not table.header:
-        width = max([11, *(len(_text(label)) for label, _ in table.rows)])
+        width = max([11, *(_styled(label).cell_len for label, _ in table.rows)])
         return _grid(table.rows, "cyan", width=width)
     drawn = RichTable()
     for number, name in enumerate(table.header):
@@ -143,11 +141,7 @@ def _grid(
 
 
 def _styled(cell: str | Cell) -> Text:
-    return Text(_text(cell), "" if isinstance(cell, str) else _TONES.get(cell.tone, ""))
-
-
-def _text(cell: str | Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
+    return Text(cell) if isinstance(cell, str) else Text(cell.text, _TONES.get(cell.tone, ""))
 
 
 @contextmanager
