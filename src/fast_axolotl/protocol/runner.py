@@ -325,9 +325,7 @@ def open_state(folder: Path, plan: Plan) -> State:
             f"this is not the state of a protocol of this version ({error}); pass another --output",
             path=str(path),
         ) from None
-    # Earlier versions kept no number of pairs.
-    kept = {"--pairs": plan.pairs, **found.identity}
-    changed = [name for name in identity if kept.get(name) != identity[name]]
+    changed = [name for name in identity if found.identity.get(name) != identity[name]]
     if changed:
         raise UsageError(
             f"{folder} holds another protocol: {', '.join(changed)} changed; pass another "

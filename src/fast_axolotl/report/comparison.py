@@ -86,9 +86,9 @@ def protocol_document(protocol: ProtocolResult) -> Document:
         for tail, names in by_tail.items():
             title = f"{arm.name}, {' and '.join(names)} failed; the end of its log:"
             blocks.append(Section(title=title, blocks=[Paragraph(tail, "log")]))
-    if tail := protocol.dedupe.get("log_tail"):
+    if log := protocol.dedupe.get("log_tail"):
         title = "Dedupe alone failed; the end of its log:"
-        blocks.append(Section(title=title, blocks=[Paragraph(tail, "log")]))
+        blocks.append(Section(title=title, blocks=[Paragraph(log, "log")]))
     return Document(title=protocol.title, blocks=blocks)
 
 
@@ -308,8 +308,7 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
 
 def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     """What an arm is, how often it ran, and the verdict of the run that stands for it."""
-    kind, _, subtype = arm.verdict.partition(" ")
-    badges = [verdict_badge(kind, subtype)] if kind else []
+    badges = [verdict_badge(*arm.verdict.partition(" ")[::2])] if arm.verdict else []
     shown = shown_run(arm)
     done = sum(run.status == "done" for run in arm.runs)
     counted = len(_counted_runs(arm))

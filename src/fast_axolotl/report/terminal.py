@@ -60,7 +60,7 @@ def print_document(
 ) -> None:
     """Print to stdout or a file; ``width`` is that of lines that no terminal shows."""
     parts: list[RenderableType] = [Text(document.title, "bold")] if document.title else []
-    parts += _parts(document.blocks, has_title=bool(parts))
+    parts += _parts(document.blocks, is_first=not parts)
     parts += [Text(note, "dim") for note in document.footnotes]
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
@@ -71,9 +71,8 @@ def print_document(
     console.file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
-def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[RenderableType]:
+def _parts(blocks: Iterable[Block], *, is_first: bool = True) -> Iterator[RenderableType]:
     """What rich prints, with an empty line before each new thought."""
-    is_first = not has_title
     for block in blocks:
         if isinstance(block, Chart):
             continue
