@@ -7,7 +7,7 @@
 # make test-base   the tests that need neither torch nor Axolotl: any Python from 3.10 to 3.14
 # make wheel  sdist and wheel in dist/, ready to publish; make release-check tries the wheel in an empty environment
 # make axolotl-matrix   other releases of Axolotl, each with its own pins; OPTIONS="--stack 0.18.0" for one
-# make bench-reader, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-meter, bench-meter-gpu, bench-stacks, bench-traceml,
+# make bench-reader, bench-hash, bench-dedupe, bench-pack, bench-pad, bench-axolotl, bench-meter, bench-meter-gpu, bench-stacks, bench-traceml,
 #      bench-preprocess-command, bench-trl-prepare, bench-protocol, bench-false-findings, bench-advice, bench-cluster, bench-trace-gpu, bench-memory-gpu   a race, see benchmarks/README.md; OPTIONS="--help" for its options
 
 PYTHON ?= python3
@@ -25,7 +25,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # What a race needs beside our package: peers of the reader, or the real Axolotl.
-RACES := bench-reader bench-dedupe bench-pack bench-pad bench-protocol bench-false-findings
+RACES := bench-reader bench-hash bench-dedupe bench-pack bench-pad bench-protocol bench-false-findings
 AXOLOTL_RACES := bench-axolotl bench-preprocess-command bench-trl-prepare bench-advice bench-meter bench-meter-gpu bench-stacks bench-traceml bench-cluster bench-trace-gpu bench-memory-gpu
 
 .PHONY: demo demo-axolotl test test-base check pictures docs format wheel release-check clean axolotl-matrix $(RACES) $(AXOLOTL_RACES)
@@ -67,7 +67,7 @@ format: $(VENV)/.dev
 
 $(RACES): $(VENV)/.bench
 $(AXOLOTL_RACES): $(VENV)/.test
-OPERATIONS := bench-dedupe bench-pack bench-pad
+OPERATIONS := bench-hash bench-dedupe bench-pack bench-pad
 $(OPERATIONS): bench-%:
 	$(BIN)/python -m benchmarks.operations $* $(OPTIONS)
 bench-advice:

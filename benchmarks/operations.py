@@ -1,4 +1,4 @@
-"""Dedupe, pack and pad on generated rows: ``make bench-dedupe`` and so on.
+"""Hash, dedupe, pack and pad on generated rows: ``make bench-hash`` and so on.
 
 The contenders of dedupe are those of ``fast-axolotl bench``. Beside them stand the earlier package
 and what ``dedupe_files`` takes in a fresh process. Inputs are Parquet files.
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -116,6 +117,30 @@ def _race(
     case = run_case(session, name, f"{size:,} {text}", contenders(request), rows=size)
     path.unlink()
     return case
+
+
+def hash_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
+    """SHA-256 of the texts of a list."""
+    from fast_axolotl.dedupe import parallel_hash_rows
+
+    def hashers(request: Request) -> list[Contender]:
+        rows = request["table"].column(0).to_pylist()
+
+        def plain() -> list[str]:
+            return [sha256(row.encode()).hexdigest() for row in rows]
+
+        way = "list → list"
+        return [
+            Contender(OURS, way, lambda: parallel_hash_rows(rows)),
+            Contender("hashlib", way, plain, OURS),
+            session.earlier(request, "parallel_hash_rows", way),
+        ]
+
+    for size in sizes:
+        table = pa.table(
+            {"text": [f'{{"id": {index}, "text": "row {index}"}}' for index in range(size)]}
+        )
+        yield _race(session, "hash", "short texts", table, hashers)
 
 
 def dedupe_cases(sizes: Sequence[int], session: Session) -> Iterator[Case]:
@@ -286,6 +311,7 @@ def _padders(request: Request) -> list[Contender]:
 
 
 OPERATIONS: Mapping[str, Callable[[Sequence[int], Session], Iterator[Case]]] = {
+    "hash": hash_cases,
     "dedupe": dedupe_cases,
     "pack": pack_cases,
     "pad": pad_cases,

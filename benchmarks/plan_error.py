@@ -237,7 +237,8 @@ def residuals(cases: Sequence[Case], constants: Mapping[str, float]) -> Any:
     """log(measured ÷ predicted) tokens/s."""
     found = []
     for case in cases:
-        step = predict_step(case.shape, case.gpu, case.layout, constants, network=case.network)
+        gpu = replace(case.gpu, network=case.network or case.gpu.network)
+        step = predict_step(case.shape, gpu, case.layout, constants)
         predicted = case.layout.step_tokens / step.total / case.layout.gpus
         found.append(math.log(case.tokens / predicted))
     return np.array(found)

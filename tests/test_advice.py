@@ -192,6 +192,12 @@ def test_a_prepared_dataset_is_not_to_be_prepared(is_prepared: bool) -> None:
     assert ("fast-axolotl run --" in action) is is_prepared
 
 
+def test_a_stream_is_not_to_be_prepared_before_it_starts() -> None:
+    settings = ({"config": {"streaming": True}}, {"dataset_is_prepared": True}, {})
+    starts = [advice.lose_less(evidence("axolotl", **one), "startup").text for one in settings]
+    assert ["HF_HOME" in text for text in starts] == [True, True, False]
+
+
 def communicate(**settings: Any) -> Verdict:
     record = make_profiled_run((0.4,), (0.4,), settings=settings, source="axolotl")
     found = summarise(record).verdict

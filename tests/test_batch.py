@@ -132,8 +132,8 @@ def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
     full = replace(peak, outcome="out of memory")
     assert "lower micro_batch_size to 2, or sequence_len" in describe_longest(full, 8, [1, 2, 4])
     assert "lower sequence_len" in describe_longest(replace(full, micro_batch=1), 8, [1, 2])
-    assert "GPU memory was not recorded" in describe_longest(replace(peak, peak_bytes=None), 8, [])
-    assert "could not be tried" in describe_longest(replace(peak, outcome="failed"), 8, [])
+    assert "gave no peak memory" in describe_longest(replace(peak, peak_bytes=None), 8, [])
+    assert "no peak memory" in describe_longest(replace(peak, outcome="failed"), 8, [])
 
 
 def test_memory_that_ran_out_is_told_from_other_failures(tmp_path: Path) -> None:

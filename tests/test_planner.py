@@ -177,7 +177,7 @@ LAYOUT = Layout(gpus=8, sharding="fsdp", seq_len=4096, micro_batch=2, accumulati
 
 def rate(layout: Layout, gpu: Any = H100, **options: Any) -> float:
     """Predicted tokens/s and GPU."""
-    step = predict_step(SHAPE, gpu, layout, **options)
+    step = predict_step(SHAPE, replace(gpu, **options), layout)
     return layout.step_tokens / step.total / layout.gpus
 
 
@@ -192,10 +192,11 @@ def plan(counts: list[int], **values: Any) -> Plan:
     reference = values.pop("reference", None)
     layout = values.pop("layout", LAYOUT if reference is None else reference.layout)
     gpu, price = values.pop("gpu", H100), values.pop("price", None)
+    if link := values.pop("network", None):
+        gpu = replace(gpu, network=link)
     offers = [(gpu, price and Range(price, price, price))]
     found = make_plan(SHAPE, offers, counts, layout, reference=reference, **values)
-    link = values.get("network") or gpu.network
-    return replace(found, notes=tuple(describe_plan(found, gpu, layout, reference, link)))
+    return replace(found, notes=tuple(describe_plan(found, gpu, layout, reference)))
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ def test_every_public_name_resolves_and_is_offered_by_dir_and_no_other_does() ->
     assert set(names) <= set(dir(fast_axolotl))
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = fast_axolotl.no_such_name
+    # Ray Train sends a training function with what it names.
+    assert pickle.loads(pickle.dumps(fast_axolotl.measure)) is fast_axolotl.measure
 
 
 def test_the_commands_and_their_flags_are_frozen() -> None:

@@ -64,7 +64,7 @@ def _hurting(faults: list[dict[str, Any]]) -> Any:
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
     job.run_tasks = _hurting(order.pop("faults", []))  # type: ignore[attr-defined]
     last = order.pop("stop", "")
-    module._ROW_BYTES = order.pop("row_bytes", 40)
+    module._ROW_BYTES = order.pop("row_bytes", 32)
     usual = {"engine": "local", "address": "auto", "workers": 2, "work": None}
     usual["memory"] = 320_000
 

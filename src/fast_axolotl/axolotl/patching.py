@@ -63,12 +63,7 @@ class Final(Exception):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
-
-    @property
-    def error(self) -> Exception:
-        """The error itself."""
-        error: Exception = self.args[0]
-        return error
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

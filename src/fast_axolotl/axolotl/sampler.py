@@ -55,11 +55,10 @@ class _Packed(NamedTuple):
     """Makes the batches."""
 
 
-def generate_batches(self: Any, set_stats: bool = False) -> _Batches:
+def generate_batches(self: Any, set_stats: bool = False) -> Any:
     """The batches of one pass, each a list of packs, each a list of indices."""
     if self._batches is not None:
-        kept: _Batches = self._batches
-        return kept
+        return self._batches
     from axolotl.utils.samplers import multipack
 
     _check_sampler(self, multipack)
@@ -69,18 +68,16 @@ def generate_batches(self: Any, set_stats: bool = False) -> _Batches:
     except Exception:
         restore_random_state(self.sampler, states)
         raise
-    batches = packed.make()
     if set_stats:
         _add_statistics(self, packed)
-    self._batches = batches
-    return batches
+    self._batches = packed.make()
+    return self._batches
 
 
-def batches_length(self: Any) -> int:
+def batches_length(self: Any) -> Any:
     """The number of batches: the least of several passes, and of all ranks."""
     if self._batches is not None and self._len_across_ranks is not None:
-        known: int = self._len_across_ranks
-        return known
+        return self._len_across_ranks
     from axolotl.utils.samplers import multipack
 
     _check_sampler(self, multipack)
@@ -112,8 +109,7 @@ def batches_length(self: Any) -> int:
         except Exception as error:
             # The ranks have met: asking them again would put this one out of step.
             raise Final(error) from error
-    length: int = self._len_across_ranks
-    return length
+    return self._len_across_ranks
 
 
 def _add_statistics(self: Any, packed: _Packed) -> None:

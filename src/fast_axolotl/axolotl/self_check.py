@@ -27,6 +27,7 @@ Cost: two calls with 36 rows, and 1 µs for a number in their results.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import random
@@ -123,6 +124,8 @@ class Check:
                     cfg = given.arguments["cfg"]
                     own = {"dataset_prepared_path": folder, "push_dataset_to_hub": None}
                     given.arguments["cfg"] = type(cfg)({**cfg, **own})
+                    if _is_dataset(value):
+                        vars(value)["save_to_disk"] = functools.partial(_save_here, value)
                 try:
                     result = function(*given.args, **given.kwargs)
                 except Exception as error:
@@ -222,6 +225,11 @@ def _is_dataset(value: Any) -> bool:
     """Whether it is one with rows: Axolotl's class tokenises before it is a dataset itself."""
     datasets = sys.modules.get("datasets")
     return datasets is not None and isinstance(value, datasets.Dataset) and "_data" in vars(value)
+
+
+def _save_here(rows: Any, *args: Any, num_proc: int | None = None, **options: Any) -> None:
+    """Its ``save_to_disk`` without processes, each of which would import all of Axolotl."""
+    type(rows).save_to_disk(rows, *args, **options)
 
 
 @contextmanager

@@ -233,7 +233,7 @@ def prepare(
     work: Work = None,
     restart: Restart = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Check data, types and memory; estimate the rows.")
+        bool, Option("--dry-run", help="Check data, types and memory; count the rows.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -122,8 +122,8 @@ def plan(
     shape = None if model is None else read_config(model)
     reference = None
     if run is not None:
-        known = read_report_run(run, "")
-        shape, reference = read_reference(known.record, known.summary, shape)
+        shown = read_report_run(run, "")
+        shape, reference = read_reference(shown.record, shown.summary, shape)
         layout = reference.layout
     elif shape is None or not parse_names(gpu or ""):
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
@@ -140,6 +140,10 @@ def plan(
     kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
     if reference is not None and not kinds:
         kinds = [reference.gpu]
+    if network is not None:
+        kinds = [replace(kind, network=network) for kind in kinds]
+        if reference is not None:
+            reference = replace(reference, gpu=replace(reference.gpu, network=network))
     costs = [find_price(kind) for kind in kinds]
     if price is not None:
         dollars = [
@@ -156,12 +160,11 @@ def plan(
     if not counts or min(counts) < 1 or max(counts) > _MOST_GPUS:
         raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64; at most {_MOST_GPUS:,}")
     priced = [(kind, cost) for kind, (cost, _) in zip(kinds, costs, strict=True)]
-    of_run: dict[str, Any] = {"reference": reference, "tokens": amount, "network": network}
-    found = make_plan(shape, priced, counts, layout, **of_run, pinned=pinned)
+    known: dict[str, Any] = {"reference": reference, "tokens": amount, "pinned": pinned}
+    found = make_plan(shape, priced, counts, layout, **known)
     notes: list[str] = []
     for kind, (cost, source) in zip(kinds, costs, strict=True):
-        link = kind.network if network is None else network
-        said = [*describe_plan(found, kind, layout, reference, link)]
+        said = [*describe_plan(found, kind, layout, reference)]
         hourly = "" if cost is None else f"${cost.value:g}, "
         said.append(f"Dollars per GPU and hour: {kind.key}: {hourly}{source}.")
         notes += [f"{kind.key}: {note}" if len(kinds) > 1 else note for note in said]
@@ -179,7 +182,7 @@ def _read_positive(text: str) -> float:
 
 
 def describe_plan(
-    plan: Plan, gpu: Gpu, start: Layout, reference: Reference | None, network: float
+    plan: Plan, gpu: Gpu, start: Layout, reference: Reference | None
 ) -> Iterator[str]:
     """What users get wrong, where the candidates of a kind of GPU are about to; their layouts, and
     what the prediction rests on."""
@@ -227,16 +230,16 @@ def describe_plan(
             f"global batch of {batch} tokens, {seconds} s of start-up, {format_share(PAUSES)} of "
             "the time for evaluation and checkpoints."
         )
-        if gpu.generation not in SEEN or start.seq_len > 32_768:
-            yield "No published run was on such a GPU or so long: this is an extrapolation."
-    elif gpu != reference.gpu:
+        if gpu.generation not in SEEN:
+            yield "No published run was on such a GPU: this is an extrapolation."
+    elif gpu.key != reference.gpu.key:
         yield (
             f"The run was on {reference.gpu.key}: the plan assumes that {gpu.key} reaches the "
             "same share of its predicted speed."
         )
     yield (
         f"Between nodes of {gpu.node_size} GPUs ({gpu.key}): "
-        f"{network:g} GB/s per GPU, without congestion."
+        f"{gpu.network:g} GB/s per GPU, without congestion."
     )
 
 
@@ -541,7 +544,7 @@ def trace_document(summary: TraceSummary) -> Document:
     rows: list[Row] = []
     for row in summary.collectives:
         group = "–" if row.group is None else row.group[:24] or "not named"
-        cells = [row.kind, group, str(row.group_size or "–"), format_bytes(row.num_bytes)]
+        cells = [row.kind, group, str(row.group_size or "–"), row.message]
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
         rows.append([*cells, format_seconds(row.waiting_seconds)])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]

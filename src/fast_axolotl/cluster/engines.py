@@ -41,8 +41,7 @@ _LATE_TIMES, _LATE_SECONDS = 10, 300.0
 _FIRST_SECONDS = 3600.0
 """The same as long as none is done."""
 _MOMENT_SECONDS = 5.0
-_HEAD_SECONDS = 15.0
-"""A head that does not answer for so long is gone."""
+_HEAD_SECONDS = "15"
 _PACKAGES = ("axolotl", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
 Answer = dict[str, Any]
@@ -197,6 +196,8 @@ class Nodes:
         if at != "auto" and not _is_open(at):  # Ray itself would try for minutes
             raise UsageError(problem)
         self._ray: Any = ray
+        # Ray ends this process where its head does not answer for so long.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_SECONDS)
         try:
             ray.init(at, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
         except (ConnectionError, ray.exceptions.AuthenticationError) as error:
@@ -204,9 +205,6 @@ class Nodes:
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
         self._attempt = ray.remote(num_cpus=1, memory=memory or None, max_retries=0)(_attempt)
-        self._head: str = ray.get_runtime_context().gcs_address
-        self._is_closed = threading.Event()
-        threading.Thread(target=self._watch_head, daemon=True).start()
         if not self._room():
             problem = f"no node at {at} has a CPU and {memory:,} bytes of memory yet"
             print(f"{problem}; the job waits for one: lower --memory?", file=sys.stderr)
@@ -234,7 +232,6 @@ class Nodes:
             self._ray.cancel(key, force=True)
 
     def close(self) -> None:
-        self._is_closed.set()
         self._ray.shutdown()
 
     def _room(self) -> int:
@@ -245,21 +242,6 @@ class Nodes:
             for node in self._ray.nodes()
             if node["Alive"]
         )
-
-    def _watch_head(self) -> None:
-        """Ends this process where the head is gone, as Ray does: but soon, and with the cure."""
-        answered = time.monotonic()
-        while not self._is_closed.wait(1):
-            if _is_open(self._head):
-                answered = time.monotonic()
-            elif time.monotonic() - answered > _HEAD_SECONDS:
-                print(
-                    f"\nfast-axolotl: the head of the Ray cluster at {self._head} does not answer; "
-                    "finished work is kept: start a cluster and run the same command again",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                os._exit(1)  # calls of Ray wait for the head
 
 
 Engine = Local | Nodes

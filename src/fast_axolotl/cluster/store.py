@@ -97,26 +97,27 @@ class Store:
         """A local path to write to; what is there at the end gets the name."""
         target = Path(self.path(name))
         with ExitStack() as held:
+            if self.is_local:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+                held.callback(beside.unlink, missing_ok=True)
+            else:
+                folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
+                beside = Path(held.enter_context(folder), target.name)
             try:
-                if self.is_local:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-                    held.callback(beside.unlink, missing_ok=True)
-                    yield beside
-                    beside.replace(target)
-                else:
-                    folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
-                    beside = Path(held.enter_context(folder), target.name)
-                    yield beside
-                    self._ask("put_file", str(beside), self.path(name))
+                yield beside
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 raise DataError(
                     "the disk is full; free space, or pass --work and --output on a larger disk. "
                     "Finished work is kept; run the same command again to continue",
-                    path=self.url if self.is_local else tempfile.gettempdir(),
+                    path=str(beside.parent),
                 ) from None
+            if self.is_local:
+                beside.replace(target)
+            else:
+                self._ask("put_file", str(beside), self.path(name))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
         """A file, or some bytes of it."""

@@ -113,14 +113,15 @@ def dedupe_on(
         cut = _cut(dataset, schema, memory)
         shares = {f"{number:05d}": {"share": share} for number, share in enumerate(cut)}
         keys = {"columns": names, "secret": place.secret}
-        tasks = {name: {"name": name, **given, **keys} for name, given in shares.items()}
-        digests = job.run(store, digest, tasks)
+        named = {name: {"name": name, **given, **keys} for name, given in shares.items()}
+        digests = job.run(store, digest, named)
         keep = np.ones(sum(answer["rows"] for answer in digests.values()), bool)
         with find_repeated(store, shares, memory) as pairs:
             for repeated, _ in pairs():
                 keep[repeated] = False
         store.write_array("keep", keep)
-        tasks, row = {}, 0
+        tasks: dict[str, dict[str, Any]] = {}
+        row = 0
         for name, given in shares.items():
             first, row = row, row + digests[name]["rows"]
             if keep[first:row].any() or (row == len(keep) and not tasks):  # at least a schema

@@ -276,9 +276,11 @@ def lose_less(evidence: Evidence, part: str) -> Action:
         gain = possible_gain(share * (1.0 - 1.0 / times))
         return Action(f"{head} less often: {less_often}. Or {instead}.", gain)
     place = evidence.line_of("between") or "what the loop does between two loaders"
+    ready = "the data is streamed" if evidence.is_stream else ""
+    ready = "the dataset is prepared" if evidence.setting("dataset_is_prepared") else ready
     texts = {
-        "startup": "Keep the model files on a local disk (HF_HOME): the dataset is prepared."
-        if evidence.setting("dataset_is_prepared")
+        "startup": f"Keep the model files on a local disk (HF_HOME): {ready}."
+        if ready
         else f"Prepare the data once: {prepare}.",
         "between": f"Look at {place}: do it less often.",
         "resume": "Use a reader that resumes where it stopped: fast_axolotl.open_dataset, with "

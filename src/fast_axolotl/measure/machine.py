@@ -112,47 +112,23 @@ def fold_machines(
 def _fold_node(
     system: SystemRecord | None, own: Sequence[RankFigures], all_ranks: Sequence[RankFigures]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures of one node by its samples, and what its own ranks took of their GPUs; reasons.
+    """Figures of one node by its samples in the steady phase, and what its own ranks took of their
+    GPUs, by their names in ``RunSummary``; and the reasons of those that are ``None``.
 
-    Who watches a node without ranks, that of the launcher, goes by the times of all.
-    """
-    ranks = own or all_ranks
-    values, reasons = _fold_samples(
-        system,
-        min((rank.steady_from for rank in ranks if rank.steady_from is not None), default=None),
-        max((rank.steady_to for rank in ranks if rank.steady_to is not None), default=None),
-        is_recorded=bool(ranks),
-    )
-    free = [values["gpu_free_bytes"]]
-    for rank in own:
-        # Torch's allocator knows what it held at most, which the samples may have missed.
-        held = rank.settings.get("cuda_memory")
-        if isinstance(held, dict) and {"total", "reserved_peak"} <= held.keys():
-            free.append(held["total"] - held["reserved_peak"])
-    values["gpu_free_bytes"] = min((size for size in free if size is not None), default=None)
-    return values, reasons
-
-
-def _fold_samples(
-    system: SystemRecord | None,
-    begin: float | None = None,
-    end: float | None = None,
-    *,
-    is_recorded: bool = False,
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures of the process tree in the steady phase, from ``begin`` to ``end``, if it has both:
-    by their names in ``RunSummary``, and the reasons of those that are ``None``.
-
-    Where no rank is recorded, all samples count. Moments are given in seconds since 1970.
+    Who watches a node without ranks, that of the launcher, goes by the times of all. Where no rank
+    is recorded, all samples count.
     """
     if system is None:
-        nothing, _ = _fold_samples(SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0)))
+        empty = SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0))
+        nothing, _ = _fold_node(empty, own, all_ranks)
         return nothing, dict.fromkeys(nothing, _UNWATCHED)
+    ranks = own or all_ranks
+    begins = [rank.steady_from for rank in ranks if rank.steady_from is not None]
+    ends = [rank.steady_to for rank in ranks if rank.steady_to is not None]
     zero = system.start.time
     samples: Sequence[SystemSample] = system.samples
-    if begin is None or end is None:
-        samples = [] if is_recorded else samples
-    else:
+    if ranks:
+        begin, end = min(begins, default=math.inf), max(ends, default=-math.inf)
         samples = [sample for sample in samples if begin <= zero + sample.t <= end]
     several = samples if len(samples) > 1 else system.samples
     start = system.start
@@ -167,11 +143,11 @@ def _fold_samples(
     is_random = request_bytes is not None and request_bytes < thresholds.SMALL_REQUEST_BYTES
     in_order = start.disk_bytes_per_second if system.disk is None else system.disk.bytes_per_second
     capacity = None if is_random else finite(in_order)
-    own, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
+    used, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
     others = None
-    if own is not None and everybody is not None:
+    if used is not None and everybody is not None:
         # A tick more or less can make it more than all.
-        others = min(1.0, ratio(max(0.0, everybody - own), start.processors) or 0.0)
+        others = min(1.0, ratio(max(0.0, everybody - used), start.processors) or 0.0)
     stolen, throttled = _rate(several, "steal_seconds"), _rate(several, "throttled_seconds")
     swapped = [(one.t, one.swap_in_bytes) for one in several if one.swap_in_bytes is not None]
     pairs = pairwise(swapped)
@@ -184,35 +160,40 @@ def _fold_samples(
         for gpu in devices
         if gpu.total_bytes is not None and gpu.memory_bytes is not None
     ]
+    for rank in own:
+        # Torch's allocator knows what it held at most, which the samples may have missed.
+        held = rank.settings.get("cuda_memory")
+        if isinstance(held, dict) and {"total", "reserved_peak"} <= held.keys():
+            free.append(held["total"] - held["reserved_peak"])
 
     def level(name: str) -> int | None:
         return _whole(middle(getattr(sample, name) for sample in samples))
 
     hwm = _highest(sample.hwm_bytes for sample in system.samples)
     limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
-    peak = used = _highest(one.working_set_bytes for one in system.samples)
-    if used is None and not any(sample.pss_bytes is not None for sample in system.samples):
+    peak = most = _highest(one.working_set_bytes for one in system.samples)
+    if most is None and not any(sample.pss_bytes is not None for sample in system.samples):
         # Where PSS cannot be read, at most the resident sizes.
         levels = ("anon_bytes", "shared_bytes")
-        used = total(_highest(getattr(one, name) for one in system.samples) for name in levels)
-    if used is not None:
+        most = total(_highest(getattr(one, name) for one in system.samples) for name in levels)
+    if most is not None:
         # ΣPSS is read seldom; what one process alone held in between is proven, too.
-        used = max(used, *(sample.largest_anon_bytes or 0 for sample in system.samples))
+        most = max(most, *(sample.largest_anon_bytes or 0 for sample in system.samples))
     found: dict[str, _Found] = {
         "working_set_bytes": (level("working_set_bytes"), "pss_bytes"),
         "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
         "rss_bytes": (level("rss_bytes"), "rss_bytes"),
         "hwm_bytes": (_whole(hwm), "hwm_bytes"),
         "limit_bytes": (limit, "limit_bytes"),
-        "limit_share": (ratio(used, limit), "pss_bytes"),
+        "limit_share": (ratio(most, limit), "pss_bytes"),
         "psi_memory_full": rate("psi_memory_full_seconds"),
         "psi_io_full": rate("psi_io_full_seconds"),
-        "cpu_cores": (own, "cpu_seconds"),
+        "cpu_cores": (used, "cpu_seconds"),
         "other_cpu_share": (others, "machine_cpu_seconds"),
         "cpu_wait_share": rate("cpu_wait_seconds"),
         # Of the processor time that was wanted: what ran, and what could have.
         "cpu_steal_share": (ratio(stolen, total([stolen, everybody])), "steal_seconds"),
-        "cpu_throttled_share": (ratio(throttled, total([throttled, own])), "throttled_seconds"),
+        "cpu_throttled_share": (ratio(throttled, total([throttled, used])), "throttled_seconds"),
         "oom_kills": (growth(system.samples, "oom_kills"), "oom_kills"),
         "read_bytes_per_second": (read, "read_bytes"),
         "disk_bytes_per_second": (capacity, "disk_bytes_per_second"),

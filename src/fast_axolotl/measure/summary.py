@@ -92,6 +92,9 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     draft = fold.build()
     system, chosen = record.systems.get(draft.node), job.chosen
     source = "" if record.system is None else record.system.start.source
+    error = None if chosen is None else chosen.stall_error
+    if draft.stall_source == "stacks":
+        error = looks_error(draft.stall_fraction or 0.0, draft.measured_seconds)
     # Any queue that is emptying, else the one of the rank that decides.
     held = (rank.drain for rank in job.ranks if rank.drain is not None and not rank.drain.is_over)
     verdict = judge(
@@ -99,7 +102,7 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             figures=draft,
             phases=divided,
             source=source if chosen is None else chosen.record.start.source,
-            stall_error=_stall_error(chosen, draft),
+            stall_error=error,
             drift=None if chosen is None else find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
             slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
@@ -448,15 +451,6 @@ class _Fold:
             share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
         no_share = reason if per_fetch is None else self.unseen or reason
         self.put("overhead_fraction", share, no_share)
-
-
-def _stall_error(rank: RankFigures | None, figures: RunSummary) -> float | None:
-    """How sure the stall is, by the fetches of the rank that decides, or by looks at its stack."""
-    if rank is None or figures.stall_fraction is None:
-        return None
-    if figures.stall_source == "stacks":
-        return looks_error(figures.stall_fraction, figures.measured_seconds)
-    return rank.stall_error
 
 
 def _is_packed(rank: RankFigures) -> bool:

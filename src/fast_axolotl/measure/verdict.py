@@ -55,7 +55,7 @@ _OF_THE_LOOP = ("io", "data", "code", "communication", "compute", "mixed")
 def judge(evidence: Evidence) -> Verdict:
     """The verdict on figures whose own verdict is not looked at."""
     rules: tuple[Callable[[Evidence], Verdict | None], ...] = (
-        *(_memory, _unseen, _warming, _short, _draining),
+        *(_memory, _unseen, _short, _draining),
         *(_swap, _growing, _cpu),
         lambda evidence: _lost(evidence, "checkpoint", "evaluation", "between"),
         *(_straggler, _code, _io, _data),
@@ -165,24 +165,19 @@ def _unseen(evidence: Evidence) -> Verdict | None:
     return _verdict(evidence, "inconclusive", headline, lines, action, subtype="unseen")
 
 
-def _warming(evidence: Evidence) -> Verdict | None:
-    """All steps are warm-up."""
-    figures = evidence.figures
-    if figures.steps:
-        return None
-    pace = figures.duration_seconds / max(1, figures.warmup_steps)
-    needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
-    headline = f"The run ended during warm-up, after {count_words(figures.warmup_steps, 'step')}."
-    line = f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}"
-    return _run_longer(evidence, "warming", headline, needed, line)
-
-
 def _short(evidence: Evidence) -> Verdict | None:
-    """The steady phase is too short."""
+    """All steps are warm-up, or the steady phase is too short."""
     figures = evidence.figures
-    if figures.is_long_enough or evidence.is_settled:
+    if figures.steps and (figures.is_long_enough or evidence.is_settled):
         return None
     fetches, seconds = figures.fetches or figures.steps, figures.measured_seconds
+    if not figures.steps:
+        pace = figures.duration_seconds / max(1, figures.warmup_steps)
+        needed = max(0, WARMUP_STEPS - figures.warmup_steps) * pace + _seconds_to_judge(pace)
+        done = count_words(figures.warmup_steps, "step")
+        line = f"0 steps after the warm-up, which takes at least {WARMUP_STEPS}"
+        headline = f"The run ended during warm-up, after {done}."
+        return _run_longer(evidence, "warming", headline, needed, line)
     count = count_words(fetches, "fetch" if figures.fetches else "step")
     count += f" in {format_duration(seconds)}"
     lines = [

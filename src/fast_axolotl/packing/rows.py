@@ -175,11 +175,11 @@ def _pack(
     has_more = too_long == "split" or position_ids or cu_seqlens
     if output == "lists" and len(plain) == len(rows) and not has_more:
         checked = [plain_rows(column, name) for name, column in plain.items()]
-        pieces: Iterable[Sequence[Sequence[int]]] = zip(*checked, strict=True)
+        parts: Iterable[Sequence[Sequence[int]]] = zip(*checked, strict=True)
         if separators:
-            pieces = ((row if len(row) <= limit else row[:limit],) for row in checked[0])
+            parts = ((row if len(row) <= limit else row[:limit],) for row in checked[0])
         tail = (eos, pad)[:separators]
-        packed = _pack_lists(pieces, tail, [[n] * width for n in (pad, label_pad, 0)], width)
+        packed = _pack_lists(parts, tail, [[n] * width for n in (pad, label_pad, 0)], width)
         return dict(zip(_NAMES, packed, strict=True))
     from fast_axolotl.kernels import fill
 

@@ -155,9 +155,7 @@ def describe_longest(trial: Trial, tokens: int, sizes: Sequence[int]) -> str:
         smaller = sizes[: bisect_left(sizes, trial.micro_batch)][-1:]
         lower = "".join(f"micro_batch_size to {size}, or " for size in smaller)
         return f"The longest batch, {rows}, runs out of memory: lower {lower}sequence_len."
-    if trial.outcome == "failed":
-        return f"The longest batch could not be tried: see {trial.folder}/log.txt."
-    if trial.peak_bytes is None or trial.total_bytes is None:
-        return f"The longest batch, {rows}, runs; GPU memory was not recorded."
+    if trial.outcome == "failed" or trial.peak_bytes is None or trial.total_bytes is None:
+        return f"The longest batch, {rows}, gave no peak memory: see {trial.folder}/log.txt."
     peak, whole = format_bytes(trial.peak_bytes), format_bytes(trial.total_bytes)
     return f"The longest batch, {rows}, fits: peak {peak} of {whole}."

@@ -43,14 +43,6 @@ _KINDS = (
 )
 """Looked for in a name, letters only; the first that fits counts."""
 
-_ITEM_BYTES = {
-    **dict.fromkeys(("double", "long", "longint", "complexfloat"), 8),
-    **dict.fromkeys(("float", "int"), 4),
-    **dict.fromkeys(("half", "bfloat16", "short", "shortint"), 2),
-    **dict.fromkeys(("char", "byte", "bool", "unsignedchar", "signedchar"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
-}
-
 
 @dataclass(slots=True, kw_only=True)
 class Collective:
@@ -59,8 +51,8 @@ class Collective:
     kind: str
     start: int
     end: int
-    num_bytes: int | None = None
-    """The larger of what goes in and what comes out, as nccl-tests counts."""
+    message: str = ""
+    """Numbers and their type, in or out, whichever are more."""
     group: str | None = None
     """Name and ranks of its group; ``None`` where the trace does not tell: torch before 2.4."""
     group_size: int | None = None
@@ -169,9 +161,8 @@ def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collec
     item.group_size = size if isinstance(size, int) and size > 0 else None
     item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
     counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
-    known = [count for count in counts if isinstance(count, int)]
-    width = _ITEM_BYTES.get(str(args.get("dtype")).lower().replace(" ", ""))
-    item.num_bytes = max(known) * width if known and width else None
+    if known := [count for count in counts if isinstance(count, int)]:
+        item.message = f"{max(known):,} {args.get('dtype', '')}"
     return item
 
 

@@ -8,7 +8,7 @@ two moments counts. Not counted: a CUDA context (0.5 to 1 GB, outside of torch) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -207,24 +207,20 @@ def list_layouts(
     divided, sequences into parts of 1,024 tokens at least. Pipelines do not shard gradients.
     """
 
-    def sizes(name: str, powers: int) -> list[int]:
+    def sizes(name: str, fits: Callable[[int], bool]) -> list[int]:
         known: int = pinned.get(name, getattr(start, name))
-        return [known] if name in pinned else sorted({known, *(1 << n for n in range(powers))})
+        return [known] if name in pinned else sorted({known, *filter(fits, (1, 2, 4, 8, 16))})
 
     samples, least = start.step_tokens / start.seq_len, min(1.0, start.micro_batch)
     recomputes = [pinned["recompute"]] if "recompute" in pinned else ["none", "selective", "full"]
     stores = [start.optimizer]
     if start.method == "full" and "optimizer" not in pinned:
         stores = list(dict.fromkeys([start.optimizer, "offload"]))
-    for tp, pp, cp in product(sizes("tp", 4), sizes("pp", 5), sizes("cp", 4)):
-        is_odd = (
-            tp > node_size or shape.heads % tp or shape.layers % pp or start.seq_len < 1024 * cp
-        )
-        is_known = all(
-            size in (1, getattr(start, name), pinned.get(name))
-            for name, size in (("tp", tp), ("pp", pp), ("cp", cp))
-        )
-        if gpus % (tp * pp * cp) or (is_odd and not is_known):
+    widths = sizes("tp", lambda n: n <= min(8, node_size) and shape.heads % n == 0)
+    depths = sizes("pp", lambda n: shape.layers % n == 0)
+    lengths = sizes("cp", lambda n: n == 1 or (n <= 8 and 1024 * n <= start.seq_len))
+    for tp, pp, cp in product(widths, depths, lengths):
+        if gpus % (tp * pp * cp):
             continue
         replicas = gpus // (tp * pp)
         each = samples * cp / replicas  # of a rank, in a step

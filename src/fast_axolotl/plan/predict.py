@@ -209,7 +209,6 @@ class Candidate:
     binds: str
     """compute, memory, communication, or data."""
     tokens_per_second: Range | None = None
-    step_seconds: float | None = None
     communication_share: float | None = None
     """Exposed communication and pipeline bubbles, of a step."""
     demand_tokens_per_second: float | None = None
@@ -260,7 +259,7 @@ def list_differences(
         "layout": float(not is_same),
         "experts": float(is_other and bool(shape.experts or own.experts)),
         "octave": abs(math.log2(layout.seq_len / known.seq_len)),
-        "gpu": float(gpu != reference.gpu),
+        "gpu": float(gpu.key != reference.gpu.key),
         "generation": float(gpu.generation != reference.gpu.generation),
         "precision": float(layout.precision != known.precision),
     }
@@ -274,11 +273,12 @@ def interval_width(far: Mapping[str, float], widths: Mapping[str, float] | None 
 
 @dataclass(slots=True)
 class _Calibration:
-    """What the reference says of every prediction."""
+    """What the reference says of every prediction, and the search for layouts that uses it."""
 
     shape: Shape
+    start: Layout
     reference: Reference | None
-    network: float | None
+    pinned: Mapping[str, Any]
     level: float = 1.0
     slowness: float = 1.0
     """Of communication."""
@@ -288,7 +288,7 @@ class _Calibration:
     def __post_init__(self) -> None:
         if (run := self.reference) is None:
             return
-        step = predict_step(self.shape, run.gpu, run.layout, network=self.network)
+        step = predict_step(self.shape, run.gpu, run.layout)
         measured = run.layout.step_tokens / run.tokens_per_second
         self.level, self.seen = step.total / measured, step.communication / step.total
         share = run.communication_share
@@ -299,7 +299,7 @@ class _Calibration:
 
     def step(self, gpu: Gpu, layout: Layout) -> StepTime:
         """Seconds by part, as the reference's stack would take."""
-        step = predict_step(self.shape, gpu, layout, network=self.network)
+        step = predict_step(self.shape, gpu, layout)
         compute, communication, *rest = (part / self.level for part in astuple(step))
         return StepTime(compute, self.slowness * communication, *rest)
 
@@ -310,13 +310,62 @@ class _Calibration:
         run = self.reference
         if run is None or run.memory_bytes is None:
             return Range(_MEMORY_LOW * predicted, predicted, _MEMORY_HIGH * predicted)
-        if layout == run.layout and gpu == run.gpu:
+        if layout == run.layout and gpu.key == run.gpu.key:
             return Range(run.memory_bytes, run.memory_bytes, run.memory_bytes)
         own = predict_memory(self.shape, run.layout).total
         ratio = run.memory_bytes / own
         value = predicted * ratio if ratio < 1 else predicted + run.memory_bytes - own
         width = 0.03 + 0.15 * min(1.0, abs(math.log(predicted / own)) + abs(math.log(ratio)))
         return Range(value * (1 - width), value, value * (1 + width))
+
+    def choose(self, gpu: Gpu, count: int, usable: float) -> tuple[Layout, str]:
+        """The fastest layout that fits, and what to know of the next; else the smallest."""
+        start, pinned = self.start, self.pinned
+        layouts = list(list_layouts(self.shape, start, count, gpu.node_size, pinned))
+        layouts += [start] * (start.gpus == count and self.reference is not None)
+        if not layouts:
+            text = f"{count} GPUs cannot be divided by --tp, --pp and --cp: {dict(pinned)}"
+            raise UsageError(text)
+        if not {"micro_batch", "accumulation"} <= pinned.keys():
+            away = {one: abs(math.log(one.step_tokens / start.step_tokens)) for one in layouts}
+            nearest = max(0.01, min(away.values()) + 1e-6)
+            layouts = [one for one in away if away[one] <= nearest]
+        needs = {one: self.memory(gpu, one) for one in layouts}
+        fitting = [one for one in needs if needs[one].value <= usable]
+        fitting = fitting or [one for one in needs if needs[one].low <= usable]
+        if not fitting:
+            least = min(needs, key=lambda one: needs[one].low)
+            room = f"but the {gpu.key} has only {format_bytes(usable)} available"
+            return least, f"needs at least {format_bytes(needs[least].low)} per GPU, {room}"
+        steps = {one: self.step(gpu, one) for one in needs}
+        pace = {one: steps[one].total / one.step_tokens for one in needs}
+
+        def outline(one: Layout) -> tuple[Any, ...]:
+            sizes = one.tp, one.pp, one.cp, one.optimizer
+            return *sizes, one.ep, one.recompute, one.sharding == "fsdp", one.micro_batch
+
+        def order(one: Layout) -> tuple[Any, ...]:
+            """Few changes of the reference are better: of parallelism most of all."""
+            pairs = zip(outline(one), outline(start), (2, 2, 2, 2, 1, 1, 1, 0), strict=True)
+            changes = sum(cost for own, other, cost in pairs if own != other)
+            return needs[one].high > usable, changes, pace[one]
+
+        limit = (1 + _TIE) * min(pace[one] for one in fitting)
+        chosen = min((one for one in fitting if pace[one] <= limit), key=order)
+        text = str(chosen)
+        others = [one for one in fitting if outline(one) != outline(chosen)]
+        for other in sorted(others, key=pace.__getitem__)[:1]:
+            slower = pace[other] / pace[chosen] - 1
+            own, its = (
+                {name: seconds / one.step_tokens for name, seconds in asdict(steps[one]).items()}
+                for one in (chosen, other)
+            )
+            way = "slower" if slower >= 0 else "faster, but changes more"
+            why = (max if slower >= 0 else min)(own, key=lambda name: its[name] - own[name])
+            text += f". The next, {other}, is {format_share(abs(slower))} {way} ({why})"
+        if self.reference is not None and start in pace and start != chosen:
+            text += f". Yours, {start}, is {format_share(pace[start] / pace[chosen] - 1)} slower"
+        return chosen, text
 
 
 def make_plan(
@@ -327,19 +376,18 @@ def make_plan(
     *,
     reference: Reference | None = None,
     tokens: float | None = None,
-    network: float | None = None,
     pinned: Mapping[str, Any] | None = None,
 ) -> Plan:
     """A candidate for each kind and number of GPUs, at the global batch of ``layout``; ``offers``
     are kinds with their dollars per hour. ``pinned`` are the sizes that no search changes."""
-    known = _Calibration(shape, reference, network)
+    known = _Calibration(shape, layout, reference, pinned or {})
     real_share = 1.0 if reference is None else reference.real_share
     candidates: list[Candidate] = []
     for (gpu, price), count in product(offers, sorted(set(counts))):
         usable = _USABLE_MEMORY * gpu.memory_gb * 1e9
-        if reference is not None and gpu == reference.gpu:
+        if reference is not None and gpu.key == reference.gpu.key:
             usable = max(usable, reference.memory_bytes or 0.0)  # it has run
-        chosen, changes = _choose(known, gpu, layout, count, usable, pinned or {})
+        chosen, changes = known.choose(gpu, count, usable)
         need = known.memory(gpu, chosen)
         fits = "yes" if need.high <= usable else "may" if need.low <= usable else "no"
         found: dict[str, Any] = {"gpu": gpu.key, "gpus": count, "layout": chosen, "fits": fits}
@@ -354,7 +402,7 @@ def make_plan(
             startup, pause = STARTUP_SECONDS, PAUSES * step.total
             if reference is not None:
                 startup, pause = reference.startup_seconds, reference.pause_seconds
-                plain = predict_step(shape, gpu, chosen, network=network)
+                plain = predict_step(shape, gpu, chosen)
                 new = max(0.0, plain.communication / plain.total - known.seen)
                 width = math.hypot(width, _COMMUNICATION * new)
                 grown = count / reference.layout.gpus if reference.loader_scales else 1.0
@@ -379,7 +427,6 @@ def make_plan(
             found |= {
                 "binds": binds,
                 "tokens_per_second": Range(*ends),
-                "step_seconds": real_share * chosen.step_tokens / ends[1],
                 "communication_share": share,
                 "demand_tokens_per_second": demand,
                 "loader_tokens_per_second": ceiling,
@@ -391,58 +438,3 @@ def make_plan(
         level=None if reference is None else known.level,
         candidates=tuple(candidates),
     )
-
-
-def _choose(
-    known: _Calibration,
-    gpu: Gpu,
-    start: Layout,
-    count: int,
-    usable: float,
-    pinned: Mapping[str, Any],
-) -> tuple[Layout, str]:
-    """The fastest layout that fits, and what to know of the next; the smallest, if none fits."""
-    layouts = list(list_layouts(known.shape, start, count, gpu.node_size, pinned))
-    layouts += [start] * (start.gpus == count and known.reference is not None)
-    if not layouts:
-        raise UsageError(f"{count} GPUs cannot be divided by --tp, --pp and --cp: {dict(pinned)}")
-    if not {"micro_batch", "accumulation"} <= pinned.keys():
-        away = {one: abs(math.log(one.step_tokens / start.step_tokens)) for one in layouts}
-        nearest = max(0.01, min(away.values()) + 1e-6)
-        layouts = [one for one in away if away[one] <= nearest]
-    needs = {one: known.memory(gpu, one) for one in layouts}
-    fitting = [one for one in needs if needs[one].value <= usable]
-    fitting = fitting or [one for one in needs if needs[one].low <= usable]
-    if not fitting:
-        least = min(needs, key=lambda one: needs[one].low)
-        need, room = format_bytes(needs[least].low), format_bytes(usable)
-        return least, f"needs at least {need} per GPU, but the {gpu.key} has only {room} available"
-    steps = {one: known.step(gpu, one) for one in needs}
-    pace = {one: steps[one].total / one.step_tokens for one in needs}
-
-    def outline(one: Layout) -> tuple[Any, ...]:
-        sizes = one.tp, one.pp, one.cp, one.optimizer
-        return *sizes, one.ep, one.recompute, one.sharding == "fsdp", one.micro_batch
-
-    def order(one: Layout) -> tuple[Any, ...]:
-        """Few changes of the reference are better: of parallelism most of all."""
-        pairs = zip(outline(one), outline(start), (2, 2, 2, 2, 1, 1, 1, 0), strict=True)
-        changes = sum(cost for own, other, cost in pairs if own != other)
-        return needs[one].high > usable, changes, pace[one]
-
-    limit = (1 + _TIE) * min(pace[one] for one in fitting)
-    chosen = min((one for one in fitting if pace[one] <= limit), key=order)
-    text = str(chosen)
-    others = [one for one in fitting if outline(one) != outline(chosen)]
-    for other in sorted(others, key=pace.__getitem__)[:1]:
-        slower = pace[other] / pace[chosen] - 1
-        parts = asdict(steps[other]), asdict(steps[chosen])
-        costs = {
-            n: parts[0][n] / other.step_tokens - parts[1][n] / chosen.step_tokens for n in parts[0]
-        }
-        way = "slower" if slower >= 0 else "faster, but changes more"
-        why = (max if slower >= 0 else min)(costs, key=costs.__getitem__)
-        text += f". The next, {other}, is {format_share(abs(slower))} {way} ({why})"
-    if known.reference is not None and start in pace and start != chosen:
-        text += f". Yours, {start}, is {format_share(pace[start] / pace[chosen] - 1)} slower"
-    return chosen, text

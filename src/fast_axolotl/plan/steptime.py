@@ -45,18 +45,12 @@ class StepTime:
 
 
 def predict_step(
-    shape: Shape,
-    gpu: Gpu,
-    layout: Layout,
-    constants: Mapping[str, float] | None = None,
-    *,
-    network: float | None = None,
+    shape: Shape, gpu: Gpu, layout: Layout, constants: Mapping[str, float] | None = None
 ) -> StepTime:
-    """Time of one step of a stack of average speed; ``network`` is GB/s per GPU between nodes."""
+    """Time of one step of a stack of average speed."""
     c, tp, pp, tokens = {**fitted("step"), **(constants or {})}, layout.tp, layout.pp, layout.tokens
     layers, hidden, sparse = shape.layers / pp, shape.hidden, shape.expert_share
     is_full, gates = layout.method == "full", 2 if shape.is_gated else 1
-    outside = gpu.network if network is None else network
     memory, bf16 = gpu.bandwidth * 1e9, gpu.bf16 * 1e12
     rate = c["gemm"] * bf16
     fp8 = gpu.tflops.get("float8")
@@ -76,7 +70,7 @@ def predict_step(
         else the adapters of all its ranks in the node, whose rings share the traffic."""
         near = size * stride <= gpu.node_size
         slots = max(1, gpu.node_size // stride)
-        return c["link"] * 1e9 * (gpu.link if near else min(gpu.link, outside * slots))
+        return c["link"] * 1e9 * (gpu.link if near else min(gpu.link, gpu.network * slots))
 
     # Compute of one micro-batch. A product has three passes: forward, and the gradients of input
     # and weight, the last of which frozen weights do not have.
@@ -133,7 +127,7 @@ def predict_step(
         nodes = max(1.0, layout.ep / gpu.node_size)
         far = (nodes - 1) * (1 - (1 - 1 / nodes) ** shape.top_k)
         near = shape.top_k * (layout.ep - 1) / layout.ep
-        cost = (near / gpu.link + far / outside) / (c["link"] * 1e9)
+        cost = (near / gpu.link + far / gpu.network) / (c["link"] * 1e9)
         exposed += c["exposed"] * sparse * layers * 4 * activation * cost
     if pp > 1:
         exposed += 0.8 * layout.vp * activation / group_rate(2, layout.gpus // pp)
@@ -147,7 +141,7 @@ def predict_step(
         seconds = volume / group_rate(shards, tp)
         exposed += max(0.0, seconds - compute) + c["leak"] * min(seconds, compute)
         if shards < ranks:
-            seconds = 4.0 * trained / shards / (c["link"] * 1e9 * outside)
+            seconds = 4.0 * trained / shards / (c["link"] * 1e9 * gpu.network)
             step_exposed = max(0.0, seconds - window) + c["leak"] * min(seconds, window)
     elif ranks > 1:
         seconds = (ranks - 1) / ranks * 6.0 * trained / group_rate(ranks, tp)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,13 +63,12 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """Collectives of one kind, group and size (within a power of two), over all ranks."""
+    """Collectives of one kind, group and message, over all ranks."""
 
     kind: str
     group: str | None
     group_size: int | None
-    num_bytes: float | None
-    """The mean message."""
+    message: str
     count: int
     seconds: float
     waiting_seconds: float | None
@@ -259,7 +258,7 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
                 unmatched += 1
             else:
                 members[item.group].add(index)
-                order = (item.step, item.num_bytes) if item.sequence is None else item.sequence
+                order = (item.step, item.message) if item.sequence is None else item.sequence
                 peers = found[item.group, order, item.kind]
                 peers.setdefault(index, []).append(item)
     for key, lists in found.items():
@@ -290,13 +289,10 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
 
 
 def _collective_rows(ranks: Sequence[_Rank]) -> Iterator[CollectiveRow]:
-    rows: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
+    rows: dict[tuple[str, str | None, int | None, str], list[Collective]] = defaultdict(list)
     for item in (item for rank in ranks for item in rank.collectives):
-        scale = None if item.num_bytes is None else item.num_bytes.bit_length()
-        rows[item.kind, item.group, item.group_size, scale].append(item)
-    for (kind, group, size, scale), items in rows.items():
+        rows[item.kind, item.group, item.group_size, item.message].append(item)
+    for key, items in rows.items():
         waits = [item.waiting / 1e9 for item in items if item.waiting is not None]
         seconds = sum(item.end - item.start for item in items) / 1e9
-        num_bytes = None if scale is None else mean(item.num_bytes or 0 for item in items)
-        waiting = sum(waits) if waits else None
-        yield CollectiveRow(kind, group, size, num_bytes, len(items), seconds, waiting)
+        yield CollectiveRow(*key, len(items), seconds, sum(waits) if waits else None)

@@ -15,9 +15,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fast_axolotl.errors import mask_secrets
@@ -47,9 +47,8 @@ def launch(
     ``inherit`` are open files that it keeps open.
     """
     late: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    caught = {number: signal.getsignal(number) for number in numbers}
-    caught = {number: kept for number, kept in caught.items() if callable(kept)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    caught = {number: kept for number, kept in handlers.items() if callable(kept)}
     with log.open("wb") as file:
         # An interrupt while the process is being made would lose sight of it: it waits.
         for number in caught:
@@ -84,14 +83,6 @@ def launch(
                 child.wait()
 
 
-def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
-    """Programs beside this Python are found, too: what Axolotl starts (accelerate) lies there."""
-    beside = str(Path(sys.executable).parent)
-    folders = environment.get("PATH", "").split(os.pathsep)
-    path = os.pathsep.join(dict.fromkeys([*filter(None, folders), beside]))
-    return {**environment, "PATH": path}
-
-
 def read_tail(log: Path) -> str:
     """The last lines that a command wrote to its log; empty where there is none."""
     return mask_secrets("\n".join(read_last_lines(log, _TAIL_LINES)))
@@ -115,21 +106,13 @@ def read_last_lines(path: str | Path, most: int, *, num_bytes: int = _TAIL_BYTES
 
 
 def _end(child: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to the whole group, and wait until nobody is left, but not for ever."""
+    """Sends a signal to the group of a child, and waits a while until nobody is in it."""
     asked = time.monotonic()
-    is_there = _signal(child.pid, number)
-    while is_there and time.monotonic() - asked < _GRACE_SECONDS:
-        time.sleep(_LOOK_SECONDS)
-        # One that has ended and was not waited for still counts as there.
-        child.poll()
-        is_there = _signal(child.pid, 0)
-
-
-def _signal(group: int, number: int) -> bool:
-    """Whether there is anyone in the group who could be sent it."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        # The latter is what macOS says of a group whose last member has ended.
-        return False
-    return True
+    # macOS says PermissionError of a group whose last member has ended.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+        while time.monotonic() - asked < _GRACE_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+            # One that has ended and was not waited for still counts as there.
+            child.poll()
+            os.killpg(child.pid, 0)

@@ -273,10 +273,9 @@ class CsvFile:
                 bad.add(f"line {first_line() + line - 1}", cause)
             else:
                 values.append(record)
-        columns = zip(*values, strict=True) if values else [[] for _ in self.names]
-        arrays = [pa.array(list(column), type=pa.string()) for column in columns]
-        table = pa.Table.from_arrays(arrays, names=list(self.names))
-        return Decoded(table, tuple(bad.rejections)), stop
+        texts = pa.schema([(name, pa.string()) for name in self.names])
+        rows = [dict(zip(self.names, record, strict=True)) for record in values]
+        return Decoded(pa.Table.from_pylist(rows, texts), tuple(bad.rejections)), stop
 
 
 @cache

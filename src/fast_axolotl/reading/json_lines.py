@@ -40,7 +40,7 @@ _MOST_CLOSINGS = 4_000
 """Rows with more brackets go to Python: pyarrow would exhaust the stack at a depth of 10,000."""
 
 _SPARSE_BYTES = 16 * 1024
-"""Pieces of rows that share few keys; a block that is no larger is never cut."""
+"""Pieces of rows that share few keys; a block of two of them is never cut."""
 
 _PROBES, _PROBE_BYTES = 4, 2 * 1024
 _FEW_KEYS = 16
@@ -154,13 +154,14 @@ def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema |
     rows = load()
     if rows.start == rows.stop:
         return Decoded(pa.table({}), rows.rejections)
-    starts, ends = rows.spans()
-    if rows.stop - rows.start > _SPARSE_BYTES and _is_sparse(rows, len(starts)):
+    (starts, ends), edges = rows.spans(), []
+    if rows.stop - rows.start > 2 * _SPARSE_BYTES and _is_sparse(rows, len(starts)):
         lines = np.searchsorted(starts, range(rows.start, rows.stop, _SPARSE_BYTES))
-        edges = [*starts[np.unique(lines[lines < len(starts)])], rows.stop]
+        edges = np.unique(starts[lines[lines < len(starts)]]).tolist()
+    if len(edges) > 1:
         pieces = (
             json_block(0, partial(replace, rows, start=start, stop=stop, rejections=()), options)
-            for start, stop in pairwise(edges)
+            for start, stop in pairwise([*edges, rows.stop])
         )
         first = next(pieces).decode(schema)
         return replace(first, rejections=rows.rejections + first.rejections, more=pieces)
@@ -291,12 +292,12 @@ def _parse_exactly(rows: Lines, options: ReadOptions, known: pa.Schema | None) -
             names.update(row)
         values.append(row)
     # The other columns of the known schema would be nulls, and may be thousands.
-    schema = pa.schema([field for field in schema if field.name in names])
-    columns = [_to_array([row.get(field.name) for row in values], field.type) for field in schema]
-    table = pa.table({"": pa.nulls(len(values))}).select([])
-    if columns:
-        fields = [field.with_type(array.type) for field, array in zip(schema, columns, strict=True)]
-        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    columns = {
+        field.name: _to_array([row.get(field.name) for row in values], field.type)
+        for field in schema
+        if field.name in names
+    }
+    table = pa.table(columns or {"": pa.nulls(len(values))}).select(list(columns))
     return Decoded(table, rows.rejections + tuple(bad.rejections))
 
 

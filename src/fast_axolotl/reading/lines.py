@@ -69,18 +69,11 @@ class Lines:
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each line begins, and where it ends: at its line feed, or where the text does."""
         raw = np.frombuffer(self.data, dtype=np.uint8)[self.start : self.stop]
-        found, is_end = list[np.ndarray](), np.zeros(_CACHED_BYTES, dtype=np.bool_)
-        for at in range(0, len(raw), _CACHED_BYTES):
-            piece = raw[at : at + _CACHED_BYTES]
-            np.equal(piece, ord("\n"), out=is_end[: len(piece)])
-            is_end[len(piece) :] = False
-            # Eight bytes together, since most have none.
-            words = np.flatnonzero(is_end.view(np.uint64) != 0)
-            places = np.flatnonzero(is_end.reshape(-1, 8)[words])
-            found.append(self.start + at + (words[places >> 3] << 3) + (places & 7))
+        pieces = range(0, len(raw), _CACHED_BYTES)
+        found = [np.flatnonzero(raw[at : at + _CACHED_BYTES] == ord("\n")) + at for at in pieces]
         if len(raw) and raw[-1] != ord("\n"):
-            found.append(np.array([self.stop]))
-        ends = np.concatenate([*found, np.zeros(0, dtype=np.int64)])
+            found.append(np.array([len(raw)]))
+        ends = self.start + np.concatenate([*found, np.zeros(0, dtype=np.int64)])
         return np.append(self.start, ends[:-1] + 1)[: len(ends)], ends
 
 

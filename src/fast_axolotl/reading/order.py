@@ -82,8 +82,8 @@ class Position(NamedTuple):
 
     def forward(self, rows: int) -> Position:
         if self.end_piece < 0:
-            return self._replace(row=self.row + rows)
-        return self._replace(taken=self.taken + rows)
+            return Position(self.piece, self.row + rows)
+        return Position(*self[:4], self.taken + rows)
 
 
 @dataclass(frozen=True, slots=True)
