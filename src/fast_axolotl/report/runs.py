@@ -116,20 +116,6 @@ def show_short_summary(
     print(f"\nEvery figure: fast-axolotl show --all {shlex.quote(record.path)}", file=file)
 
 
-def run_line(run: ReportRun) -> dict[str, str]:
-    """When a run began, what came of it, and what was run."""
-    summary, parts = run.summary, [run.record.system, *run.record.ranks.values()]
-    commands = (part.start.command for part in parts if part is not None)
-    return {
-        "run": run.name,
-        "started": format_date(summary.started),
-        "verdict": verdict_badge(summary.verdict.kind, summary.verdict.subtype)[1],
-        "tokens/s": format_count(summary.tokens_per_second),
-        "stall": format_share(summary.stall_fraction),
-        "command": shlex.join(next(filter(None, commands), ())),
-    }
-
-
 def run_document(run: ReportRun) -> Document:
     """Every figure of one run, for the terminal."""
     return Document(title="", blocks=[*verdict_blocks([run]), *run_blocks([run])])
