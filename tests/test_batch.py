@@ -15,9 +15,9 @@ import pytest
 
 import fast_axolotl
 from fast_axolotl.axolotl.longest import copy_longest
-from fast_axolotl.cli.plan import batch
+from fast_axolotl.cli.plan import batch, batch_document
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
+from fast_axolotl.plan.batch import advise, choose_next, find_sizes
 from fast_axolotl.protocol.compare import compare_folders
 from fast_axolotl.protocol.runner import find_out_of_memory
 from fast_axolotl.record.folder import read_run
@@ -125,15 +125,14 @@ def test_pitfalls_are_told_with_their_figures() -> None:
     assert not advise(sweep(300, 64)).warnings[1:]
 
 
-def test_the_longest_batch_fits_or_names_what_to_lower() -> None:
-    peak = trial(4, peak_bytes=61 * GIGABYTE)
-    told = describe_longest(peak, 8190, [1, 2, 4])
-    assert told == "The longest batch, 4 × 8,190 tokens, fits: peak 61 GB of 80 GB."
-    full = replace(peak, outcome="out of memory")
-    assert "lower micro_batch_size to 2, or sequence_len" in describe_longest(full, 8, [1, 2, 4])
-    assert "lower sequence_len" in describe_longest(replace(full, micro_batch=1), 8, [1, 2])
-    assert "gave no peak memory" in describe_longest(replace(peak, peak_bytes=None), 8, [])
-    assert "no peak memory" in describe_longest(replace(peak, outcome="failed"), 8, [])
+def test_the_longest_batch_has_a_row_that_says_whether_it_fits() -> None:
+    own, longest = trial(4), trial(4, rate=None, peak_bytes=61 * GIGABYTE)
+    found = {"trials": [own], "advice": advise([own]), "longest_tokens": 8190}
+    table = batch_document({**found, "longest": longest}).blocks[0]
+    assert table.rows[1][4:] == ("61 GB (76 %)", "the longest rows: 8,190 tokens")
+    full = replace(longest, outcome="out of memory", reason="CUDA out of memory")
+    lines = batch_document({**found, "longest": full}).blocks[2].lines
+    assert "lower micro_batch_size or sequence_len" in lines[-1]
 
 
 def test_memory_that_ran_out_is_told_from_other_failures(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_a_sweep_is_interrupted_and_goes_on(
         ({}, "pass an Axolotl configuration"),
         ({"command": "train"}, r"\{micro_batch\} in it"),
         ({"command": "train {micro_batch}", "global_batch": 8}, "go together"),
-        ({"command": "train {micro_batch}", "micro_batches": "1,x"}, "write 1,2,4,8"),
+        ({"command": "train {micro_batch}", "micro_batches": "1,x"}, "cannot read --micro-batches"),
         ({"global_batch": 9, "ranks": 2}, "cannot be divided among 2"),
         ({"command": "t {micro_batch} {accumulation}", "global_batch": 8, "micro_batches": "3"},
          r"micro-batches \[3\] do not divide the 8 samples"),

@@ -401,4 +401,4 @@ def test_the_command_shows_ranks_steps_and_collectives_and_bad_calls_are_one_lin
     found = command("trace", str(tmp_path / "rank[01].json"), "--json").json()
     assert [mean["rank"] for mean in found["ranks"]] == [0, 1]
     done = command("trace", "nowhere.json")
-    assert (done.code, done.err.count("\n"), "no trace (.json" in done.err) == (1, 1, True)
+    assert (done.code, done.err.count("\n"), "nowhere.json" in done.err) == (1, 1, True)

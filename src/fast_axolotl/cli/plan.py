@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from fast_axolotl.cli.options import (
     unused_folder,
 )
 from fast_axolotl.cli.report import read_report_run
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import (
     format_bytes,
     format_count,
@@ -42,7 +42,7 @@ from fast_axolotl.report.document import (
 
 if TYPE_CHECKING:
     from fast_axolotl.plan.memory import Layout
-    from fast_axolotl.plan.predict import Plan, Reference
+    from fast_axolotl.plan.predict import Plan, Range, Reference
     from fast_axolotl.plan.scale import Run, Scaling
     from fast_axolotl.plan.trace import TraceSummary
     from fast_axolotl.record.devices import Gpu
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 _BATCH_TOKENS = 262_144
 """Of a step, without a record."""
-_MOST_GPUS = 1_000_000
+_MOST = 1_000_000
+_PARTS = ("compute", "overlapped", "exposed", "waiting", "copy", "idle", "host")
+"""Of a step, in traces; ``host`` is a part of ``idle``."""
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -111,21 +113,15 @@ def plan(
     sizes: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "micro_batch": micro_batch}
     sizes |= {"accumulation": accumulation, "recompute": recompute, "optimizer": optimizer}
     pinned = {name: value for name, value in sizes.items() if value is not None}
-    amount = None
-    if tokens is not None:
-        unit = tokens[-1:].lower() if tokens[-1:].isalpha() else ""
-        amount = _read_positive(tokens[:-1] if unit else tokens) * _COUNTS.get(unit, 0.0)
-        if not amount:
-            raise UsageError(
-                f"cannot read {tokens!r} as a number of tokens; write 300M, 10B or 1.5T"
-            )
+    amount = None if tokens is None else _read_number("--tokens", tokens, "300M, 10B or 1.5T")
+    kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
     shape = None if model is None else read_config(model)
     reference = None
     if run is not None:
         shown = read_report_run(run, "")
         shape, reference = read_reference(shown.record, shown.summary, shape)
-        layout = reference.layout
-    elif shape is None or not parse_names(gpu or ""):
+        layout, kinds = reference.layout, kinds or [reference.gpu]
+    elif shape is None or not kinds:
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
     else:
         samples = max(1, round(_BATCH_TOKENS / sequence_len))
@@ -137,28 +133,19 @@ def plan(
             precision=precision,
             optimizer=optimizer or "adamw",
         )
-    kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
-    if reference is not None and not kinds:
-        kinds = [reference.gpu]
     if network is not None:
         kinds = [replace(kind, network=network) for kind in kinds]
         if reference is not None:
             reference = replace(reference, gpu=replace(reference.gpu, network=network))
     costs = [find_price(kind) for kind in kinds]
     if price is not None:
-        dollars = [
-            _read_positive(text.removesuffix("/h").removeprefix("$")) for text in parse_names(price)
-        ]
-        if not all(dollars) or len(dollars) not in (1, len(kinds)):
-            raise UsageError(
-                f"--price {price!r}: write dollars per GPU and hour, such as 2.5/h; pass one "
-                f"price, or {len(kinds)}: one per kind of GPU"
-            )
-        dollars *= 1 if len(dollars) == len(kinds) else len(kinds)
+        texts = [text.removesuffix("/h").removeprefix("$") for text in parse_names(price)]
+        dollars = [_read_number("--price", text, "2.5/h per GPU") for text in texts]
+        dollars *= len(kinds) if len(dollars) == 1 else 1
+        if len(dollars) != len(kinds):
+            raise UsageError(f"--price {price!r}: pass one, or {len(kinds)}: one per kind of GPU")
         costs = [(Range(each, each, each), "by --price") for each in dollars]
-    counts = [int(name) if name.isdecimal() else 0 for name in parse_names(gpus)]
-    if not counts or min(counts) < 1 or max(counts) > _MOST_GPUS:
-        raise UsageError(f"cannot read --gpus {gpus!r}; write 8,16,64; at most {_MOST_GPUS:,}")
+    counts = _read_counts("--gpus", gpus)
     priced = [(kind, cost) for kind, (cost, _) in zip(kinds, costs, strict=True)]
     known: dict[str, Any] = {"reference": reference, "tokens": amount, "pinned": pinned}
     found = make_plan(shape, priced, counts, layout, **known)
@@ -172,13 +159,24 @@ def plan(
     print_result(found, plan_document(found), as_json=as_json)
 
 
-def _read_positive(text: str) -> float:
-    """0 where it is no number, or none above 0."""
+def _read_counts(option: str, text: str) -> list[int]:
+    """Comma-separated whole numbers above 0."""
+    counts = [int(name) if name.isdecimal() else 0 for name in parse_names(text)]
+    if not counts or min(counts) < 1 or max(counts) > _MOST:
+        raise UsageError(f"cannot read {option} {text!r}; write 8,16,64; at most {_MOST:,}")
+    return counts
+
+
+def _read_number(option: str, text: str, example: str) -> float:
+    """A number above 0, with a unit from ``_COUNTS``."""
+    number = text.rstrip("kmbtKMBT")
     try:
-        value = float(text)
-    except ValueError:
-        return 0.0
-    return value if 0 < value < float("inf") else 0.0
+        value = float(number) * _COUNTS[text[len(number) :].lower()]
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"cannot read {option} {text!r}; write {example}")
+    return value
 
 
 def describe_plan(
@@ -249,34 +247,29 @@ def plan_document(plan: Plan) -> Document:
     def dollars(value: float) -> str:
         return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
 
+    def show(found: Range | None, write: Callable[[float], str]) -> tuple[str, str]:
+        if found is None:
+            return "–", "–"
+        return write(found.value), f"{write(found.low)} to {write(found.high)}"
+
     rows: list[Row] = []
     rates: dict[str, float] = {}
     costs: dict[str, float] = {}
     for one in plan.candidates:
-        rate, lasts, cost, need = one.tokens_per_second, one.seconds, one.dollars, one.memory_bytes
         fits = {"yes": "", "may": ", may fit", "no": ", does not fit"}[one.fits]
-        memory = (
-            f"{format_bytes(need.value)} ({format_bytes(need.low)} to {format_bytes(need.high)})"
-        )
-        row = [f"{one.gpus} × {one.gpu}", "–", "–", f"{memory}{fits}"]
-        row += [format_count(one.global_batch_tokens), format_count(one.steps and round(one.steps))]
-        row += [format_share(one.communication_share, decimals=0), "–", "–", one.binds]
-        words = []
-        if rate is not None:
-            row[1] = format_count(rate.value)
-            row[2] = f"{format_count(rate.low)} to {format_count(rate.high)}"
-            words.append(f"{row[1]} tokens/s")
-        if lasts is not None:
-            row[7] = format_duration(lasts.value)
-            words.append(row[7])
-        if cost is not None:
-            row[8] = f"{dollars(cost.value)} ({dollars(cost.low)} to {dollars(cost.high)})"
-            words.append(dollars(cost.value))
-        text = ", ".join([row[0], *words])
-        if not one.doubt:
-            rates |= {text: rate.value} if rate else {}
-            costs |= {text: cost.value} if cost else {}
-        rows.append(row)
+        name, share = f"{one.gpus} × {one.gpu}", format_share(one.communication_share, decimals=0)
+        rate, pace = show(one.tokens_per_second, format_count)
+        need, room = show(one.memory_bytes, format_bytes)
+        lasts, _ = show(one.seconds, format_duration)
+        cost, money = show(one.dollars, dollars)
+        row = [name, rate, pace, f"{need} ({room}){fits}", format_count(one.global_batch_tokens)]
+        row += [format_count(one.steps and round(one.steps)), share, lasts]
+        rows.append([*row, f"{cost} ({money})" if one.dollars else cost, one.binds])
+        if one.tokens_per_second and not one.doubt:
+            words = [word for word in (lasts, cost) if word != "–"]
+            text = ", ".join([name, f"{rate} tokens/s", *words])
+            rates[text] = one.tokens_per_second.value
+            costs |= {text: one.dollars.value} if one.dollars else {}
     fastest = max(rates, key=rates.__getitem__, default="")
     cheapest = min(costs, key=costs.__getitem__, default="")
     headline = f"Fastest: {fastest}. Cheapest: {cheapest}."
@@ -390,16 +383,14 @@ def batch(
     fewer accumulation steps. If a size runs out of memory, the search continues below it. With a
     configuration, the longest batches of the data are tried at the recommended size, too.
     """
-    from fast_axolotl.plan.batch import advise, choose_next, describe_longest, find_sizes
+    from fast_axolotl.plan.batch import advise, choose_next, find_sizes
     from fast_axolotl.protocol.axolotl_plan import plan_batches
     from fast_axolotl.protocol.plan import Plan, plan_arm
     from fast_axolotl.protocol.runner import open_running, run_trial
     from fast_axolotl.record.codec import to_json, write_text
     from fast_axolotl.report.terminal import protocol_progress
 
-    wanted = [int(name) if name.isdecimal() else 0 for name in parse_names(micro_batches or "")]
-    if min(wanted, default=1) < 1:
-        raise UsageError(f"cannot read --micro-batches {micro_batches!r}; write 1,2,4,8")
+    wanted = _read_counts("--micro-batches", micro_batches) if micro_batches else []
     share, rest = divmod(global_batch or 0, ranks)
     if rest:
         raise UsageError(f"--global-batch {global_batch} cannot be divided among {ranks} ranks")
@@ -455,12 +446,11 @@ def batch(
             try:
                 tokens = copy_longest(arm.config or {}, log, folder / target, rows, 4 * passes)
             except DataError as error:
-                found["longest_sentence"] = f"The longest batch was not tried: {error}."
+                found["not_tried"] = f"The longest batch was not tried: {error}."
             else:
                 keys = {"dataset_prepared_path": str(folder / target), "curriculum_sampling": True}
                 trial = run_trial(running, size, passes, target, max_steps=2, **keys)
                 found |= {"longest": trial, "longest_tokens": tokens}
-                found["longest_sentence"] = describe_longest(trial, tokens, sizes)
     write_text(folder / "batch.json", to_json(found))
     print_result(found, batch_document(found), as_json=as_json)
     if advice.best is None:
@@ -470,9 +460,13 @@ def batch(
 def batch_document(found: dict[str, Any]) -> Document:
     """A row for each size, then what to do and what to know."""
     advice, title = found["advice"], "Batch sizes"
-    lines: list[str] = []
+    lines = [found["not_tried"]] if "not_tried" in found else []
     rows: list[Row] = []
-    for one in sorted(found["trials"], key=lambda trial: trial.micro_batch):
+    longest = [found["longest"]] if "longest" in found else []
+    for one in [*sorted(found["trials"], key=lambda trial: trial.micro_batch), *longest]:
+        mark = {advice.best: "best", advice.knee: "← recommended"}.get(one.micro_batch, "")
+        if one in longest:
+            mark = f"the longest rows: {found['longest_tokens']:,} tokens"
         used = one.peak_bytes / one.total_bytes if one.peak_bytes and one.total_bytes else None
         row = (
             f"{one.micro_batch} × {one.accumulation}",
@@ -480,20 +474,21 @@ def batch_document(found: dict[str, Any]) -> Document:
             f"{format_count(one.low)} to {format_count(one.high)}" if one.low else "–",
             format_seconds(one.step_seconds),
             f"{format_bytes(one.peak_bytes)} ({format_share(used, decimals=0)})" if used else "–",
-            {advice.best: "best", advice.knee: "← recommended"}.get(one.micro_batch, ""),
+            mark,
         )
         rows.append(row)
         if one.outcome != "ran":
             reason = (one.reason or "it left no message").splitlines()[-1]
             lines.append(f"{row[0]}: {one.outcome}: {reason[:300]} ({one.folder}/log.txt).")
-        if one.micro_batch == advice.knee:
+            if one in longest:
+                lines.append("For the longest rows, lower micro_batch_size or sequence_len.")
+        elif one.micro_batch == advice.knee and one not in longest:
             title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"
     header = ("micro-batch × accumulation", found["trials"][0].unit, "95 %", "step", "peak", "")
-    longest = [found["longest_sentence"]] if "longest_sentence" in found else []
     blocks: list[Block] = [
         Table(header=header, rows=rows),
         *(Paragraph(sentence, "lead") for sentence in advice.sentences[:1]),
-        Bullets([*advice.sentences[1:], *longest, *lines]),
+        Bullets([*advice.sentences[1:], *lines]),
         *(Paragraph(warning, "warning") for warning in advice.warnings),
     ]
     return Document(title=title, blocks=blocks)
@@ -512,18 +507,14 @@ def trace(
     the others stays empty.
     """
     from fast_axolotl.plan.trace import summarise_traces
+    from fast_axolotl.reading.files import find_files
 
-    files: list[Path] = []
+    files: list[str] = []
     for text in traces:
-        path = Path(text)
-        found = [path] if path.exists() else sorted(Path(path.anchor).glob(text.lstrip("/")))
-        if path.is_dir():
-            every = sorted((*path.rglob("*.json"), *path.rglob("*.json.gz")))
-            found = [file for file in every if ".pt.trace.json" in file.name] or every
-        if not found:
-            raise MissingFileError("no trace (.json or .json.gz) found here", path=text)
-        files += found
-    summary = summarise_traces(list(dict.fromkeys(files)))
+        every = [source.path for source in find_files(text, split="all")[0]]
+        found = [file for file in every if file.endswith((".json", ".json.gz"))] or every
+        files += [file for file in found if ".pt.trace.json" in file] or found
+    summary = summarise_traces([Path(file) for file in dict.fromkeys(files)])
     print_result(summary, trace_document(summary), as_json=as_json)
 
 
@@ -531,10 +522,9 @@ def trace_document(summary: TraceSummary) -> Document:
     """The mean step of each rank, and communication; ``--json`` has every step."""
     means: list[Row] = []
     for one in summary.ranks:
-        shares = (one.compute_seconds, one.overlapped_seconds, one.exposed_seconds)
-        rest = (one.waiting_seconds, one.copy_seconds, one.idle_seconds, one.host_seconds)
+        parts = [getattr(one, f"{name}_seconds") for name in _PARTS]
         whole = one.seconds or 1
-        cells = [format_share(None if part is None else part / whole) for part in (*shares, *rest)]
+        cells = [format_share(None if part is None else part / whole) for part in parts]
         count = sum(step.rank == one.rank for step in summary.steps)
         means.append([str(one.rank), f"{count:,}", format_seconds(one.seconds), *cells])
     notes = list(summary.notes)
@@ -547,8 +537,7 @@ def trace_document(summary: TraceSummary) -> Document:
         cells = [row.kind, group, str(row.group_size or "–"), row.message]
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
         rows.append([*cells, format_seconds(row.waiting_seconds)])
-    header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
-    header += ["idle", "of it host"]
+    header = ["rank", "steps", "step time", *_PARTS]
     blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fast_axolotl.errors import UsageError
 from fast_axolotl.record.protocol_result import Trial
 from fast_axolotl.record.thresholds import DATA_STALL
-from fast_axolotl.record.units import format_bytes, format_seconds, format_share
+from fast_axolotl.record.units import format_seconds, format_share
 
 NEAR = 0.03
 """Share of the best rate that is given up for a smaller micro-batch. Ours: twice what runs of one
@@ -146,16 +146,3 @@ def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
         sentences=tuple(sentences),
         warnings=tuple(warnings),
     )
-
-
-def describe_longest(trial: Trial, tokens: int, sizes: Sequence[int]) -> str:
-    """Whether the longest batch fits, and which smaller size is left."""
-    rows = f"{trial.micro_batch} × {tokens:,} tokens"
-    if trial.outcome == "out of memory":
-        smaller = sizes[: bisect_left(sizes, trial.micro_batch)][-1:]
-        lower = "".join(f"micro_batch_size to {size}, or " for size in smaller)
-        return f"The longest batch, {rows}, runs out of memory: lower {lower}sequence_len."
-    if trial.outcome == "failed" or trial.peak_bytes is None or trial.total_bytes is None:
-        return f"The longest batch, {rows}, gave no peak memory: see {trial.folder}/log.txt."
-    peak, whole = format_bytes(trial.peak_bytes), format_bytes(trial.total_bytes)
-    return f"The longest batch, {rows}, fits: peak {peak} of {whole}."
