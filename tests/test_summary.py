@@ -172,7 +172,7 @@ def test_a_run_that_records_everything_has_every_figure() -> None:
     assert repr(summary) == f"<RunSummary of {summary.run_dir}: {summary.verdict.headline}>"
     page = summary._repr_html_()
     assert page.startswith(f"<b>{summary.verdict.headline}</b>")
-    assert page.count("<tr>") == 7
+    assert page.count("<tr>") == 5
 
 
 def test_the_stall_is_a_ratio_of_sums_over_the_steady_phase() -> None:
