@@ -238,6 +238,5 @@ def list_layouts(
         groups = {start.ep, *(n for n in ends if not (shape.experts % n or replicas * tp % n))}
         for (micro, count), *values in product(batches, ways, recomputes, stores, sorted(groups)):
             names = ("sharding", "recompute", "optimizer", "ep")
-            known: dict[str, Any] = dict(zip(names, values, strict=True))
-            known |= {"gpus": gpus, "tp": tp, "pp": pp, "cp": cp}
-            yield replace(start, micro_batch=micro, accumulation=count, **known)
+            known: dict[str, Any] = dict(zip(names, values, strict=True), tp=tp, pp=pp, cp=cp)
+            yield replace(start, gpus=gpus, micro_batch=micro, accumulation=count, **known)

@@ -393,7 +393,7 @@ def make_plan(
         if fits != "no":
             step = known.step(gpu, chosen)
             share = (step.communication + step.bubble) / step.total
-            binds = "communication" if share >= BOUND_COMMUNICATION else "compute"
+            found["binds"] = "communication" if share >= BOUND_COMMUNICATION else "compute"
             width = interval_width(list_differences(reference, shape, gpu, chosen))
             demand, ceiling = real_share * chosen.step_tokens / step.total, None
             startup, pause = STARTUP_SECONDS, PAUSES * step.total
@@ -406,7 +406,7 @@ def make_plan(
                 ceiling = times(reference.loader_tokens_per_second, grown)
             ends = [demand * math.exp(way * width) for way in (-1, 0, 1)]
             if ceiling is not None and ceiling < demand:
-                binds, ends = "data", [min(end, ceiling) for end in ends]
+                found["binds"], ends = "data", [min(end, ceiling) for end in ends]
             if chosen.step_tokens > min(_HUGE_BATCH, _LARGE_BATCH * layout.step_tokens):
                 found["doubt"] = f"a step has {format_count(chosen.step_tokens)} tokens"
             if tokens is not None:
@@ -421,11 +421,7 @@ def make_plan(
                 if price is not None:
                     pairs = zip((price.low, price.value, price.high), lasts, strict=True)
                     found["dollars"] = Range(*(cost * count * time / 3600 for cost, time in pairs))
-            found |= {
-                "binds": binds,
-                "communication_share": share,
-                "tokens_per_second": Range(*ends),
-            }
+            found |= {"communication_share": share, "tokens_per_second": Range(*ends)}
             found |= {"demand_tokens_per_second": demand, "loader_tokens_per_second": ceiling}
         candidates.append(Candidate(**found))
     return Plan(

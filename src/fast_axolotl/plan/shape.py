@@ -214,8 +214,8 @@ def _ask_transformers(config: Mapping[str, Any], path: str) -> Shape:
         raise DataError(f"{kind!r} is not supported in a plan: {reason}", path=path)
     widths = find("qk_head_dim"), find("v_head_dim")
     near = sum(one in ("sliding_attention", "chunked_attention") for one in kinds)
-    window = find("sliding_window", "attention_chunk_size")
-    window = window if getattr(own, "use_sliding_window", True) else 0
+    lengths = ("sliding_window", "attention_chunk_size")
+    window = find(*lengths) if getattr(own, "use_sliding_window", True) else 0
     is_gated = gates > 0 or bool(sparse)
     shared = sum(size for layer, size in sums["ffn"].items() if layer in sparse)
     per_width = (3 if is_gated else 2) * hidden
