@@ -22,10 +22,10 @@ from typer import Argument, Option
 
 from fast_axolotl.cli.options import AsJson, Inputs, print_result, say
 from fast_axolotl.cli.race import Contender, columns, digest, run_race
+from fast_axolotl.cli.values import summary_document
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.units import format_seconds
 from fast_axolotl.report.document import Document, Row, Table
-from fast_axolotl.report.values import summary_document
 
 BATCH_ROWS = 1000
 OURS, OURS_PYTHON = "fast-axolotl", "fast-axolotl, Python"

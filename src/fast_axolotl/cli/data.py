@@ -28,10 +28,10 @@ from fast_axolotl.cli.options import (
     print_result,
     say,
 )
+from fast_axolotl.cli.values import summary_document
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import format_duration, format_seconds
 from fast_axolotl.report.document import Document, Table
-from fast_axolotl.report.values import summary_document
 
 if TYPE_CHECKING:
     from fast_axolotl.cluster.job import JobSummary, Stage

@@ -19,7 +19,7 @@ from typer import Exit
 
 from fast_axolotl import __version__
 from fast_axolotl.cli.options import AsJson, print_result
-from fast_axolotl.report.values import summary_document
+from fast_axolotl.cli.values import summary_document
 from fast_axolotl.system import PROC, describe
 
 _REQUIRED = ("numpy", "psutil", "msgspec", "fsspec", "rich", "typer", "wrapt")

@@ -393,10 +393,7 @@ def batch(
     elif command is None or "{micro_batch}" not in command:
         raise UsageError("pass an Axolotl configuration, or --command with {micro_batch} in it")
     elif ("{accumulation}" in command) != bool(share):
-        raise UsageError(
-            "{accumulation} in --command and --global-batch go together: pass both to keep the "
-            "global batch, or neither to let it grow with the micro-batch"
-        )
+        raise UsageError("{accumulation} and --global-batch go together: pass both or neither")
     else:
         arm = plan_arm("training", command.replace("{steps}", str(steps)))
         if "{steps}" not in command:
@@ -471,7 +468,7 @@ def batch_document(found: dict[str, Any]) -> Document:
         if one.outcome != "ran":
             reason = (one.reason or "it left no message").splitlines()[-1]
             lines.append(f"{row[0]}: {one.outcome}: {reason[:300]} ({one.folder}/log.txt).")
-            if one in longest:
+            if one in longest and one.outcome == "out of memory":
                 lines.append("For the longest rows, lower micro_batch_size or sequence_len.")
         elif one.micro_batch == advice.knee and one not in longest:
             title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"

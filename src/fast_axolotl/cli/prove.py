@@ -130,10 +130,9 @@ def protocol(
 
 def print_protocol(result: ProtocolResult, *, is_all: bool, as_json: bool) -> None:
     """The answer of a protocol with the rows that matter most, or with all of them."""
-    from fast_axolotl.report.brief import brief_protocol
-    from fast_axolotl.report.comparison import protocol_document
+    from fast_axolotl.report.comparison import brief_matrix, protocol_document
 
-    shown = result if is_all else brief_protocol(result)
+    shown = result if is_all else replace(result, matrix=brief_matrix(result.matrix), order=())
     print_result(result, protocol_document(shown), as_json=as_json)
 
 
@@ -176,8 +175,7 @@ def compare(
     interval; --single compares the values themselves.
     """
     from fast_axolotl.protocol.compare import compare_folders, parse_check
-    from fast_axolotl.report.brief import brief_matrix
-    from fast_axolotl.report.comparison import comparison_document
+    from fast_axolotl.report.comparison import brief_matrix, comparison_document
     from fast_axolotl.report.markdown import document_markdown
 
     limits = [parse_check(text) for text in fail_if or ()]

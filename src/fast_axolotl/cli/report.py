@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -118,18 +119,34 @@ def show(
 
 def print_runs(root: Path, *, as_json: bool) -> None:
     """The records of a folder, oldest first, a line each."""
-    from fast_axolotl.report.brief import list_document, run_line
+    from fast_axolotl.record.units import format_count, format_date, format_share
+    from fast_axolotl.report.document import Document, Table
+    from fast_axolotl.report.runs import verdict_badge
 
     runs = []
     for folder in {file.parent for file in root.glob("*/*.jsonl")}:
         try:
-            runs.append(run_line(read_report_run(folder, folder.name)))
+            found = read_report_run(folder, folder.name)
         except FastAxolotlError as error:
             say(str(error))
+            continue
+        summary, parts = found.summary, [found.record.system, *found.record.ranks.values()]
+        commands = (part.start.command for part in parts if part is not None)
+        runs.append(
+            {
+                "run": found.name,
+                "started": format_date(summary.started),
+                "verdict": verdict_badge(summary.verdict.kind, summary.verdict.subtype)[1],
+                "tokens/s": format_count(summary.tokens_per_second),
+                "stall": format_share(summary.stall_fraction),
+                "command": shlex.join(next(filter(None, commands), ())),
+            }
+        )
     if not runs:
         raise UsageError(f"there is no record in {root}/: name the folder that holds the runs")
     runs.sort(key=lambda run: run["started"])
-    print_result(runs, list_document(runs), as_json=as_json)
+    table = Table(header=list(runs[0]), rows=[list(run.values()) for run in runs])
+    print_result(runs, Document(title="", blocks=[table]), as_json=as_json)
 
 
 def make_documents(

@@ -403,7 +403,7 @@ def _fold_stall(job: Job) -> None:
     blocks = [rank.steady_blocks for rank in steady]
     is_device = all(rank.steady.source == "device" for rank in steady if rank.steady.fetches)
     waits = fold_waits(blocks, steps, "device" if is_device else "host")
-    caused = {rank.rank: seconds for rank, seconds in zip(steady, waits.caused, strict=True)}
+    caused = {rank.rank: seconds for rank, seconds in zip(steady, waits, strict=True)}
     most = max(rank.steady.steps for rank in steady)
     whole = [rank for rank in steady if rank.steady.steps >= LEAST_PRESENCE * most]
     job.chosen = chosen = max(
@@ -417,13 +417,13 @@ def _fold_stall(job: Job) -> None:
     def share(seconds: float) -> float:
         return min(1.0, ratio(seconds, known) or 0.0)
 
-    job.source, job.host_stall_fraction = "host", share(waits.seconds)
+    job.source, job.host_stall_fraction = "host", share(sum(waits))
     if is_device:
-        job.source, job.device_stall_fraction = "device", share(waits.seconds)
+        job.source, job.device_stall_fraction = "device", share(sum(waits))
         # Once steps are condensed, their waits are those of the device alone; then the host's are
         # at least what one rank waits.
         if all(block.hosts is not None for own in blocks for block in own):
-            host_seconds = fold_waits(blocks, steps, "host").seconds
+            host_seconds = sum(fold_waits(blocks, steps, "host"))
             job.host_stall_fraction = min(1.0, ratio(host_seconds, wall) or 0.0)
         else:
             shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)

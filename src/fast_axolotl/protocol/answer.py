@@ -52,8 +52,7 @@ def describe_result(
 
 
 def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) -> list[str]:
-    missing = find_missing(baseline, arm)
-    if missing:
+    if missing := find_missing(baseline, arm):
         return [missing]
     name = primary_name(matrix, arm.name)
     if not name:

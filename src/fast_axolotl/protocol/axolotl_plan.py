@@ -210,10 +210,10 @@ def _streamed(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         raise UsageError(
             "a stream has no length, so --streaming needs max_steps: add --pin max_steps=200"
         )
-    found = dict(config)
     notes = []
     plugins = list(config.get("plugins") or [])
-    found |= {
+    found: dict[str, Any] = {
+        **config,
         "plugins": plugins if _PLUGIN in plugins else [*plugins, _PLUGIN],
         "streaming": True,
         "dataset_use_rust_streaming": True,

@@ -31,13 +31,8 @@ from fast_axolotl.record.thresholds import BUSY_CPU, TAKEN_CPU
 from fast_axolotl.record.units import count_words, format_share
 
 LOADER_SETTINGS = (
-    "num_workers",
-    "prefetch_factor",
-    "dispatcher",
-    "batch_size",
-    "gradient_accumulation",
-    "persistent_workers",
-    "pin_memory",
+    *("num_workers", "prefetch_factor", "dispatcher", "batch_size", "gradient_accumulation"),
+    *("persistent_workers", "pin_memory"),
 )
 End = Literal["", "clear", "time"]
 """Why a protocol ended before its last pair; empty: it did not."""

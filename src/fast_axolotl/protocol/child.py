@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -48,9 +47,8 @@ def launch(
     ``inherit`` are open files that it keeps open.
     """
     late: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    caught = {number: signal.getsignal(number) for number in numbers}
-    caught = {number: kept for number, kept in caught.items() if callable(kept)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    caught = {number: kept for number, kept in handlers.items() if callable(kept)}
     with log.open("wb") as file:
         # An interrupt while the process is being made would lose sight of it: it waits.
         for number in caught:
@@ -83,14 +81,6 @@ def launch(
                 # One that was killed still holds its files until the kernel has ended it.
                 _end(child, signal.SIGKILL)
                 child.wait()
-
-
-def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
-    """Programs beside this Python are found, too: what Axolotl starts (accelerate) lies there."""
-    beside = str(Path(sys.executable).parent)
-    folders = environment.get("PATH", "").split(os.pathsep)
-    path = os.pathsep.join(dict.fromkeys([*filter(None, folders), beside]))
-    return {**environment, "PATH": path}
 
 
 def read_tail(log: Path) -> str:

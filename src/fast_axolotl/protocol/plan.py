@@ -82,7 +82,7 @@ class Plan:
     pairs: int = PAIRS
     """At most: it ends earlier when the answer is clear."""
     seed: int | None = None
-    """Of the order of the runs; ``None``: forwards and backwards in turn, as earlier versions."""
+    """Of the order of the runs; ``None``: drawn when the protocol begins."""
     warmup: int = WARMUP
     """Runs of every arm before the first that counts."""
     matters: float = MATTERS
@@ -103,8 +103,6 @@ class Plan:
         """All runs in their order; more pairs only add to its end."""
         chosen = random.Random(self.seed)
         drawn = [way for _ in range(0, self.pairs, 4) for way in chosen.choice(_BLOCKS)]
-        if self.seed is None:
-            drawn = [(self.warmup + pair) % 2 == 0 for pair in range(self.pairs)]
         rounds = [(-1, number % 2 == 0) for number in range(self.warmup)]
         rounds += enumerate(drawn[: self.pairs])
         arms = {True: self.arms, False: self.arms[::-1]}
@@ -137,8 +135,8 @@ class State:
     identity: dict[str, Any]
     started: float
     """Seconds since 1970."""
-    seed: int | None = None
-    """Of the order of the runs; earlier versions had a fixed order."""
+    seed: int
+    """Of the order of the runs."""
     runs: dict[int, ArmRun] = field(default_factory=dict)
     """By the number of the turn."""
     dedupe: dict[str, Any] = field(default_factory=dict)

@@ -33,7 +33,7 @@ from typing import Any
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol import child
 from fast_axolotl.protocol.build import End, build_protocol, find_disturbance, is_settled
-from fast_axolotl.protocol.child import Launch, read_last_lines, read_tail, with_own_programs
+from fast_axolotl.protocol.child import Launch, read_last_lines, read_tail
 from fast_axolotl.protocol.matrix import count_steps, sum_up
 from fast_axolotl.protocol.plan import STATE_SCHEMA, Plan, State, Turn
 from fast_axolotl.protocol.statistics import LEAST_PAIRS, compare_runs, t_quantile
@@ -192,7 +192,10 @@ class Running:
         return replace(run, folder=training, status="done", losses=losses, steps=steps)
 
     def _command(self, turn: Turn, folder: Path) -> tuple[list[str], dict[str, str]]:
-        arm, environment = turn.arm, with_own_programs(self.environment)
+        arm = turn.arm
+        # Programs beside this Python are found, too: what Axolotl starts (accelerate) lies there.
+        folders = (self.environment.get("PATH"), str(Path(sys.executable).parent))
+        environment = {**self.environment, "PATH": os.pathsep.join(filter(None, folders))}
         own = {name: str(folder / name.lower()) for name in arm.own_folders}
         environment |= {name: own[name] for name in own if name.isupper()}
         command = list(arm.command)
@@ -322,9 +325,7 @@ def open_state(folder: Path, plan: Plan) -> State:
             f"this is not the state of a protocol of this version ({error}); pass another --output",
             path=str(path),
         ) from None
-    # Earlier versions kept no number of pairs.
-    kept = {"--pairs": plan.pairs, **found.identity}
-    changed = [name for name in identity if kept.get(name) != identity[name]]
+    changed = [name for name in identity if found.identity.get(name) != identity[name]]
     if changed:
         raise UsageError(
             f"{folder} holds another protocol: {', '.join(changed)} changed; pass another "

@@ -305,15 +305,13 @@ class Taker:
     def __init__(self, dataset: Dataset, schema: pa.Schema) -> None:
         files: list[MappedFile] = []
         for item, file in zip(dataset.inputs, dataset.formats, strict=True):
-            is_whole = not item.source.keys  # columns that folders tell are not in the file
-            is_same = file.schema is not None and file.schema.equals(schema, check_metadata=True)
-            if isinstance(file, MappedFile) and is_whole and is_same:
-                files.append(file)
-            else:
+            # Columns that folders tell (keys) are not in the file.
+            if item.source.keys or not isinstance(file, MappedFile) or file.schema != schema:
                 raise UsageError(
                     f"take() cannot read {item.source.path}: it needs local Arrow files with the "
                     "same columns; convert the data to such files"
                 )
+            files.append(file)
         self._schema = schema
         self._batches = [(file, index) for file in files for index in range(len(file.batches))]
         counts = [batch.num_rows for file in files for batch in file.batches]

@@ -28,10 +28,7 @@ VerdictKind = Literal[
 ]
 
 
-_MAIN = (
-    *("tokens_per_second", "samples_per_second", "stall_fraction", "step_p50_seconds"),
-    *("mfu", "working_set_bytes", "duration_seconds"),
-)
+_MAIN = ("tokens_per_second", "stall_fraction", "step_p50_seconds", "mfu", "working_set_bytes")
 """The figures that a notebook shows."""
 
 
@@ -194,11 +191,10 @@ class RunSummary:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the advice and the main figures."""
-        shown = [FIGURES[name] for name in _MAIN if self.figures.get(name) is not None]
         rows = [
             f"<tr><td>{escape(figure.label)}</td><td>{escape(figure.format(value))}</td></tr>"
-            for figure in shown
-            for value in [self.figures[figure.name]]
+            for figure in map(FIGURES.__getitem__, _MAIN)
+            if (value := self.figures.get(figure.name)) is not None
         ]
         head = f"<b>{escape(self.verdict.headline)}</b><br>{escape(self.verdict.action)}"
         return f"{head}<table>{''.join(rows)}</table>"

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.schema import COUNTED, SAMPLED, StepBlock
@@ -144,14 +144,6 @@ class WaitTotals:
         return self.device_stall_fraction if self.source == "device" else self.host_stall_fraction
 
 
-class JobWaits(NamedTuple):
-    """The largest wait of any rank in each step, summed over steps."""
-
-    seconds: float
-    caused: list[float]
-    """Of each rank: the waits of the steps in which it waited longest."""
-
-
 def find_common_steps(ranks: Sequence[Sequence[StepBlock]]) -> range:
     """The steps that all ranks have. One that recorded far fewer than others ends nothing: its
     record was cut off. It may begin them, since its queue may have hidden what came before."""
@@ -176,8 +168,9 @@ def wall_between(blocks: Sequence[StepBlock], steps: range) -> float:
 
 def fold_waits(
     ranks: Sequence[Sequence[StepBlock]], steps: range, source: Literal["host", "device"]
-) -> JobWaits:
-    """The job's waits in these steps, by the host or by the device."""
+) -> list[float]:
+    """The largest wait of any rank in each of these steps, by the host or by the device, summed up
+    for the rank whose it is; all of them together are the job's."""
     import numpy as np
 
     largest, holder = np.zeros(len(steps)), np.zeros(len(steps), dtype=np.int32)
@@ -185,8 +178,7 @@ def fold_waits(
         spread = _spread(blocks, steps, source)
         np.copyto(holder, number, where=spread > largest)
         np.maximum(largest, spread, out=largest)
-    caused = np.bincount(holder, largest, len(ranks))
-    return JobWaits(float(caused.sum()), caused.tolist())
+    return list(np.bincount(holder, largest, len(ranks)).tolist())
 
 
 def _spread(blocks: Sequence[StepBlock], steps: range, source: str) -> Any:

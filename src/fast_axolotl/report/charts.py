@@ -10,7 +10,7 @@ the theme.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
 from fast_axolotl.record.units import format_share
 from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
-from fast_axolotl.report.runs import read_figure
+from fast_axolotl.report.runs import figure_rows, read_figure
 
 Figure = dict[str, Any]
 
@@ -32,12 +32,6 @@ _LEAST_SHARE = 0.25
 _HEIGHT = 260
 _DISK = "disk_bytes_per_second"
 _SWAP = ("swap_in_bytes_per_second", "swap_out_bytes_per_second")
-_LIMITS = {
-    "demand_rows_per_second": "model could consume",
-    "limit_bytes": "limit",
-    _DISK: "speed of the disk",
-}
-"""What figures are called that are lines across a chart."""
 _RUN_ROLES = ("muted", "accent", "step", "pss", "anon", "hwm")
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "time": ((7200.0, 1 / 3600, "h"), (600.0, 1 / 60, "min"), (0.0, 1.0, "s")),
@@ -86,15 +80,15 @@ class Lane:
     title: str
     unit: str
     """``s``, ``bytes`` and ``bytes/s`` are scaled, ``share`` is in percent."""
-    columns: tuple[str, ...]
-    """Of its curves."""
+    columns: str | tuple[str, ...]
+    """What the paths of its curves begin with."""
     limit: str | float = ""
     """A line across: a share, or the figure of the run that it is."""
 
     @property
     def curves(self) -> list[Curve]:
         """What is drawn."""
-        return [curve for curve in CURVES if curve.path in self.columns]
+        return [curve for curve in CURVES if curve.path.startswith(self.columns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +132,8 @@ TIME_CHARTS = (
         "Top: time per step. Bottom: share of the time spent waiting for data. Shaded parts are "
         "not counted in the figures.",
         (
-            Lane("step time", "s", ("steps/mean", "steps/wait")),
-            Lane("stall", "share", ("stall/device", "stall/host"), DATA_STALL),
+            Lane("step time", "s", "steps/"),
+            Lane("stall", "share", "stall/", DATA_STALL),
         ),
         (
             *("step_p50_seconds", "step_p95_seconds", "device_stall_fraction"),
@@ -152,7 +146,7 @@ TIME_CHARTS = (
         "What the model receives from the loader, all ranks together.",
         (
             Lane("rows/s", "", ("throughput/rows", "throughput/samples"), "demand_rows_per_second"),
-            Lane("tokens/s", "", ("throughput/tokens",)),
+            Lane("tokens/s", "", "throughput/tokens"),
         ),
         ("rows_per_second", "tokens_per_second", "demand_rows_per_second"),
     ),
@@ -161,15 +155,8 @@ TIME_CHARTS = (
         "Working set",
         "Memory of all processes of the run. The working set counts shared pages once. Peak "
         "resident memory far above it means a short spike.",
-        (
-            Lane(
-                "memory",
-                "bytes",
-                ("memory/working_set_bytes", "memory/anon_bytes", "memory/hwm_bytes"),
-                "limit_bytes",
-            ),
-        ),
-        ("working_set_bytes", "working_set_peak_bytes", "limit_share", "limit_bytes", "hwm_bytes"),
+        (Lane("memory", "bytes", "memory/", "limit_bytes"),),
+        ("working_set_bytes", "working_set_peak_bytes", "limit_bytes", "limit_share", "hwm_bytes"),
     ),
     TimeChart(
         "disk",
@@ -177,8 +164,8 @@ TIME_CHARTS = (
         "Reads of all processes compared with the speed of the data's disk. If nothing is read "
         "from disk, the page cache held the data.",
         (
-            Lane("reads", "bytes/s", ("disk/read_bytes", "disk/read_chars"), _DISK),
-            Lane("swap", "bytes/s", ("disk/swap_in_bytes", "disk/swap_out_bytes")),
+            Lane("reads", "bytes/s", "disk/read", _DISK),
+            Lane("swap", "bytes/s", "disk/swap"),
         ),
         ("read_bytes_per_second", "disk_share", _DISK, *_SWAP),
     ),
@@ -188,8 +175,8 @@ TIME_CHARTS = (
         "Top: share of time in which a kernel was running, which does not say how efficient it "
         "is. Bottom: memory in use.",
         (
-            Lane("utilisation", "share", ("gpu/utilization",)),
-            Lane("memory", "bytes", ("gpu/memory_bytes",)),
+            Lane("utilisation", "share", "gpu/utilization"),
+            Lane("memory", "bytes", "gpu/memory"),
         ),
         ("gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     ),
@@ -256,18 +243,15 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                     line = {"x0": 0, "x1": 1, "y0": value, "y1": value}
                     style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
                     layout["shapes"].append({"type": "line", **on, **line, "line": style})
-                    words = _LIMITS.get(str(lane.limit)) or format_share(limit, decimals=0)
+                    words = format_share(limit, decimals=0)
+                    if isinstance(lane.limit, str):
+                        words = FIGURES[lane.limit].label
                     place = {**on, "x": 1, "xanchor": "right", "y": value, "yanchor": "bottom"}
                     layout["annotations"].append(_words(words, "limit", **place))
             _add_phases(layout, run, by, is_named=spec.name == "stall")
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}
-        known = {name: read_figure(run.summary, name) for name in spec.figures}
-        texts = [
-            f"{FIGURES[name].label}: {FIGURES[name].format(value)}"
-            for name, value in known.items()
-            if value is not None
-        ]
+        texts = map(": ".join, figure_rows(spec.figures, [run.summary])[0])
         text = "; ".join(texts) or "not recorded"
         panels.append(Panel(name=run.name, text=f"{text[0].upper()}{text[1:]}.", figure=figure))
     return Chart(name=spec.name, title=spec.title, text=spec.text, legend=legend, panels=panels)
@@ -303,8 +287,8 @@ def read_limit(summary: RunSummary, lane: Lane) -> float | None:
 def _length(run: RunCurves, spec: TimeChart) -> float:
     """When the last point of a run was, for this chart; 0 where there is none."""
     groups = {curve.path.partition("/")[0] for lane in spec.lanes for curve in lane.curves}
-    ends = [run.series[group]["t"][-1] for group in groups if run.series.get(group)]
-    return max((end for end in ends if end is not None), default=0.0)
+    ends = (run.series[group]["t"][-1] for group in groups if run.series.get(group))
+    return max(ends, default=0.0)
 
 
 def _curve_traces(
@@ -320,15 +304,15 @@ def _curve_traces(
     if curve.style == "area":
         more |= {"fill": "tozeroy", "fillcolor": colour(curve.role, 0.25)}
     known = sum(value is not None for value in run.column(curve.path))
-    mode = "lines+markers" if known == 1 else "lines"
-    dash = "dot" if curve.style == "dashed" else ""
+    more["mode"] = "lines+markers" if known == 1 else "lines"
+    dash = "dot" if curve.style == "dashed" else "solid"
     traces = []
     if run.column(f"{curve.path}_high"):
         low, high = run.ref(f"{curve.path}_low", scale[0]), run.ref(f"{curve.path}_high", scale[0])
         band = {"fill": "tonexty", "fillcolor": colour(curve.role, 0.22)}
         traces.append(points(x, low, curve.role, "lowest", **{**more, "fill": "none"}, width=0))
         traces.append(points(x, high, curve.role, "highest", **{**more, **band}, width=0.8))
-    return [*traces, points(x, y, curve.role, curve.label, mode, dash=dash, **more)]
+    return [*traces, points(x, y, curve.role, curve.label, dash=dash, **more)]
 
 
 def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) -> None:
@@ -353,11 +337,11 @@ def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
     for number, run in enumerate(shown):
         role = _RUN_ROLES[number % len(_RUN_ROLES)]
         known = [value for value in run.column("losses/loss") if value is not None]
-        style: Figure = {"width": 1.8 if number else 3, "dash": "dash" if number else ""}
-        mode = "lines+markers" if len(known) == 1 else "lines"
+        more: Figure = {"width": 1.8 if number else 3, "dash": "dash" if number else "solid"}
+        more["mode"] = "lines+markers" if len(known) == 1 else "lines"
         name, x, y = plain_name(run.name), run.ref("losses/t"), run.ref("losses/loss")
-        more = {"hovertemplate": "%{y:,.5~g}", **style}
-        traces.append(points(x, y, role, html.escape(name), mode, **more))
+        more["hovertemplate"] = "%{y:,.5~g}"
+        traces.append(points(x, y, role, html.escape(name), **more))
         legend.append(Legend(role=role, label=run.name, shape="dashed" if number else "line"))
         whose = f"{name}: " if shown[1:] else ""
         texts.append(f"{whose}from {known[0]:,.4g} to {known[-1]:,.4g}.")
@@ -395,19 +379,11 @@ def colour(role: str, alpha: float = 1.0) -> Figure:
 
 
 def points(
-    x: Figure | Iterable[float],
-    y: Figure | Iterable[float],
-    role: str,
-    name: str,
-    mode: str = "lines",
-    *,
-    width: float = 1.6,
-    dash: str = "",
-    **more: Any,
+    x: Figure, y: Figure, role: str, name: str, width: float = 1.6, dash: str = "solid", **more: Any
 ) -> Figure:
-    """A curve, or marks."""
-    line = {"color": colour(role), "width": width, **({"dash": dash} if dash else {})}
-    return {"type": "scatter", "mode": mode, "x": x, "y": y, "name": name, "line": line} | more
+    """A curve."""
+    line = {"color": colour(role), "width": width, "dash": dash}
+    return {"type": "scatter", "mode": "lines", "x": x, "y": y, "name": name, "line": line} | more
 
 
 def _words(text: str, role: str, **place: Any) -> Figure:

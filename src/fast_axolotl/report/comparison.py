@@ -1,7 +1,9 @@
 """Make a document of several runs: a protocol, a comparison or a report.
 
 The answer comes first, then the matrix. A difference of losses comes before any speed. Figures that
-no arm has are not rows; below the matrix stands why, and why an arm has none of a row.
+no arm has are not rows; below the matrix stands why, and why an arm has none of a row. By default a
+terminal shows at most seven rows: a rate, the stall, the step, the start, the memory, the whole
+run, and what decides.
 """
 
 from __future__ import annotations
@@ -11,24 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fast_axolotl.record.arithmetic import finite
-from fast_axolotl.record.catalogue import MATRIX, STEP
-from fast_axolotl.record.protocol_result import (
-    Arm,
-    ArmRun,
-    Matrix,
-    MatrixRow,
-    ProtocolResult,
-)
-from fast_axolotl.record.protocol_result import (
-    Cell as MatrixCell,
-)
-from fast_axolotl.record.units import (
-    count_words,
-    format_change,
-    format_duration,
-    format_share,
-    format_value,
-)
+from fast_axolotl.record.catalogue import MATRIX
+from fast_axolotl.record.protocol_result import Arm, ArmRun, Matrix, MatrixRow, ProtocolResult
+from fast_axolotl.record.protocol_result import Cell as MatrixCell
+from fast_axolotl.record.units import count_words, format_change, format_duration, format_value
 from fast_axolotl.report.document import (
     Block,
     Bullets,
@@ -42,14 +30,18 @@ from fast_axolotl.report.document import (
     Tone,
 )
 from fast_axolotl.report.runs import (
-    LEAST_PHASE,
     ReportRun,
-    describe_value,
     figure_group,
+    phase_rows,
     verdict_badge,
     verdict_blocks,
 )
 
+_BRIEF_ROWS = (
+    *("tokens_per_second", "samples_per_second", "rows_per_second", "working_set_bytes"),
+    *("stall_fraction", "step_p50_seconds", "start_to_step_seconds", "duration_seconds"),
+)
+"""Rates that changed alike are one row."""
 _LEVEL = 0.05
 """Up to this probability of chance, an interval excludes that there is no change."""
 _NO_RUN = "No measured run."
@@ -94,6 +86,9 @@ def protocol_document(protocol: ProtocolResult) -> Document:
         for tail, names in by_tail.items():
             title = f"{arm.name}, {' and '.join(names)} failed; the end of its log:"
             blocks.append(Section(title=title, blocks=[Paragraph(tail, "log")]))
+    if log := protocol.dedupe.get("log_tail"):
+        title = "Dedupe alone failed; the end of its log:"
+        blocks.append(Section(title=title, blocks=[Paragraph(log, "log")]))
     return Document(title=protocol.title, blocks=blocks)
 
 
@@ -116,6 +111,16 @@ def comparison_document(
         blocks.append(_matrix_table(matrix))
     blocks.append(Bullets([*_describe_missing(matrix), *notes, *matrix.notes]))
     return Document(title="", blocks=blocks)
+
+
+def brief_matrix(matrix: Matrix) -> Matrix:
+    """The rows that matter most, in their order, without the notes on how they were made."""
+    rows = tuple(
+        row
+        for row in matrix.rows
+        if row.name in _BRIEF_ROWS or any(cell.is_deciding for cell in row.cells)
+    )
+    return replace(matrix, rows=rows, notes=("More rows and notes: --all, and the report.",))
 
 
 def runs_document(runs: Sequence[ReportRun], *, is_named: bool = False) -> Document:
@@ -144,17 +149,6 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
 
 def protocol_details(protocol: ProtocolResult) -> list[Block]:
     """What was run, in which order, and what became of it."""
-    blocks: list[Block] = []
-    if protocol.dedupe:
-        rows = [
-            (name.replace("_", " "), describe_value(value))
-            for name, value in protocol.dedupe.items()
-            if name not in ("sentence", "log_tail") and value not in (None, "", [], {})
-        ]
-        own: list[Block] = [Paragraph(protocol.dedupe.get("sentence", "")), Table(rows=rows)]
-        if tail := protocol.dedupe.get("log_tail"):
-            own.append(Paragraph(tail, "log"))
-        blocks.append(Section(title="Dedupe alone", blocks=own))
     runs: list[tuple[str, ...]] = []
     for arm in protocol.arms:
         for run in arm.runs:
@@ -168,10 +162,7 @@ def protocol_details(protocol: ProtocolResult) -> list[Block]:
     commands = [(arm.name, " ".join(arm.command)) for arm in protocol.arms]
     header = ("run", "variant", "pair", "state", "time")
     tables = [Table(rows=commands), Table(header=header, rows=ordered)]
-    if runs:
-        title = "Runs of the protocol"
-        blocks.append(Section(title=title, blocks=tables, is_open=False))
-    return blocks
+    return [Section(title="Runs of the protocol", blocks=tables, is_open=False)] if runs else []
 
 
 def shown_run(arm: Arm) -> ArmRun | None:
@@ -264,14 +255,7 @@ def _describe_changes(arms: Sequence[Arm], matrix: Matrix) -> Table | None:
             if row.name == "step_p50_seconds":
                 times = (format_value(cell.value, row.unit) for cell in row.cells)
                 rows.append((row.label, *times))
-        names = [
-            name for name in STEP if any(arm.phases.get(name, 0.0) >= LEAST_PHASE for arm in arms)
-        ]
-        for name in names:
-            branch = "└─" if name == names[-1] else "├─"
-            shares = [arm.phases.get(name, 0.0) for arm in arms]
-            cells = (Cell(text=format_share(share), share=share) for share in shares)
-            rows.append((f"{branch} {name}", *cells))
+        rows += phase_rows([arm.phases for arm in arms], [None] * len(arms))
     if len(arms) < 2 or not rows:
         return None
     return Table(header=("", *(arm.name for arm in arms)), rows=rows)
@@ -324,8 +308,7 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
 
 def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     """What an arm is, how often it ran, and the verdict of the run that stands for it."""
-    kind, _, subtype = arm.verdict.partition(" ")
-    badges = [verdict_badge(kind, subtype)] if kind else []
+    badges = [verdict_badge(*arm.verdict.partition(" ")[::2])] if arm.verdict else []
     shown = shown_run(arm)
     done = sum(run.status == "done" for run in arm.runs)
     counted = len(_counted_runs(arm))

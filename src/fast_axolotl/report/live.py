@@ -23,18 +23,8 @@ from rich.live import Live
 from rich.text import Text
 
 from fast_axolotl.record import RankRecord, RunRecord, RunSummary
-from fast_axolotl.record.units import (
-    format_bytes,
-    format_duration,
-    format_share,
-)
-from fast_axolotl.report.runs import (
-    ReportRun,
-    figure_rows,
-    shown_phases,
-    verdict_badge,
-    where_rows,
-)
+from fast_axolotl.record.units import format_bytes, format_duration, format_share
+from fast_axolotl.report.runs import figure_rows, shown_phases, verdict_badge, where_rows
 from fast_axolotl.report.terminal import BADGES
 
 NOW_SECONDS = 5.0
@@ -48,7 +38,6 @@ _LONG_WITHOUT_STEP = 10.0
 """Seconds without a step, and at least so many times a step, before it is worth a word."""
 _MANY_STEPS = 5.0
 _MOST_RANKS = 8
-_MOST_LOG_LINES = 8
 _LABEL_WIDTH = 19
 _HOST_STALL = "host_stall_fraction"
 _FIGURES = (
@@ -82,15 +71,10 @@ class Moment:
         """The newest step and when it ended; ``None`` before there is one."""
         ends = [
             (rank.blocks[-1].first_step + rank.blocks[-1].steps, end)
-            for rank in self.ranks
+            for rank in self.record.ranks.values()
             if (end := last_time(rank)) is not None
         ]
         return max(ends, default=None)
-
-    @property
-    def ranks(self) -> list[RankRecord]:
-        """Records of all ranks that have begun."""
-        return [self.record.ranks[number] for number in sorted(self.record.ranks)]
 
 
 def take_moment(
@@ -140,7 +124,7 @@ def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Te
         lines += _fold(Text.assemble(("→ ", "cyan"), verdict.action), width, most=3)
     if moment.log:
         lines.append(Text("─" * width, "dim"))
-        lines += [Text(line, "dim") for line in moment.log[-_MOST_LOG_LINES:]]
+        lines += [Text(line, "dim") for line in moment.log]
     for line in lines:
         line.truncate(max(1, width), overflow="ellipsis")
     return lines if height is None else lines[: max(1, height)]
@@ -161,7 +145,7 @@ def describe_state(moment: Moment) -> str:
     """What goes on, in a few words."""
     if moment.ending:
         return moment.ending
-    ends = [rank.end for rank in moment.ranks]
+    ends = [rank.end for rank in moment.record.ranks.values()]
     if ends and None not in ends and len(ends) >= moment.summary.world_size:
         # The command may still save, or another run follow.
         reasons = {end.reason for end in ends if end is not None}
@@ -185,7 +169,7 @@ def _course(moment: Moment) -> list[str]:
         parts.append(f"loss {losses[-1].values['loss']:.4g}")
     if summary.world_size > 1:
         nodes = f" on {len(summary.nodes)} nodes" if len(summary.nodes) > 1 else ""
-        parts.append(f"{len(moment.ranks)} of {summary.world_size} ranks{nodes}")
+        parts.append(f"{len(moment.record.ranks)} of {summary.world_size} ranks{nodes}")
     return parts
 
 
@@ -195,9 +179,8 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
     when = "at the end" if moment.ending else "now"
     names = [name for name in _FIGURES if getattr(now, name) or getattr(summary, name)]
     names = [name for name in names if name != _HOST_STALL or summary.stall_source == "device"]
-    runs = [ReportRun(name="", record=moment.record, summary=one) for one in (now, summary)]
     rows: list[tuple[str, list[str]]] = []
-    for label, latest, overall in figure_rows(names, runs)[0]:
+    for label, latest, overall in figure_rows(names, (now, summary))[0]:
         # Quantiles, and what else has several parts, are those of the whole run.
         is_whole = latest == overall or " · " in overall
         parts = [overall] if is_whole else [f"{latest} {when}", f"{overall} overall"]

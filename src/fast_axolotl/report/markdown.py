@@ -82,9 +82,6 @@ def _table(table: Table) -> Iterator[str]:
 def _line(cells: Sequence[str | Cell]) -> str:
     texts = []
     for cell in cells:
-        if isinstance(cell, str):
-            texts.append(escape_markdown(cell))
-        else:
-            text = escape_markdown(cell.text)
-            texts.append(f"**{text}**" if cell.tone and cell.text else text)
+        text = escape_markdown(cell if isinstance(cell, str) else cell.text)
+        texts.append(f"**{text}**" if text and isinstance(cell, Cell) and cell.tone else text)
     return f"| {' | '.join(texts)} |"

@@ -22,19 +22,8 @@ from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.record.units import format_date, format_duration
 from fast_axolotl.report.charts import RunCurves, make_charts
-from fast_axolotl.report.comparison import (
-    beside_each_other,
-    protocol_details,
-    protocol_document,
-)
-from fast_axolotl.report.document import (
-    Block,
-    Chart,
-    Document,
-    Paragraph,
-    Section,
-    plain_name,
-)
+from fast_axolotl.report.comparison import beside_each_other, protocol_details, protocol_document
+from fast_axolotl.report.document import Block, Chart, Document, Paragraph, Section, plain_name
 from fast_axolotl.report.runs import ReportRun, describe_gpus, run_blocks, verdict_blocks
 from fast_axolotl.report.series import read_series
 

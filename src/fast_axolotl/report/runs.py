@@ -92,15 +92,14 @@ def show_short_summary(
     summary: RunSummary, record: RunRecord, *, file: IO[str] | None = None
 ) -> None:
     """Print one screen to stdout, or a file: verdict, why, advice, and what matters most."""
-    run = ReportRun(name="", record=record, summary=summary)
     names = [
         name
         for name in _ONE_SCREEN
         if name not in _ONLY_IF_KNOWN or read_figure(summary, name) is not None
     ]
-    pairs, reasons = figure_rows(names, [run])
-    if clock := divide_clock(summary.ledger):
-        parts = (f"{LEDGER[part]} {format_share(share)}" for part, _, share in clock)
+    pairs, reasons = figure_rows(names, [summary])
+    if clock := divide_clock(summary):
+        parts = (f"{LEDGER[part]} {format_share(share)}" for part, share in clock.items())
         pairs.append(("wall clock", " · ".join(parts)))
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
@@ -110,6 +109,7 @@ def show_short_summary(
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
+    run = ReportRun(name="", record=record, summary=summary)
     blocks: list[Block] = [*verdict_blocks([run]), Table(rows=pairs), Bullets(reasons, True)]
     print_document(Document(title="", blocks=blocks), file=file)
     # Not folded by rich: a terminal wraps it, and it can still be copied whole.
@@ -165,38 +165,53 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
             (key, *(describe_value(one[key]) if key in one else "–" for one in values))
             for key in dict.fromkeys(key for one in values for key in one)
         ]
-        header: tuple[str, ...] = ("", *(run.name for run in runs))
+        table = _side_by_side(rows, runs)
         if all(len(set(row[1:])) == 1 for row in rows):
             # One column where all are the same.
-            header, rows = (), [row[:2] for row in rows]
+            table = Table(rows=[row[:2] for row in rows])
         if rows:
-            blocks.append(Section(title=title.title(), blocks=[Table(header=header, rows=rows)]))
+            blocks.append(Section(title=title.title(), blocks=[table]))
     return blocks
+
+
+def _side_by_side(rows: Sequence[Row], runs: Sequence[ReportRun]) -> Table:
+    """Labels, and a column for each run; the only one of a single run has no header."""
+    return Table(header=("", *(run.name for run in runs)) if len(runs) > 1 else (), rows=rows)
+
+
+def _share_cell(share: float | None, whole: float | None) -> str | Cell:
+    """A share, and how long that is where it is known how long the whole is."""
+    if share is None:
+        return "–"
+    length = "" if whole is None else f" · {format_seconds(share * whole)}"
+    return Cell(text=f"{format_share(share)}{length}", share=share)
 
 
 def _clock_section(runs: Sequence[ReportRun]) -> list[Block]:
     """Where the time of the runs went."""
-    parts = {run.name: divide_clock(run.summary.ledger) for run in runs if run.summary.ledger}
+    clocks = [(divide_clock(run.summary), sum(run.summary.ledger.values())) for run in runs]
     rows: list[Row] = []
     for part, label in LEDGER.items():
-        columns = [[one for one in clock if one[0] == part] for clock in parts.values()]
-        if any(columns):
-            cells = (
-                Cell(text=f"{format_share(share)} · {format_seconds(seconds)}", share=share)
-                for one in columns
-                for _, seconds, share in one or [("", 0.0, 0.0)]
-            )
-            rows.append((label, *cells))
-    if not rows:
-        return []
-    header = ("part", *parts) if len(parts) > 1 else ()
+        if any(part in clock for clock, _ in clocks):
+            shares = ((clock.get(part, 0.0) if clock else None, whole) for clock, whole in clocks)
+            rows.append((label, *(_share_cell(share, whole) for share, whole in shares)))
     text = Paragraph("Each second of a run belongs to exactly one part.", "muted")
-    return [Section(title="Wall clock", blocks=[text, Table(header=header, rows=rows)])]
+    return [Section(title="Wall clock", blocks=[text, _side_by_side(rows, runs)])] if rows else []
 
 
 def shown_phases(summary: RunSummary) -> list[tuple[str, float]]:
     """The phases of a step that are worth a line."""
     return [(name, share) for name, share in summary.phases.items() if share >= LEAST_PHASE]
+
+
+def phase_rows(phases: Sequence[Mapping[str, float]], means: Sequence[float | None]) -> list[Row]:
+    """The phases of a step as its branches, for each run; ``means`` is how long its step takes."""
+    names = [name for name in STEP if any(one.get(name, 0.0) >= LEAST_PHASE for one in phases)]
+    rows: list[Row] = []
+    for name in names:
+        cells = (_share_cell(one.get(name), mean) for one, mean in zip(phases, means, strict=True))
+        rows.append((f"{'└─' if name == names[-1] else '├─'} {name}", *cells))
+    return rows
 
 
 def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
@@ -217,25 +232,14 @@ def where_rows(summary: RunSummary) -> list[tuple[str, str, str]]:
 
 def step_section(runs: Sequence[ReportRun]) -> list[Block]:
     """A step of each run as a tree, and the lines of code that its parts were spent in."""
-    seen = [run for run in runs if run.summary.phases]
-    if not seen:
+    phases = [run.summary.phases for run in runs]
+    if not any(phases):
         return []
-    names = [name for name in STEP if any(name in dict(shown_phases(run.summary)) for run in seen)]
-
-    def cell(summary: RunSummary, share: float | None) -> str | Cell:
-        mean = ratio(1.0, summary.steps_per_second)
-        if share is None or mean is None:
-            return "–"
-        return Cell(text=f"{format_share(share)} · {format_seconds(share * mean)}", share=share)
-
-    rows: list[Row] = [("step", *(cell(run.summary, 1.0) for run in seen))]
-    for name in names:
-        branch = "└─" if name == names[-1] else "├─"
-        cells = (cell(run.summary, run.summary.phases.get(name)) for run in seen)
-        rows.append((f"{branch} {name}", *cells))
-    header = ("", *(run.name for run in seen)) if len(runs) > 1 else ()
-    blocks: list[Block] = [Table(header=header, rows=rows)]
-    for run in seen:
+    means = [ratio(1.0, run.summary.steps_per_second) for run in runs]
+    pairs = zip(phases, means, strict=True)
+    whole = ("step", *(_share_cell(1.0 if own else None, mean) for own, mean in pairs))
+    blocks: list[Block] = [_side_by_side([whole, *phase_rows(phases, means)], runs)]
+    for run in runs:
         if where := where_rows(run.summary):
             of_run = f"line of code, {run.name}" if len(runs) > 1 else "line of code"
             blocks.append(Table(header=("phase", of_run, "share of the phase"), rows=where))
@@ -270,35 +274,33 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
         for key in courses[0]
         if any(course[key] for course in courses)
     ]
-    header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
-    table = Table(header=header, rows=rows)
-    return [Section(title="The run" if len(runs) == 1 else "The runs", blocks=[table])]
+    title = "The run" if len(runs) == 1 else "The runs"
+    return [Section(title=title, blocks=[_side_by_side(rows, runs)])]
 
 
 def figure_group(title: str, names: Sequence[str], runs: Sequence[ReportRun]) -> Section:
     """Figures run by run, and why some are missing."""
-    rows, reasons = figure_rows(names, runs)
-    header = ("", *(run.name for run in runs)) if len(runs) > 1 else ()
-    blocks: list[Block] = [Table(header=header, rows=rows)] if rows else []
+    rows, reasons = figure_rows(names, [run.summary for run in runs])
+    blocks: list[Block] = [_side_by_side(rows, runs)] if rows else []
     return Section(title=title, blocks=[*blocks, Bullets(reasons, True)])
 
 
 def figure_rows(
-    names: Sequence[str], runs: Sequence[ReportRun]
+    names: Sequence[str], summaries: Sequence[RunSummary]
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Figures run by run, and why some are missing: one line for all that share the reason."""
     rows: list[tuple[str, ...]] = []
     for head, own in groupby(names, key=lambda name: FIGURES[name].label.partition(", ")[0]):
         line = list(own)
         label = head if len(line) > 1 else FIGURES[line[0]].label
-        texts = [_format_figures(run.summary, line) for run in runs]
+        texts = [_format_figures(summary, line) for summary in summaries]
         if any(texts):
             rows.append((label, *(text or "–" for text in texts)))
     missing: dict[str, dict[str, None]] = {}
     for name in names:
-        for run in runs:
-            if read_figure(run.summary, name) is None:
-                reason = run.summary.reasons.get(name) or FIGURES[name].missing
+        for summary in summaries:
+            if read_figure(summary, name) is None:
+                reason = summary.reasons.get(name) or FIGURES[name].missing
                 missing.setdefault(reason, {})[FIGURES[name].label] = None
     is_nothing = not rows and len(missing) == 1
     reasons = [
@@ -325,10 +327,7 @@ def _member_tables(run: ReportRun, *, is_named: bool) -> Iterator[Section]:
     if len(summary.nodes) > 1:
         rows = []
         for node in summary.nodes:
-            own = node["ranks"]
-            ranks = ", ".join(map(str, own)) or "–"
-            if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
-                ranks = f"{own[0]}–{own[-1]}"
+            ranks = ", ".join(map(str, node["ranks"])) or "–"
             texts = [FIGURES[name].format(node[name]) for name in _NODE_FIGURES]
             rows.append((node["node"], ranks, *texts))
         header = ("node", "ranks", *(FIGURES[name].label for name in _NODE_FIGURES))
@@ -373,14 +372,11 @@ def verdict_badge(kind: str, subtype: str) -> tuple[Tone, str]:
     return tone, f"{title} ({subtype})" if subtype else title
 
 
-def divide_clock(ledger: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """The parts of the wall clock that took any of it: name, seconds, share."""
-    whole = sum(ledger.values())
-    return [
-        (part, seconds, seconds / whole)
-        for part, seconds in ledger.items()
-        if seconds >= _LEAST_PART * whole > 0
-    ]
+def divide_clock(summary: RunSummary) -> dict[str, float]:
+    """The parts of the wall clock that took any of it, and their shares."""
+    whole = sum(summary.ledger.values())
+    least = _LEAST_PART * whole
+    return {part: own / whole for part, own in summary.ledger.items() if own >= least > 0}
 
 
 def describe_gpus(record: RunRecord) -> str:

@@ -36,6 +36,7 @@ from fast_axolotl.report.document import (
     Document,
     Paragraph,
     Row,
+    Section,
     Table,
 )
 
@@ -59,7 +60,7 @@ def print_document(
 ) -> None:
     """Print to stdout or a file; ``width`` is that of lines that no terminal shows."""
     parts: list[RenderableType] = [Text(document.title, "bold")] if document.title else []
-    parts += _parts(document.blocks, has_title=bool(parts))
+    parts += _parts(document.blocks, is_first=not parts)
     parts += [Text(note, "dim") for note in document.footnotes]
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
@@ -70,32 +71,28 @@ def print_document(
     console.file.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
-def _parts(blocks: Iterable[Block], *, has_title: bool = False) -> Iterator[RenderableType]:
+def _parts(blocks: Iterable[Block], *, is_first: bool = True) -> Iterator[RenderableType]:
     """What rich prints, with an empty line before each new thought."""
-    is_first = not has_title
     for block in blocks:
         if isinstance(block, Chart):
             continue
+        is_lead = isinstance(block, Paragraph) and block.style == "lead"
+        # The first block stands directly below its heading.
+        if not is_first and (is_lead or isinstance(block, Card | Table | Section)):
+            yield Text()
+        is_first = False
         if isinstance(block, Paragraph):
-            if block.style == "lead" and not is_first:
-                yield Text()
             yield Text(block.text, _STYLES.get(block.style, ""))
         elif isinstance(block, Bullets):
             style, mark = ("dim", "–") if block.is_muted else ("", "•")
             yield from (_grid([(mark, line)], style, text_style=style) for line in block.lines)
         elif isinstance(block, Card):
-            if not is_first:
-                yield Text()
             yield from _card(block)
         elif isinstance(block, Table):
-            if not is_first:
-                yield Text()
             yield _table(block)
         else:
-            # The first block stands directly below its heading.
-            yield Text.assemble("" if is_first else "\n", (block.title, "bold"))
+            yield Text(block.title, "bold")
             yield Padding(Group(*_parts(block.blocks)), (0, 0, 0, 2), expand=False)
-        is_first = False
 
 
 def _card(card: Card) -> Iterator[RenderableType]:
@@ -115,7 +112,7 @@ def _card(card: Card) -> Iterator[RenderableType]:
 
 def _table(table: Table) -> RenderableType:
     if not table.header:
-        width = max([11, *(len(_text(label)) for label, _ in table.rows)])
+        width = max([11, *(_styled(label).cell_len for label, _ in table.rows)])
         return _grid(table.rows, "cyan", width=width)
     drawn = RichTable()
     for number, name in enumerate(table.header):
@@ -143,38 +140,28 @@ def _grid(
 
 
 def _styled(cell: str | Cell) -> Text:
-    return Text(_text(cell), "" if isinstance(cell, str) else _TONES.get(cell.tone, ""))
-
-
-def _text(cell: str | Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
+    return Text(cell) if isinstance(cell, str) else Text(cell.text, _TONES.get(cell.tone, ""))
 
 
 @contextmanager
 def phase_progress(unit: str = "rows") -> Iterator[Callable[[str, int, int, int], None]]:
     """A bar for work in several phases; the callable takes the phase, done, total and a count."""
     with _bar(TaskProgressColumn(), TimeRemainingColumn()) as draw:
-
-        def update(phase: str, done: int, total: int, count: int) -> None:
-            if draw is not None:
-                draw(phase, done, total, f"{count:,} {unit}")
-
-        yield update
+        yield lambda phase, done, total, count: draw(phase, done, total, f"{count:,} {unit}")
 
 
 @contextmanager
 def protocol_progress() -> Iterator[Update]:
     """How far a protocol is: a bar in a terminal, else one line for every run."""
-    printed = ("", -1)
+    printed, is_terminal = ("", -1), Console(stderr=True).is_terminal
     with _bar() as draw:
 
         def update(text: str, done: int, total: int, seconds: float, left: float | None) -> None:
             nonlocal printed
             rest = [] if left is None else [f"up to {format_duration(max(1.0, left))} left"]
-            if draw is not None:
-                runs = [f"{done}/{total} runs"] if total else []
-                draw(f"{text}, {seconds:.0f} s", done, total, "  ".join([*runs, *rest]))
-            elif (text, done) != printed:
+            runs = [f"{done}/{total} runs"] if total else []
+            draw(f"{text}, {seconds:.0f} s", done, total, "  ".join([*runs, *rest]))
+            if not is_terminal and (text, done) != printed:
                 printed = text, done
                 run = [f"run {done + 1} of {total}"] if done < total else []
                 line = "; ".join([": ".join(["fast-axolotl", *run, text]), *rest])
@@ -184,13 +171,11 @@ def protocol_progress() -> Iterator[Update]:
 
 
 @contextmanager
-def _bar(
-    *columns: ProgressColumn,
-) -> Iterator[Callable[[str, int, int, str], None] | None]:
-    """A bar on stderr with these columns behind it; ``None`` where that is no terminal."""
+def _bar(*columns: ProgressColumn) -> Iterator[Callable[[str, int, int, str], None]]:
+    """Draws a bar on stderr with these columns behind it; nothing where that is no terminal."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield None
+        yield lambda text, done, total, more: None
         return
     text = TextColumn("{task.description}", markup=False)
     more = TextColumn("{task.fields[more]}", markup=False)

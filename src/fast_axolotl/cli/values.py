@@ -6,12 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fast_axolotl.record.units import (
-    format_bytes,
-    format_duration,
-    format_seconds,
-    format_share,
-)
+from fast_axolotl.record.units import format_bytes, format_duration, format_seconds, format_share
 from fast_axolotl.report.document import Document, Table
 
 _MOST_LINES = 20
