@@ -119,11 +119,10 @@ def plan(
     elif shape is None or not kinds:
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
     else:
-        samples = max(1, round(_BATCH_TOKENS / sequence_len))
         layout = Layout(
             gpus=1,
             seq_len=sequence_len,
-            accumulation=samples,
+            accumulation=max(1, round(_BATCH_TOKENS / sequence_len)),
             method=method,
             precision=precision,
             optimizer=optimizer or "adamw",
