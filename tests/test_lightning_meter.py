@@ -87,6 +87,7 @@ def test_fetches_steps_figures_and_spans_of_a_fit(tmp_path: Path) -> None:
     assert (rank.values["gradient_accumulation"], rank.values["batch_size"]) == (2, 2)
     assert spans_of(rank)["evaluate"] >= 6 * WAIT
     assert spans_of(rank)["checkpoint"] > 0
+    assert "save_checkpoint" not in vars(trainer)
     assert end_of(tmp_path / "run") == ("finished", "")
     assert 0 <= float(trainer.callback_metrics["fast_axolotl/stall_fraction"]) <= 1
 
@@ -101,4 +102,5 @@ def test_an_error_ends_the_record_with_its_name_and_a_fault_of_ours_leaves_the_f
     trainer = fit(tmp_path)
     assert trainer.global_step == 10
     assert "stopped measuring: ZeroDivisionError: ours" in caplog.text
+    assert "save_checkpoint" not in vars(trainer)
     assert end_of(tmp_path / "run")[1] == "the meter failed: ZeroDivisionError: ours"

@@ -51,6 +51,7 @@ def report(
     going on; with --follow it is a live view in the browser, because the open page reloads itself.
     """
     from fast_axolotl.record.codec import to_json, write_text
+    from fast_axolotl.record.protocol_result import PROTOCOL_FILE
     from fast_axolotl.report.markdown import document_markdown
     from fast_axolotl.report.page import render_page
 
@@ -58,6 +59,8 @@ def report(
         output = Path("report.html")
     check_targets(output=output, markdown=markdown)
     runs = runs or [latest_run()]
+    if is_followed and any((run / PROTOCOL_FILE).exists() for run in runs):
+        raise UsageError("--follow takes the folders of runs; leave it out for a protocol")
     if output is not None and is_followed:
         say(f"{output.absolute().as_uri()} follows the run; Ctrl-C ends that")
         pause = _RELOAD_SECONDS

@@ -82,7 +82,8 @@ def run_tasks(
             room = engine.num_slots - len(running) + len(late)
             for _ in range(min(room, len(waiting))):
                 task = waiting.popleft()
-                running[engine.start(url, task)] = task, time.monotonic()
+                if task.name in left:
+                    running[engine.start(url, task)] = task, time.monotonic()
             for key, (kind, value) in engine.wait(running.keys()):
                 task, begin = running.pop(key)
                 late.pop(key, None)

@@ -94,10 +94,9 @@ def cut(dataset: Any, path: str, *, room: int, store: Store, name: str) -> list[
     step = 1 << int(log2(max(1.0, unit_bytes * len(dataset) / num_bytes)))
     metadata = dataset.features.arrow_schema.metadata
     there, done = store.sizes("loaded"), store.sizes("tokenise")
-    units, held, first, row = list[Unit](), list[pa.Table](), 0, 0
+    units, held, size, first, row = list[Unit](), list[pa.Table](), 0, 0, 0
     for table in chain(dataset.with_format("arrow").iter(min(step, _FEW_ROWS)), [None]):
-        is_full = row % step == 0 or sum(part.nbytes for part in held) >= most
-        if held and (table is None or is_full):
+        if held and (table is None or row % step == 0 or size >= most):
             rows = pa.concat_tables(held).combine_chunks().replace_schema_metadata(metadata)
             with pa.BufferOutputStream() as sink:
                 with pa.ipc.new_file(sink, rows.schema) as writer:
@@ -109,8 +108,9 @@ def cut(dataset: Any, path: str, *, room: int, store: Store, name: str) -> list[
                 with store.writing(f"loaded/{unit.name}") as beside:
                     beside.write_bytes(data)
             units.append(unit)
-            held, first = [], row
+            held, size, first = [], 0, row
         if table is not None:
             held.append(table)
+            size += table.nbytes
             row += len(table)
     return units

@@ -3,8 +3,8 @@
     trainer = Trainer(..., callbacks=[MeterCallback("runs/a")])
 
 Fetches come from torch's loaders (``torch_meter``), steps from the trainer's count of optimizer
-steps. Validation and what ``torch.save`` writes are spans. Writing logs is not taken out: Lightning
-does it inside its step, a few hundred microseconds every ``log_every_n_steps``.
+steps. Validation and ``save_checkpoint`` are spans. Writing logs is not taken out: Lightning does
+it inside its step, a few hundred microseconds every ``log_every_n_steps``.
 
 Figures join what the module logs, under ``fast_axolotl/``, as often as the trainer logs.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
@@ -53,6 +54,15 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             accumulation=trainer.accumulate_grad_batches,
             settings=_read_layout(trainer),
         )
+        assert self.meter is not None
+        meter, save = self.meter, trainer.save_checkpoint
+
+        @wraps(save)
+        def save_checkpoint(*arguments: Any, **named: Any) -> Any:
+            with meter.span("checkpoint"):
+                return save(*arguments, **named)
+
+        trainer.save_checkpoint = save_checkpoint
 
     @never_raises
     def on_train_batch_end(
@@ -97,6 +107,14 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         known = getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
         is_outside = self.meter is not None and not self.meter.is_in_span
         return is_outside and (known is None or dataset is known)
+
+    def _close(self, reason: Any, error: str = "") -> None:
+        """End the record; the trainer's own ``save_checkpoint`` is back."""
+        trainer = self._trainer()
+        if trainer is not None:
+            # The attribute of the instance goes, the method of the class is back.
+            vars(trainer).pop("save_checkpoint", None)
+        super()._close(reason, error)
 
 
 def _read_layout(trainer: Any) -> dict[str, Any]:

@@ -18,7 +18,8 @@ span, taken out of the step times. It takes longer on some ranks, for which the 
 the step in which it starts is in no window. Ranks are compared: the window opens at the same step
 on all of them.
 
-Torch runs one profiler at a time, so a window is not begun while another profiler runs.
+Torch runs one profiler at a time, and a second one leaves neither with anything. So a window is not
+begun while another profiler runs, and ends where somebody else begins one.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fast_axolotl.integrations.guard import guarded
 from fast_axolotl.record import ProfileWindow
 from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 
@@ -155,6 +158,7 @@ class WindowProfiler:
         self._begun = time.perf_counter()
         self._profile: Any = None
         self._mark = ExitStack()
+        self._hook: Any = None
 
     def step_end(self) -> None:
         """An optimizer step ended."""
@@ -172,16 +176,19 @@ class WindowProfiler:
         profile, self._profile = self._profile, None
         if profile is None:
             return
+        owner, name, ours, original = self._hook
+        # Where someone else has wrapped ours meanwhile it stays, and does nothing.
+        if getattr(owner, name) is ours:
+            setattr(owner, name, original)
         done = self._seen - self._first - 1
         with self._meter.span("profile"):
             self._mark.close()
             profile.profiler.acc_events = False  # a tree of them takes 50 times as long as the rest
             profile.stop()
-            events = read_events(profile)
-            if done > 0 and events:
+            if done > 0:
                 # Made with the meter, so this is the meter's time to within milliseconds.
                 found = window_of(
-                    events,
+                    read_events(profile),
                     steps=done,
                     world_size=self._meter.world_size,
                     t=round(time.perf_counter() - self._begun, 3),
@@ -189,8 +196,7 @@ class WindowProfiler:
                 )
                 self._meter.window(found)
             else:
-                why = "another profiler began" if done > 0 else "it ended before its first step"
-                self._explain(f"no profiler window: {why}")
+                self._explain("no profiler window: it ended before its first step")
         profile.profiler = None  # it refers to itself, and would hold its events for long
 
     def _start(self) -> None:
@@ -206,7 +212,28 @@ class WindowProfiler:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             profile.start()
+        self._yield_to_others()
         self._profile = profile
+
+    def _yield_to_others(self) -> None:
+        """While the window is open, the begin of any other profiler ends it."""
+        from torch.autograd.profiler import profile
+
+        # What every profiler of torch goes through before it starts; by name where it is there.
+        name = "_prepare_trace" if hasattr(profile, "_prepare_trace") else "__init__"
+        original = getattr(profile, name)
+
+        @wraps(original)
+        def begin(other: Any, *arguments: Any, **named: Any) -> Any:
+            self._give_way()
+            return original(other, *arguments, **named)
+
+        setattr(profile, name, begin)
+        self._hook = (profile, name, begin, original)
+
+    @guarded(lambda self, error: self._explain(f"no profiler window: it failed: {error}"))
+    def _give_way(self) -> None:
+        self.close()
 
     def _explain(self, sentence: str) -> None:
         for field in ("exposed_communication_fraction", "device_idle_fraction"):

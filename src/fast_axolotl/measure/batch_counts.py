@@ -293,6 +293,10 @@ def _view(array: Any) -> Any:
         return array.numpy()
     except TypeError:
         return array.float().numpy()
+    except RuntimeError:  # it needs a gradient, or torch was built for another numpy
+        import numpy as np
+
+        return np.array(array.tolist())
 
 
 def add_known(first: int | None, second: int | None) -> int | None:

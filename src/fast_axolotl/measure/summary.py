@@ -337,8 +337,10 @@ class _Fold:
         for rank in readers:
             steady, workers = rank.steady, number_of(rank.settings, "num_workers")
             # The share of the time in which what reads is at work: the loop itself, or workers.
+            # Workers idle while a model is evaluated, too, but never while the loop waits.
             busy = None if workers is None else rank.loading
             busy = steady.host_stall_fraction if workers == 0 else busy
+            busy = busy and max(busy, steady.host_stall_fraction or 0.0)
             reading.append(ratio(ratio(steady.count("samples"), steady.wall_seconds), busy))
         slowest = None if None in reading else min(filter(None, reading), default=None)
         reader = times(ratio(times(slowest, len(readers)), copies), rows_per_sample)

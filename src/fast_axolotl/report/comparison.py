@@ -2,7 +2,7 @@
 
 The answer comes first, then the matrix. A difference of losses comes before any speed. Figures that
 no arm has are not rows; below the matrix stands why, and why an arm has none of a row. By default a
-terminal shows at most seven rows: a rate, the stall, the step, the start, the memory, the whole
+terminal shows the main rows: a rate, the stall, the step, the start, the memory, the whole
 run, and what decides.
 """
 
@@ -190,6 +190,11 @@ def shown_rows(matrix: Matrix) -> list[MatrixRow]:
 
     Not the unmeasured, not what is zero everywhere, and no ratio twice.
     """
+
+    def importance(row: MatrixRow) -> tuple[bool, bool]:
+        # Of rates that changed alike, the one that decides; tokens are what a trainer asks for.
+        return any(cell.is_deciding for cell in row.cells), row.name == "tokens_per_second"
+
     rows: dict[tuple[object, ...], MatrixRow] = {}
     for row in matrix.rows:
         values = [format_value(finite(cell.value), row.unit) for cell in row.cells]
@@ -200,15 +205,12 @@ def shown_rows(matrix: Matrix) -> list[MatrixRow]:
         if row.name.endswith(_RATES) and others and all(cell.ratio for cell in others):
             ends = (end for cell in others for end in (cell.ratio, cell.low, cell.high))
             key = tuple(f"{end:.3g}" for end in ends if end is not None)
-        elif row.unit == "share":
-            key = (row.unit, *values)
+        elif row.name.endswith("stall_fraction"):
+            key = ("stall_fraction", *values)
         first = rows.setdefault(key, row)
-        # Of rates that changed alike, the one that decides; tokens are what a trainer is asked for.
-        is_deciding = any(cell.is_deciding for cell in row.cells)
-        if first is not row and (is_deciding or row.name == "tokens_per_second"):
-            rows[key] = row
+        rows[key] = max(first, row, key=importance)
     shown = [row for row in matrix.rows if row in rows.values()]
-    return sorted(shown, key=lambda row: not any(cell.is_deciding for cell in row.cells))
+    return sorted(shown, key=lambda row: not importance(row)[0])
 
 
 def _answer_blocks(protocol: ProtocolResult) -> list[Block]:

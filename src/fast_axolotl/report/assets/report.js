@@ -172,16 +172,19 @@
 
   const seconds = Number(root.dataset.reload);
   const sections = [...document.querySelectorAll("details")];
-  const left = JSON.parse(sessionStorage.getItem(location.pathname) || "{}");
+  let left = {};
+  try {  // a sandboxed frame has no storage
+    left = JSON.parse(sessionStorage.getItem(location.pathname) || "{}");
+    sessionStorage.removeItem(location.pathname);
+  } catch {}
   if (left.theme) root.dataset.theme = left.theme;
   (left.open || []).forEach((isOpen, place) => { if (sections[place]) sections[place].open = isOpen; });
   if (left.scroll) scrollTo(0, left.scroll);
-  sessionStorage.removeItem(location.pathname);
 
   function reload() {
     const open = sections.map((one) => one.open);
     const now = { theme: root.dataset.theme, open, scroll: scrollY };
-    sessionStorage.setItem(location.pathname, JSON.stringify(now));
+    try { sessionStorage.setItem(location.pathname, JSON.stringify(now)); } catch {}
     location.reload();
   }
 
