@@ -141,7 +141,7 @@ def _published(row: dict[str, str]) -> Case:
     # NeMo's and MaxText's formulas count the whole square of attention, the others half of it.
     square = 2 if re.match("NVIDIA/NeMo|AI-Hyper", source) else 1
     attended = square * shape.attended(layout.seq_len)
-    flops = 6.0 * (shape.active_parameters + shape.attention_width * attended)
+    flops = 6.0 * (active_parameters(shape) + shape.attention_width * attended)
     variant = precision + (note if note.endswith(" TP") else "")
     gbits = re.search(r"-(\d+)Gbps", hardware)
     return Case(
@@ -233,6 +233,13 @@ def _largest_micro_batch(shape: Shape, gpu: Gpu, layout: Layout, each: float) ->
     return best
 
 
+def active_parameters(shape: Shape) -> float:
+    """The weights that one token is multiplied with."""
+    idle = 1 - shape.top_k / shape.experts if shape.experts else 0.0
+    matrices = shape.layers * shape.layer_weights - idle * shape.expert_parameters
+    return matrices + shape.vocabulary * shape.hidden
+
+
 def residuals(cases: Sequence[Case], constants: Mapping[str, float]) -> Any:
     """log(measured ÷ predicted) tokens/s."""
     found = []
@@ -316,7 +323,8 @@ def predict_rows(cases: Sequence[Case], apart: Any) -> list[Prediction]:
     """All rows from none, and from every other row of their source with the same software."""
     flops = [
         (6.0 if c.layout.method == "full" else 3.84)
-        * (c.shape.active_parameters + c.shape.attention_width * c.shape.attended(c.layout.seq_len))
+        * (active_parameters(c.shape)
+           + c.shape.attention_width * c.shape.attended(c.layout.seq_len))
         for c in cases
     ]  # fmt: skip
     dtypes = {"fp8": "float8", "fp4": "float4", "bf16": "bfloat16"}

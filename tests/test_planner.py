@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.plan_error import active_parameters
 from fast_axolotl.cli.plan import describe_plan
 from fast_axolotl.cli.plan import plan as plan_command
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.integrations.model_shape import read_shape
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.plan import predict
@@ -118,7 +119,7 @@ def test_windows_limit_how_far_a_token_attends() -> None:
 
 
 def test_bad_configs_name_the_file_and_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"config\.json"):
+    with pytest.raises(DataError, match=r"config\.json"):
         read_config(tmp_path)
     file = tmp_path / "config.json"
     for text, words in [
@@ -161,7 +162,7 @@ def test_parameters_and_active_parameters_are_those_of_transformers(kind: str) -
     known = read_shape(model)
     shape = parse_config(json.loads(config.to_json_string(use_diff=False)))
     assert shape.parameters == pytest.approx(sum(one.numel() for one in model.parameters()))
-    assert shape.active_parameters == pytest.approx(known.num_parameters, rel=1e-9)
+    assert active_parameters(shape) == pytest.approx(known.num_parameters, rel=1e-9)
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
     assert shape.window_layers == known.window_layers
     assert shape.attention_width == known.attention_width
@@ -311,6 +312,8 @@ def test_a_recorded_run_is_possible_and_its_memory_calibrates_both_ways() -> Non
     (other,) = half.candidates
     assert other.memory_bytes.value == pytest.approx(0.5 * other.memory.total)
     assert other.memory_bytes.low < other.memory_bytes.value < other.memory_bytes.high
+    lion = plan([8], reference=measured(), pinned={"optimizer": "lion"}).candidates[0]
+    assert lion.layout.optimizer == "lion"
     exact = replace(LAYOUT, state_bytes=2.0)
     assert predict_memory(SHAPE, exact).optimizer == pytest.approx(2.0 * SHAPE.parameters / 8)
 

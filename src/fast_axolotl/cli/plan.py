@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 _BATCH_TOKENS = 262_144
 """Of a step, without a record."""
 _MOST = 1_000_000
-_PARTS = ("compute", "overlapped", "exposed", "waiting", "copy", "idle", "host")
-"""Of a step, in traces; ``host`` is a part of ``idle``."""
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -65,10 +63,7 @@ def plan(
     gpus: Annotated[str, Option(help="Numbers of GPUs (comma-separated).")] = "8,16,64",
     tokens: Annotated[str | None, Option(help="Tokens to train on: 300M, 10B, 1.5T.")] = None,
     price: Annotated[
-        str | None,
-        Option(
-            help="Dollars per GPU and hour: 2.5/h, or one per kind. Default: from a dated table."
-        ),
+        str | None, Option(help="Dollars per GPU and hour: 2.5/h, or one per kind of GPU.")
     ] = None,
     network: Annotated[
         float | None, Option(help="GB/s per GPU between nodes. Default: the usual adapter's.")
@@ -124,11 +119,10 @@ def plan(
     elif shape is None or not kinds:
         raise UsageError("pass the folder of a record, or --model config.json and --gpu H100-SXM")
     else:
-        samples = max(1, round(_BATCH_TOKENS / sequence_len))
         layout = Layout(
             gpus=1,
             seq_len=sequence_len,
-            accumulation=samples,
+            accumulation=max(1, round(_BATCH_TOKENS / sequence_len)),
             method=method,
             precision=precision,
             optimizer=optimizer or "adamw",
@@ -282,14 +276,12 @@ def plan_document(plan: Plan) -> Document:
     title += "" if plan.tokens is None else f", {format_count(plan.tokens / 1e9)} B tokens"
     header = ["GPUs", "tokens/s", "90 %", "memory (interval)", "global batch", "steps"]
     header += ["communication", "time", "cost", "limited by"]
-    return Document(
-        title=title,
-        blocks=[
-            Card(badges=[("plain", "Prediction, 90 % intervals")], headline=headline),
-            Section(title="Candidates", blocks=[Table(header=header, rows=rows)]),
-            Section(title="Notes", blocks=[Bullets(plan.notes)]),
-        ],
-    )
+    blocks: list[Block] = [
+        Card(badges=[("plain", "Prediction, 90 % intervals")], headline=headline),
+        Section(title="Candidates", blocks=[Table(header=header, rows=rows)]),
+        Section(title="Notes", blocks=[Bullets(plan.notes)]),
+    ]
+    return Document(title=title, blocks=blocks)
 
 
 def scale(
@@ -362,9 +354,7 @@ def batch(
     config: Annotated[Path | None, Argument(help="The Axolotl configuration.")] = None,
     command: Annotated[
         str | None,
-        Option(
-            help="The training, with {micro_batch}, {accumulation} and {steps}; or axolotl train."
-        ),
+        Option(help="A training with {micro_batch}, {accumulation}, {steps}; or axolotl train."),
     ] = None,
     micro_batches: Annotated[
         str | None, Option(help="Sizes to try: 1,2,4,8. Default: double until memory is full.")
@@ -402,10 +392,7 @@ def batch(
     elif command is None or "{micro_batch}" not in command:
         raise UsageError("pass an Axolotl configuration, or --command with {micro_batch} in it")
     elif ("{accumulation}" in command) != bool(share):
-        raise UsageError(
-            "{accumulation} in --command and --global-batch go together: pass both to keep the "
-            "global batch, or neither to let it grow with the micro-batch"
-        )
+        raise UsageError("{accumulation} and --global-batch go together: pass both or neither")
     else:
         arm = plan_arm("training", command.replace("{steps}", str(steps)))
         if "{steps}" not in command:
@@ -480,7 +467,7 @@ def batch_document(found: dict[str, Any]) -> Document:
         if one.outcome != "ran":
             reason = (one.reason or "it left no message").splitlines()[-1]
             lines.append(f"{row[0]}: {one.outcome}: {reason[:300]} ({one.folder}/log.txt).")
-            if one in longest:
+            if one in longest and one.outcome == "out of memory":
                 lines.append("For the longest rows, lower micro_batch_size or sequence_len.")
         elif one.micro_batch == advice.knee and one not in longest:
             title += f", global batch {one.micro_batch * one.accumulation * one.ranks:,}"
@@ -522,7 +509,8 @@ def trace_document(summary: TraceSummary) -> Document:
     """The mean step of each rank, and communication; ``--json`` has every step."""
     means: list[Row] = []
     for one in summary.ranks:
-        parts = [getattr(one, f"{name}_seconds") for name in _PARTS]
+        names = ("compute", "overlapped", "exposed", "waiting", "copy", "idle", "host")
+        parts = [getattr(one, f"{name}_seconds") for name in names]
         whole = one.seconds or 1
         cells = [format_share(None if part is None else part / whole) for part in parts]
         count = sum(step.rank == one.rank for step in summary.steps)
@@ -537,7 +525,8 @@ def trace_document(summary: TraceSummary) -> Document:
         cells = [row.kind, group, str(row.group_size or "–"), row.message]
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
         rows.append([*cells, format_seconds(row.waiting_seconds)])
-    header = ["rank", "steps", "step time", *_PARTS]
+    header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
+    header += ["idle", "of it host"]
     blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]

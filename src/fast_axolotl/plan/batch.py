@@ -85,9 +85,8 @@ def choose_next(trials: Sequence[Trial], sizes: Sequence[int], *, is_listed: boo
 
 def advise(trials: Sequence[Trial], *, is_axolotl: bool = False) -> Advice:
     """The knee, the boundary, and what to do, in the words of Axolotl's configuration or ours."""
-    key, other_key = "micro-batch", "accumulation"
-    if is_axolotl:
-        key, other_key = "micro_batch_size", "gradient_accumulation_steps"
+    key = "micro_batch_size" if is_axolotl else "micro-batch"
+    other_key = "gradient_accumulation_steps" if is_axolotl else "accumulation"
     ran = sorted((one for one in trials if one.outcome == "ran"), key=lambda one: one.micro_batch)
     full = min((one.micro_batch for one in trials if one.outcome == "out of memory"), default=None)
     timed = [(one, one.rate) for one in ran if one.rate is not None]

@@ -33,8 +33,6 @@ _HOST = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = ("runtime", "driver")
 """Categories of events, in lower case; older traces have no ``gpu_``."""
 
-_MOST_RANKS = 1 << 20
-
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _KINDS = (
@@ -121,7 +119,7 @@ def read_trace(path: Path) -> Trace:
             path=trace.path,
         )
     if isinstance(info := header.get("distributedInfo"), dict):
-        known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < _MOST_RANKS}
+        known = {k: v for k, v in info.items() if type(v) is int and 0 <= v < 1 << 20}
         trace.rank, trace.world_size = known.get("rank"), known.get("world_size")
     if trace.rank is None and (in_name := _RANK_IN_NAME.search(path.name)):
         trace.rank = int(in_name[1])
@@ -141,29 +139,24 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
         kind = COMMUNICATION if is_collective(name) else _DEVICE[category]
         trace.kernels[name] += end - start
         trace.device.extend((start, end, kind, args.get("correlation", -1)))
-        if kind == COMMUNICATION:
-            trace.collectives.append(_collective(name, start, end, args))
-        return
-    if category.endswith(_LAUNCHES):
+        if kind != COMMUNICATION:
+            return
+        item = Collective(kind=_kind_of(args.get("Collective name") or name), start=start, end=end)
+        trace.collectives.append(item)
+        group, ranks = args.get("Process Group Name"), args.get("Process Group Ranks")
+        if group not in (None, ""):
+            item.group = f"{group} {ranks}" if ranks else str(group)
+        size, sequence = args.get("Group size"), args.get("Seq", args.get("seq"))
+        item.group_size = size if isinstance(size, int) and size > 0 else None
+        item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
+        counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
+        if known := [count for count in counts if isinstance(count, int)]:
+            item.message = f"{max(known):,} {args.get('dtype', '')}"
+    elif category.endswith(_LAUNCHES):
         if "correlation" in args:
             trace.launches.extend((args["correlation"], start))
     elif step := _STEP.match(name):
         trace.steps.append((int(step[1]), start, end))
-
-
-def _collective(name: str, start: int, end: int, args: dict[str, Any]) -> Collective:
-    """What name and arguments tell of a communication."""
-    item = Collective(kind=_kind_of(args.get("Collective name") or name), start=start, end=end)
-    group, ranks = args.get("Process Group Name"), args.get("Process Group Ranks")
-    if group not in (None, ""):
-        item.group = f"{group} {ranks}" if ranks else str(group)
-    size, sequence = args.get("Group size"), args.get("Seq", args.get("seq"))
-    item.group_size = size if isinstance(size, int) and size > 0 else None
-    item.sequence = sequence if isinstance(sequence, int) and sequence >= 0 else None
-    counts = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
-    if known := [count for count in counts if isinstance(count, int)]:
-        item.message = f"{max(known):,} {args.get('dtype', '')}"
-    return item
 
 
 @lru_cache(maxsize=1 << 14)

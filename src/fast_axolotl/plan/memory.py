@@ -213,9 +213,11 @@ def list_layouts(
 
     samples, least = start.step_tokens / start.seq_len, min(1.0, start.micro_batch)
     recomputes = [pinned["recompute"]] if "recompute" in pinned else ["none", "selective", "full"]
-    stores = [start.optimizer]
-    if start.method == "full" and "optimizer" not in pinned:
-        stores = list(dict.fromkeys([start.optimizer, "offload"]))
+    stores = dict.fromkeys([pinned.get("optimizer", start.optimizer)])
+    if start.optimizer not in stores:
+        start = replace(start, state_bytes=None)  # it was measured of another one
+    elif start.method == "full" and "optimizer" not in pinned:
+        stores["offload"] = None
     widths = sizes("tp", lambda n: n <= min(8, node_size) and shape.heads % n == 0)
     depths = sizes("pp", lambda n: shape.layers % n == 0)
     lengths = sizes("cp", lambda n: n == 1 or (n <= 8 and 1024 * n <= start.seq_len))
@@ -232,12 +234,9 @@ def list_layouts(
         batches = [(pinned.get("micro_batch", max(each / n, least)), n) for n in counts]
         ways = ["zero1"] if pp > 1 else ["zero1", "zero2", "fsdp"]
         ways = ["ddp", *ways] if replicas > 1 else ["ddp"]
-        groups = {1, start.ep, node_size} if shape.experts else {start.ep}
-        groups = {
-            n for n in groups if n == start.ep or not (shape.experts % n or replicas * tp % n)
-        }
+        ends = {1, node_size} if shape.experts else set()
+        groups = {start.ep, *(n for n in ends if not (shape.experts % n or replicas * tp % n))}
         for (micro, count), *values in product(batches, ways, recomputes, stores, sorted(groups)):
             names = ("sharding", "recompute", "optimizer", "ep")
-            known: dict[str, Any] = dict(zip(names, values, strict=True))
-            known |= {"gpus": gpus, "tp": tp, "pp": pp, "cp": cp}
-            yield replace(start, micro_batch=micro, accumulation=count, **known)
+            known: dict[str, Any] = dict(zip(names, values, strict=True), tp=tp, pp=pp, cp=cp)
+            yield replace(start, gpus=gpus, micro_batch=micro, accumulation=count, **known)

@@ -140,8 +140,7 @@ def read_reference(
     accumulation = number("gradient_accumulation", "gradient_accumulation_steps")
     positions = max(rate, summary.padded_tokens_per_second or rate)
     each = positions / summary.steps_per_second / (accumulation * replicas)
-    seq_len = model.sequence_len or round(each / number("micro_batch_size", "batch_size"))
-    seq_len = max(1, seq_len)
+    seq_len = model.sequence_len or max(1, round(each / number("micro_batch_size", "batch_size")))
     micro = round(each / seq_len) if abs(each / seq_len % 1 - 0.5) > 0.45 else each / seq_len
     stage = 3 if settings.get("fsdp") else settings.get("deepspeed_stage") or 0
     sharding: Any = ("ddp", "zero1", "zero2", "fsdp")[min(3, int(stage))]
@@ -356,12 +355,10 @@ class _Calibration:
         others = [one for one in fitting if outline(one) != outline(chosen)]
         for other in sorted(others, key=pace.__getitem__)[:1]:
             slower = pace[other] / pace[chosen] - 1
-            own, its = (
-                {name: seconds / one.step_tokens for name, seconds in asdict(steps[one]).items()}
-                for one in (chosen, other)
-            )
+            parts = zip(asdict(steps[other]).items(), astuple(steps[chosen]), strict=True)
+            costs = {n: a / other.step_tokens - b / chosen.step_tokens for (n, a), b in parts}
             way = "slower" if slower >= 0 else "faster, but changes more"
-            why = (max if slower >= 0 else min)(own, key=lambda name: its[name] - own[name])
+            why = (max if slower >= 0 else min)(costs, key=costs.__getitem__)
             text += f". The next, {other}, is {format_share(abs(slower))} {way} ({why})"
         if self.reference is not None and start in pace and start != chosen:
             text += f". Yours, {start}, is {format_share(pace[start] / pace[chosen] - 1)} slower"
@@ -396,7 +393,7 @@ def make_plan(
         if fits != "no":
             step = known.step(gpu, chosen)
             share = (step.communication + step.bubble) / step.total
-            binds = "communication" if share >= BOUND_COMMUNICATION else "compute"
+            found["binds"] = "communication" if share >= BOUND_COMMUNICATION else "compute"
             width = interval_width(list_differences(reference, shape, gpu, chosen))
             demand, ceiling = real_share * chosen.step_tokens / step.total, None
             startup, pause = STARTUP_SECONDS, PAUSES * step.total
@@ -409,7 +406,7 @@ def make_plan(
                 ceiling = times(reference.loader_tokens_per_second, grown)
             ends = [demand * math.exp(way * width) for way in (-1, 0, 1)]
             if ceiling is not None and ceiling < demand:
-                binds, ends = "data", [min(end, ceiling) for end in ends]
+                found["binds"], ends = "data", [min(end, ceiling) for end in ends]
             if chosen.step_tokens > min(_HUGE_BATCH, _LARGE_BATCH * layout.step_tokens):
                 found["doubt"] = f"a step has {format_count(chosen.step_tokens)} tokens"
             if tokens is not None:
@@ -424,13 +421,8 @@ def make_plan(
                 if price is not None:
                     pairs = zip((price.low, price.value, price.high), lasts, strict=True)
                     found["dollars"] = Range(*(cost * count * time / 3600 for cost, time in pairs))
-            found |= {
-                "binds": binds,
-                "tokens_per_second": Range(*ends),
-                "communication_share": share,
-                "demand_tokens_per_second": demand,
-                "loader_tokens_per_second": ceiling,
-            }
+            found |= {"communication_share": share, "tokens_per_second": Range(*ends)}
+            found |= {"demand_tokens_per_second": demand, "loader_tokens_per_second": ceiling}
         candidates.append(Candidate(**found))
     return Plan(
         parameters=shape.parameters,

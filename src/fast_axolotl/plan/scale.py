@@ -71,12 +71,11 @@ def read_scaling_run(record: RunRecord, summary: RunSummary, pair: str, unit: st
         job |= {"GPU": model.device_name, "precision": model.dtype, "length": model.sequence_len}
         sizes = (model.num_parameters, model.layers, model.num_adapter)
         job |= {name: f"{size:.2g}" for name, size in zip(_MODEL, sizes, strict=True)}
-    batch = (summary.samples_per_second or rate) / steps
     return Run(
         name=record.path,
         gpus=gpus,
         rate=rate,
-        batch=batch,
+        batch=(summary.samples_per_second or rate) / steps,
         step_seconds=summary.step_p50_seconds,
         pair=pair,
         figures={
@@ -151,6 +150,16 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
                 losses=_divide_loss(first, own, against.value) if counts else {},
             )
         )
+    warnings = []
+    for key in dict.fromkeys(key for run in runs for key in run.job):
+        values = {str(run.job[key]): run.name for run in runs if key in run.job}
+        places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
+        if len(values) > 1 and key in _MODEL:
+            text = f"another model: {key} is {places}; scaling compares runs of the same job"
+            raise DataError(text, path=runs[-1].name)
+        if len(values) > 1:
+            warnings.append(f"These are not the same job: {key} is {places}.")
+    warnings += warn_of_cost([(one.gpus, 1 / one.efficiency) for one in counts])
     notes = []
     if any(one.runs < 2 for one in counts):
         notes.append("A single run has no interval: repeat the runs (protocol --pairs 3).")
@@ -163,7 +172,7 @@ def make_scaling(runs: Sequence[Run], compare: Callable[..., Any], *, unit: str)
         unit=unit,
         kind="weak" if is_weak else "strong" if is_strong else "neither",
         counts=tuple(counts),
-        warnings=tuple(_warn(runs, counts)),
+        warnings=tuple(warnings),
         notes=tuple(notes),
     )
 
@@ -187,19 +196,6 @@ def _divide_loss(first: Sequence[Run], own: Sequence[Run], efficiency: float) ->
     }
     losses = {name: value for name, value in losses.items() if not math.isnan(value)}
     return {**losses, "not explained": 1 - efficiency - sum(losses.values())}
-
-
-def _warn(runs: Sequence[Run], counts: Sequence[Count]) -> Iterator[str]:
-    """What differs between runs that should be one job, and pitfalls; another model is refused."""
-    for key in dict.fromkeys(key for run in runs for key in run.job):
-        values = {str(run.job[key]): run.name for run in runs if key in run.job}
-        places = ", ".join(f"{text} in {name}" for text, name in list(values.items())[:3])
-        if len(values) > 1 and key in _MODEL:
-            text = f"another model: {key} is {places}; scaling compares runs of the same job"
-            raise DataError(text, path=runs[-1].name)
-        if len(values) > 1:
-            yield f"These are not the same job: {key} is {places}."
-    yield from warn_of_cost([(one.gpus, 1 / one.efficiency) for one in counts])
 
 
 def warn_of_cost(costs: Sequence[tuple[int, float]]) -> Iterator[str]:

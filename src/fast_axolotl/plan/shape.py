@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fast_axolotl.errors import DataError, MissingFileError
+from fast_axolotl.errors import DataError
 
 _PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 _REFUSED = re.compile("a_log|conv|mamba|mixer|ssm|linear_attn|recurrent|rwkv|rglru|mlstm")
@@ -99,25 +99,15 @@ class Shape:
         """Those of routed experts: what expert parallelism divides."""
         return self.layers * self.expert_share * self.experts * self.ffn_size(self.expert_ffn)
 
-    @property
-    def active_parameters(self) -> float:
-        """The weights that one token is multiplied with."""
-        met = self.expert_parameters * (self.top_k / self.experts if self.experts else 0.0)
-        whole = self.layers * self.layer_weights - self.expert_parameters
-        return whole + met + self.vocabulary * self.hidden
-
     def attended(self, length: float) -> float:
         """Positions that a token attends to, summed over the layers, before the causal mask."""
-        near = self.window_layers if self.window else 0
-        return (self.layers - near) * length + near * min(length, self.window or 0)
+        far = self.layers - self.window_layers
+        return far * length + self.window_layers * min(length, self.window or length)
 
 
 def read_config(path: str | Path) -> Shape:
     """The shape that a ``config.json`` of transformers describes, or that of a folder's."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    if not file.exists():
-        message = "there is no such file; pass a model's config.json"
-        raise MissingFileError(message, path=str(file))
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -224,8 +214,8 @@ def _ask_transformers(config: Mapping[str, Any], path: str) -> Shape:
         raise DataError(f"{kind!r} is not supported in a plan: {reason}", path=path)
     widths = find("qk_head_dim"), find("v_head_dim")
     near = sum(one in ("sliding_attention", "chunked_attention") for one in kinds)
-    window = find("sliding_window", "attention_chunk_size")
-    window = window if getattr(own, "use_sliding_window", True) else 0
+    lengths = ("sliding_window", "attention_chunk_size")
+    window = find(*lengths) if getattr(own, "use_sliding_window", True) else 0
     is_gated = gates > 0 or bool(sparse)
     shared = sum(size for layer, size in sums["ffn"].items() if layer in sparse)
     per_width = (3 if is_gated else 2) * hidden

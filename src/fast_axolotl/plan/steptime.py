@@ -87,9 +87,8 @@ def predict_step(
         rows, wide = tokens / tp * shape.top_k / local, (gates + 1) * shape.expert_ffn
         one += sparse * product(rows, hidden, wide, rate * c["experts"], local)
     head = (passes - again) * product(tokens, hidden, shape.vocabulary / tp, c["gemm"] * bf16) / pp
-    width = shape.active_ffn
     eager = 1.0 if layout.is_fused else c["eager"]
-    moved = eager * (12 * hidden + 4 * shape.attention_width + (gates + 2) * width)
+    moved = eager * (12 * hidden + 4 * shape.attention_width + (gates + 2) * shape.active_ffn)
     if not is_full and not layout.is_fused:
         # Thin products of LoRA move the inputs and outputs of every matrix once more.
         moved += c["adapters"] * adapter_parameters(shape, 1) / shape.layers

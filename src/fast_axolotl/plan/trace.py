@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -99,7 +99,7 @@ class _Rank(NamedTuple):
     steps: list[StepParts]
     windows: Spans
     is_cut: bool
-    """Whether the last step has no next one whose first kernel ends it, so that it drains."""
+    """Whether the last of several steps has no next one whose first kernel ends it: it drains."""
     compute: Spans
     collectives: list[Collective]
 
@@ -125,7 +125,7 @@ def summarise_traces(paths: Sequence[Path]) -> TraceSummary:
     size = sizes[0] if sizes else None
     missing = tuple(rank for rank in range(size or 0) if rank not in found)
     _match(ranks, notes)
-    if any(item.is_cut and len(item.steps) > 1 for item in ranks):
+    if any(item.is_cut for item in ranks):
         notes.append("The last step, which ends as the GPU drains, is not in the mean.")
     if missing:
         effect = "not known" if len(ranks) == 1 else "at least the value shown"
@@ -133,7 +133,7 @@ def summarise_traces(paths: Sequence[Path]) -> TraceSummary:
         notes.append(f"{absent}: waiting for peers is {effect}.")
     means = []
     for item in ranks:
-        whole = item.steps[:-1] if item.is_cut and len(item.steps) > 1 else item.steps
+        whole = item.steps[: len(item.steps) - item.is_cut]
         columns = zip(*(astuple(step)[2:] for step in whole), strict=True)
         known = ([value for value in column if value is not None] for column in columns)
         values = (mean(column) if column else None for column in known)
@@ -147,12 +147,20 @@ def summarise_traces(paths: Sequence[Path]) -> TraceSummary:
         if lead >= _STRAGGLER_LEAD:
             straggler = waits[0][1]
             reason = f"Every other rank waits at least {format_share(lead)} of a step longer."
+    groups: dict[tuple[str, str | None, int | None, str], list[Collective]] = defaultdict(list)
+    for one in (one for item in ranks for one in item.collectives):
+        groups[one.kind, one.group, one.group_size, one.message].append(one)
+    rows = []
+    for key, items in groups.items():
+        waited = [one.waiting / 1e9 for one in items if one.waiting is not None]
+        seconds = sum(one.end - one.start for one in items) / 1e9
+        rows.append(CollectiveRow(*key, len(items), seconds, sum(waited) if waited else None))
     return TraceSummary(
         world_size=size,
         missing_ranks=missing,
         ranks=tuple(means),
         steps=tuple(step for item in ranks for step in item.steps),
-        collectives=tuple(sorted(_collective_rows(ranks), key=lambda row: -row.seconds)),
+        collectives=tuple(sorted(rows, key=lambda row: -row.seconds)),
         straggler=straggler,
         straggler_reason=reason,
         notes=tuple(notes),
@@ -208,6 +216,7 @@ def _measure(trace: Trace, notes: list[str]) -> _Rank:
     columns = zip(numbers, parts.tolist(), strict=True)
     steps = [StepParts(trace.rank or 0, number, *row) for number, row in columns]
     chosen = [item for item in items if not trace.steps or item.step in numbers]
+    is_cut = is_cut and len(steps) > 1
     return _Rank(trace.path, trace.world_size, steps, bounds, is_cut, compute, chosen)
 
 
@@ -284,15 +293,5 @@ def _match(ranks: Sequence[_Rank], notes: list[str]) -> None:
         seconds = (alone / 1e9).tolist()
         numbers = {item.step for item in known}
         for index, step in enumerate(rank.steps):
-            if step.step in numbers or (step.step is None and known):
+            if step.step in numbers:
                 rank.steps[index] = replace(step, waiting_seconds=seconds[index])
-
-
-def _collective_rows(ranks: Sequence[_Rank]) -> Iterator[CollectiveRow]:
-    rows: dict[tuple[str, str | None, int | None, str], list[Collective]] = defaultdict(list)
-    for item in (item for rank in ranks for item in rank.collectives):
-        rows[item.kind, item.group, item.group_size, item.message].append(item)
-    for key, items in rows.items():
-        waits = [item.waiting / 1e9 for item in items if item.waiting is not None]
-        seconds = sum(item.end - item.start for item in items) / 1e9
-        yield CollectiveRow(*key, len(items), seconds, sum(waits) if waits else None)
