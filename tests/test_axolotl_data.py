@@ -60,6 +60,7 @@ NAN = float("nan")
 def _quietly() -> Iterator[None]:
     import datasets
 
+    datasets.enable_caching()  # which ``prepare`` turns off for its process
     datasets.disable_progress_bars()
     yield
     datasets.enable_progress_bars()
