@@ -17,12 +17,10 @@ from __future__ import annotations
 import gc
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 from fast_axolotl import kernels
 
@@ -61,6 +59,8 @@ def begin() -> bool:
     name = command(sys.orig_argv)
     missing = kernels_to_compile(sys.orig_argv, os.environ) if name else []
     if missing and hasattr(os, "fork"):
+        import subprocess
+
         environment = {**os.environ, "FAST_AXOLOTL": "0"}
         quiet = subprocess.DEVNULL
         line = [sys.executable, "-c", _COMPILE, *missing]
@@ -92,6 +92,8 @@ def command(arguments: Sequence[str]) -> str:
 
 def kernels_to_compile(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Kernels that a command needs by its configuration and that numba's cache does not have."""
+    from pathlib import Path
+
     rank = environment.get("RANK", environment.get("LOCAL_RANK", "0"))
     texts = []
     with suppress(OSError, UnicodeDecodeError):
