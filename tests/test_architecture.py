@@ -31,26 +31,26 @@ MOST_LINES = {
     "__init__": 135,
     "__main__": 8,
     "_version": 18,
-    "axolotl": 5_539,
+    "axolotl": 5_451,
     "boot": 97,
-    "cli": 2_897,
-    "cluster": 2_079,
-    "dedupe": 1_408,
+    "cli": 2_835,
+    "cluster": 1_847,
+    "dedupe": 1_356,
     "errors": 130,
-    "integrations": 2_797,
+    "integrations": 2_763,
     "kernels": 990,
-    "measure": 7_116,
-    "packing": 932,
-    "plan": 2_099,
-    "protocol": 2_149,
-    "reading": 5_479,
+    "measure": 6_918,
+    "packing": 901,
+    "plan": 1_897,
+    "protocol": 2_135,
+    "reading": 5_226,
     "record": 2_253,
-    "report": 2_436,
+    "report": 2_432,
     "streaming": 111,
     "system": 277,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 38_950
+MOST_LINES_IN_ALL = 37_780
 MOST_FILES = 172
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""
