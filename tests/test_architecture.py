@@ -107,7 +107,7 @@ PACKAGES_ON_DEMAND = {
     "reading": {"aiohttp", "isal", "torch"},
     "dedupe": {"torch"},
     "packing": {"torch"},
-    "measure": {"pynvml", "torch"},
+    "measure": {"numpy", "pynvml", "torch"},
     "report": {"jinja2", "plotly"},
     "axolotl": {"axolotl", "datasets", "torch", "transformers"},
     "cluster": {"axolotl", "datasets", "psutil", "ray", "transformers", "yaml"},
