@@ -420,4 +420,4 @@ def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:
     assert "aten::sum" in {event.key for event in theirs.key_averages()}
     assert meter.windows == other.windows == []
     assert "was running" in meter.reasons["exposed_communication_fraction"]
-    assert "another profiler began" in other.reasons["device_idle_fraction"]
+    assert "before its first step" in other.reasons["device_idle_fraction"]
