@@ -421,3 +421,25 @@ def test_beside_another_profiler_there_is_a_reason_and_no_window() -> None:
     assert meter.windows == other.windows == []
     assert "was running" in meter.reasons["exposed_communication_fraction"]
     assert "before its first step" in other.reasons["device_idle_fraction"]
+
+
+@pytest.mark.parametrize("is_legacy", [False, True])
+def test_a_window_ends_where_somebody_else_begins_a_profiler(is_legacy: bool) -> None:
+    begin = torch.autograd.profiler.profile._prepare_trace
+    meter = FakeMeter()
+    profiler = WindowProfiler(meter, 10, first_step=1)
+    for _ in range(5):
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        profiler.step_end()
+    theirs: Any = (
+        torch.autograd.profiler.profile() if is_legacy else torch.profiler.profile(activities=CPU)
+    )
+    with theirs:
+        torch.ones(8).sum()
+        profiler.step_end()
+    assert "aten::sum" in {event.key for event in theirs.key_averages()}
+    assert [window.steps for window in meter.windows] == [3]
+    assert torch.autograd.profiler.profile._prepare_trace is begin
+    profiler.step_end()
+    profiler.close()
+    assert len(meter.windows) == 1
