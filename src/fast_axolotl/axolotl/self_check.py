@@ -31,12 +31,10 @@ import functools
 import inspect
 import logging
 import random
-import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,6 @@ _EVERY = 64
 """Calls, or thousands of rows, between two later looks."""
 
 _PREFIX = "fast-axolotl-check-"
-_DEAD_SECONDS = 3600.0
 
 _PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
 
@@ -119,11 +116,12 @@ class Check:
             if self._kind == "state":
                 given.arguments[self._name] = copy.copy(bound.arguments[self._name])
             value = given.arguments.get(self._name)
-            with _unseen(given), _folder(self._kind == "folder") as folder:
+            own = tempfile.TemporaryDirectory(prefix=_PREFIX) if self._kind == "folder" else None
+            with _unseen(given), own or nullcontext("") as folder:
                 if folder:
                     cfg = given.arguments["cfg"]
-                    own = {"dataset_prepared_path": folder, "push_dataset_to_hub": None}
-                    given.arguments["cfg"] = type(cfg)({**cfg, **own})
+                    changed = {"dataset_prepared_path": folder, "push_dataset_to_hub": None}
+                    given.arguments["cfg"] = type(cfg)({**cfg, **changed})
                     if _is_dataset(value):
                         vars(value)["save_to_disk"] = functools.partial(_save_here, value)
                 try:
@@ -243,23 +241,6 @@ def _unseen(bound: inspect.BoundArguments) -> Iterator[None]:
     finally:
         logging.disable(disabled)
         restore_random_state(sampler, before)
-
-
-@contextmanager
-def _folder(is_needed: bool) -> Iterator[str]:
-    """The name of an empty folder, if one is needed. What a killed process left goes an hour later.
-
-    A check takes seconds, and the folders of other machines may look as if nobody had them.
-    """
-    if not is_needed:
-        yield ""
-        return
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _DEAD_SECONDS:
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
-        yield folder
 
 
 def random_state(sampler: Any = None) -> list[Any]:
