@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -105,10 +106,8 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
 
     versions = {}
     for name in _DISTRIBUTIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     try:
         # Prefetched batches of loader workers lie there.
         mount = os.statvfs("/dev/shm")
