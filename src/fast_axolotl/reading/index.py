@@ -104,7 +104,7 @@ def _count(dataset: Dataset, unit: Unit) -> int:
 
 def _kept(what: list[Any], dataset: Dataset, make: Callable[[], Any], may_last: bool = True) -> Any:
     """What was found before for these files and options, or is found now: plain JSON."""
-    sources = [item.source for item in dataset.inputs]
+    sources = [source for item in dataset.inputs for source in item.source.parts]
     # A relative path means another file elsewhere. Links are not followed.
     files = [
         (os.path.abspath(each.identity), each.num_bytes, each.version, each.keys)  # noqa: PTH100

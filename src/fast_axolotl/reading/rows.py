@@ -14,11 +14,10 @@ batch is only copied where it joins two blocks.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,56 +201,44 @@ class Batch(NamedTuple):
 def cut_batches(
     tables: Iterable[Rows], batch_size: Callable[[], int], most_bytes: int
 ) -> Iterator[Batch]:
-    """Collects the rows of blocks and gives them back in batches with the position after each."""
-    held: deque[tuple[pa.RecordBatch, Position, float, bool]] = deque()
-    """Rows not yet delivered, where the first of them stands, the bytes of each, and whether they
-    are the last ones of a table."""
-    num_rows, num_bytes = 0, 0.0
-    for rows in chain(tables, (None,)):
-        if rows is not None:
-            position = rows.start
-            left = rows.table.num_rows
-            for part in filter(len, rows.table.to_batches()):
-                left -= len(part)
-                held.append((part, position, rows.row_bytes, not left))
-                position = position.forward(len(part))
-            num_rows += rows.table.num_rows
-            num_bytes += rows.table.num_rows * rows.row_bytes
-            end = rows
-        while num_rows and (rows is None or num_rows >= batch_size() or num_bytes >= most_bytes):
-            taken: list[pa.RecordBatch] = []
-            places: list[tuple[int, Position]] = []
-            missing, room = batch_size(), float(most_bytes)
-            while held and missing:
-                part, position, row_bytes, is_last = held.popleft()
-                fitting = int(room // row_bytes) if row_bytes else missing
-                count = min(len(part), missing, max(fitting, not taken))
-                if count < len(part):
-                    rest = part.slice(count), position.forward(count), row_bytes, is_last
-                    held.appendleft(rest)
-                    if count == 0:
-                        break
-                    part = part.slice(0, count)
-                taken.append(part)
-                places.append((count, position))
-                missing -= count
-                room -= count * row_bytes
-                num_rows -= count
-                num_bytes -= count * row_bytes
-                if is_last and room < most_bytes / 2 and missing * row_bytes > room:
-                    break  # it would come out short anyway, and joining tables is a copy
-            after, next_schema = end.after, end.table.schema
-            if held:
-                after, next_schema = held[0][1], held[0][0].schema
-            schema = taken[-1].schema
-            taken = [
-                part
-                if part.schema.equals(schema, check_metadata=True)
-                else conform(pa.Table.from_batches([part]), schema).to_batches()[0]
-                for part in taken
-            ]
-            batch = pa.concat_batches(taken) if len(taken) > 1 else taken[0]
-            yield Batch(batch, places, after, next_schema)
+    """Cuts tables into batches, and puts parts of neighbouring tables together in one."""
+    taken: list[pa.RecordBatch] = []
+    places: list[tuple[int, Position]] = []
+    missing, room = 0, 0.0
+
+    def batch(after: Position, next_schema: pa.Schema) -> Batch:
+        schema, parts = taken[-1].schema, [*taken]
+        for index, part in enumerate(parts):
+            if not part.schema.equals(schema, check_metadata=True):
+                table = conform(pa.Table.from_batches([part]), schema)
+                (parts[index],) = table.to_batches()
+        joined = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
+        done = Batch(joined, [*places], after, next_schema)
+        taken.clear()
+        places.clear()
+        return done
+
+    for rows in tables:
+        left, position, schema = rows.table.num_rows, rows.start, rows.table.schema
+        for part in rows.table.to_batches():
+            at = 0
+            while at < len(part):
+                if not taken:
+                    missing, room = batch_size(), float(most_bytes)
+                fitting = int(room // rows.row_bytes) if rows.row_bytes else missing
+                count = min(len(part) - at, missing, max(fitting, not taken))
+                if count:
+                    taken.append(part.slice(at, count))
+                    places.append((count, position))
+                    position = position.forward(count)
+                    at, left, missing = at + count, left - count, missing - count
+                    room -= count * rows.row_bytes
+                if at < len(part) or not missing:
+                    yield batch(position if left else rows.after, schema)
+        if taken and room < most_bytes / 2 and missing * rows.row_bytes > room:
+            yield batch(rows.after, schema)  # short anyway, and joining tables is a copy
+    if taken:
+        yield batch(rows.after, schema)
 
 
 class _Picker:

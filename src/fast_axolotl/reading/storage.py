@@ -50,14 +50,19 @@ class Source:
     """Changes when the content does: the time of the last change, or the server's own tag."""
     keys: tuple[tuple[str, pa.Scalar], ...] = ()
     """Columns of one value that the folders it is in tell: ``lang=en``."""
-    content: pa.Buffer | bytes | None = None
-    """What is read in place of the file: a decompressed copy, or a small file as it was opened."""
+    content: pa.Buffer | None = None
+    """A decompressed copy, which is read in place of the file."""
     is_local: ClassVar[bool] = True
 
     @property
     def identity(self) -> str:
         """The path, of a remote file without query and fragment: the same for any signature."""
         return self.path
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The files that it stands for."""
+        return (self,)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
@@ -189,7 +194,7 @@ def head_of(source: Source, compression: str | None, size: int) -> bytes:
 
 def start_of(data: bytes, compression: str) -> bytes:
     """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
-    source, held = Source(path="", num_bytes=len(data), content=data), b""
+    source, held = Source(path="", num_bytes=len(data), content=pa.py_buffer(data)), b""
     with suppress(DataError):  # cut off, as expected
         for piece in open_chunks(source, compression, _START_READ_BYTES):
             held += piece
