@@ -62,21 +62,17 @@ def mix_datasets(
         try:
             reader, weight = pair
             opened.append((str(name), reader, float(weight)))
+            if not 0 < opened[-1][2] < math.inf:
+                raise ValueError
         except (TypeError, ValueError):
             raise UsageError(
-                f"source {name!r} must be a reader and a weight, not {pair!r}"
+                f"source {name!r} must be a reader and a weight above 0, not {pair!r}"
             ) from None
-        if not 0 < opened[-1][2] < math.inf:
-            raise UsageError(f"source {name!r} must have a weight above 0, not {weight!r}")
-    if len({id(reader) for _, reader, _ in opened}) < max(1, len(opened)):
+    layouts = {id(reader): (reader.shard, reader.even) for _, reader, _ in opened}
+    if len(layouts) < max(1, len(opened)) or len(set(layouts.values())) > 1:
         raise UsageError(
-            "a mix needs at least one source and a separate reader for each; open one per source"
-        )
-    layouts = {name: (reader.shard, reader.even) for name, reader, _ in opened}
-    if len(set(layouts.values())) > 1:
-        raise UsageError(
-            "all readers of a mix must be opened with the same shard and even; their (shard, even) "
-            f"are {layouts}"
+            "a mix needs at least one source and a separate reader for each, all opened with the "
+            f"same shard and even; their (shard, even) are {[*layouts.values()]}"
         )
     batch_size = opened[0][1].batch_size if batch_size is None else batch_size
     if stop not in ("first", "all") or batch_size < 1 or seed < 0:
@@ -196,22 +192,15 @@ class MixedReader(AbstractContextManager["MixedReader"]):
         ``state`` is a return value of ``state_dict``, or an object that contains those of all
         shards. The number of shards must be the same as when it was saved.
         """
-        states = {tuple(found["shard"]): found for found in find_states(state, _MARK)}
+        states, own = find_states(state, _MARK), self.state_dict()
         if not states:
             raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
-        own = self.state_dict()
-        shard = tuple(own["shard"])
-        if shard not in states:
-            raise ResumeError(
-                f"the state is of shard {min(states)} and this mix reads shard {shard}; "
-                "a mix continues only on the same number of ranks and workers"
-            )
-        found = states[shard]
-        for key in (_MARK, "stop", "weights"):
+        found = next((each for each in states if each["shard"] == own["shard"]), states[0])
+        for key in (_MARK, "shard", "stop", "weights"):
             if found[key] != own[key]:
                 raise ResumeError(
-                    f"the state has {key}={found[key]!r} and this mix {key}={own[key]!r}; use "
-                    "the same sources and options as when the state was saved"
+                    f"the state has {key}={found[key]!r} and this mix {key}={own[key]!r}; use the "
+                    "same sources, options and number of ranks and workers as when it was saved"
                 )
         self._seed = found["seed"]
         self.set_epoch(found["epoch"])

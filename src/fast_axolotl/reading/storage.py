@@ -132,8 +132,8 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
         raise
     except failures as error:
         raise DataError(
-            f"the {compression} stream is corrupt or truncated ({error}); replace the file with an "
-            f"intact copy{', or compress it with zstd' if compression == 'snappy' else ''}",
+            f"the {compression} stream cannot be decompressed ({error}); if it is corrupt or "
+            "truncated, replace it with an intact copy; else recompress it with zstd",
             path=source.path,
             place=f"decompressed byte {position}",
         ) from error
