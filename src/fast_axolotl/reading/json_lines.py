@@ -48,9 +48,7 @@ _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_OTHER_CONTENT = re.compile(
-    rb"(?!\xef\xbb\xbf)[^\t\n\r -~]|\(\xb5/\xfd|BZh|PAR[1E]|ARROW1|.\x00"
-)
+_OTHER_CONTENT = re.compile(rb"(?!\xef\xbb\xbf)[^\t\n\r -~]|\(\xb5/\xfd|BZh|PAR[1E]|ARROW1|.\x00")
 """What no text begins with: something compressed, a binary format, UTF-16."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')

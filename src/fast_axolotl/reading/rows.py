@@ -45,8 +45,6 @@ class Rows:
     """Encoded bytes behind them."""
     rejections: tuple[Rejection, ...]
     """What was left out between them."""
-    file: int
-    """Index of the file that they, or the first of them, come from."""
 
 
 class _Task(NamedTuple):
@@ -108,7 +106,6 @@ def read_rows(
                 row_bytes=value_bytes(found.table) / num_rows,
                 num_bytes=weight * table.num_rows // num_rows,
                 rejections=found.rejections if is_counted else (),
-                file=part.units[0].file,
             )
             weight = 0  # the block's counts once, with its first part
             row += table.num_rows
@@ -177,7 +174,6 @@ def _permuted(
         row_bytes=value_bytes(table) / max(1, table.num_rows),
         num_bytes=sum(rows.num_bytes for rows in tables),
         rejections=() if left else tuple(item for rows in tables for item in rows.rejections),
-        file=first.file,
     )
 
 
