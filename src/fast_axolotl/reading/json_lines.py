@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.errors import DataError
@@ -232,7 +231,9 @@ def _parse(rows: Lines, schema: pa.Schema | None) -> pa.Table | None:
         join_schemas(known, table.schema)
         for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
             if pa.types.is_floating(leaf.type):
-                bounds = pc.min_max(leaf).as_py()
+                from pyarrow import compute  # 30 ms that conversations do not need
+
+                bounds = compute.min_max(leaf).as_py()
                 # From here on a float may stand for an integer that it does not hold.
                 if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= 2.0**53:
                     return None
