@@ -210,7 +210,7 @@ def make_documents(
 def read_report_run(folder: Path, name: str) -> ReportRun:
     """A recorded run with its figures."""
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.run_folders import read_training
+    from fast_axolotl.record.folder import read_training
     from fast_axolotl.report.runs import ReportRun
 
     record = read_training(folder)

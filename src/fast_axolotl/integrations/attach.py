@@ -75,7 +75,7 @@ class Attachment:
         if not self._loaded.issuperset(_TORCH):
             return
         from fast_axolotl.integrations.torch_meter import TorchWatch
-        from fast_axolotl.measure.worker_stacks import WorkerLines
+        from fast_axolotl.measure.stacks import WorkerLines
         from fast_axolotl.measure.writers import read_rank
 
         def open_loop_meter() -> Meter | None:

@@ -28,7 +28,7 @@ from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
 from fast_axolotl.measure.writers import has_sampler
-from fast_axolotl.record.run_folders import free_folder
+from fast_axolotl.record.folder import free_folder
 from fast_axolotl.system import MEASURE
 
 if TYPE_CHECKING:

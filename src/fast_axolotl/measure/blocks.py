@@ -21,8 +21,8 @@ from typing import Any
 
 from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
 from fast_axolotl.measure.events import DeviceEvents, EventPair, explain_no_events
-from fast_axolotl.measure.journal import Journal
 from fast_axolotl.measure.steps import Step
+from fast_axolotl.measure.writers import Journal
 from fast_axolotl.record import Histogram, StepBlock
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.schema import COUNTED, PhaseName

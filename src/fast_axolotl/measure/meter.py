@@ -4,7 +4,7 @@
 
 Two clock readings bracket each fetch; on a GPU two CUDA events do, too, and are read steps later.
 Fetches become steps (``steps``), steps wait for their events and become blocks of about a second
-(``blocks``), and blocks become lines of ``RUN/rank-N.jsonl`` (``journal``). Memory does not grow
+(``blocks``), and blocks become lines of ``RUN/rank-N.jsonl`` (``writers``). Memory does not grow
 with the run. ``measure`` puts a meter together and starts it.
 
 The meter never raises into the loop that it measures: ``_guarded`` is the one place where faults of
@@ -35,17 +35,14 @@ from fast_axolotl.errors import UsageError
 from fast_axolotl.measure.batch_counts import BatchCounter
 from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
-from fast_axolotl.measure.journal import Journal, as_json
 from fast_axolotl.measure.loaders import read_loader, ready_batches
 from fast_axolotl.measure.sampler import SystemSampler
-from fast_axolotl.measure.stacks import Looks, StackSampler
+from fast_axolotl.measure.stacks import Looks, StackSampler, WorkerLines
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.measure.worker_stacks import WorkerLines
-from fast_axolotl.measure.writers import open_system_file, read_rank
+from fast_axolotl.measure.writers import Journal, as_json, open_system_file, read_rank
 from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Stacks, Start, SystemSample
-from fast_axolotl.record.folder import read_run
-from fast_axolotl.record.run_folders import share_record
+from fast_axolotl.record.folder import read_run, share_record
 from fast_axolotl.record.schema import Phase, Reason
 from fast_axolotl.system import MEASURE, describe, node_name, pid_namespace
 

@@ -23,8 +23,8 @@ from fast_axolotl.protocol.matrix import (
     sum_up,
 )
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
+from fast_axolotl.record.folder import read_training
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, Cell, Matrix, ProtocolResult
-from fast_axolotl.record.run_folders import read_training
 
 _LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
 _APART = (

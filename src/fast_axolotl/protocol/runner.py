@@ -39,8 +39,8 @@ from fast_axolotl.protocol.plan import STATE_SCHEMA, Plan, State, Turn
 from fast_axolotl.protocol.statistics import LEAST_PAIRS, compare_runs, t_quantile
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.codec import from_plain, to_json, write_text
+from fast_axolotl.record.folder import choose_training, find_folders, read_trainings
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult, Trial
-from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 from fast_axolotl.record.units import count_words
 
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
