@@ -103,19 +103,14 @@ def show(
 
     It also works while the run is still going on, and after the run was killed.
     """
-    from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.runs import run_document, show_short_summary
-    from fast_axolotl.report.terminal import print_document
 
     if is_list:
         print_runs(run or Path("fast-axolotl-runs"), as_json=as_json)
         return
-    run = run or latest_run()
-    shown = read_report_run(run, "")
-    if as_json:
-        print(to_json(shown.summary))
-    elif is_all:
-        print_document(run_document(shown))
+    shown = read_report_run(run or latest_run(), "")
+    if is_all or as_json:
+        print_result(shown.summary, run_document(shown), as_json=as_json)
     else:
         show_short_summary(shown.summary, shown.record)
 

@@ -101,12 +101,9 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         """Close the meter with the error that ends the training."""
         self._fail(exception)
 
-    def _is_training(self, dataset: Any) -> bool:
-        """Whether it is the training loader's, where there is one, outside of a validation."""
+    def _find_dataset(self) -> Any:
         # The loader may be made anew for an epoch, so it is looked up every time.
-        known = getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
-        is_outside = self.meter is not None and not self.meter.is_in_span
-        return is_outside and (known is None or dataset is known)
+        return getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; the trainer's own ``save_checkpoint`` is back."""

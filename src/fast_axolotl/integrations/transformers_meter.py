@@ -133,10 +133,8 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         """Whether a training is at work in this very thread."""
         return self._watch is not None and self._thread == threading.get_ident()
 
-    def _is_training(self, dataset: Any) -> bool:
-        """Whether it is the training loader's, outside of an evaluation."""
-        is_outside = self.meter is not None and not self.meter.is_in_span
-        return is_outside and (self._dataset is None or dataset is self._dataset)
+    def _find_dataset(self) -> Any:
+        return self._dataset
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; spans are no longer of interest."""

@@ -27,7 +27,7 @@ from fast_axolotl.record import (
     SystemStart,
     thresholds,
 )
-from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.arithmetic import finite, known, mean, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
 
 _MOST_POINTS = 60
@@ -204,11 +204,11 @@ def _fold_node(
         "is_swap_sustained": (is_sustained, "swap_in_bytes"),
         "process_swap_bytes": (_whole(_highest(one.swap_bytes for one in several)), "swap_bytes"),
         # Means over devices and samples; of memory, the highest of one device.
-        "gpu_utilization": (_mean(gpu.utilization for gpu in devices), "gpus"),
+        "gpu_utilization": (mean(gpu.utilization for gpu in devices), "gpus"),
         "gpu_memory_bytes": (_whole(_highest(gpu.memory_bytes for gpu in devices)), "gpus"),
         "gpu_free_bytes": (min(free, default=None), "gpus"),
-        "gpu_power_watts": (_mean(gpu.power_watts for gpu in devices), "gpus"),
-        "gpu_clock_mhz": (_mean(gpu.clock_mhz for gpu in devices), "gpus"),
+        "gpu_power_watts": (mean(gpu.power_watts for gpu in devices), "gpus"),
+        "gpu_clock_mhz": (mean(gpu.clock_mhz for gpu in devices), "gpus"),
     }
     reasons = {
         name: _explain(name, source, system, several)
@@ -272,11 +272,6 @@ def _divide(one: SystemSample) -> dict[str, int]:
     }
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if finite(value) is not None]
-    return ratio(total(known), len(known))
-
-
 def _rate(samples: Sequence[SystemSample], name: str) -> float | None:
     """Growth of a counter per second, between the first and the last sample that have it."""
     times = [sample.t for sample in samples if getattr(sample, name) is not None]
@@ -305,7 +300,7 @@ def _explain(name: str, source: str, system: SystemRecord, samples: Sequence[Sys
 
 
 def _highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in map(finite, values) if value is not None), default=None)
+    return max(known(values), default=None)
 
 
 def _whole(value: float | None) -> int | None:
