@@ -16,7 +16,6 @@ from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE, Pattern, find_patt
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     DeviceSample,
-    DiskProbe,
     End,
     Histogram,
     Log,
@@ -107,12 +106,11 @@ def full_run() -> RunRecord:
     sizes |= {"read_bytes": 1e7, "device_reads": 10, "device_read_bytes": 1e7}
     times = {"cpu_seconds": 4.0, "machine_cpu_seconds": 4.5}
     times |= dict.fromkeys(("cpu_wait_seconds", "steal_seconds", "throttled_seconds"), 0.01)
-    start = {"limit_bytes": 32 * GIGABYTE, "processors": 64}
+    start = {"limit_bytes": 32 * GIGABYTE, "processors": 64, "disk_bytes_per_second": 1e9}
     system = make_system(swap_bytes=0, oom_kills=0, start=start, **sizes, **times)
     memory = {"memory_bytes": 40 * GIGABYTE, "total_bytes": 140 * GIGABYTE}
     gpu = DeviceSample(index=0, utilization=0.9, power_watts=500.0, clock_mhz=1900.0, **memory)
     system.samples = [replace(sample, gpus=(gpu,)) for sample in system.samples]
-    system.disk = DiskProbe(t=0.0, path="data", bytes_per_second=1e9)
     return make_run(*ranks, system=system)
 
 
@@ -291,18 +289,17 @@ def test_processors_that_others_take_are_those_that_the_run_does_not_use() -> No
 
 def test_the_disk_has_a_capacity_for_large_requests_alone() -> None:
     values = {"read_bytes": 19e6, "device_reads": 19, "device_read_bytes": 19e6}
-    system = make_system(**values)
-    system.disk = DiskProbe(t=1.0, path="data", bytes_per_second=20e6)
-    summary = summarise(make_run(system=system))
+    start = {"disk_bytes_per_second": 20e6}
+    summary = summarise(make_run(system=make_system(start=start, **values)))
     assert summary.disk_request_bytes == pytest.approx(1e6, rel=0.01)
     assert (summary.disk_bytes_per_second, summary.disk_share) == (20e6, pytest.approx(0.95))
-    small = make_system(**{**values, "device_reads": 4639})
-    small.disk = system.disk
+    small = make_system(start=start, **{**values, "device_reads": 4639})
     summary = summarise(make_run(system=small))
     assert (summary.disk_bytes_per_second, summary.disk_share) == (None, None)
     assert "small requests" in summary.reasons["disk_bytes_per_second"]
-    system.disk = DiskProbe(t=1.0, path="data", reason="data is not on a device")
-    summary = summarise(make_run(system=system))
+    why = {"disk_bytes_per_second": "data is not on a device"}
+    start = {"disk_bytes_per_second": None, "reasons": why}
+    summary = summarise(make_run(system=make_system(start=start, **values)))
     assert summary.reasons["disk_bytes_per_second"] == "data is not on a device"
 
 

@@ -214,20 +214,16 @@ def read_report_run(folder: Path, name: str) -> ReportRun:
 
 def how_run_ended(record: RunRecord) -> str:
     """Empty while a process is writing into the record."""
+    from fast_axolotl.measure.summary import summarise
     from fast_axolotl.measure.writers import find_writer
 
     files = list(Path(record.path).glob("*.jsonl"))
     if any(find_writer(file) is not None for file in files):
         return ""
-    ends = [rank.end for rank in record.ranks.values()]
-    ends += [system.end for system in record.systems.values()]
-    words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
-    for reason, text in words.items():
-        for end in ends:
-            if end is not None and end.reason == reason:
-                return f"{text}: {end.error}" if end.error else text
-    if None not in ends:
-        return "the run finished"
+    summary = summarise(record)
+    words = {"exception": "failed", "interrupted": "was interrupted", "finished": "finished"}
+    if how := words.get(summary.end_reason):
+        return f"the run {how}{summary.error and ': '}{summary.error}"
     # A folder that cannot be written does not tell whether a process of another machine lives.
     quiet = time.time() - max(file.stat().st_mtime for file in files)
     return "the run was cut off: its processes are gone" if quiet > _DEAD_SECONDS else ""

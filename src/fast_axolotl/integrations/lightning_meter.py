@@ -14,10 +14,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.integrations.hooks import wrap
 from fast_axolotl.integrations.training_meter import TrainingMeter, log_figures, never_raises
 
 try:
@@ -55,14 +55,13 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             settings=_read_layout(trainer),
         )
         assert self.meter is not None
-        meter, save = self.meter, trainer.save_checkpoint
+        meter = self.meter
 
-        @wraps(save)
-        def save_checkpoint(*arguments: Any, **named: Any) -> Any:
+        def save_checkpoint(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             with meter.span("checkpoint"):
-                return save(*arguments, **named)
+                return original(*arguments, **named)
 
-        trainer.save_checkpoint = save_checkpoint
+        wrap(trainer, "save_checkpoint", save_checkpoint)
 
     @never_raises
     def on_train_batch_end(

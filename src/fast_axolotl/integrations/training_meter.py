@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fast_axolotl.integrations.guard import guarded
+from fast_axolotl.integrations.hooks import guarded
 from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer

@@ -141,8 +141,7 @@ def _fold_node(
     request_bytes = ratio(_rate(several, "device_read_bytes"), requests)
     # It was tested in order: of small requests it gives less, and nobody knows how much.
     is_random = request_bytes is not None and request_bytes < thresholds.SMALL_REQUEST_BYTES
-    in_order = start.disk_bytes_per_second if system.disk is None else system.disk.bytes_per_second
-    capacity = None if is_random else finite(in_order)
+    capacity = None if is_random else finite(start.disk_bytes_per_second)
     used, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
     others = None
     if used is not None and everybody is not None:
@@ -285,8 +284,6 @@ def growth(samples: Sequence[SystemSample], name: str) -> Any:
 
 
 def _explain(name: str, source: str, system: SystemRecord, samples: Sequence[SystemSample]) -> str:
-    if source == "disk_bytes_per_second" and system.disk is not None and system.disk.reason:
-        return system.disk.reason
     reasons = system.start.reasons
     if name in reasons or source in reasons:
         return reasons.get(name) or reasons[source]

@@ -56,6 +56,8 @@ from fast_axolotl.record.catalogue import FIGURES
 _NOTED = ("error", "clock_step", "note")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
+_LATE = ("meter", "watch")
+"""Who begins to sample when the process has already run for a while."""
 _KILLED = ("exit code -9", "exit code 137")
 """How a command ends that signal 9 ended, or whose shell tells so."""
 _LOST_CHILD = re.compile(
@@ -161,7 +163,6 @@ class _Fold:
     def build(self) -> RunSummary:
         """The summary, its verdict still empty."""
         figures = {name: self.values.pop(name, None) for name in FIGURES}
-        del figures["start_to_step_seconds"]  # which only a protocol sees
         for name, value in figures.items():
             if value is None:
                 self.reasons.setdefault(name, FIGURES[name].missing)
@@ -303,6 +304,17 @@ class _Fold:
         for name in ("first_batch", "first_step"):
             since = finite(first[name] - first.get("first_fetch", 0.0)) if name in first else None
             self.put(f"{name}_seconds", since, "", name)
+        # From the start of the process: imports and prepared data come before the first fetch.
+        record, seconds, reason = self.record, None, ""
+        own, system = record.ranks.get(min(record.ranks, default=0)), record.system
+        steps = [mark.t for mark in own.marks if mark.name == "first_step"] if own else []
+        if not record.is_first_training:
+            reason = "an earlier training of the same run"
+        elif system is not None and system.start.source not in _LATE:
+            reason = "no step was recorded"
+            if own is not None and steps:
+                seconds = own.start.time + steps[0] - system.start.time
+        self.put("start_to_step_seconds", seconds, reason, is_system=True)
 
     def add_reading(self) -> None:
         """What crosses the boundary between loader and model, and what the loader could give."""

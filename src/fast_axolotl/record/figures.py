@@ -131,7 +131,7 @@ class RunSummary:
     error: str
     verdict: Verdict
     figures: Mapping[str, Any]
-    """All figures of the ``catalogue`` but those that only a protocol sees."""
+    """All figures of the ``catalogue``."""
 
     world_size: int
     ranks: tuple[RankSummary, ...]

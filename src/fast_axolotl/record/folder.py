@@ -44,7 +44,6 @@ _KINDS: dict[str, tuple[type, str]] = {
     "end": (schema.End, ""),
     "system_start": (schema.SystemStart, ""),
     "system": (schema.SystemSample, ""),
-    "disk": (schema.DiskProbe, ""),
 }
 """The kinds of lines, and where a rank keeps them."""
 _READ_OVER = ("resume", "evaluate")
@@ -134,15 +133,12 @@ class SystemRecord:
 
     start: schema.SystemStart
     samples: list[schema.SystemSample] = field(default_factory=list)
-    disk: schema.DiskProbe | None = None
     end: schema.End | None = None
 
     def add(self, line: object) -> None:
         """Sort one line in."""
         if isinstance(line, schema.SystemSample):
             self.samples.append(line)
-        elif isinstance(line, schema.DiskProbe):
-            self.disk = line
         elif isinstance(line, schema.End):
             self.end = line
 
