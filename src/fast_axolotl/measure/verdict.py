@@ -33,7 +33,6 @@ from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.measure.stall_pattern import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import RunSummary, Verdict, thresholds
-from fast_axolotl.record.figures import VerdictKind
 from fast_axolotl.record.units import count_words, format_duration, format_seconds, format_share
 
 _MOST_LETTERS = 200
@@ -41,7 +40,7 @@ _LEAST_GAIN, _MOST_GAIN = 0.01, 9.0
 """Below it nobody would see it; above it nobody should believe it."""
 _MUCH_DRIFT = 1.5
 """Times that steps become longer, for the headline."""
-_LOST: dict[str, tuple[VerdictKind, str]] = {
+_LOST = {
     "checkpoint": ("checkpoint", "Checkpoints take"),
     "evaluation": ("evaluation", "Evaluation takes"),
     "startup": ("startup", "Start-up takes"),
@@ -225,7 +224,7 @@ def _run_longer(
 
 def _verdict(
     evidence: Evidence,
-    kind: VerdictKind,
+    kind: str,
     headline: str,
     lines: Iterable[str],
     action: advice.Action | str,
