@@ -5,9 +5,6 @@ The stall is the job's, and one rank decides about the data (see ``ranks``): wai
 and steps are its own. Rows, samples, tokens and bytes are summed over the ranks that fetch.
 Whatever is missing is ``None`` with one sentence in ``reasons``: the one that the meter or the
 watcher wrote down, else what the record lacks.
-
-Where a run stalls otherwise at its end (see ``stall_pattern``), its verdict is that of a summary of
-the steps since then.
 """
 
 from __future__ import annotations
@@ -42,13 +39,8 @@ from fast_axolotl.measure.ranks import (
     others_span_seconds,
     read_queue,
 )
-from fast_axolotl.measure.stall_pattern import (
-    Pattern,
-    find_drift,
-    find_late_change,
-    find_pattern,
-)
-from fast_axolotl.measure.verdict import judge, judge_change
+from fast_axolotl.measure.stall_pattern import Pattern, find_drift, find_pattern
+from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.catalogue import FIGURES
@@ -114,9 +106,6 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
         )
     )
-    change = find_late_change(chosen) if since is None else None
-    if change is not None:
-        verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
     return replace(draft, verdict=verdict)
 
 
