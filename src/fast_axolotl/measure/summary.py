@@ -294,7 +294,7 @@ class _Fold:
             since = finite(first[name] - first.get("first_fetch", 0.0)) if name in first else None
             self.put(f"{name}_seconds", since, "", name)
         # From the start of the process: imports and prepared data come before the first fetch.
-        record, seconds, reason = self.record, None, ""
+        record, reason, taken = self.record, "", None
         own, system = record.ranks.get(min(record.ranks, default=0)), record.system
         steps = [mark.t for mark in own.marks if mark.name == "first_step"] if own else []
         if not record.is_first_training:
@@ -302,8 +302,8 @@ class _Fold:
         elif system is not None and system.start.source not in _LATE:
             reason = "no step was recorded"
             if own is not None and steps:
-                seconds = own.start.time + steps[0] - system.start.time
-        self.put("start_to_step_seconds", seconds, reason, is_system=True)
+                taken = own.start.time + steps[0] - system.start.time
+        self.put("start_to_step_seconds", taken, reason, is_system=True)
 
     def add_reading(self) -> None:
         """What crosses the boundary between loader and model, and what the loader could give."""
