@@ -133,8 +133,7 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     """The figures of single runs, with no ratio and no judgement."""
     if not runs:
         return []
-    names = [figure.name for figure in MATRIX if figure.name in runs[0].summary.figures]
-    section = figure_group("Figures", names, runs)
+    section = figure_group("Figures", [figure.name for figure in MATRIX], runs)
     if len(runs) < 2:
         return [section]
     note = Paragraph(
