@@ -133,7 +133,9 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     """The figures of single runs, with no ratio and no judgement."""
     if not runs:
         return []
-    names = [figure.name for figure in MATRIX if figure.name in runs[0].summary.figures]
+    known = [run.summary.figures for run in runs]
+    # Not what is zero everywhere.
+    names = [one.name for one in MATRIX if any(each.get(one.name, 0) != 0 for each in known)]
     section = figure_group("Figures", names, runs)
     if len(runs) < 2:
         return [section]
@@ -304,7 +306,7 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
             format_change(one, unit, decimals=2) for one in differences if one is not None
         )
     if ends:
-        text += f" ({' – '.join(ends)})"
+        text += f" ({' – '.join(end.removesuffix(' points') for end in ends)})"
     if cell.outcome == "not compared":
         return f"{text}, no interval"
     is_beyond = cell.p_value is not None and cell.p_value <= _LEVEL

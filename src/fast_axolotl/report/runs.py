@@ -105,7 +105,8 @@ def show_short_summary(
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
     if summary.replacements:
-        pairs.append(("replaced", ", ".join(summary.replacements)))
+        count = count_words(len(summary.replacements), "function")
+        pairs.append(("replaced", f"{count}: show --all has the names"))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
