@@ -260,7 +260,8 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "folder": one.run_dir,
                 "GPU": describe_gpus(run.record),
                 "started": format_date(one.started),
-                "ended": f"{one.end_reason}{f': {one.error}' if one.error else ''}, after "
+                "ended": f"{'still running' if run.is_running else one.end_reason}"
+                f"{f': {one.error}' if one.error else ''}, after "
                 f"{format_seconds(one.duration_seconds)}",
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
