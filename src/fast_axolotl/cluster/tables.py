@@ -92,7 +92,7 @@ def dedupe_on(
     budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
     reader = open_dataset(paths, format=format, memory_budget=budget, infer="scan", split=split)
     dataset, schema = dataset_of(reader), reader.schema
-    sources = [item.source for item in dataset.inputs]
+    sources = [item.source for item in reader.files]
     if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
         raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
     names = column_names(schema, columns, "the input")
@@ -143,7 +143,6 @@ def dedupe_on(
 
 def _cut(dataset: Dataset, schema: pa.Schema, memory: int) -> Iterator[Share]:
     """All units of a dataset in shares, in order."""
-    dataset = dataset.ungrouped()
     units = dataset.units()
     total = sum(unit.num_bytes for unit in units)
     share_bytes = max(_LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))

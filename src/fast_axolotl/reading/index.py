@@ -53,7 +53,7 @@ def unit_rows(dataset: Dataset) -> dict[Unit, int]:
         cuts = [(unit.start, unit.stop) for unit in units]
         counts = _kept(
             ("rows", choices, cuts),
-            dataset.inputs[index : index + len(getattr(dataset.formats[index], "files", "1"))],
+            [dataset.inputs[index]],
             lambda: list(of_units.map(partial(_count, dataset), units)),
             may_last=is_told,
         )
@@ -126,15 +126,15 @@ def _kept(
     may_last: bool = True,
 ) -> Any:
     """What was found before for these files and options, or is found now: plain JSON."""
-    files, sources = [], [item.source for item in items]
-    for item, source in zip(items, sources, strict=True):
+    files, sources = [], [(item, part) for item in items for part in item.source.parts]
+    for item, source in sources:
         # A relative path means another file elsewhere. Links are not followed.
         path = os.path.abspath(source.path) if source.is_local else source.identity  # noqa: PTH100
         version = f"{source.version} {source.keys}" if source.keys else source.version
         files.append((path, source.num_bytes, version, item.format, item.compression))
     text = json.dumps((_VERSION, files, depends_on)).encode()
     name = f"{depends_on[0]}-{hashlib.sha256(text).hexdigest()[:32]}"
-    can_be_kept = may_last and all(source.version for source in sources)
+    can_be_kept = may_last and all(source.version for _, source in sources)
     if name not in _memory and can_be_kept:
         with suppress(OSError, ValueError):
             _memory[name] = json.loads((_folder() / name).read_bytes())

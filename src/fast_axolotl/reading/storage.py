@@ -49,14 +49,19 @@ class Source:
     """Changes when the content does: the time of the last change, or the server's own tag."""
     keys: tuple[tuple[str, pa.Scalar], ...] = ()
     """Columns of one value that the folders it is in tell: ``lang=en``."""
-    content: pa.Buffer | bytes | None = None
-    """What is read in place of the file: a decompressed copy, or a small file as it was opened."""
+    content: pa.Buffer | None = None
+    """A decompressed copy, which is read in place of the file."""
     is_local: ClassVar[bool] = True
 
     @property
     def identity(self) -> str:
         """The path, of a remote file without query and fragment: the same for any signature."""
         return self.path
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The files that it stands for."""
+        return (self,)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
