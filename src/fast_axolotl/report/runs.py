@@ -89,7 +89,8 @@ def show_short_summary(
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
     if summary.replacements:
-        pairs.append(("replaced", ", ".join(summary.replacements)))
+        count = count_words(len(summary.replacements), "function")
+        pairs.append(("replaced", f"{count}: show --all has the names"))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
@@ -243,7 +244,8 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "folder": one.run_dir,
                 "GPU": describe_gpus(run.record),
                 "started": format_date(one.started),
-                "ended": f"{one.end_reason}{f': {one.error}' if one.error else ''}, after "
+                "ended": f"{'still running' if run.is_running else one.end_reason}"
+                f"{f': {one.error}' if one.error else ''}, after "
                 f"{format_seconds(one.duration_seconds)}",
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
