@@ -16,6 +16,7 @@ from typing import IO, Any
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER, STEP
+from fast_axolotl.record.figures import VERDICTS
 from fast_axolotl.record.units import (
     count_words,
     format_count,
@@ -37,23 +38,6 @@ from fast_axolotl.report.document import (
     Tone,
 )
 from fast_axolotl.report.terminal import print_document
-
-VERDICTS: dict[str, tuple[str, Tone]] = {
-    "inconclusive": ("Inconclusive", "plain"),
-    "memory": ("Memory", "bad"),
-    "swap": ("Swap-bound", "bad"),
-    "cpu": ("CPU-bound", "bad"),
-    "io": ("I/O-bound", "bad"),
-    "data": ("Data-bound", "bad"),
-    "checkpoint": ("Checkpoint-bound", "bad"),
-    "evaluation": ("Evaluation-bound", "bad"),
-    "communication": ("Communication-bound", "warn"),
-    "startup": ("Start-up-bound", "warn"),
-    "code": ("Code-bound", "bad"),
-    "compute": ("Compute-bound", "good"),
-    "mixed": ("Mixed", "warn"),
-}
-"""Title and tone of each kind of verdict."""
 
 _LEAST_PART = 0.0005
 """Share of the wall clock below which a part is not named: it would read 0.0 %."""
@@ -105,7 +89,8 @@ def show_short_summary(
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
     if summary.replacements:
-        pairs.append(("replaced", ", ".join(summary.replacements)))
+        count = count_words(len(summary.replacements), "function")
+        pairs.append(("replaced", f"{count}: show --all has the names"))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
@@ -259,7 +244,8 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "folder": one.run_dir,
                 "GPU": describe_gpus(run.record),
                 "started": format_date(one.started),
-                "ended": f"{one.end_reason}{f': {one.error}' if one.error else ''}, after "
+                "ended": f"{'still running' if run.is_running else one.end_reason}"
+                f"{f': {one.error}' if one.error else ''}, after "
                 f"{format_seconds(one.duration_seconds)}",
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
