@@ -207,7 +207,7 @@ class RemoteSource(Source):
         request = partial(self._request, offset, length)
         return with_retries(request, self.path, self.retry_seconds) if length else b""
 
-    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
+    def open_arrow(self, ahead: int = 0, *, is_mapped: bool = False) -> pa.NativeFile:
         size = min(max(_LEAST_REQUEST_BYTES, ahead), self.num_bytes + 1)
         return pa.PythonFile(io.BufferedReader(SourceFile(self), size), mode="r")
 
