@@ -212,7 +212,7 @@ def _refuse(reason: UsageError, error: OSError) -> NoReturn:
 def _print_summary(run_dir: str, begin: float) -> None:
     """The training of the run with the most steps; a second one is recorded beside the first."""
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.run_folders import choose_training, read_trainings
+    from fast_axolotl.record.folder import choose_training, read_trainings
     from fast_axolotl.report.runs import show_short_summary
     from fast_axolotl.system import node_name
 

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ _MOST_AHEAD_BYTES = 8 * 1024 * 1024
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_READ_BYTES = 128 * 1024
+_START_READ_BYTES = 1024
 _MOST_START_BYTES = 1024 * 1024
 
 
@@ -68,17 +69,10 @@ class Source:
         length = max(0, min(length, self.num_bytes - offset))
         if self.content is not None:
             return bytes(self.content[offset : offset + length])
-        with translate_os_errors(self.path):
-            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._check_size(os.fstat(file).st_size)
-                data = os.pread(file, length, offset)
-                while len(data) < length and (
-                    more := os.pread(file, length - len(data), offset + len(data))
-                ):
-                    data += more
-            finally:
-                os.close(file)
+        with translate_os_errors(self.path), open(self.path, "rb") as file:  # noqa: PTH123
+            self._check_size(os.fstat(file.fileno()).st_size)
+            file.seek(offset)
+            data = file.read(length)
         if len(data) < length:  # it shrank after that
             self._check_size(offset + len(data))
         return data
@@ -109,7 +103,7 @@ class Source:
 
 
 def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[bytes]:
-    """The content in chunks of ``size`` bytes, the last one shorter.
+    """The content in pieces of at most ``size`` bytes, small ones where it is decompressed.
 
     Where a compressed stream breaks off, first what arrived before that, then the error.
     """
@@ -117,47 +111,32 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
         for offset in range(0, source.num_bytes, size):
             yield source.read_at(offset, size)
         return
-    if compression == "snappy":
-        raise DataError(
-            "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
-            path=source.path,
-        )
-    failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
+    failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException, lzma.LZMAError)
     file = source.open_arrow(ahead=min(size, _MOST_AHEAD_BYTES))
-    stream: Any = None
-    if compression == "xz":
-        stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
-        failures += (lzma.LZMAError,)
-    elif compression == "gzip":
-        with suppress(ImportError):
-            from isal import igzip
-
-            stream = igzip.IGzipFile(fileobj=file)
-            failures += (igzip.isal_zlib.error,)
-    stream = stream or pa.CompressedInputStream(file, compression)
-    pieces, num_bytes, position, failure = list[bytes](), 0, 0, None
+    position, stream = 0, None
     try:
+        if compression == "xz":
+            stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
+        elif compression == "gzip" and size > _START_READ_BYTES:  # it reads much at once
+            with suppress(ImportError):
+                from isal import igzip
+
+                stream = igzip.IGzipFile(fileobj=file)
+                failures += (igzip.isal_zlib.error,)
+        stream = stream or pa.CompressedInputStream(file, compression)
         # Small reads, so that little is lost to an error that ends them early.
-        while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
-            pieces.append(piece)
-            num_bytes += len(piece)
-            if num_bytes == size:
-                yield b"".join(pieces)
-                pieces, num_bytes, position = [], 0, position + size
-    except DataError as error:
-        failure = error
+        while piece := stream.read(min(_STREAM_READ_BYTES, size)):
+            yield piece
+            position += len(piece)
+    except DataError:
+        raise
     except failures as error:
-        failure = DataError(
-            f"the {compression} stream is corrupt or truncated ({error}); replace the file with an "
-            "intact copy",
+        raise DataError(
+            f"the {compression} stream cannot be decompressed ({error}); if it is corrupt or "
+            "truncated, replace it with an intact copy; else recompress it with zstd",
             path=source.path,
-            place=f"decompressed byte {position + num_bytes}",
-        )
-        failure.__cause__ = error
-    if pieces:
-        yield b"".join(pieces)
-    if failure is not None:
-        raise failure
+            place=f"decompressed byte {position}",
+        ) from error
 
 
 class Supply:
@@ -193,7 +172,7 @@ class Supply:
             # rule: for another one the allocator would give its pages back and ask for new ones.
             self.held = self._source.read_at(self.offset, max(self._size, 2 * left))
         else:
-            pieces, wanted = [self.held], max(1, left)
+            pieces, wanted = [self.held], max(self._size, left)
             try:
                 for piece in self._chunks:
                     pieces.append(piece)
@@ -215,15 +194,12 @@ def head_of(source: Source, compression: str | None, size: int) -> bytes:
 
 def start_of(data: bytes, compression: str) -> bytes:
     """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
-    held = b""
-    try:
-        if compression == "xz":
-            return lzma.LZMADecompressor().decompress(data, _MOST_START_BYTES)
-        with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
-            while len(held) < _MOST_START_BYTES and (piece := stream.read(1024)):
-                held += piece
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException):
-        pass  # cut off, as expected
+    source, held = Source(path="", num_bytes=len(data), content=pa.py_buffer(data)), b""
+    with suppress(DataError):  # cut off, as expected
+        for piece in open_chunks(source, compression, _START_READ_BYTES):
+            held += piece
+            if len(held) >= _MOST_START_BYTES:
+                break
     return held
 
 

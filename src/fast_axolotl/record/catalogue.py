@@ -2,8 +2,7 @@
 
 A figure is declared here once. The matrix of a protocol, the report and the reasons for missing
 values read it from here; docs/metrics.md and docs/metrics-machine.md explain how each is measured
-and when it is misleading, and a test compares both. Names are fields of ``RunSummary``, but for
-``start_to_step_seconds``: it counts from the start of the process, which only a protocol sees.
+and when it is misleading, and a test compares both. Names are fields of ``RunSummary``.
 """
 
 from __future__ import annotations

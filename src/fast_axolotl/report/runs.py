@@ -16,6 +16,7 @@ from typing import IO, Any
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER, STEP
+from fast_axolotl.record.figures import VERDICTS
 from fast_axolotl.record.units import (
     count_words,
     format_count,
@@ -37,23 +38,6 @@ from fast_axolotl.report.document import (
     Tone,
 )
 from fast_axolotl.report.terminal import print_document
-
-VERDICTS: dict[str, tuple[str, Tone]] = {
-    "inconclusive": ("Inconclusive", "plain"),
-    "memory": ("Memory", "bad"),
-    "swap": ("Swap-bound", "bad"),
-    "cpu": ("CPU-bound", "bad"),
-    "io": ("I/O-bound", "bad"),
-    "data": ("Data-bound", "bad"),
-    "checkpoint": ("Checkpoint-bound", "bad"),
-    "evaluation": ("Evaluation-bound", "bad"),
-    "communication": ("Communication-bound", "warn"),
-    "startup": ("Start-up-bound", "warn"),
-    "code": ("Code-bound", "bad"),
-    "compute": ("Compute-bound", "good"),
-    "mixed": ("Mixed", "warn"),
-}
-"""Title and tone of each kind of verdict."""
 
 _LEAST_PART = 0.0005
 """Share of the wall clock below which a part is not named: it would read 0.0 %."""
