@@ -59,7 +59,6 @@ _KINDS = {
     "off": "switched off",
     "skipped": "inactive",
     "failed": "inactive",
-    "absent": "absent",
 }
 """How the states of replacements are counted; all others are active."""
 
@@ -176,12 +175,11 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
     host = host_name()
     if not host:
         return "nothing to accelerate: neither Axolotl nor TRL is installed in this environment"
-    patches = check() if patches is None else patches
-    counts = Counter(_KINDS.get(patch.state, "active") for patch in patches)
+    states = [patch.state for patch in (check() if patches is None else patches)]
+    counts = Counter(_KINDS.get(state, "active") for state in states if state != "absent")
     if counts["inactive"]:
         host = f"WARNING: not all replacements are active on {host}"
-    shown = dict.fromkeys(("active", *_KINDS.values()))
-    texts = [f"{counts[kind]} {kind}" for kind in shown if kind != "absent" and counts[kind]]
+    texts = [f"{count} {kind}" for kind, count in counts.most_common()]
     return f"{host}; replacements: {', '.join(texts) or 'none'}{SEE_LIST}"
 
 
