@@ -21,7 +21,7 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from fast_axolotl.axolotl.tokenized_shards import take_lock
+from fast_axolotl.axolotl.self_check import take_lock
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading.remote import with_retries
 
