@@ -98,7 +98,7 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
                     f"{text}; check the network and resume from the last saved state, or pass a "
                     "larger retry_seconds",
                     path=path,
-                ) from None
+                ) from TimeoutError()  # it may succeed later, or on another machine
             if attempt == 3:
                 text = f"{mask_secrets(path)}: the connection failed ({text or name})"
                 _log.warning("%s; retrying for up to %.0f s", text, seconds)
