@@ -314,7 +314,7 @@ def _cut(
     num_processes: int,
 ) -> tuple[Any, list[range]]:
     """Closes the gaps between places, -1 for rows that go; edges of pieces, pieces of shards."""
-    weights = np.zeros(len(is_kept), np.float32)
+    weights = np.zeros(len(is_kept))
     for name, rows in places.items():
         weights[rows] = kept[name]["bytes_out"] / kept[name]["kept"]
     finals = np.cumsum(is_kept, dtype=next(iter(places.values())).dtype)
@@ -322,12 +322,12 @@ def _cut(
         rows[:] = np.where(is_kept[rows], finals[rows] - 1, -1)
     del finals
     weights = weights[is_kept]
-    num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
+    filled = np.cumsum(weights, out=weights)  # in place: all that is held counts
+    num_rows, num_bytes = len(filled), float(filled[-1])
     count = cfg.num_dataset_shards_to_save
     count = min(count or count_shards(num_rows, num_bytes, num_processes), num_rows)
     share, rest = divmod(num_rows, count)
     bounds = [number * share + min(number, rest) for number in range(count + 1)]
-    filled = np.cumsum(weights, dtype=np.float64)
     edges = np.union1d(
         bounds, np.searchsorted(filled, np.arange(piece_bytes, filled[-1], piece_bytes))
     )

@@ -125,8 +125,9 @@ def _is_first(digests: ByteArray) -> npt.NDArray[np.bool_]:
         at = [firsts.setdefault(half.tobytes(), index) for index, half in enumerate(halves)]
         return np.equal(at, range(len(at)))
     numbers = np.arange(len(digests))
-    firsts: IntArray = SeenRows().enter(halves.view(np.uint64).reshape(-1), numbers)
-    return firsts == numbers
+    firsts_of: Any = SeenRows().enter(halves.view(np.uint64).reshape(-1), numbers)
+    is_first: npt.NDArray[np.bool_] = firsts_of == numbers
+    return is_first
 
 
 def _hash_list(rows: Iterable[str | bytes], num_threads: int) -> Iterator[ByteArray]:

@@ -79,7 +79,7 @@ class Spill:
             passes = 1 << (distinct // self._most_rows).bit_length()
             for index in range(passes):
                 seen = SeenRows(num_threads=1)
-                found = [np.empty((2, 0), np.int64)]
+                found: list[Any] = []
                 for run in self._runs:
                     start, stop = run.edges[bucket : bucket + 2].tolist()
                     offset = start * _RECORD.itemsize
@@ -90,18 +90,21 @@ class Spill:
                     numbers, firsts = _enter(seen, records)
                     repeated = (firsts != numbers) & (numbers >= 0)  # those of the input
                     found.append(np.stack([numbers[repeated], firsts[repeated]]))
-                pairs = np.concatenate(found, axis=1)
-                if (pairs[0] < pairs[1]).any():  # they did not come in the order of their numbers
-                    known, group = np.unique(pairs[1], return_inverse=True)
+                if any((pair[0] < pair[1]).any() for pair in found):
+                    # They did not come in the order of their numbers: the least becomes the first.
+                    known = np.unique(np.concatenate([pair[1] for pair in found]))
                     least = known.copy()
-                    np.minimum.at(least, group, pairs[0])
-                    pairs[0] = np.where(pairs[0] == least[group], pairs[1], pairs[0])
-                    pairs[1] = least[group]
-                if pairs.size:
+                    for numbers, firsts in found:
+                        np.minimum.at(least, np.searchsorted(known, firsts), numbers)
+                    for pair in found:
+                        best = least[np.searchsorted(known, pair[1])]
+                        pair[:] = np.where(pair[0] == best, pair[1], pair[0]), best
+                if count := sum(pair.shape[1] for pair in found):
                     path = self.folder / f"pairs-{len(self._pairs)}"
-                    path.write_bytes(pairs.data)
-                    self._pairs.append(np.memmap(path, np.int64, "r", shape=pairs.shape))
-                    self.num_bytes += pairs.nbytes
+                    with path.open("wb") as file:
+                        file.writelines(pair[side].data for side in (0, 1) for pair in found)
+                    self._pairs.append(np.memmap(path, np.int64, "r", shape=(2, count)))
+                    self.num_bytes += self._pairs[-1].nbytes
 
     def firsts(self, start: int, stop: int) -> Any:
         """For the rows ``start … stop``, the number of the first row like each."""
