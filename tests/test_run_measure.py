@@ -19,8 +19,7 @@ from fast_axolotl.measure import measure
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import read_rank
 from fast_axolotl.record import read_run
-from fast_axolotl.record.folder import system_file
-from fast_axolotl.record.run_folders import find_folders, free_folder, next_folder
+from fast_axolotl.record.folder import find_folders, free_folder, next_folder, system_file
 from fast_axolotl.system import node_name
 from support.children import FAST_AXOLOTL, NEEDS_TORCH, clean_environment, run_child, run_python
 from support.hosts import end_of, total

@@ -23,6 +23,7 @@ import importlib.util
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,16 @@ HOSTS = ("axolotl", "trl")
 
 RUN = "FAST_AXOLOTL_RUN"
 """The environment variable that is ``1`` in what ``fast-axolotl run`` starts."""
+
+SEE_LIST = "; list: fast-axolotl status"
+
+_KINDS = {
+    "check": "compared with stock first",
+    "off": "switched off",
+    "skipped": "inactive",
+    "failed": "inactive",
+}
+"""How the states of replacements are counted; all others are active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,31 +167,18 @@ def host_name() -> str:
 
 
 def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:
-    """One line: what is replaced in Axolotl and what is not. ``fast-axolotl status`` says why."""
+    """One line: how much of Axolotl is replaced and how much is not."""
     if environment.get(SWITCH) == "0":
         return f"stock Axolotl runs: {SWITCH}=0 is set"
     host = host_name()
     if not host:
-        return "nothing to accelerate: Axolotl is not installed in this environment"
-    states: dict[str, set[str]] = {}
-    for patch in check() if patches is None else patches:
-        if patch.state != "absent":
-            states.setdefault(patch.name, set()).add(patch.state)
-    groups: dict[str, list[str]] = {}
-    for name, found in states.items():
-        kind = "compared with stock first" if "check" in found else "accelerated"
-        kind = "not replaced" if found & {"skipped", "failed"} else kind
-        groups.setdefault("switched off" if "off" in found else kind, []).append(name)
-    wanted = len(states) - len(groups.get("switched off", ()))
-    parts = [host]
-    if left := groups.get("not replaced"):
-        active = f"{wanted - len(left)} of {wanted} replacements are active on {host}"
-        parts = [f"WARNING: {active}, see `fast-axolotl status`"]
-    if "accelerated" not in groups:
-        parts.append("nothing accelerated")
-    order = ("accelerated", "compared with stock first", "switched off", "not replaced")
-    parts += [f"{kind}: {', '.join(groups[kind])}" for kind in order if kind in groups]
-    return "; ".join(parts)
+        return "nothing to accelerate: neither Axolotl nor TRL is installed in this environment"
+    states = [patch.state for patch in (check() if patches is None else patches)]
+    counts = Counter(_KINDS.get(state, "active") for state in states if state != "absent")
+    if counts["inactive"]:
+        host = f"WARNING: not all replacements are active on {host}"
+    texts = [f"{count} {kind}" for kind, count in counts.most_common()]
+    return f"{host}; replacements: {', '.join(texts) or 'none'}{SEE_LIST}"
 
 
 def use_line(patches: Iterable[Patch]) -> str:

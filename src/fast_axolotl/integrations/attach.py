@@ -18,12 +18,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fast_axolotl.integrations.guard import guarded
+from fast_axolotl.integrations.hooks import guarded, wrap
 from fast_axolotl.integrations.launch import Order, order
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Attachment:
         if not self._loaded.issuperset(_TORCH):
             return
         from fast_axolotl.integrations.torch_meter import TorchWatch
-        from fast_axolotl.measure.worker_stacks import WorkerLines
+        from fast_axolotl.measure.stacks import WorkerLines
         from fast_axolotl.measure.writers import read_rank
 
         def open_loop_meter() -> Meter | None:
@@ -136,14 +136,12 @@ class Attachment:
 
 def _after_init(owner: str, action: Callable[[Any], None], module: ModuleType) -> None:
     """Have something happen to every object of a class, once it is made."""
-    original = getattr(module, owner).__init__
 
-    @wraps(original)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+    def init(original: Callable[..., None], self: Any, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         action(self)
 
-    getattr(module, owner).__init__ = __init__
+    wrap(getattr(module, owner), "__init__", init)
 
 
 def _guarded(name: str, action: Callable[[Any], None]) -> Callable[[Any], None]:

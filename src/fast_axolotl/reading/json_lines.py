@@ -8,8 +8,8 @@ on nesting. A block in which one of these is possible is parsed row by row throu
 so the rows are always those that ``json.loads`` would give.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
-24 kB. So a block whose keys keep changing, judged by a few kB from here and there, is parsed in
-small pieces; columns that only other pieces have are left out here.
+24 kB. So a block that begins with many keys is parsed in small pieces; columns that only other
+pieces have are left out here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.errors import DataError
@@ -40,17 +39,14 @@ _MAX_NESTING = 64
 _MOST_CLOSINGS = 4_000
 """Rows with more brackets go to Python: pyarrow would exhaust the stack at a depth of 10,000."""
 
+_MANY_KEYS = 64
 _SPARSE_BYTES = 16 * 1024
-"""Pieces of rows that share few keys; a block of two of them is never cut."""
+"""A block with more keys in so many bytes is parsed in pieces of this size, unless it is two."""
 
-_PROBES, _PROBE_BYTES = 4, 2 * 1024
-_FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_OTHER_CONTENT = re.compile(
-    rb"(?!\xef\xbb\xbf)[^\t\n\r -~]|\(\xb5/\xfd|BZh|PAR[1E]|ARROW1|.\x00"
-)
+_OTHER_CONTENT = re.compile(rb"(?!\xef\xbb\xbf)[^\t\n\r -~]|\(\xb5/\xfd|BZh|PAR[1E]|ARROW1|.\x00")
 """What no text begins with: something compressed, a binary format, UTF-16."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
@@ -167,7 +163,8 @@ def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema |
     if rows.start == rows.stop:
         return Decoded(pa.table({}), rows.rejections)
     (starts, ends), edges = rows.spans(), []
-    if rows.stop - rows.start > 2 * _SPARSE_BYTES and _is_sparse(rows, len(starts)):
+    keys = set(_KEY.findall(rows.data, rows.start, min(rows.start + _SPARSE_BYTES, rows.stop)))
+    if len(keys) > _MANY_KEYS and rows.stop - rows.start > 2 * _SPARSE_BYTES:
         lines = np.searchsorted(starts, range(rows.start, rows.stop, _SPARSE_BYTES))
         edges = np.unique(starts[lines[lines < len(starts)]]).tolist()
     if len(edges) > 1:
@@ -207,16 +204,6 @@ def _has_objects(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> bool:
     return True
 
 
-def _is_sparse(rows: Lines, num_rows: int) -> bool:
-    """Whether rows have far fewer keys than there are."""
-    length, data = rows.stop - rows.start, rows.data
-    places = range(rows.start, rows.stop, -(-length // _PROBES))
-    text = b"".join(data[at : min(at + _PROBE_BYTES, rows.stop)] for at in places)
-    keys = _KEY.findall(text)
-    keys_of_row = len(keys) * length / len(text) / num_rows
-    return len(set(keys)) > max(_FEW_KEYS, 2 * keys_of_row)
-
-
 def _parse(rows: Lines, schema: pa.Schema | None) -> pa.Table | None:
     """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
     known = schema or pa.schema([])
@@ -234,7 +221,9 @@ def _parse(rows: Lines, schema: pa.Schema | None) -> pa.Table | None:
         join_schemas(known, table.schema)
         for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
             if pa.types.is_floating(leaf.type):
-                bounds = pc.min_max(leaf).as_py()
+                from pyarrow import compute  # 30 ms that conversations do not need
+
+                bounds = compute.min_max(leaf).as_py()
                 # From here on a float may stand for an integer that it does not hold.
                 if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= 2.0**53:
                     return None

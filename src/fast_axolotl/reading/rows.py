@@ -45,8 +45,6 @@ class Rows:
     """Encoded bytes behind them."""
     rejections: tuple[Rejection, ...]
     """What was left out between them."""
-    file: int
-    """Index of the file that they, or the first of them, come from."""
 
 
 class _Task(NamedTuple):
@@ -108,7 +106,6 @@ def read_rows(
                 row_bytes=value_bytes(found.table) / num_rows,
                 num_bytes=weight * table.num_rows // num_rows,
                 rejections=found.rejections if is_counted else (),
-                file=part.units[0].file,
             )
             weight = 0  # the block's counts once, with its first part
             row += table.num_rows
@@ -160,7 +157,7 @@ def _permuted(
     schema = last.table.schema
     num_rows = sum(rows.table.num_rows for rows in tables)
     # Tables without columns lose their number of rows when they are put together.
-    table = pa.table({"": pa.nulls(num_rows)}).select([])
+    table = pa.Table.from_arrays([pa.nulls(num_rows)], [""]).select([])
     if schema.names:
         table = pa.concat_tables([conform(rows.table, schema) for rows in tables])
     table = take(table.combine_chunks(), np.random.default_rng(seed).permutation(num_rows))
@@ -177,7 +174,6 @@ def _permuted(
         row_bytes=value_bytes(table) / max(1, table.num_rows),
         num_bytes=sum(rows.num_bytes for rows in tables),
         rejections=() if left else tuple(item for rows in tables for item in rows.rejections),
-        file=first.file,
     )
 
 
@@ -268,7 +264,10 @@ class _Picker:
 
 
 def take(table: pa.Table, indices: Any) -> pa.Table:
-    """Rows by their numbers."""
+    """Rows by their numbers, an array of int64."""
     if table.num_columns == 0:
         return table.slice(0, len(indices))
-    return table.take(pa.array(indices))
+    # pyarrow's own way to make an array imports pandas, 0.2 s where it is installed.
+    return table.take(
+        pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(indices)])
+    )
