@@ -172,7 +172,7 @@ def test_the_status_line_counts_what_is_in_and_what_is_not(monkeypatch: pytest.M
     ]
     assert status_line({}, patches) == (
         "WARNING: not all replacements are active on Axolotl 9.9; replacements: 2 active, "
-        f"1 compared with stock first, 1 switched off, 1 inactive{SEE_LIST}"
+        f"1 switched off, 1 inactive, 1 compared with stock first{SEE_LIST}"
     )
     few = status_line({}, patches[2:3])
     assert few == f"Axolotl 9.9; replacements: 1 switched off{SEE_LIST}"

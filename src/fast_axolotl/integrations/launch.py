@@ -137,14 +137,9 @@ def supervise(
         # Of several commands on one node, the first to come here samples for all of them.
         writer = open_system_file(run_dir)
         sampler = SystemSampler(
-            child.pid,
-            writer,
-            rank_folder=run_dir,
-            data_path=data_path,
-            source="run",
-            # A child that has only just begun may not show its own yet.
-            command=command,
+            child.pid, writer, rank_folder=run_dir, data_path=data_path, source="run"
         )
+        sampler.command = tuple(command)  # A child that has just begun may not show it yet.
         if writer is not None:
             sampler.start()
         if meanwhile is not None:

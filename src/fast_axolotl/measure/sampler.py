@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -73,16 +73,16 @@ class SystemSampler:
         on_sample: Callable[[SystemSample], None] | None = None,
         exclude_pids: Collection[int] = (),
         source: str = "",
-        command: Sequence[str] = (),
     ) -> None:
         self.root_pid = root_pid
         self.source = source
         """Who watches, as ``SystemStart`` has it."""
+        self.command: tuple[str, ...] = ()
+        """Where it is known; else that of the process."""
         self.failure = ""
         """What ended the sampling before its time; empty while all is well."""
         self.begun: SystemStart | None = None
         """The record's first line, once there is one."""
-        self._command = tuple(command)
         self._writer = writer
         self._data_path = None if data_path is None else str(data_path)
         self._interval_seconds = interval_seconds
@@ -156,7 +156,7 @@ class SystemSampler:
             host=system.node_name(),
             root_pid=self.root_pid,
             pid_namespace=system.pid_namespace(self._proc),
-            command=self._command or processes.read_command(self.root_pid, proc=self._proc),
+            command=self.command or processes.read_command(self.root_pid, proc=self._proc),
             memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
             data_path=self._data_path,

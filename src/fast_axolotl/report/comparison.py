@@ -274,7 +274,7 @@ def _matrix_table(matrix: Matrix) -> Table:
     has_intervals = any((cell.low or cell.difference_low) is not None for cell in cells_of_all)
     for name in matrix.arms[1:]:
         header += [name, f"÷ {matrix.arms[0]}{' (95 % interval)' if has_intervals else ''}"]
-    rows = []
+    rows: list[Row] = []
     for row in given:
         cells: list[str | Cell] = [row.label, format_value(row.cells[0].value, row.unit)]
         for cell in row.cells[1:]:
@@ -286,8 +286,7 @@ def _matrix_table(matrix: Matrix) -> Table:
             cells.append(format_value(cell.value, row.unit))
             cells.append(Cell(text=text, tone=tone, interval=interval))
         rows.append(cells)
-    shown: list[Row] = list(rows)
-    return Table(header=header, rows=shown)
+    return Table(header=header, rows=rows)
 
 
 def _format_change(cell: MatrixCell, unit: str) -> str:
