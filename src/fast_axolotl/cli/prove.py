@@ -21,6 +21,7 @@ from fast_axolotl.cli.options import (
     Matters,
     RunsFolder,
     ShowAll,
+    parse_counts,
     parse_percent,
     print_result,
     say,
@@ -105,7 +106,7 @@ def protocol(
             raise UsageError("pass a configuration, or both --baseline and --candidate")
         plan = plan_commands(baseline, candidate)
     if world_size is not None:
-        plan = plan_world_sizes(plan, world_size)
+        plan = plan_world_sizes(plan, parse_counts("--world-size", world_size))
     plan = replace(
         plan,
         pairs=pairs,
