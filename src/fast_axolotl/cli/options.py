@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from string import ascii_letters
@@ -85,8 +86,9 @@ def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def unused_folder(root: str, name: str) -> Path:
-    """``root/name``; with a number behind it where that is there already."""
+def unused_folder(root: str, name: str = "") -> Path:
+    """``root/TIME-NAME``; with a number behind it where that is there already."""
+    name = f"{datetime.now():%Y%m%d-%H%M%S}{name and '-'}{name}"
     folders = (next_folder(Path(root, name), number) for number in count(1))
     return next(folder for folder in folders if not folder.exists())
 

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -368,8 +367,7 @@ def batch(
     share, rest = divmod(global_batch or 0, ranks)
     if rest:
         raise UsageError(f"--global-batch {global_batch} cannot be divided among {ranks} ranks")
-    folder = output or unused_folder("fast-axolotl-batches", f"{datetime.now():%Y%m%d-%H%M%S}")
-    folder = folder.resolve()
+    folder = (output or unused_folder("fast-axolotl-batches")).resolve()
     if config is not None:
         arm, own = plan_batches(config, command, steps=steps, prepared=folder / "prepared")
         share = share or own

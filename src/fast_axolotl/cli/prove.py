@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,7 +115,7 @@ def protocol(
         profile_steps=profile_steps,
         data_path=str(data_path) if data_path is not None else plan.data_path,
     )
-    folder = output or unused_folder("fast-axolotl-protocols", f"{datetime.now():%Y%m%d-%H%M%S}")
+    folder = output or unused_folder("fast-axolotl-protocols")
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):
