@@ -199,7 +199,7 @@ def test_states_that_do_not_fit_are_refused(mix: Mix) -> None:
         (mix, {"epoch": 1}, "not a state of a mix"),
         (partial(mix, stop="all"), state, "stop='first' and this mix stop='all'"),
         (partial(mix, weights=(1, 1, 1)), state, "weights"),
-        (partial(mix, stop="all"), states, "only on the same number of ranks and workers"),
+        (partial(mix, stop="all"), states, "number of ranks and workers"),
     ):
         with pytest.raises(ResumeError, match=reason):
             open_mix().load_state_dict(found)

@@ -184,7 +184,7 @@ def _measure(
 
 def status(as_json: AsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
-    from fast_axolotl.axolotl import check, host_name, status_line
+    from fast_axolotl.axolotl import SEE_LIST, check, host_name, status_line
 
     host, _, version = host_name().partition(" ")
     patches = check() if host else ()
@@ -198,7 +198,7 @@ def status(as_json: AsJson = False) -> None:
     ]
     header = ["name", "function of Axolotl", "state", "reason"]
     table = [Table(header=header, rows=rows)] if rows else []
-    line = Paragraph(status_line(os.environ, patches or None))
+    line = Paragraph(status_line(os.environ, patches or None).removesuffix(SEE_LIST))
     print_result(found, Document(title="", blocks=[*table, line]), as_json=as_json)
 
 

@@ -139,6 +139,7 @@ def supervise(
         sampler = SystemSampler(
             child.pid, writer, rank_folder=run_dir, data_path=data_path, source="run"
         )
+        sampler.command = tuple(command)  # A child that has just begun may not show it yet.
         if writer is not None:
             sampler.start()
         if meanwhile is not None:

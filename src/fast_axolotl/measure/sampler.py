@@ -77,6 +77,8 @@ class SystemSampler:
         self.root_pid = root_pid
         self.source = source
         """Who watches, as ``SystemStart`` has it."""
+        self.command: tuple[str, ...] = ()
+        """Where it is known; else that of the process."""
         self.failure = ""
         """What ended the sampling before its time; empty while all is well."""
         self.begun: SystemStart | None = None
@@ -154,7 +156,7 @@ class SystemSampler:
             host=system.node_name(),
             root_pid=self.root_pid,
             pid_namespace=system.pid_namespace(self._proc),
-            command=processes.read_command(self.root_pid, proc=self._proc),
+            command=self.command or processes.read_command(self.root_pid, proc=self._proc),
             memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
             data_path=self._data_path,

@@ -46,8 +46,8 @@ _ONE_SCREEN = (
     *("step_p95_seconds", "mfu", "working_set_bytes", "working_set_peak_bytes", "limit_bytes"),
     *("limit_share", "first_step_seconds"),
 )
-_ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_bytes", "limit_share"}
-"""Of those: why one of these is missing is not worth a line."""
+_EXPECTED = (*_ONE_SCREEN[:4], "working_set_bytes", "first_step_seconds")
+"""Of those: why another one is missing is not worth a line."""
 LEAST_PHASE = 0.005
 """Of a step, to be shown."""
 _WHERE = {"loading": "workers", "between": "between loops"}
@@ -76,20 +76,14 @@ def show_short_summary(
     summary: RunSummary, record: RunRecord, *, file: IO[str] | None = None
 ) -> None:
     """Print one screen to stdout, or a file: verdict, why, advice, and what matters most."""
-    names = [
-        name
-        for name in _ONE_SCREEN
-        if name not in _ONLY_IF_KNOWN or read_figure(summary, name) is not None
-    ]
-    pairs, reasons = figure_rows(names, [summary])
+    pairs = figure_rows(_ONE_SCREEN, [summary])[0]
+    reasons = figure_rows(_EXPECTED, [summary])[1]
     if clock := divide_clock(summary):
         parts = (f"{LEDGER[part]} {format_share(share)}" for part, share in clock.items())
         pairs.append(("wall clock", " · ".join(parts)))
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
-    if summary.replacements:
-        pairs.append(("replaced", ", ".join(summary.replacements)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
@@ -243,7 +237,8 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "folder": one.run_dir,
                 "GPU": describe_gpus(run.record),
                 "started": format_date(one.started),
-                "ended": f"{one.end_reason}{f': {one.error}' if one.error else ''}, after "
+                "ended": f"{'still running' if run.is_running else one.end_reason}"
+                f"{f': {one.error}' if one.error else ''}, after "
                 f"{format_seconds(one.duration_seconds)}",
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
