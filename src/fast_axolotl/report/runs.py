@@ -9,7 +9,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import IO, Any
 
@@ -131,7 +131,13 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
         return []
     blocks: list[Block] = [*_clock_section(runs), *step_section(runs), *charts]
     blocks += _course_section(runs)
-    figures = [figure_group(title, names, runs) for title, names in GROUPS.items()]
+    figures: list[Section] = []
+    for title, names in GROUPS.items():
+        group, last = figure_group(title, names, runs), figures[-1:]
+        if last and len(group.blocks) == 1 and group.blocks == last[0].blocks:
+            # Nothing is known of either, for the same reason.
+            group = replace(group, title=f"{figures.pop().title} · {title}")
+        figures.append(group)
     is_single = len(runs) == 1
     blocks.append(Section(title="All figures", blocks=figures, is_open=is_single, layout="groups"))
     tables = [table for run in runs for table in _member_tables(run, is_named=not is_single)]
