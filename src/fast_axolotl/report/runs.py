@@ -19,6 +19,7 @@ from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER, STEP
 from fast_axolotl.record.figures import VERDICTS
 from fast_axolotl.record.units import (
     count_words,
+    format_bytes,
     format_count,
     format_date,
     format_duration,
@@ -146,7 +147,7 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
     for title in ("settings", "environment"):
         values: list[dict[str, Any]] = [getattr(run.summary, title) for run in runs]
         rows = [
-            (key, *(describe_value(one[key]) if key in one else "–" for one in values))
+            (key, *(describe_value(one[key], key) if key in one else "–" for one in values))
             for key in dict.fromkeys(key for one in values for key in one)
         ]
         table = _side_by_side(rows, runs)
@@ -340,15 +341,17 @@ def read_figure(summary: RunSummary, name: str) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def describe_value(value: Any) -> str:
-    """A setting, whatever it is, in one line."""
+def describe_value(value: Any, name: str = "") -> str:
+    """A setting, whatever it is, in one line; bytes by its name."""
     if isinstance(value, Mapping):
         return " · ".join(f"{name} {describe_value(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(describe_value, value))
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+    return str(value)
 
 
 def verdict_badge(kind: str, subtype: str) -> tuple[Tone, str]:
