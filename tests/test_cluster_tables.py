@@ -428,7 +428,11 @@ def test_two_who_run_one_job_in_an_object_store_make_the_same_digests(counted: S
     assert keys[0] == keys[1] != keys[2]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "stale"), TimeoutError()])
+class HttpError(Exception):
+    status = 503
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "stale"), TimeoutError(), HttpError()])
 def test_errors_of_storage_that_may_pass_are_tried_again_and_then_on_another_node(
     counted: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -440,7 +444,10 @@ def test_errors_of_storage_that_may_pass_are_tried_again_and_then_on_another_nod
     Counted.failures += [error] * 3
     kind, reason = engines._attempt(counted.url, task("read", name="a"))
     assert (kind, type(error).__name__ in reason) == ("lost", True)
+    assert "Traceback" not in reason
     Counted.failures.clear()
+    kind, told = engines._attempt(counted.url, task("fill"))  # a full disk ends the job at once
+    assert (kind, "No space left on device); free disk space" in str(told)) == ("meant", True)
     for final in (PermissionError(errno.EACCES, "no"), FileNotFoundError("x")):
         Counted.failures += [final] * 2
         with pytest.raises(type(final)):
@@ -463,18 +470,3 @@ def test_a_task_that_seems_to_hang_is_started_once_more(
         assert [reason[:19] for reason in reasons] == ["it has not answered"]
         assert not engine._busy  # who hung is gone
         engine.close()
-
-
-def test_so_many_workers_have_so_many_tasks(tmp_path: Path) -> None:
-    class Counting(engines.Local):
-        most = 0
-
-        def start(self, url: str, task: engines.Task) -> Any:
-            key = super().start(url, task)
-            self.most = max(self.most, len(self._busy))
-            return key
-
-    engine = Counting(workers=2)
-    assert len(list(run_tasks(engine, str(tmp_path), squares(8), print))) == 8
-    engine.close()
-    assert engine.most == 2

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl import SeenRows, unique_rows
-from fast_axolotl.dedupe import row_bytes, seen
+from fast_axolotl.dedupe import row_bytes
 from fast_axolotl.errors import UsageError
 from support.arrays import ARRAYS
 from support.golden import check_calls
@@ -162,7 +162,7 @@ def test_digests_that_share_their_slot_and_tag_are_kept_apart_also_at_the_end_of
 
 
 def digests_of(values: list[bytes]) -> Any:
-    column, secret = pa.array(values, pa.large_binary()), seen.fresh_secret()
+    column, secret = pa.array(values, pa.large_binary()), SeenRows().secret
     parts = row_bytes.parts_of(column, secret)
     return row_bytes.digests_of(parts, len(values), secret, num_threads=1).reshape(-1, 2)
 

@@ -86,7 +86,7 @@ def pid_namespace(proc: Path = PROC) -> str:
 
 def memory_bytes(proc: Path = PROC) -> int:
     """Memory of the machine."""
-    known = meminfo_bytes(proc, "MemTotal")
+    known = _read_kilobytes(proc / "meminfo", "MemTotal")
     if known is None:
         import psutil
 
@@ -96,8 +96,7 @@ def memory_bytes(proc: Path = PROC) -> int:
 
 def peak_memory_bytes(proc: Path = PROC) -> int | None:
     """The most resident memory that this process has had; ``None`` where there is no procfs."""
-    words = (_read_value(proc / "self/status", "VmHWM") or "").split()
-    return int(words[0]) * 1024 if words and words[0].isdigit() else None
+    return _read_kilobytes(proc / "self/status", "VmHWM")
 
 
 def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
@@ -124,9 +123,9 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
         "cpu": _read_value(proc / "cpuinfo", "model name") or platform.processor() or None,
         "cores": usable_cores(proc, cgroup_root),
         "memory_bytes": memory_bytes(proc),
-        "available_bytes": meminfo_bytes(proc, "MemAvailable"),
-        "page_cache_bytes": meminfo_bytes(proc, "Cached"),
-        "swap_bytes": meminfo_bytes(proc, "SwapTotal"),
+        "available_bytes": _read_kilobytes(proc / "meminfo", "MemAvailable"),
+        "page_cache_bytes": _read_kilobytes(proc / "meminfo", "Cached"),
+        "swap_bytes": _read_kilobytes(proc / "meminfo", "SwapTotal"),
         "limit_bytes": None if cgroup is None else cgroup.limit_bytes(),
         "has_pressure": (proc / "pressure" / "memory").exists(),
         "shared_memory_bytes": shared_memory_bytes,
@@ -258,9 +257,9 @@ def _folders_upwards(mount: Path, path: str) -> tuple[Path, ...]:
     return visible if len(visible) > len(parts) else visible[-1:]
 
 
-def meminfo_bytes(proc: Path, key: str) -> int | None:
-    """A line of ``/proc/meminfo``."""
-    words = (_read_value(proc / "meminfo", key) or "").split()
+def _read_kilobytes(path: Path, key: str) -> int | None:
+    """The bytes that a ``key : number kB`` line of procfs says."""
+    words = (_read_value(path, key) or "").split()
     return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -54,6 +55,11 @@ def complain(store: Store) -> dict[str, Any]:
 
 def divide(store: Store) -> dict[str, Any]:
     return {"quotient": 1 / 0}
+
+
+def fill(store: Store) -> dict[str, Any]:
+    with store.writing("a"):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def read(store: Store, name: str) -> dict[str, Any]:

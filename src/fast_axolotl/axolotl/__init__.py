@@ -108,9 +108,9 @@ def install(*, skip: Iterable[str] = ()) -> bool:
     _STATE.skip |= asked
     _STATE.legacy.enter()
     if _STATE.patchwork is not None:
-        _switch_off(_STATE.patchwork)
+        _switch_off(_STATE.patchwork, _STATE.skip)
     if _has_host():
-        _guarded("axolotl", partial(_hook_all, is_late=True))
+        _guarded("axolotl", _hook_all)
     elif not was_installed:
         sys.meta_path.insert(0, _TRIGGER)
     return True
@@ -148,9 +148,7 @@ def status() -> Status:
 
 def check() -> tuple[Patch, ...]:
     """What would be replaced in the Axolotl that is installed, told without importing it."""
-    patchwork = _new_patchwork()
-    _switch_off(patchwork, names_to_skip())
-    return patchwork.check()
+    return _new_patchwork(names_to_skip()).check()
 
 
 def names_to_skip(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -236,21 +234,20 @@ def _remove_trigger() -> bool:
     return True
 
 
-def _hook_all(*, is_late: bool = False) -> None:
+def _hook_all() -> None:
     import wrapt
 
     if _STATE.patchwork is None:
-        _STATE.patchwork = _new_patchwork()
-        _switch_off(_STATE.patchwork)
+        _STATE.patchwork = _new_patchwork(_STATE.skip)
         atexit.unregister(_say_use)
         atexit.register(_say_use)
     for name in dict.fromkeys((*LENDERS, *_STATE.patchwork.modules)):
         loaded = sys.modules.get(name)
         if loaded is not None:
-            _on_import(name, loaded, is_late=is_late)
+            _on_import(loaded, is_late=True)
         elif name not in _STATE.waiting:
             _STATE.waiting.add(name)
-            wrapt.register_post_import_hook(partial(_on_import, name), name)
+            wrapt.register_post_import_hook(_on_import, name)
 
 
 def _say_use() -> None:
@@ -270,15 +267,17 @@ def _is_worker() -> bool:
     return any(module is not None and module.parent_process() for module in loaded)
 
 
-def _new_patchwork() -> Patchwork:
+def _new_patchwork(skip: Iterable[str]) -> Patchwork:
     from fast_axolotl.axolotl import patches
     from fast_axolotl.axolotl.patching import Patchwork
 
-    return Patchwork(patches.REPLACEMENTS, patches.KNOWN)
+    patchwork = Patchwork(patches.REPLACEMENTS, patches.KNOWN)
+    _switch_off(patchwork, skip)
+    return patchwork
 
 
-def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> None:
-    wanted = set(_STATE.skip if names is None else names) - {""}
+def _switch_off(patchwork: Patchwork, names: Iterable[str]) -> None:
+    wanted = {*names}
     patchwork.switch_off(wanted)
     unknown = wanted - {patch.name for patch in patchwork.patches()} - {SWITCH_NAME}
     if unknown:
@@ -288,24 +287,23 @@ def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> Non
         )
 
 
-def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
-    _STATE.waiting.discard(name)
-    if not _STATE.installed:
-        return
-    if name in LENDERS:
-        _guarded(name, partial(_STATE.legacy.lend, module))
-    if _STATE.patchwork is not None:
-        _guarded(name, partial(_replace, _STATE.patchwork, module, is_late=is_late))
+def _on_import(module: ModuleType, *, is_late: bool = False) -> None:
+    _STATE.waiting.discard(module.__name__)
+    if _STATE.installed:
+        _guarded(module.__name__, partial(_change, module, is_late=is_late))
 
 
-def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None:
+def _change(module: ModuleType, *, is_late: bool) -> None:
     """Change a module; where ours does not fit, warn once of how many that is true.
 
     With a plain import nothing else does; ``fast-axolotl run`` and the plugin print a line.
     """
     from fast_axolotl.axolotl.patching import warn
 
-    if patchwork.apply(module, is_late=is_late) or _STATE.has_warned:
+    if module.__name__ in LENDERS:
+        _STATE.legacy.lend(module)
+    patchwork = _STATE.patchwork
+    if patchwork is None or patchwork.apply(module, is_late=is_late) or _STATE.has_warned:
         return
     line = status_line({}, patchwork.check())
     if "WARNING" in line and os.environ.get(RUN) != "1" and not _is_worker():

@@ -30,11 +30,11 @@ import copy
 import functools
 import inspect
 import logging
+import os
 import random
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
@@ -53,7 +53,7 @@ _EVERY = 64
 """Calls, or thousands of rows, between two later looks."""
 
 _PREFIX = "fast-axolotl-check-"
-_DEAD_SECONDS = 3600.0
+_LOCK = "lock"
 
 _PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
 
@@ -247,19 +247,32 @@ def _unseen(bound: inspect.BoundArguments) -> Iterator[None]:
 
 @contextmanager
 def _folder(is_needed: bool) -> Iterator[str]:
-    """The name of an empty folder, if one is needed. What a killed process left goes an hour later.
-
-    A check takes seconds, and the folders of other machines may look as if nobody had them.
-    """
+    """The name of an empty folder, if one is needed. What a killed process left goes first."""
     if not is_needed:
         yield ""
         return
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _DEAD_SECONDS:
+        with suppress(OSError), (left / _LOCK).open("wb") as lock:
+            if take_lock(lock.fileno(), left / _LOCK):
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
-        yield folder
+        mark = Path(folder, _LOCK)
+        with mark.open("wb") as lock:
+            take_lock(lock.fileno(), mark)
+            yield folder
+
+
+def take_lock(lock: int, mark: Path) -> bool | None:
+    """Lock an open file; ``False``: another has it, or removed it; ``None``: there are no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return mark.exists() and os.path.samestat(os.fstat(lock), mark.stat())
 
 
 def random_state(sampler: Any = None) -> list[Any]:

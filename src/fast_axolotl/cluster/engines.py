@@ -8,11 +8,11 @@ says is about data or options. Ray's own retries, of which nobody would hear, ar
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
 import platform
-import resource
 import signal
 import socket
 import sys
@@ -124,7 +124,7 @@ def perform(url: str, task: Task) -> Answer:
     answer: Answer = getattr(import_module(module), name)(store, **task.arguments)
     answer["ran"] = {
         "node": system.node_name(),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": system.peak_memory_bytes() or 0,
     }
     store.write_json(f"{task.stage}/{task.name}.json", answer)
     return answer
@@ -194,14 +194,15 @@ class Nodes:
 
         at = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
         problem = f"no Ray cluster at {at} (HOST:PORT or auto); start one with `ray start --head`"
-        if at != "auto" and not _is_open(at):  # Ray itself would try for minutes
-            raise UsageError(problem)
         self._ray: Any = ray
         # Ray ends this process where its head does not answer for so long.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_SECONDS)
         try:
+            if at != "auto":  # Ray itself would try for minutes
+                host, _, port = at.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), _MOMENT_SECONDS).close()
             ray.init(at, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
-        except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        except (OSError, ValueError, OverflowError, ray.exceptions.AuthenticationError) as error:
             raise UsageError(f"{problem} ({error})") from None
         self._workers = workers
         self._need = {"CPU": 1, **({"memory": memory} if memory else {})}
@@ -220,8 +221,7 @@ class Nodes:
         return self._attempt.remote(url, task, versions())
 
     def wait(self, keys: Collection[Any]) -> Iterator[tuple[Any, Outcome]]:
-        self._ray.wait(list(keys), timeout=_MOMENT_SECONDS)
-        for key in self._ray.wait(list(keys), num_returns=len(keys), timeout=0)[0]:
+        for key in self._ray.wait(list(keys), timeout=_MOMENT_SECONDS)[0]:
             try:
                 outcome: Outcome = self._ray.get(key)
             except self._ray.exceptions.RayError as error:
@@ -263,14 +263,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _is_open(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with suppress(OSError, ValueError, OverflowError):
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_MOMENT_SECONDS).close()
-        return True
-    return False
-
-
 def _work(pipe: Any, environment: dict[str, str]) -> None:
     """A local process: tasks from a pipe, until it or the process behind it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -295,15 +287,17 @@ def _attempt(url: str, task: Task, wanted: Mapping[str, str] | None = None) -> O
         if (own := versions().get(name, "not installed")) != version:
             problem = f"nodes differ: {name} {own}{where}, {version} where the job was started"
             return "meant", UsageError(f"{problem}; install the same versions on all")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core has a process already
     try:
         return "done", perform(url, task)
     except Exception as error:  # noqa: BLE001  whoever sent the task decides
-        if isinstance(error, FastAxolotlError) and not isinstance(error.__context__, OSError):
+        full, is_ours = (errno.ENOSPC, errno.EDQUOT), isinstance(error, FastAxolotlError)
+        causes = [e for e in (error.__context__, error.__cause__) if isinstance(e, OSError)]
+        if is_ours and all(cause.errno in full for cause in causes):
             make, (message, *rest) = cast(Any, error.__reduce__())[:2]
             return "meant", make(f"{message}{where}", *rest)
         time.sleep(_MOMENT_SECONDS)
-        return "lost", f"{type(error).__name__}: {error}{where}\n{traceback.format_exc()}"
+        reason = f"{type(error).__name__}: {error}{where}"
+        return "lost", reason if is_ours else f"{reason}\n{traceback.format_exc()}"
 
 
 def _end(workers: dict[Any, Any]) -> None:

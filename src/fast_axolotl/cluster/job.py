@@ -13,9 +13,9 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class Job:
         self._heard = heard
         self._begin = time.perf_counter()
         self._stages: dict[str, Stage] = {}
-        self.totals: dict[str, Counter[str]] = {}
+        self.totals: dict[str, Counter[str]] = defaultdict(Counter)
         """Of every stage, the sums of the numbers that its tasks answered."""
         self._peak_bytes = 0
 
@@ -114,7 +114,7 @@ class Job:
         """
         name = function.__name__
         stage = self._stages.setdefault(name, Stage(name=name))
-        totals = self.totals.setdefault(name, Counter())
+        totals = self.totals[name]
         stage.tasks += len(tasks)
         self._heard(stage, "starting")
         answers: dict[str, Answer] = {}
@@ -133,22 +133,22 @@ class Job:
             stage.retried += 1
             self._heard(stage, f"a task is tried again, since {reason}")
 
-        done = store.sizes(name)
-        left = []
-        for task, arguments in tasks.items():
-            if f"{task}.json" in done:
-                stage.done_before += 1
-                take(task, store.read_json(f"{name}/{task}.json"))
-            else:
-                called = f"{function.__module__}:{name}"
-                left.append(Task(stage=name, name=task, function=called, arguments=arguments))
+        done, called = store.sizes(name), f"{function.__module__}:{name}"
+        for task in [task for task in tasks if f"{task}.json" in done]:
+            stage.done_before += 1
+            take(task, store.read_json(f"{name}/{task}.json"))
+        left = [
+            Task(stage=name, name=task, function=called, arguments=tasks[task])
+            for task in tasks
+            if task not in answers
+        ]
         for finished, answer in run_tasks(self._engine, store.url, left, retried):
             take(finished.name, answer)
         return {task: answers[task] for task in tasks}
 
     def summary(self, **figures: Any) -> JobSummary:
         """What was done, with what only the caller knows."""
-        last = self.totals.get("write", Counter())
+        last = self.totals["write"]
         return JobSummary(
             **figures,
             rows_out=last["rows"],
@@ -160,25 +160,24 @@ class Job:
         )
 
 
-@contextmanager
 def find_repeated(
-    store: Store, names: Iterable[str], memory: int
-) -> Iterator[Callable[[], Iterator[tuple[Any, Any]]]]:
-    """Rows that repeat an earlier one and the first row like each, as often as this is called.
+    store: Store, numbers: Iterable[tuple[str, Any]], num_rows: int, memory: int
+) -> Any:
+    """For each of ``num_rows`` numbers, whether its row repeats one with a smaller number.
 
-    ``names`` are of files below ``digests/``, with two words for each row; rows are counted over
-    all of them. It is done here, not in tasks, at some 10 million rows per second. Memory is
-    bounded; on disk it takes 24 bytes a row, and 16 for each repeated one.
+    ``numbers`` are those of the rows of a file below ``digests/``, which has two words for each. It
+    is done here, not in tasks, at some 10 million rows per second. Memory is bounded; on disk it
+    takes 24 bytes a row, and 16 for each repeated one.
     """
     folder = Path(store.path("")) if store.is_local else Path(tempfile.gettempdir())
+    is_repeated = np.zeros(num_rows, bool)
     with disk_errors(folder), closing(Spill(folder, limit=memory // 2)) as spill:
-        row = 0
-        for name in names:
-            digests = store.read_array(f"digests/{name}", "<u8")
-            before, row = row, row + len(digests) // 2
-            spill.add(digests, np.arange(before, row))
+        for name, rows in numbers:
+            spill.add(store.read_array(f"digests/{name}", "<u8"), rows)
         spill.resolve()
-        yield spill.pairs
+        for repeated in spill.repeated():
+            is_repeated[repeated] = True
+    return is_repeated
 
 
 class Output:

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from fast_axolotl import system
 from fast_axolotl.axolotl.data import count_shards, saved_notes
 from fast_axolotl.cluster import shards
 from fast_axolotl.cluster.engines import Answer
@@ -30,7 +31,6 @@ from fast_axolotl.cluster.sources import Unit, cut, load
 from fast_axolotl.cluster.stock import Pipeline, load_configuration, tokenizer_digest
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.system import memory_bytes
 
 MIB = 1024 * 1024
 _HOST_BYTES = 768 * MIB
@@ -87,7 +87,8 @@ def prepare(
         for split in splits:
             split.place.claim(held, {**about, "job": f"prepare, {split.name}"}, restart=restart)
         num_rows = sum(_look(split, cfg, tokenizer) for split in splits)
-        need, there = num_rows * _ROW_BYTES, memory_bytes()
+        need, facts = num_rows * _ROW_BYTES, system.describe()
+        there = facts.get("limit_bytes") or facts["memory_bytes"]
         if need > there:
             raise UsageError(
                 f"{num_rows:,} rows need {need / 1e9:,.1f} GB of memory on this machine, which has "
@@ -102,8 +103,7 @@ def prepare(
             for split in splits:
                 if not split.place.work.sizes("tokenise"):
                     split.place.work.remove()
-            figures = {"rows_in": num_rows, "dropped": {}, "duplicates": 0}
-            return job.summary(outputs=outputs, bytes_in=num_bytes, **figures)
+            splits = []
         written = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
         for split, files in zip(splits, written, strict=True):
@@ -118,7 +118,7 @@ def prepare(
     totals = job.totals["tokenise"]
     return job.summary(
         outputs=outputs,
-        rows_in=totals["rows"],
+        rows_in=num_rows,
         dropped={"by Axolotl's filters": totals["dropped"]},
         duplicates=totals["kept"] - job.totals["deal"]["rows"],
         bytes_in=num_bytes,
@@ -232,13 +232,17 @@ def _prepare_split(
         )
     store.remove("loaded")
     places = _order(store, cfg, units, answers)
+    num_places = max(int(rows.max()) for rows in places.values()) + 1
+    is_kept = np.zeros(num_places, bool)
+    for rows in places.values():
+        is_kept[rows] = True
     if is_unique:
-        _drop_repeated(store, places, room // 2)
+        is_kept &= ~find_repeated(store, places.items(), num_places, room // 2)
     piece_bytes = min(_MOST_PIECE_BYTES, room // 8)
-    edges, ranges = _cut(cfg, kept, places, piece_bytes, types["processes"])
+    edges, ranges = _cut(cfg, kept, places, is_kept, piece_bytes, types["processes"])
     for name, rows in places.items():
         store.write_array(f"places/{name}", rows.astype(np.int64))
-    store.write_array("edges", np.array(edges, np.int64))
+    store.write_array("edges", edges)
     job.run(store, shards.deal, {name: {"unit": name} for name in kept})
     store.remove("tokens")
     store.write_json("dealt.json", list(kept))
@@ -269,10 +273,6 @@ class _Numbers:
         """The order of ``Dataset.shuffle``."""
         return _Numbers(np.random.default_rng(seed).permutation(self.rows))
 
-    @staticmethod
-    def concatenate(parts: Sequence[_Numbers]) -> _Numbers:
-        return _Numbers(np.concatenate([part.rows for part in parts]))
-
 
 def _order(
     store: Store, cfg: Any, units: Sequence[Sequence[Unit]], answers: Mapping[str, Answer]
@@ -287,7 +287,11 @@ def _order(
         for count, stop in zip(counts, accumulate(counts), strict=True)
         if count
     ]
-    with mock.patch.object(shared, "concatenate_datasets", _Numbers.concatenate):
+
+    def concatenate(parts: Sequence[_Numbers]) -> _Numbers:
+        return _Numbers(np.concatenate([part.rows for part in parts]))
+
+    with mock.patch.object(shared, "concatenate_datasets", concatenate):
         order = shared.merge_datasets(numbers, cfg).rows
     del numbers
     places = np.empty(len(order), kind)
@@ -301,50 +305,31 @@ def _order(
     return kept
 
 
-def _drop_repeated(store: Store, places: dict[str, Any], memory: int) -> None:
-    """Gives rows the place -1 that repeat one with an earlier place."""
-    flat = np.concatenate([*places.values()])
-    best = flat.copy()  # of the first row of each value: the place that stays
-    with find_repeated(store, places, memory) as pairs:
-        for rows, firsts in pairs():
-            np.minimum.at(best, firsts, flat[rows])
-        for rows, firsts in pairs():
-            flat[rows[flat[rows] != best[firsts]]] = -1
-    flat[flat != best] = -1
-    stops = np.cumsum([len(rows) for rows in places.values()])
-    places.update(zip(places, np.split(flat, stops[:-1]), strict=True))
-
-
 def _cut(
     cfg: Any,
     kept: Mapping[str, Answer],
-    places: dict[str, Any],
+    places: Mapping[str, Any],
+    is_kept: Any,
     piece_bytes: int,
     num_processes: int,
-) -> tuple[list[int], list[range]]:
-    """Closes the gaps between places; the edges of the output's pieces, and those of each shard."""
-    most = max(int(rows.max()) for rows in places.values()) + 1
-    is_kept = np.zeros(most, np.bool_)
-    weights = np.zeros(most, np.float32)
+) -> tuple[Any, list[range]]:
+    """Closes the gaps between places, -1 for rows that go; edges of pieces, pieces of shards."""
+    weights = np.zeros(len(is_kept))
     for name, rows in places.items():
-        stays = rows[rows >= 0]
-        is_kept[stays] = True
-        weights[stays] = kept[name]["bytes_out"] / kept[name]["kept"]
+        weights[rows] = kept[name]["bytes_out"] / kept[name]["kept"]
     finals = np.cumsum(is_kept, dtype=next(iter(places.values())).dtype)
     for rows in places.values():
-        rows[rows >= 0] = finals[rows[rows >= 0]] - 1
+        rows[:] = np.where(is_kept[rows], finals[rows] - 1, -1)
+    del finals
     weights = weights[is_kept]
-    num_rows, num_bytes = len(weights), float(weights.sum(dtype=np.float64))
+    filled = np.cumsum(weights, out=weights)  # in place: all that is held counts
+    num_rows, num_bytes = len(filled), float(filled[-1])
     count = cfg.num_dataset_shards_to_save
     count = min(count or count_shards(num_rows, num_bytes, num_processes), num_rows)
     share, rest = divmod(num_rows, count)
-    edges, ranges = [0], list[range]()
-    for shard in range(count):
-        first, start = len(edges) - 1, edges[-1]
-        stop = start + share + (shard < rest)
-        filled = np.cumsum(weights[start:stop], dtype=np.float64)
-        cuts = np.searchsorted(filled, np.arange(piece_bytes, filled[-1], piece_bytes))
-        edges += [int(cut) + start for cut in np.unique(cuts) if 0 < cut < len(filled)]
-        edges.append(stop)
-        ranges.append(range(first, len(edges) - 1))
-    return edges, ranges
+    bounds = [number * share + min(number, rest) for number in range(count + 1)]
+    edges = np.union1d(
+        bounds, np.searchsorted(filled, np.arange(piece_bytes, filled[-1], piece_bytes))
+    )
+    ranges = pairwise(np.searchsorted(edges, bounds).tolist())
+    return edges, [range(*edge_numbers) for edge_numbers in ranges]

@@ -43,7 +43,7 @@ def tokenise(
     final = read_schema(store.read_json("types.json")["final"])
     table = unit.read(store)
     step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
-    merged = dropped = tokens = num_bytes = 0
+    merged = dropped = num_bytes = 0
     numbers, digests = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
     with (
         store.writing(f"tokens/{unit.name}.arrow") as path,
@@ -59,7 +59,6 @@ def tokenise(
                 if secret is not None:
                     key = np.array(secret, np.uint64)
                     digests += [digest_batch(rows, key, 1) for rows in kept.to_batches()]
-                tokens += count_tokens(kept)
                 num_bytes += kept.nbytes
             merged += made.num_merged
             dropped += made.num_dropped
@@ -73,7 +72,6 @@ def tokenise(
         "kept": len(joined),
         "merged": merged,
         "dropped": dropped,
-        "tokens": tokens,
         "bytes_out": num_bytes,
     }
 
@@ -114,7 +112,7 @@ def write(store: Store, *, name: str, pieces: range, target: str) -> dict[str, A
         f"dealt/{unit}": store.read_array(f"dealt/{unit}", "<i8", pieces.start, pieces.stop + 1)
         for unit in store.read_json("dealt.json")
     }
-    num_rows = tokens = 0
+    tokens = 0
     with Store(target).writing(name) as path:
         features = Features.from_arrow_schema(final)
         with ArrowWriter(features=features, path=str(path)) as writer:
@@ -128,17 +126,16 @@ def write(store: Store, *, name: str, pieces: range, target: str) -> dict[str, A
                 found = pa.Table.from_batches(batches)
                 order = np.argsort(found.column(_PLACE).to_numpy())
                 found = found.drop_columns([_PLACE]).take(pa.array(order)).combine_chunks()
-                tokens += count_tokens(found)
+                if "input_ids" in found.column_names:
+                    tokens += pc.sum(pc.list_value_length(found["input_ids"])).as_py() or 0
                 rows = pa.concat_tables([left, found])
                 full = len(rows) - len(rows) % _ROWS_AT_ONCE
-                for start in range(0, full, _ROWS_AT_ONCE):
-                    writer.write_table(rows.slice(start, _ROWS_AT_ONCE))
-                left, num_rows = rows.slice(full), num_rows + full
-            if len(left):
-                writer.write_table(left)
-            writer.finalize()
+                writer.write_table(rows.slice(0, full), _ROWS_AT_ONCE)
+                left = rows.slice(full)
+            writer.write_table(left)
+            num_rows, _ = writer.finalize()
         num_bytes = path.stat().st_size
-    return {"rows": num_rows + len(left), "tokens": tokens, "bytes_out": num_bytes}
+    return {"rows": num_rows, "tokens": tokens, "bytes_out": num_bytes}
 
 
 def read_schema(text: str) -> pa.Schema:
@@ -150,14 +147,13 @@ def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:
     """The rows under the prepared dataset's types, missing columns filled with nulls."""
     from datasets.table import CastError, table_cast
 
-    if table.schema.equals(schema):
-        return table.replace_schema_metadata(schema.metadata)
     try:
         table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
         return table_cast(table, schema)
     except (CastError, pa.ArrowInvalid, KeyError, TypeError) as error:
         raise DataError(
-            f"{unit}: tokenising gives other columns or types than for the first rows: {error}"
+            f"dataset {unit.dataset}, from row {unit.first + 1:,}: tokenising gives other columns "
+            f"or types than for the first rows: {error}"
         ) from None
 
 
@@ -181,10 +177,3 @@ def make_rows(make: Callable[[pa.Table], Made], rows: pa.Table, unit: Unit) -> M
         f"({type(reason).__name__}: {reason}); correct or remove the row, or check the type and "
         "fields of this dataset"
     )
-
-
-def count_tokens(table: pa.Table) -> int:
-    if "input_ids" not in table.column_names:
-        return 0
-    lengths = pc.list_value_length(table.column("input_ids"))
-    return int(pc.sum(lengths).as_py() or 0)

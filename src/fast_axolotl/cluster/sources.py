@@ -40,9 +40,6 @@ class Unit(NamedTuple):
     first: int
     """The number of its first row in the dataset."""
 
-    def __str__(self) -> str:
-        return f"dataset {self.dataset}, from row {self.first + 1:,}"
-
     def read(self, store: Store) -> pa.Table:
         return pa.ipc.open_file(store.read(f"loaded/{self.name}")).read_all()
 

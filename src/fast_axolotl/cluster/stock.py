@@ -28,8 +28,10 @@ from fast_axolotl.axolotl.tokenized_shards import describe
 from fast_axolotl.errors import DataError, UsageError
 
 _NUMBER = "__fast_axolotl_row"
-_NOTHING_TO_PREPARE = ("skip_prepare_dataset", "pretraining_dataset", "streaming")
-_UNSUPPORTED = ("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic")
+_UNSUPPORTED = (
+    *("skip_prepare_dataset", "pretraining_dataset", "streaming"),
+    *("use_pose", "processor_type", "push_dataset_to_hub", "_synthetic"),
+)
 _NOTHING_LEFT = "trainable tokens"
 """In what Axolotl says where no row is left; here it may be just these rows."""
 
@@ -63,7 +65,7 @@ def load_configuration(config: str) -> tuple[Any, Any]:
     cfg.is_preprocess = True
     _quieten(logging.WARNING)
     types = [str(entry.type) for entry in [*(cfg.datasets or ()), *(cfg.test_datasets or ())]]
-    for key in _NOTHING_TO_PREPARE + _UNSUPPORTED:
+    for key in _UNSUPPORTED:
         if cfg.get(key) or key in types:
             raise UsageError(f"{config} sets {key}, unsupported here; use Axolotl without prepare")
     for plugin in PluginManager.get_instance().plugins.values():
@@ -96,8 +98,6 @@ class Pipeline:
 
         dataset = Dataset(InMemoryTable(rows))
         made = Made()
-        if not len(dataset):
-            return made
         cfg = type(self.cfg)({**self.cfg})
         uncut = {"shards": None, "preprocess_shards": None}
         config = type(self.cfg)({**self.configs[index], **uncut})
@@ -193,7 +193,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 def _make_ready() -> None:
     """Our replacements in this process, less the one that loads datasets itself."""
     os.environ["AXOLOTL_IS_PREPROCESS"] = "1"
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core has a process already
     os.environ.setdefault("AXOLOTL_LOG_LEVEL", "WARNING")
     install(skip=[*names_to_skip(), "stream"])
 

@@ -6,48 +6,41 @@ bytes, so the later one may replace the earlier.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
+from fsspec.implementations.local import LocalFileSystem
 
-from fast_axolotl.axolotl.tokenized_shards import take_lock
-from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.axolotl.self_check import take_lock
+from fast_axolotl.dedupe.output import disk_errors
+from fast_axolotl.errors import UsageError
 from fast_axolotl.reading.remote import with_retries
 
 _RETRY_SECONDS = 60.0
 """For so long, a request that fails is tried again; then its task is, on another node."""
 
 
-@dataclass(slots=True)
 class Store:
     """Files by their names below a path or URL, with ``/`` between folders."""
 
-    url: str
-    _fs: Any = field(init=False, repr=False)
-    _root: str = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._fs, root = fsspec.core.url_to_fs(self.url)
-        self._root = root.rstrip("/")
-        if self.is_local:
-            self.url = self._root  # absolute, which other processes understand
+    def __init__(self, url: str) -> None:
+        self._fs, root = fsspec.core.url_to_fs(url)
+        self._root: str = root.rstrip("/")
+        # A path becomes absolute, which other processes understand.
+        self.url = self._root if self.is_local else url
 
     @property
     def is_local(self) -> bool:
         """Whether its files are files of this machine's file system, shared ones included."""
-        protocols = self._fs.protocol
-        return "file" in ((protocols,) if isinstance(protocols, str) else protocols)
+        return isinstance(self._fs, LocalFileSystem)
 
     def path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -78,9 +71,8 @@ class Store:
             return
         mark = Path(f"{self._root}.lock")
         mark.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(mark, os.O_RDWR | os.O_CREAT)
-        try:
-            if take_lock(lock, mark) is False:
+        with mark.open("ab") as lock:
+            if take_lock(lock.fileno(), mark) is False:
                 raise UsageError(
                     f"another job is using {self.url}; wait until it ends, or pass another --work "
                     "and another --output"
@@ -89,8 +81,6 @@ class Store:
                 yield
             finally:
                 mark.unlink(missing_ok=True)
-        finally:
-            os.close(lock)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -104,19 +94,11 @@ class Store:
             else:
                 folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
                 beside = Path(held.enter_context(folder), target.name)
-            try:
+            with disk_errors(beside.parent):
                 yield beside
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                raise DataError(
-                    "the disk is full; free space, or pass --work and --output on a larger disk. "
-                    "Finished work is kept; run the same command again to continue",
-                    path=str(beside.parent),
-                ) from None
-            if self.is_local:
-                beside.replace(target)
-            else:
+                if self.is_local:
+                    beside.replace(target)
+            if not self.is_local:
                 self._ask("put_file", str(beside), self.path(name))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:

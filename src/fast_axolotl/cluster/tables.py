@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,18 +116,18 @@ def dedupe_on(
         keys = {"columns": names, "secret": place.secret}
         named = {name: {"name": name, **given, **keys} for name, given in shares.items()}
         digests = job.run(store, digest, named)
-        keep = np.ones(sum(answer["rows"] for answer in digests.values()), bool)
-        with find_repeated(store, shares, memory) as pairs:
-            for repeated, _ in pairs():
-                keep[repeated] = False
+        stops = accumulate((answer["rows"] for answer in digests.values()), initial=0)
+        rows = {name: range(*edges) for name, edges in zip(digests, pairwise(stops), strict=True)}
+        num_rows = sum(map(len, rows.values()))
+        numbers = ((name, np.arange(span.start, span.stop)) for name, span in rows.items())
+        keep = ~find_repeated(store, numbers, num_rows, memory)
         store.write_array("keep", keep)
         tasks: dict[str, dict[str, Any]] = {}
-        row = 0
-        for name, given in shares.items():
-            first, row = row, row + digests[name]["rows"]
-            if keep[first:row].any() or (row == len(keep) and not tasks):  # at least a schema
+        for name, span in rows.items():
+            is_last = span.stop == num_rows and not tasks  # at least a schema
+            if keep[span.start : span.stop].any() or is_last:
                 part = {"part": f"part-{len(tasks):05d}.parquet", "target": place.parts.url}
-                tasks[name] = {**given, **part, "rows": [first, row]}
+                tasks[name] = {**shares[name], **part, "rows": [span.start, span.stop]}
         place.forget_missing("write", {name: task["part"] for name, task in tasks.items()})
         written = job.run(store, write, tasks)
         answers = {tasks[name]["part"]: answer for name, answer in written.items()}
@@ -134,9 +135,9 @@ def dedupe_on(
         store.remove()
     return job.summary(
         outputs=(final.url,),
-        rows_in=len(keep),
+        rows_in=num_rows,
         dropped={},
-        duplicates=len(keep) - int(keep.sum()),
+        duplicates=num_rows - int(keep.sum()),
         bytes_in=sum(one.num_bytes for one in sources),
     )
 
@@ -144,17 +145,11 @@ def dedupe_on(
 def _cut(dataset: Dataset, schema: pa.Schema, memory: int) -> Iterator[Share]:
     """All units of a dataset in shares, in order."""
     units = dataset.units()
-    total = sum(unit.num_bytes for unit in units)
-    share_bytes = max(_LEAST_BYTES, min(total // _SHARES, _MOST_BYTES))
-    groups: list[list[Unit]] = [[]]
-    size = 0
-    for unit in units:
-        size += unit.num_bytes
-        if groups[-1] and size > share_bytes:
-            groups.append([])
-            size = unit.num_bytes
-        groups[-1].append(unit)
-    for group in groups:
+    begins = [*accumulate((unit.num_bytes for unit in units), initial=0)]
+    share_bytes = max(_LEAST_BYTES, min(begins[-1] // _SHARES, _MOST_BYTES))
+    numbered = zip(begins, units, strict=False)
+    alike = groupby(numbered, lambda pair: pair[0] // share_bytes)
+    for group in [[unit for _, unit in pairs] for _, pairs in alike] or [[]]:
         files = {file: index for index, file in enumerate(dict.fromkeys(u.file for u in group))}
         theirs = replace(
             dataset,

@@ -20,12 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.dedupe.output import (
-    GROUP_BYTES,
-    check_target,
-    disk_errors,
-    whole_file,
-)
+from fast_axolotl.dedupe.output import GROUP_BYTES, check_target, disk_errors, whole_file
 from fast_axolotl.dedupe.row_bytes import plain_type
 from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
 from fast_axolotl.dedupe.seen import SeenRows

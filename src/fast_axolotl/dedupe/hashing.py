@@ -125,9 +125,8 @@ def _is_first(digests: ByteArray) -> npt.NDArray[np.bool_]:
         at = [firsts.setdefault(half.tobytes(), index) for index, half in enumerate(halves)]
         return np.equal(at, range(len(at)))
     numbers = np.arange(len(digests))
-    is_first: npt.NDArray[np.bool_] = (
-        SeenRows().enter(halves.view(np.uint64).reshape(-1), numbers) == numbers
-    )
+    firsts_of: Any = SeenRows().enter(halves.view(np.uint64).reshape(-1), numbers)
+    is_first: npt.NDArray[np.bool_] = firsts_of == numbers
     return is_first
 
 

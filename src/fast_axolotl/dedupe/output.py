@@ -56,9 +56,12 @@ def disk_errors(path: Path) -> Iterator[None]:
     """What a full disk, or a format that lacks a type, says: as an error that names the file."""
     try:
         yield
+    except DataError:  # a missing file is an OSError too
+        raise
     except OSError as error:
         raise DataError(
-            f"writing failed ({error.strerror or error}); free disk space or choose another disk",
+            f"writing failed ({error.strerror or error}); free disk space or choose another disk, "
+            "and run the same again",
             path=str(path),
         ) from error
     except pa.ArrowException as error:
@@ -82,19 +85,27 @@ def whole_file(
                 os.kill(int(other.name[len(stem) :].removesuffix(".partial")), 0)
             except ProcessLookupError:
                 other.unlink()
-    handler: Any = None
-    if threading.current_thread() is threading.main_thread():
-        handler = signal.getsignal(signal.SIGTERM)
-    is_default = handler is signal.SIG_DFL  # else somebody decides what it does
+    is_main = threading.current_thread() is threading.main_thread()
+    # Else somebody decides what it does.
+    is_default = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_default:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in schema
+    ]
+    plain = pa.schema(fields, metadata=schema.metadata)
     try:
         with disk_errors(path):
-            writer = _writer_for(path, group_bytes)(beside, decoded_schema(schema))
+            writer = _writer_for(path, group_bytes)(beside, plain)
 
         def write(batch: pa.RecordBatch) -> None:
+            columns = [
+                column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+                for column in batch.columns
+            ]
             with disk_errors(path):
-                writer.write(decoded(batch))
+                writer.write(pa.RecordBatch.from_arrays(columns, schema=plain))
 
         try:
             yield write
@@ -121,24 +132,6 @@ def _writer_for(path: Path, group_bytes: int = GROUP_BYTES) -> Callable[[Path, p
     if kind in ("arrow", "feather") and compression is None:
         return lambda target, schema: pa.ipc.new_file(str(target), schema)
     raise UsageError(f"output {path} has an unknown file ending; use {_ENDINGS}")
-
-
-def decoded_schema(schema: pa.Schema) -> pa.Schema:
-    """Dictionary columns as plain ones."""
-    fields = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-        for field in schema
-    ]
-    return pa.schema(fields, metadata=schema.metadata)
-
-
-def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch under its ``decoded_schema``."""
-    columns = [
-        column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=decoded_schema(batch.schema))
 
 
 class ParquetWriter:

@@ -47,8 +47,8 @@ class SeenRows:
         num_regions = min(_MOST_REGIONS, 1 << (self._threads - 1).bit_length())
         self._regions = [_Region(index, num_regions) for index in range(num_regions)]
         self._lock = threading.Lock()
-        self.secret = fresh_secret()
-        """The key of the hash."""
+        self.secret = np.array([secrets.randbits(64) | 1 for _ in range(4)], np.uint64)
+        """The key of the hash: four odd words that nobody can foresee."""
         self.next_number = 0
         """The number that the next row gets."""
         self.types: Any = None
@@ -139,8 +139,3 @@ class _Region:
 def require_threads(num_threads: int) -> None:
     if num_threads < 0:
         raise UsageError(f"num_threads must be 0 (all processors) or more, not {num_threads}")
-
-
-def fresh_secret() -> Any:
-    """Four odd words that nobody can foresee."""
-    return np.array([secrets.randbits(64) | 1 for _ in range(4)], np.uint64)

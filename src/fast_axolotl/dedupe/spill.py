@@ -5,8 +5,9 @@ fit in memory, ordered by bucket: some bits of the digest, so equal rows meet in
 run they are in. ``resolve`` takes bucket after bucket into a set of rows seen; one with too many
 different digests for memory is read several times, for some of them each time.
 
-What it finds, pairs of a row and the first row like it, goes into files ordered by row, so that a
-second pass over the rows reads each in order. Disk: 24 bytes a row, plus 16 for each repeated row.
+What it finds, pairs of a row and the first row like it, goes into files, in the order in which rows
+came, so that a second pass over the rows reads each in order. Disk: 24 bytes a row, plus 16 for
+each repeated row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ _RUN_SHARE = 8
 one in so many of the rows that a bucket may have."""
 
 _LEAST_ROWS = 1024
-_PAIRS_AT_ONCE = 1 << 20
 _BUCKET_BITS = 8
 _NUM_BUCKETS = 1 << _BUCKET_BITS
 
@@ -54,13 +54,12 @@ class Spill:
         self._num_held = 0
         self._runs: list[_Run] = []
         self._pairs: list[Any] = []
-        """Repeated rows in order, and the first row like each."""
+        """Repeated rows, and the first row like each."""
         self.num_bytes = 0
         """Written to disk so far."""
 
     def add(self, digests: Any, numbers: Any) -> None:
-        """Takes rows by their digests, two words each; of equal ones, that of the smallest number
-        first."""
+        """Takes rows by their digests, two words each; of equal ones, the least number is first."""
         pairs = digests.reshape(-1, 2)
         for start in range(0, len(numbers), self._run_rows):
             stop = min(len(numbers), start + self._run_rows)
@@ -80,7 +79,7 @@ class Spill:
             passes = 1 << (distinct // self._most_rows).bit_length()
             for index in range(passes):
                 seen = SeenRows(num_threads=1)
-                found = [np.empty((2, 0), np.int64)]
+                found: list[Any] = []
                 for run in self._runs:
                     start, stop = run.edges[bucket : bucket + 2].tolist()
                     offset = start * _RECORD.itemsize
@@ -91,12 +90,21 @@ class Spill:
                     numbers, firsts = _enter(seen, records)
                     repeated = (firsts != numbers) & (numbers >= 0)  # those of the input
                     found.append(np.stack([numbers[repeated], firsts[repeated]]))
-                pairs = np.concatenate(found, axis=1)
-                if pairs.size:
+                if any((pair[0] < pair[1]).any() for pair in found):
+                    # They did not come in the order of their numbers: the least becomes the first.
+                    known = np.unique(np.concatenate([pair[1] for pair in found]))
+                    least = known.copy()
+                    for numbers, firsts in found:
+                        np.minimum.at(least, np.searchsorted(known, firsts), numbers)
+                    for pair in found:
+                        best = least[np.searchsorted(known, pair[1])]
+                        pair[:] = np.where(pair[0] == best, pair[1], pair[0]), best
+                if count := sum(pair.shape[1] for pair in found):
                     path = self.folder / f"pairs-{len(self._pairs)}"
-                    path.write_bytes(pairs.data)
-                    self._pairs.append(np.memmap(path, np.int64, "r", shape=pairs.shape))
-                    self.num_bytes += pairs.nbytes
+                    with path.open("wb") as file:
+                        file.writelines(pair[side].data for side in (0, 1) for pair in found)
+                    self._pairs.append(np.memmap(path, np.int64, "r", shape=(2, count)))
+                    self.num_bytes += self._pairs[-1].nbytes
 
     def firsts(self, start: int, stop: int) -> Any:
         """For the rows ``start … stop``, the number of the first row like each."""
@@ -106,12 +114,9 @@ class Spill:
             firsts[numbers[some] - start] = first_of_each[some]
         return firsts
 
-    def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """Rows that repeat an earlier one, in no order, and the first row like each."""
-        for pairs in self._pairs:
-            for start in range(0, pairs.shape[1], _PAIRS_AT_ONCE):
-                numbers, firsts = np.array(pairs[:, start : start + _PAIRS_AT_ONCE])
-                yield numbers, firsts
+    def repeated(self) -> Iterator[Any]:
+        """The numbers of rows that repeat one of a smaller number, in no order."""
+        return (pairs[0] for pairs in self._pairs)
 
     def close(self) -> None:
         """Removes everything."""

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from fast_axolotl.integrations.hooks import guarded, unwrap, wrap
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
-from fast_axolotl.measure.loaders import read_loader, ready_batches
+from fast_axolotl.measure.batch_counts import read_loader, ready_batches
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter

@@ -32,10 +32,9 @@ from typing import Any, Literal, TypeVar
 
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.batch_counts import BatchCounter
+from fast_axolotl.measure.batch_counts import BatchCounter, read_loader, ready_batches
 from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.events import CudaEvents, EventPair, find_events
-from fast_axolotl.measure.loaders import read_loader, ready_batches
 from fast_axolotl.measure.sampler import SystemSampler
 from fast_axolotl.measure.stacks import Looks, StackSampler, WorkerLines
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker

@@ -360,7 +360,7 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
                 "Feather version 1 is not supported; convert the file with pyarrow.feather",
                 path=source.path,
             )
-        file = source.map_arrow() if source.is_local else source.open_arrow()
+        file = source.open_arrow(is_mapped=source.is_local)
         is_stream = not head.startswith(b"ARROW1")
         reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
     columns = _columns(source, reader.schema, options)

@@ -19,7 +19,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,23 +60,23 @@ def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
     """The dataset with each plain CSV file that is larger than a unit cut into units, or none."""
     options = dataset.options
 
-    def edges_of(file: Any) -> list[int] | None:
+    def edges_of(file: Any) -> list[int]:
+        edges: list[int] = []
         is_plain = hasattr(file, "edges") and file.compression is None
-        if not is_plain or file.source.num_bytes <= options.unit_bytes:
-            return None
-        with suppress(DataError) if options.on_error == "skip" else nullcontext():
-            return list(file.find_edges())
-        return None
+        if is_plain and file.source.num_bytes > options.unit_bytes:
+            with suppress(*[DataError] if options.on_error == "skip" else []):
+                edges = file.find_edges()
+        return edges
 
     if all(item.format != "csv" for item in dataset.inputs):
         return dataset
     formats: list[Any] = list(dataset.formats)
-    found = [None] * len(formats)
+    found: list[list[int]] = [[]] * len(formats)
     if is_cut:
         found = _kept(["edges"], dataset, lambda: _in_threads(edges_of, formats))
     for index, edges in enumerate(found):
         if hasattr(formats[index], "edges"):
-            formats[index] = replace(formats[index], edges=edges and tuple(edges))
+            formats[index] = replace(formats[index], edges=tuple(edges) or None)
     return replace(dataset, formats=tuple(formats))
 
 

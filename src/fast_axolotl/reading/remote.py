@@ -72,7 +72,7 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
         if path.startswith("http") and isinstance(cause, FileNotFoundError):
             # fsspec's HTTP file system calls any failure to learn a size a missing file.
             cause = cause.__cause__ or cause
-        status, kind = _status_in(cause), DataError
+        status, kind, reason = _status_in(cause), DataError, None
         name, text = type(cause).__name__, mask_secrets(" ".join(str(cause).split()))
         is_refused = status and 400 <= status < 500 and status not in _MAY_GET_BETTER
         most = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
@@ -92,6 +92,7 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
         elif is_refused or (isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"):
             text = f"the request failed with {name}: {text}; check address and storage_options"
         elif spent + delay > seconds:
+            reason = TimeoutError()  # it may succeed later, or on another machine
             text = (
                 f"the connection failed {attempt} times in {spent:,.0f} s, last with {name}: "
                 f"{text}; check the network and resume from the last saved state, or pass a "
@@ -104,7 +105,7 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
             pause(delay)
             continue
         # Without its cause: a traceback would show the secrets in an address.
-        raise kind(text, path=path)
+        raise kind(text, path=path) from reason
 
 
 def _status_in(error: BaseException | None) -> int | None:
@@ -207,7 +208,7 @@ class RemoteSource(Source):
         request = partial(self._request, offset, length)
         return with_retries(request, self.path, self.retry_seconds) if length else b""
 
-    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
+    def open_arrow(self, ahead: int = 0, *, is_mapped: bool = False) -> pa.NativeFile:
         size = min(max(_LEAST_REQUEST_BYTES, ahead), self.num_bytes + 1)
         return pa.PythonFile(io.BufferedReader(SourceFile(self), size), mode="r")
 

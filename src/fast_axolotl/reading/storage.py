@@ -17,7 +17,7 @@ from __future__ import annotations
 import lzma
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import ClassVar
@@ -77,19 +77,15 @@ class Source:
             self._check_size(offset + len(data))
         return data
 
-    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
-        """A random-access file for pyarrow's own readers; a remote one reads so much at a time."""
-        return self._opened(pa.OSFile)
+    def open_arrow(self, ahead: int = 0, *, is_mapped: bool = False) -> pa.NativeFile:
+        """A random-access file for pyarrow's own readers; a remote one reads so much at a time.
 
-    def map_arrow(self) -> pa.NativeFile:
-        """A local file in memory; it ends the process if it is cut off while it is mapped."""
-        return self._opened(pa.memory_map)
-
-    def _opened(self, how: Callable[[str], pa.NativeFile]) -> pa.NativeFile:
+        A mapped one ends the process if it is cut off meanwhile.
+        """
         if self.content is not None:
             return pa.BufferReader(self.content)
         with translate_os_errors(self.path):
-            file = how(self.path)
+            file = pa.memory_map(self.path) if is_mapped else pa.OSFile(self.path)
             self._check_size(file.size())
             return file
 
@@ -146,8 +142,8 @@ class Supply:
     """
 
     def __init__(self, source: Source, compression: str | None, size: int) -> None:
-        self._source, self._size = source, size
-        self._chunks = None if compression is None else open_chunks(source, compression, size)
+        self._path, self._size = source.path, size
+        self._chunks = open_chunks(source, compression, size)
         self._failure: DataError | None = None
         self.offset = 0
         """Where ``held`` begins."""
@@ -166,22 +162,17 @@ class Supply:
         """Drops what was consumed and reads on."""
         self.drop(consumed)
         left = len(self.held)
-        check_record(left, self._source.path, self.offset)
-        if self._chunks is None:
-            # Reading the rest again costs less than putting it before what comes. One length, as a
-            # rule: for another one the allocator would give its pages back and ask for new ones.
-            self.held = self._source.read_at(self.offset, max(self._size, 2 * left))
-        else:
-            pieces, wanted = [self.held], max(self._size, left)
-            try:
-                for piece in self._chunks:
-                    pieces.append(piece)
-                    wanted -= len(piece)
-                    if wanted <= 0:
-                        break
-            except DataError as error:
-                self._failure = error
-            self.held = b"".join(pieces)
+        check_record(left, self._path, self.offset)
+        pieces, wanted = [self.held], max(self._size, left)
+        try:
+            for piece in self._chunks:
+                pieces.append(piece)
+                wanted -= len(piece)
+                if wanted <= 0:
+                    break
+        except DataError as error:
+            self._failure = error
+        self.held = b"".join(pieces)
         self.ended = len(self.held) == left
         if self.ended and self._failure is not None:
             raise self._failure
