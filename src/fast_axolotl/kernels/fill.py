@@ -14,7 +14,7 @@ column. The loops run over views, not over computed indices, since only those be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from numba import types
 
@@ -34,26 +34,21 @@ _SMALL_PLACES = 1024 * 1024
 _SLICES_PER_THREAD = 8
 """Several, so that a thread whose sequences are long leaves some of its share to the others."""
 
-_LAYOUT = types.Tuple((INT64, INT64, types.int64, types.int64, types.boolean))
-"""A ``Layout`` as the kernels take it: a plain tuple, which costs less to pass than a named one."""
+Layout: TypeAlias = tuple[Any, Any, int, int, bool]
+"""Where sequences lie in rows: what all filling kernels share."""
+
+_LAYOUT = types.Tuple(
+    (
+        INT64,  # where each sequence starts among the values, and the end of the last
+        INT64,  # where each sequence starts among the places, and the end of the last row
+        types.int64,  # tokens of a sequence that are used, at most
+        types.int64,  # places of a row
+        types.boolean,  # whether EOS and one place of padding follow each sequence
+    )
+)
 
 _RUN = (types.int64, types.int64)
 """``start, stop`` of the sequences to fill."""
-
-
-class Layout(NamedTuple):
-    """Where sequences lie in rows: what all filling kernels share."""
-
-    offsets: Any
-    """Where each sequence starts among the values, and the end of the last."""
-    targets: Any
-    """Where each sequence starts among the places, and the end of the last row."""
-    limit: int
-    """Tokens of a sequence that are used, at most."""
-    width: int
-    """Places of a row."""
-    closing: bool
-    """Whether EOS and one place of padding follow each sequence."""
 
 
 def fill(
@@ -64,7 +59,7 @@ def fill(
     ``num_threads`` of 0 means every processor. A filler that returns ``False`` had a token that
     its output cannot hold: ``OverflowError``.
     """
-    num_sequences, num_places = len(layout.offsets) - 1, int(layout.targets[-1])
+    num_sequences, num_places = len(layout[0]) - 1, int(layout[1][-1])
     threads = 1 if num_places < _SMALL_PLACES else num_threads or usable_cores()
     block = max(1, _BLOCK_PLACES * num_sequences // max(1, num_places))
 
@@ -113,7 +108,7 @@ def _repeat(places: Any, value: int) -> None:
 
 
 @inlined
-def _extent(layout: Any, index: int) -> tuple[int, bool]:
+def _extent(layout: Layout, index: int) -> tuple[int, bool]:
     """How many tokens a sequence has, and whether its separators follow in the same row."""
     offsets, targets, limit, width, closing = layout
     length = min(offsets[index + 1] - offsets[index], limit)
@@ -130,7 +125,7 @@ def _extent(layout: Any, index: int) -> tuple[int, bool]:
         for out in (MUTABLE_INT32, MUTABLE_INT64)
     )
 )
-def lay(values: Any, layout: Any, eos: int, pad: int, out: Any, start: int, stop: int) -> bool:
+def lay(values: Any, layout: Layout, eos: int, pad: int, out: Any, start: int, stop: int) -> bool:
     """Copy the tokens of a run, with EOS and padding; whether every token fits into ``out``."""
     offsets, targets, fits = layout[0], layout[1], True
     for index in range(start, stop):
@@ -150,7 +145,7 @@ def lay(values: Any, layout: Any, eos: int, pad: int, out: Any, start: int, stop
 
 
 @kernel(*(types.void(_LAYOUT, out, *_RUN) for out in (MUTABLE_INT32, MUTABLE_INT64)))
-def mark(layout: Any, out: Any, start: int, stop: int) -> None:
+def mark(layout: Layout, out: Any, start: int, stop: int) -> None:
     """Write 1 for each token and EOS of a run, and 0 for its padding."""
     targets = layout[1]
     for index in range(start, stop):
@@ -175,7 +170,7 @@ def _count_padding(out: Any, start: int, stop: int, width: int) -> None:
 
 
 @kernel(*(types.void(_LAYOUT, out, *_RUN) for out in (MUTABLE_INT32, MUTABLE_INT64)))
-def positions(layout: Any, out: Any, start: int, stop: int) -> None:
+def positions(layout: Layout, out: Any, start: int, stop: int) -> None:
     """Number the places of each sequence of a run from 0, separators included; padding as well."""
     targets, width = layout[1], layout[3]
     for index in range(start, stop):

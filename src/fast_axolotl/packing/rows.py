@@ -193,7 +193,7 @@ def _pack(
         raise UsageError(
             f"cu_seqlens would reach {num_places}, beyond 32 bits; pack less at a time"
         )
-    layout = fill.Layout(offsets, targets, limit, width, separators > 0)
+    layout = offsets, targets, limit, width, separators > 0
     filled: dict[str, Array] = {}
     fillers: list[Callable[[int, int], Any]] = []
 
@@ -205,12 +205,11 @@ def _pack(
     # Without labels and masks of their own, these follow from the tokens.
     columns = pieces if len(pieces) > 1 else pieces * 2
     for name, tokens, padding in zip(_NAMES, columns, (pad, label_pad, 0), strict=False):
-        own = tuple(layout._replace(offsets=tokens.offsets))
-        add(name, fill.lay, tokens.values, own, eos, padding)
+        add(name, fill.lay, tokens.values, (tokens.offsets, *layout[1:]), eos, padding)
     if len(pieces) == 1:
-        add("attention_mask", fill.mark, tuple(layout))
+        add("attention_mask", fill.mark, layout)
     if position_ids or cu_seqlens:
-        add("position_ids", fill.positions, tuple(layout))
+        add("position_ids", fill.positions, layout)
     try:
         fill.fill(fillers, layout, num_threads)
     except OverflowError:
