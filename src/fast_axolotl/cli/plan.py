@@ -508,7 +508,7 @@ def trace_document(summary: TraceSummary) -> Document:
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
         rows.append([*cells, format_seconds(row.waiting_seconds)])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
-    header += ["idle", "of it host"]
+    header += ["idle", "waiting for the host"]
     blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]

@@ -9,7 +9,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER, STEP
 from fast_axolotl.record.figures import VERDICTS
 from fast_axolotl.record.units import (
     count_words,
+    format_bytes,
     format_count,
     format_date,
     format_duration,
@@ -131,7 +132,13 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
         return []
     blocks: list[Block] = [*_clock_section(runs), *step_section(runs), *charts]
     blocks += _course_section(runs)
-    figures = [figure_group(title, names, runs) for title, names in GROUPS.items()]
+    figures: list[Section] = []
+    for title, names in GROUPS.items():
+        group, last = figure_group(title, names, runs), figures[-1:]
+        if last and len(group.blocks) == 1 and group.blocks == last[0].blocks:
+            # Nothing is known of either, for the same reason.
+            group = replace(group, title=f"{figures.pop().title} · {title}")
+        figures.append(group)
     is_single = len(runs) == 1
     blocks.append(Section(title="All figures", blocks=figures, is_open=is_single, layout="groups"))
     tables = [table for run in runs for table in _member_tables(run, is_named=not is_single)]
@@ -140,7 +147,7 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
     for title in ("settings", "environment"):
         values: list[dict[str, Any]] = [getattr(run.summary, title) for run in runs]
         rows = [
-            (key, *(describe_value(one[key]) if key in one else "–" for one in values))
+            (key, *(describe_value(one[key], key) if key in one else "–" for one in values))
             for key in dict.fromkeys(key for one in values for key in one)
         ]
         table = _side_by_side(rows, runs)
@@ -334,15 +341,17 @@ def read_figure(summary: RunSummary, name: str) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def describe_value(value: Any) -> str:
-    """A setting, whatever it is, in one line."""
+def describe_value(value: Any, name: str = "") -> str:
+    """A setting, whatever it is, in one line; bytes by its name."""
     if isinstance(value, Mapping):
         return " · ".join(f"{name} {describe_value(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(describe_value, value))
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+    return str(value)
 
 
 def verdict_badge(kind: str, subtype: str) -> tuple[Tone, str]:
