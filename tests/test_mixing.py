@@ -168,6 +168,7 @@ def test_resume_after_every_batch_gives_the_same_tail(
         other.load_state_dict({"loader": [state]})
         assert as_saved(other)["given"] == state["given"]
         assert list(other) == batches[done:]
+        assert other.rows == mixed.rows
 
 
 def test_sources_that_are_used_up_in_one_batch_lose_no_rows(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,7 +61,7 @@ def usable_cores(proc: Path = PROC, cgroup_root: Path = CGROUP) -> int:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
         count = os.cpu_count() or 1
-    quota = _own_quota(proc, cgroup_root)
+    quota = _own_quota(proc=proc, root=cgroup_root)
     return max(1, min(count, count if quota is None else round(quota.cores)))
 
 
@@ -105,10 +106,8 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
 
     versions = {}
     for name in _DISTRIBUTIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     try:
         # Prefetched batches of loader workers lie there.
         mount = os.statvfs("/dev/shm")
@@ -166,14 +165,11 @@ def find_memory_cgroup(
 ) -> MemoryCgroup | None:
     """The memory cgroup of a process; ``None`` where there are no cgroups."""
     paths = _cgroup_paths(pid, proc)
-    if "memory" in paths:
-        folders = _folders_upwards(root / "memory", paths["memory"])
-        return MemoryCgroup(version=1, folders=folders) if folders else None
-    if "" in paths:
-        is_unified = (root / "cgroup.controllers").exists()
-        folders = _folders_upwards(root if is_unified else root / "unified", paths[""])
-        return MemoryCgroup(version=2, folders=folders) if folders else None
-    return None
+    version: Literal[1, 2] = 1 if "memory" in paths else 2
+    mount = root if (root / "cgroup.controllers").exists() else root / "unified"
+    mount, path = (root / "memory", paths["memory"]) if version == 1 else (mount, paths.get(""))
+    folders = () if path is None else _folders_upwards(mount, path)
+    return MemoryCgroup(version=version, folders=folders) if folders else None
 
 
 def read_bytes_of(path: str | Path) -> bytes | None:
@@ -231,9 +227,7 @@ def find_cpu_quota(
     return min(quotas, key=lambda quota: quota.cores, default=None)
 
 
-@cache
-def _own_quota(proc: Path, root: Path) -> CpuQuota | None:
-    return find_cpu_quota(proc=proc, root=root)
+_own_quota = cache(find_cpu_quota)
 
 
 def _cgroup_paths(pid: int | str, proc: Path) -> dict[str, str]:

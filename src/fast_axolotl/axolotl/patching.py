@@ -166,11 +166,11 @@ class Patchwork:
         for item, record in self._records.items():
             if item.module != module.__name__ or record.state == "off" or record.applied:
                 continue
-            self._apply_one(item, record, module)
-            if record.applied is None:
+            record.applied = applied = self._apply_one(item, record, module)
+            if applied is None:
                 is_whole = False
             else:
-                pairs[id(record.applied[2])] = record.applied[3]
+                pairs[id(applied[2])] = applied[3]
         if pairs:
             _sweep(pairs, prefix="" if is_late else module.__name__.partition(".")[0])
         return is_whole
@@ -222,10 +222,10 @@ class Patchwork:
             return ("skipped", unknown) if unknown else ("check", reason)
         return ("check" if item.check else "skipped"), reason
 
-    def _apply_one(self, item: Replacement, record: _Record, module: ModuleType) -> None:
+    def _apply_one(self, item: Replacement, record: _Record, module: ModuleType) -> _Applied | None:
         record.state, record.reason = self._judge(item)
         if record.state in ("skipped", "absent"):
-            return
+            return None
         owner: Any = module
         *names, attribute = item.path
         for name in names:
@@ -236,12 +236,12 @@ class Patchwork:
             # Unlike unknown code, this is not seen from the files, and so reported nowhere else.
             record.state, record.reason = "skipped", f"{item.target} was replaced by other code"
             warn("fast-axolotl does not replace %s: %s", item.target, record.reason)
-            return
+            return None
         wrapper: Any = _wrap(inner, item, record)
         if isinstance(original, classmethod):
             wrapper = classmethod(wrapper)
         setattr(owner, attribute, wrapper)
-        record.applied = owner, attribute, original, wrapper
+        return owner, attribute, original, wrapper
 
 
 def _remove(record: _Record) -> None:

@@ -221,7 +221,8 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
 def _completions(strategy: Any, prompt: Any) -> tuple[Lists, Lists]:
     """Ids of texts, each cut into pieces of the sequence length; all of them are labels."""
     length, eos = strategy.sequence_len, strategy.tokenizer.eos_token_id
-    if len(counts := {*map(len, prompt.values())}) != 1:
+    count = len(prompt[strategy.field])
+    if any(len(values) != count for values in prompt.values()):
         raise Unfamiliar("the columns of a batch have different lengths")
 
     def read(row: Any) -> tuple[list[str], None]:
@@ -239,7 +240,7 @@ def _completions(strategy: Any, prompt: Any) -> tuple[Lists, Lists]:
 
     texts, _ = tokenize_rows(
         "tokenize",
-        *counts,
+        count,
         lambda index: {name: values[index : index + 1] for name, values in prompt.items()},
         read,
         partial(_encode, strategy),

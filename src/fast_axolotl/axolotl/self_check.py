@@ -189,36 +189,31 @@ def _describe(value: Any, path: str) -> Iterator[str]:
 def _choose(rows: Any, count: int) -> list[int]:
     """Places of rows: the first, the longest of some, random ones, and the first ones again."""
     num_rows = len(next(iter(rows.values()))) if isinstance(rows, Mapping) else len(rows)
-    chance = random.Random(num_rows)
-    if num_rows > count:
-        some = (
-            range(num_rows)
-            if num_rows <= _CANDIDATES
-            else chance.sample(range(num_rows), _CANDIDATES)
-        )
-        longest = sorted(some, key=lambda place: -len(str(_take(rows, [place], as_is=True))))
-        chosen = [*range(num_rows)[:_FIRST], *longest[:_LONGEST], *chance.sample(some, count)]
-        places = list(dict.fromkeys(chosen))[:count]
-    else:
-        places = list(range(num_rows))
+    chance, some = random.Random(num_rows), range(num_rows)
+
+    def shortness(place: int) -> int:
+        is_columns = isinstance(rows, Mapping)
+        row = [values[place] for values in rows.values()] if is_columns else rows[place]
+        return -len(str(row))
+
+    tried = some if num_rows <= _CANDIDATES else chance.sample(some, _CANDIDATES)
+    longest = sorted(tried, key=shortness)[:_LONGEST]
+    chosen = [*some[:_FIRST], *longest, *chance.sample(tried, min(count, len(tried)))]
+    places = list(dict.fromkeys(chosen))[:count]
     return places + places[:_REPEATED]
 
 
-def _take(rows: Any, places: list[int], *, as_is: bool = False) -> Any:
-    """Some rows as their own copy, in memory; ``as_is``: for a look at them alone."""
+def _take(rows: Any, places: list[int]) -> Any:
+    """Some rows as their own copy, in memory."""
     if _is_dataset(rows):
-        if as_is:
-            return rows[places]
         from datasets import Dataset
 
         # In memory, so that nothing is cached; of the usual kind, as ``select`` gives it.
         table = rows.select(places).with_format("arrow")[:]
         return Dataset(table, info=rows.info.copy(), split=rows.split)
     if isinstance(rows, Mapping):
-        columns = {name: [values[place] for place in places] for name, values in rows.items()}
-        return columns if as_is else copy.deepcopy(columns)
-    taken = [rows[place] for place in places]
-    return taken if as_is else copy.deepcopy(taken)
+        return {name: _take(values, places) for name, values in rows.items()}
+    return copy.deepcopy([rows[place] for place in places])
 
 
 def _is_dataset(value: Any) -> bool:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -262,8 +261,7 @@ def _run_dir(output: Path | None, program: str) -> Path:
                 f"{output} cannot be used for a record ({reason}); choose another --output"
             ) from error
         return output.absolute()
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"
-    return unused_folder("fast-axolotl-runs", name).absolute()
+    return unused_folder("fast-axolotl-runs", Path(program).name).absolute()
 
 
 def _task_number() -> int | None:

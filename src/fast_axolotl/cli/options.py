@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import count
 from pathlib import Path
+from string import ascii_letters
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -37,18 +40,34 @@ _ARGUMENT = re.compile(
 )
 """An argument of Python that is an option here: with a value, or by its name alone."""
 
+_MOST = 1_000_000
 _MOST_LINES = 20
 """Of a list, such as the rows that could not be read."""
 
 
+def parse_amount(text: str, units: Mapping[str, float], what: str, example: str) -> float:
+    """A number above 0 with one of these units, in any case; ``what`` is for the error."""
+    number = text.strip().rstrip(f"{ascii_letters} ")
+    try:
+        amount = float(number) * units[text.strip()[len(number) :].strip().lower()]
+    except (ValueError, KeyError):
+        amount = 0.0
+    if not 0 < amount < math.inf:
+        raise UsageError(f"cannot read {what}; write {example}")
+    return amount
+
+
 def parse_size(text: str) -> int:
     """``256MiB``, ``1.5 GB`` or a plain number of bytes."""
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().lower()
-    try:
-        return int(float(number) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
-        raise UsageError(f"cannot read {text!r} as a size; write 256MiB or 1GB") from None
+    return int(parse_amount(text, _UNITS, f"{text!r} as a size", "256MiB or 1GB"))
+
+
+def parse_counts(option: str, text: str) -> list[int]:
+    """Comma-separated whole numbers above 0."""
+    counts = [int(name) if name.isdecimal() else 0 for name in parse_names(text)]
+    if not counts or min(counts) < 1 or max(counts) > _MOST:
+        raise UsageError(f"cannot read {option} {text!r}; write 8,16,64; at most {_MOST:,}")
+    return counts
 
 
 def parse_percent(text: str) -> float:
@@ -67,8 +86,9 @@ def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def unused_folder(root: str, name: str) -> Path:
-    """``root/name``; with a number behind it where that is there already."""
+def unused_folder(root: str, name: str = "") -> Path:
+    """``root/TIME-NAME``; with a number behind it where that is there already."""
+    name = f"{datetime.now():%Y%m%d-%H%M%S}{name and '-'}{name}"
     folders = (next_folder(Path(root, name), number) for number in count(1))
     return next(folder for folder in folders if not folder.exists())
 

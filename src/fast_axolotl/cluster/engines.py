@@ -151,7 +151,10 @@ class Local:
             pipe, theirs = self._context.Pipe()
             arguments = (theirs, dict(os.environ))
             process = self._context.Process(target=_work, args=arguments, daemon=True)
-            process.start()
+            try:
+                process.start()
+            except EOFError:
+                raise DataError("the fork server was killed; is the memory full?") from None
             theirs.close()
         self._busy[pipe] = process
         with suppress(OSError):  # one that died while it was idle is seen below

@@ -147,10 +147,7 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
 
 
 def _look(split: _Split, cfg: Any, tokenizer: Any) -> int:
-    """Loads the datasets, and finds the types of all rows by the first of each that are kept.
-
-    Gives the number of rows, most of which may be short, so that the first ones are all dropped.
-    """
+    """Loads the datasets, counts their rows, and finds types by the first rows that are kept."""
     from datasets import Dataset, concatenate_datasets
     from datasets.table import InMemoryTable
 

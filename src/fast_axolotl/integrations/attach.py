@@ -16,9 +16,10 @@ A process that never trains writes nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -49,10 +50,11 @@ def attach() -> bool:
 
     for name in _TORCH:
         hook(name, attachment.watch_loops)
+    join = attachment.join
     for name, owner, action in (
-        ("transformers.trainer_callback", "CallbackHandler", attachment.join_transformers),
-        ("lightning.pytorch.trainer.trainer", "Trainer", attachment.join_lightning),
-        ("pytorch_lightning.trainer.trainer", "Trainer", attachment.join_lightning),
+        ("transformers.trainer_callback", "CallbackHandler", partial(join, "transformers_meter")),
+        ("lightning.pytorch.trainer.trainer", "Trainer", partial(join, "lightning_meter")),
+        ("pytorch_lightning.trainer.trainer", "Trainer", partial(join, "lightning_meter")),
         ("axolotl.core.builders.base", "TrainerBuilderBase", attachment.read_axolotl),
     ):
         hook(name, partial(_after_init, owner, _guarded(owner, action)))
@@ -103,35 +105,21 @@ class Attachment:
             profile_steps=order.profile_steps,
         ).start()
 
-    def join_transformers(self, handler: Any) -> None:
-        """A trainer of transformers has a list of callbacks: ours joins it."""
-        from fast_axolotl.integrations.transformers_meter import MeterCallback
-
-        if callback := self.callback_for(handler.callbacks, MeterCallback):
-            handler.add_callback(callback)
-
-    def join_lightning(self, trainer: Any) -> None:
-        """A trainer of Lightning likewise."""
-        from fast_axolotl.integrations.lightning_meter import MeterCallback
-
-        if callback := self.callback_for(trainer.callbacks, MeterCallback):
-            trainer.callbacks.insert(0, callback)
+    def join(self, name: str, owner: Any) -> None:
+        """Who has a trainer's list of callbacks: ours goes first, but where a meter of the user's
+        own is there, whose record shows in the folder of the run, too."""
+        kind = import_module(f"fast_axolotl.integrations.{name}").MeterCallback
+        if not any(isinstance(item, kind) for item in owner.callbacks):
+            callback = kind(**asdict(self._order), settings=self._settings)
+            # A second trainer of this process must not take the first one's folder.
+            callback.folders = self._folders
+            owner.callbacks.insert(0, callback)
 
     def read_axolotl(self, builder: Any) -> None:
         """What Axolotl trains is recorded with its configuration."""
         from fast_axolotl.integrations.axolotl_plugin import recorded_settings
 
         self._settings.update(recorded_settings(builder.cfg))
-
-    def callback_for(self, callbacks: Sequence[Any], kind: type[Any]) -> Any | None:
-        """A callback to join a trainer's; ``None`` where a meter of the user's own is there, whose
-        record shows in the folder of the run, too."""
-        if any(isinstance(item, kind) for item in callbacks):
-            return None
-        callback = kind(**asdict(self._order), settings=self._settings)
-        # A second trainer of this process must not take the first one's folder.
-        callback.folders = self._folders
-        return callback
 
 
 def _after_init(owner: str, action: Callable[[Any], None], module: ModuleType) -> None:

@@ -636,12 +636,11 @@ class Meter:
     def _begin_span(self, name: str) -> None:
         now = self._clock()
         if self._is_early:
-            is_due, wait = self._is_due, self._end_wait(now)
-            if is_due:
+            wait = self._end_wait(now)
+            if self._is_due:
                 self._tracker.add_early_wait(*wait)
             else:
                 self._tracker.add_span("between", *wait)
-            self._is_due = is_due
         self._span_name, self._span_start = name, now
         self._span_event = self._blocks.record()
 

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from fast_axolotl.record import End, LineWriter, Log, Mark, Settings, Start, SystemStart
-from fast_axolotl.record.folder import SYSTEM_FILES, UNREADABLE, parse_line, system_file
+from fast_axolotl.record.folder import SYSTEM_FILES, read_start, system_file
 from fast_axolotl.record.schema import Reason
 from fast_axolotl.system import node_name, pid_namespace
 
@@ -164,7 +164,7 @@ def find_owner(path: Path) -> Start | SystemStart | None:
 
 def find_writer(path: Path) -> Start | SystemStart | None:
     """The first line of a file that some process, this one included, is writing."""
-    start = _read_start(path)
+    start = read_start(path)
     if start is None:
         return None
     with path.open("rb") as opened:
@@ -189,22 +189,12 @@ def has_sampler(folder: str | Path) -> bool:
     """Whether somebody samples this node into a folder, or begins to."""
     path = system_file(folder, node_name())
     # A file of now that nobody can read belongs to somebody all the same.
-    return find_writer(path) is not None or (_read_start(path) is None and _is_fresh(path))
+    return find_writer(path) is not None or (read_start(path) is None and _is_fresh(path))
 
 
 def open_system_file(folder: str | Path) -> LineWriter | None:
     """The file for the samples of this node; ``None`` where somebody writes it already."""
     return None if has_sampler(folder) else LineWriter(system_file(folder, node_name()))
-
-
-def _read_start(path: Path) -> Start | SystemStart | None:
-    """A record's first line; ``None`` where it is still to come, or the file is another."""
-    try:
-        with path.open("rb") as opened:
-            start = parse_line(opened.readline().decode())
-    except (OSError, *UNREADABLE):
-        return None
-    return start if isinstance(start, Start | SystemStart) else None
 
 
 def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> list[int]:
@@ -219,7 +209,7 @@ def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> list[int]:
             key = entry.name, entry.inode()
             if key in known or not _RANK_FILE.fullmatch(entry.name):
                 continue
-            start = _read_start(Path(entry.path))
+            start = read_start(Path(entry.path))
             if start is None:
                 continue  # its first line is still to come
             known.add(key)

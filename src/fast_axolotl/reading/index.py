@@ -106,10 +106,8 @@ def _kept(what: list[Any], dataset: Dataset, make: Callable[[], Any], may_last: 
     """What was found before for these files and options, or is found now: plain JSON."""
     sources = [source for item in dataset.inputs for source in item.source.parts]
     # A relative path means another file elsewhere. Links are not followed.
-    files = [
-        (os.path.abspath(each.identity), each.num_bytes, each.version, each.keys)  # noqa: PTH100
-        for each in sources
-    ]
+    paths = [os.path.abspath(s.path) if s.is_local else s.identity for s in sources]  # noqa: PTH100
+    files = [(path, s.num_bytes, s.version, s.keys) for path, s in zip(paths, sources, strict=True)]
     formats = [item.format for item in dataset.inputs]
     depends_on = (_VERSION, pa.__version__, what, dataset.options, files, formats)
     name = f"{what[0]}-{hashlib.sha256(repr(depends_on).encode()).hexdigest()[:32]}"

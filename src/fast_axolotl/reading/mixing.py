@@ -251,16 +251,17 @@ class MixedReader(AbstractContextManager["MixedReader"]):
         ends = [0 if epoch else len(drawn) for epoch in self._epochs]
         """The draw that finds each source used up for the first time, as far as it is known."""
         drawn = drawn[: self._end_of(ends)]
-        pieces, starts = list[pa.Table](), list[int]()
-        num_rows = 0
+        counts = np.bincount(drawn, minlength=len(sources))
+        pieces, starts, num_rows = list[pa.Table](), list[int](), 0
         for index, (name, batches) in enumerate(zip(self._names, sources, strict=True)):
             starts.append(num_rows)
-            while (missing := starts[-1] + int(np.sum(drawn == index)) - num_rows) > 0:
+            while (missing := starts[-1] + int(counts[index]) - num_rows) > 0:
                 self._readers[index].batch_size = missing
                 if (part := next(batches)) is None:
                     place = np.flatnonzero(drawn == index)[-missing]
                     ends[index] = min(ends[index], int(place))
                     drawn = drawn[: self._end_of(ends)]
+                    counts = np.bincount(drawn, minlength=len(sources))
                     continue
                 self.schema = join_schemas(
                     self.schema, part.schema, settled=self.schema, source=f"source {name!r}"
@@ -269,11 +270,9 @@ class MixedReader(AbstractContextManager["MixedReader"]):
                 num_rows += len(part)
         if not len(drawn):
             return None
-        order = np.array(starts)[drawn]
-        for index in range(len(starts)):
-            places = np.flatnonzero(drawn == index)
-            order[places] += np.arange(len(places))
-            self._given[index] += len(places)
+        self._given += counts
+        order = np.argsort(np.argsort(drawn, kind="stable"))
+        order += (np.array(starts) + counts - np.cumsum(counts))[drawn]  # more rows may have come
         table = pa.concat_tables([conform(piece, self.schema) for piece in pieces])
         table = take(table.combine_chunks(), order)
         if self._source_column is not None:

@@ -358,6 +358,14 @@ def parse_line(text: str) -> object | None:
         return None if kind is None else from_plain(kind[0], values)
 
 
+def read_start(path: Path) -> schema.Start | schema.SystemStart | None:
+    """A file's first line; ``None`` where it is still to come, or the file is another."""
+    with suppress(OSError, *UNREADABLE), path.open("rb") as opened:
+        start = parse_line(opened.readline().decode())
+        return start if isinstance(start, schema.Start | schema.SystemStart) else None
+    return None
+
+
 def next_folder(run_dir: str | Path, number: int) -> Path:
     """The folder of the ``number``-th training of a run: the first gets the name given."""
     folder = Path(run_dir)
@@ -385,10 +393,8 @@ def free_folder(run_dir: str | Path, number: int, rank: int) -> Path:
 
 def _start_time(file: Path) -> float:
     """When a rank's record began; 0 where it does not say."""
-    with suppress(OSError, *UNREADABLE), file.open(encoding="utf-8") as lines:
-        line = parse_line(next(lines, ""))
-        return line.time if isinstance(line, schema.Start) else 0.0
-    return 0.0
+    start = read_start(file)
+    return 0.0 if start is None else start.time
 
 
 def share_record(path: Path, run_dir: str | Path) -> bool:
