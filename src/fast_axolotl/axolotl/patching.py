@@ -66,6 +66,14 @@ class Final(Exception):
         self.error = error
 
 
+def from_stock(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the host's own function gives inside of ours; its errors are the caller's."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        raise Final(error) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
     """One function of the host and what stands in for it."""
@@ -153,11 +161,11 @@ class Patchwork:
     def switch_off(self, names: Iterable[str]) -> None:
         """Keep replacements of these names out from now on; unknown names are ignored here."""
         wanted = set(names)
-        for item in self._replacements:
-            if item.name in wanted:
-                self._remove(item)
-                record = self._records[item.target]
-                record.state, record.reason = "off", "switched off"
+        items = [item for item in self._replacements if item.name in wanted]
+        self._remove(items)
+        for item in items:
+            record = self._records[item.target]
+            record.state, record.reason = "off", "switched off"
 
     def apply(self, module: ModuleType, *, is_late: bool = False) -> bool:
         """Replace what the table names in a module; ``is_late`` where others may hold its names.
@@ -180,9 +188,8 @@ class Patchwork:
 
     def remove(self) -> None:
         """Put every original back, and forget what was counted."""
-        for item in self._replacements:
-            self._remove(item)
-            self._records[item.target] = _Record()
+        self._remove(self._replacements)
+        self._records = {item.target: _Record() for item in self._replacements}
         _ROWS.clear()
 
     def patches(self) -> tuple[Patch, ...]:
@@ -247,16 +254,22 @@ class Patchwork:
         setattr(owner, item.path[-1], wrapper)
         return owner, item.path[-1], original, wrapper
 
-    def _remove(self, item: Replacement) -> None:
-        record = self._records[item.target]
-        # A partial or closure may hold the wrapper still; its record makes it step aside.
-        record.state, record.reason = "waiting", ""
-        applied, record.applied = record.applied, None
-        if applied is not None:
-            owner, attribute, original, wrapper = applied
+    def _remove(self, items: Iterable[Replacement]) -> None:
+        pairs: dict[int, Any] = {}
+        applied: list[_Applied] = []
+        for item in items:
+            record = self._records[item.target]
+            # A partial or closure may hold the wrapper still; its record makes it step aside.
+            record.state, record.reason = "waiting", ""
+            if record.applied is not None:
+                applied.append(record.applied)
+                record.applied = None
+        for owner, attribute, original, wrapper in applied:
             if vars(owner).get(attribute) is wrapper:
                 setattr(owner, attribute, original)
-            _sweep({id(wrapper): original})
+            pairs[id(wrapper)] = original
+        if pairs:
+            _sweep(pairs)
 
 
 def tally(name: str, reason: str, count: int) -> None:

@@ -42,7 +42,7 @@ import pyarrow as pa
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.passes import pass_fingerprint
-from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
+from fast_axolotl.axolotl.patching import Final, Unfamiliar, from_stock, tally
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
@@ -122,10 +122,10 @@ def _find_table(strategy: Any) -> Callable[..., Any]:
     kind = type(strategy)
     if kind.__name__ == "ChatTemplateStrategy":
         check_chat(strategy)
-        return chat_table
+        return partial(_batch_table, chat_rows, ends_with_mask=True)
     if kind.__name__ == "CompletionPromptTokenizingStrategy":
         _check_completion(strategy)
-        return completion_table
+        return partial(_batch_table, _completions)
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
     if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a custom strategy")
@@ -133,25 +133,16 @@ def _find_table(strategy: Any) -> Callable[..., Any]:
     return instruction_table
 
 
-def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of conversations, for ``map``."""
-    return _batch_table(chat_rows, batch, strategy, ends_with_mask=True)
-
-
-def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of texts, for ``map``."""
-    return _batch_table(_completions, batch, strategy)
-
-
 def _batch_table(
     make: Callable[..., tuple[Lists, Lists]], batch: Mapping[str, Any], strategy: Any, **order: bool
 ) -> Any:
+    """A batch of conversations or texts, for ``map``."""
     try:
         ids, labels = make(strategy, batch)
     except Final:
         raise
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
-        return _stock(strategy.tokenize_prompt, batch)
+        return from_stock(strategy.tokenize_prompt, batch)
     return _table(ids, labels, **order)
 
 
@@ -205,7 +196,6 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
 
 def _completions(strategy: Any, prompt: Any) -> tuple[Lists, Lists]:
     """Ids of texts, each cut into pieces of the sequence length; all of them are labels."""
-    _check_completion(strategy)
     texts, length = prompt[strategy.field], strategy.sequence_len
     if len({len(values) for values in prompt.values()}) != 1:
         raise Unfamiliar("the columns of a batch have different lengths")
@@ -225,7 +215,7 @@ def _completions(strategy: Any, prompt: Any) -> tuple[Lists, Lists]:
         else:
             num_odd += 1
             row = {name: values[index : index + 1] for name, values in prompt.items()}
-            pieces += _stock(strategy.tokenize_prompt, row).get("input_ids", [])
+            pieces += from_stock(strategy.tokenize_prompt, row).get("input_ids", [])
     if num_odd:
         tally("tokenize", "a text is empty or not a str", num_odd)
     return pieces, pieces
@@ -240,7 +230,7 @@ def transform_rows(
     given = {} if tokenizer is None else {"tokenizer": tokenizer}
     results = []
     for index in range(len(next(iter(batch.values())))):
-        result = _stock(partial(function, **given), _lazy_row(batch, index))
+        result = from_stock(function, _lazy_row(batch, index), **given)
         if isinstance(result, LazyDict):
             untouched = result.keys_to_format
             result = {name: value for name, value in result.data.items() if name not in untouched}
@@ -272,14 +262,6 @@ def _lazy_row(batch: Mapping[str, Any], index: int) -> Any:
 
     cell = _Cell(batch, list(batch), index)
     return LazyRow(cell, cell)
-
-
-def _stock(function: Callable[..., Any], row: Any) -> Any:
-    """What stock's own function gives for a row or a batch; its errors are the caller's."""
-    try:
-        return function(row)
-    except Exception as error:
-        raise Final(error) from error
 
 
 def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:
