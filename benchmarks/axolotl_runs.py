@@ -245,7 +245,7 @@ class Race:
         return Run(folder=folder, wall_seconds=wall, ledgers=ledgers, memory=memory)
 
     def race(self, *, keep: bool = False) -> Path:
-        """One run of each, compared, not counted; then the repeats, by turns.
+        """One run of each, compared, not counted; then the repeats, in turn.
 
         Gives the folder of stock's first run, if it is to be kept.
         """

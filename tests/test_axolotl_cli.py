@@ -109,15 +109,14 @@ def test_rows_and_losses_are_those_of_stock(trainings: Trainings, name: str) -> 
 
 def test_lines_say_what_is_replaced_and_what_was_used(trainings: Trainings) -> None:
     first, last = lines(trainings.run)[0], lines(trainings.run)[-1]
-    assert first.startswith((f"fast-axolotl: Axolotl {VERSION}; accelerated: ", TOLD_LESS))
+    assert first.startswith((f"fast-axolotl: Axolotl {VERSION}; replacements: ", TOLD_LESS))
     is_whole = not first.startswith(TOLD_LESS)  # older releases are told which are inactive
     for name in ("dedupe ×1", "save ×1", "sampler ×", *(["packing ×1", "long ×1"] * is_whole)):
         assert name in last
     own = last.partition("stock Axolotl calls")[2]
     assert not any(name in own for name in ("dedupe", "save", "packing", "long", "tokenize"))
     said = "\n".join(lines(trainings.plugin))
-    assert ": dedupe, " in said or TOLD_LESS in said
-    assert "switched off: save" in said
+    assert "1 switched off" in said
     assert "accelerated calls: dedupe ×1" in said
     assert "save ×" not in said
     said = trainings.stock.stderr

@@ -37,6 +37,7 @@ from fast_axolotl.axolotl.passes import (
     process_datasets_for_packing,
 )
 from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.self_check import Check
 from support.axolotl import (
     EQUAL_TO_STOCK,
     RELEASE,
@@ -342,6 +343,19 @@ def test_saving_over_other_files_leaves_them_as_stock_does(tmp_path: Path) -> No
         (folder / "state.json").write_text("old")
     folder = save_both(tokenised(9), tmp_path, dataset_num_proc=1)
     assert (folder / "other.txt").read_text() == "stays"
+
+
+def test_unknown_code_is_compared_without_processes_and_whatever_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tokenised(60).filter(lambda row: len(row["input_ids"]))
+    keys = {"sample_packing": True, "is_preprocess": True, "dataset_num_proc": 2}
+    cfg = config({**keys, "dataset_prepared_path": str(tmp_path)})
+    Check("rows:train_dataset", PACKING.stock).before(PACKING.ours, (cfg, rows, None), {})
+    monkeypatch.setattr("datasets.arrow_dataset.mp", None)
+    save = Check("folder:dataset", shared.save_preprocessed_dataset)
+    save.before(save_preprocessed_dataset, (cfg, rows, "hash", "train"), {})
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("existing", [False, True])

@@ -75,7 +75,7 @@ def test_registering_installs_or_turns_off_and_tells_on_the_first_rank(
     assert fast_axolotl.status().installed
     line = capsys.readouterr().err
     assert line.startswith(("fast-axolotl: Axolotl ", TOLD_LESS))
-    assert "switched off: save" in line
+    assert "1 switched off" in line
     plugin.register(config(fast_axolotl=False))
     assert not fast_axolotl.status().installed
     assert "fast_axolotl: false" in capsys.readouterr().err

@@ -514,7 +514,7 @@ def test_batches_cut_by_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
 def test_ranks_that_saw_clashing_types_name_the_clash(tmp_path: Path) -> None:
     for index in range(40):  # types are inferred from every third file
         row = {"a": index} | ({"b": True} if index == 4 else {"b": {"z": 1}} if index == 35 else {})
-        (tmp_path / f"{index:02}.jsonl").write_text(json.dumps(row).ljust(9000) + "\n")
+        (tmp_path / f"{index:02}.jsonl").write_text(json.dumps(row).ljust(70_000) + "\n")
     states = []
     for shard in range(2):
         reader = open_dataset(tmp_path, shard=(shard, 2))

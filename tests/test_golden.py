@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -24,7 +24,7 @@ import fast_axolotl
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import read_run
 from fast_axolotl.record.catalogue import FIGURES
-from fast_axolotl.record.figures import VerdictKind
+from fast_axolotl.record.figures import VERDICTS
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.live import format_line, lay_out, take_moment
@@ -70,7 +70,7 @@ def test_all_verdicts_are_among_the_runs() -> None:
     kinds |= {f"communication/{name}" for name in ("network", "skew")}
     subtypes = ("short", "warming", "draining", "unseen")
     assert found == kinds | {f"inconclusive/{name}" for name in subtypes}
-    assert {name.partition("/")[0] for name in found} == set(get_args(VerdictKind))
+    assert {name.partition("/")[0] for name in found} == set(VERDICTS)
 
 
 SHORT = ("compute-everything", "crashed-late", "data-one-rank-of-two", "inconclusive-unseen", "nan")

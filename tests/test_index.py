@@ -36,13 +36,8 @@ QUICK = settings(max_examples=40, deadline=None)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The index folder of a new user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    forget()
+    index._memory.clear()
     yield tmp_path / "cache" / "fast-axolotl" / "index"
-    forget()
-
-
-def forget() -> None:
-    """What a new process would not know."""
     index._memory.clear()
 
 
@@ -126,7 +121,7 @@ def test_the_index_is_used_where_it_fits_and_else_built_again(
 ) -> None:
     path, rows = write_kind(tmp_path, kind)
     assert total_rows(with_csv_edges(open_as(path))) == len(rows)
-    forget()
+    index._memory.clear()
     if change == "rewritten":
         write_as(tmp_path, kind, rows_for(kind, 701))
     elif change == "touched":
@@ -145,7 +140,7 @@ def test_a_schema_is_kept_for_the_same_files_and_options(tmp_path: Path) -> None
     schema = pa.schema([pa.field("a", MIXED, metadata={"k": "v"}), ("b", pa.list_(pa.int8()))])
     other = pa.schema([("c", pa.int8())])
     scanned_schema(open_as(path), lambda: schema)
-    forget()
+    index._memory.clear()
 
     assert scanned_schema(open_as(path), lambda: other).equals(schema, check_metadata=True)
     for options in ({"columns": ["id"]}, {"csv": CsvDialect(quote="'")}):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fast_axolotl.axolotl import status_line
+from fast_axolotl.axolotl import SEE_LIST, status_line
 from fast_axolotl.axolotl.patching import Patch
 from fast_axolotl.errors import UsageError
 from fast_axolotl.integrations.launch import (
@@ -151,7 +151,7 @@ def test_what_cannot_be_run_says_what_to_do(tmp_path: Path) -> None:
     assert find_program(str(script), {"PATH": "/nowhere"}) == str(script)
 
 
-def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_line_counts_what_is_in_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name == "axolotl":
             raise metadata.PackageNotFoundError
@@ -161,7 +161,7 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
         patch.setattr(metadata, "version", version)
         found = [Patch("chat", "absent", "axolotl is not installed", "a:b")]
         found.append(Patch("trl-sft", "ready", "", "trl:x"))
-        assert status_line({}, found) == "TRL 1.2; accelerated: trl-sft"
+        assert status_line({}, found) == f"TRL 1.2; replacements: 1 active{SEE_LIST}"
     monkeypatch.setattr("fast_axolotl.axolotl.host_name", lambda: "Axolotl 9.9")
     patches = [
         Patch("a", "active", "", "m:a"),
@@ -171,8 +171,8 @@ def test_the_status_line_names_what_is_in_and_what_is_not(monkeypatch: pytest.Mo
         Patch("e", "check", "m:e has unknown source code", "m:e"),
     ]
     assert status_line({}, patches) == (
-        "WARNING: 2 of 3 replacements are active on Axolotl 9.9, see `fast-axolotl status`; "
-        "accelerated: a; compared with stock first: e; switched off: b; not replaced: c"
+        "WARNING: not all replacements are active on Axolotl 9.9; replacements: 2 active, "
+        f"1 switched off, 1 inactive, 1 compared with stock first{SEE_LIST}"
     )
-    assert status_line({}, patches[:3]) == "Axolotl 9.9; accelerated: a; switched off: b"
-    assert status_line({}, patches[2:3]) == ("Axolotl 9.9; nothing accelerated; switched off: b")
+    few = status_line({}, patches[2:3])
+    assert few == f"Axolotl 9.9; replacements: 1 switched off{SEE_LIST}"

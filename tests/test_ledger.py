@@ -11,7 +11,7 @@ import pytest
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import Mark, RankRecord, RunRecord, RunSummary
 from fast_axolotl.record.catalogue import LEDGER
-from fast_axolotl.record.run_folders import read_training
+from fast_axolotl.record.folder import read_training
 from support.records import (
     START_TIME,
     make_rank,

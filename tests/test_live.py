@@ -222,7 +222,7 @@ def test_json_holds_every_field_and_no_nan() -> None:
     summary = replace(summarise(two_ranks()), settings={"x": float("nan"), "path": Path("a")})
     found = json.loads(to_json(summary), parse_constant=pytest.fail)
     assert set(found) == set(summary.as_dict())
-    assert set(FIGURES) - set(found) == {"start_to_step_seconds"}
+    assert set(FIGURES) <= set(found)
     assert found["settings"] == {"x": None, "path": "a"}
     assert found["verdict"]["kind"] == "data"
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]

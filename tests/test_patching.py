@@ -9,7 +9,6 @@ import functools
 import importlib
 import inspect
 import logging
-import os
 import pickle
 import random
 import sys
@@ -27,7 +26,7 @@ import torch
 from fast_axolotl.axolotl import fingerprints, patching
 from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint, mismatch
 from fast_axolotl.axolotl.patching import Patchwork, Replacement, Unfamiliar
-from fast_axolotl.axolotl.self_check import Check, Different
+from fast_axolotl.axolotl.self_check import Check, Different, take_lock
 from support.files import lay_out
 
 HOST = {
@@ -500,18 +499,20 @@ def test_only_written_files_need_a_folder_and_what_a_killed_check_left_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / "fast-axolotl-check-left"
-    left.mkdir()
-    os.utime(left, (0, 0))
+    for name in ("left", "used"):
+        lay_out(tmp_path / f"fast-axolotl-check-{name}", {"lock": "", "rows": ""})
 
     def write(cfg: dict[str, Any], rows: Any) -> None:
-        seen.append({*map(str, tmp_path.iterdir())})
+        seen.append(sorted(path.name[19:] for path in tmp_path.iterdir()))
         Path(cfg["dataset_prepared_path"], "a").write_text(repr(rows))
 
     seen: list[Any] = []
-    assert pair(write, write, "folder:rows", {}, [1])[1] == ""
-    assert [str(left) in names for names in seen] == [False, False]
-    assert not [*tmp_path.iterdir()]
+    used = tmp_path / "fast-axolotl-check-used" / "lock"
+    with used.open("wb") as lock:
+        assert take_lock(lock.fileno(), used)
+        assert pair(write, write, "folder:rows", {}, [1])[1] == ""
+    assert [("left" in names, "used" in names, len(names)) for names in seen] == [(0, 1, 2)] * 2
+    assert [path.name for path in tmp_path.iterdir()] == [used.parent.name]
 
 
 def test_datasets_are_compared_in_every_call_and_rows_far_into_them_later() -> None:

@@ -87,9 +87,10 @@ def test_an_error_comes_after_the_tasks_before_it(where: str) -> None:
 
     ahead = Prefetcher(split(), decode, num_threads=3, budget=1000)
 
-    assert [result for _, result in islice(ahead, 7)] == [0, 2, 4, 6, 8, 10, 12]
+    results = iter(ahead)
+    assert [result for _, result in islice(results, 7)] == [0, 2, 4, 6, 8, 10, 12]
     with pytest.raises((LookupError, RuntimeError), match=r"seven|raised StopIteration"):
-        next(ahead)
+        next(results)
     ahead.close()
 
 
@@ -117,7 +118,7 @@ def test_reading_ahead_holds_at_most_the_budget_and_one_item(budget: int) -> Non
 def test_a_forked_child_may_drop_what_its_parent_reads() -> None:
     """A thread of the parent may hold the lock at the fork, and the child has no such thread."""
     ahead = Prefetcher(pieces(), double, num_threads=1, budget=5)
-    next(ahead)
+    next(iter(ahead))
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fast_axolotl.errors import DataError, UsageError
-from fast_axolotl.protocol.matrix import sum_up
+from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_commands
 from fast_axolotl.protocol.runner import run_protocol
 from fast_axolotl.record import End, RankRecord, RunRecord, RunSummary
@@ -164,8 +164,8 @@ def test_the_time_saved_decides_and_leads_where_arms_do_the_same_work(tmp_path: 
 def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sum_up_busy(record: RunRecord) -> RunSummary:
-        summary = sum_up(record)
+    def summarise_busy(record: RunRecord) -> RunSummary:
+        summary = summarise(record)
         shares = {"04-baseline": 0.34, "05-baseline": 0.09, "06-candidate": 0.25}
         name = Path(summary.run_dir).name
         stolen, throttled = (0.07, 0.2) if name == "04-baseline" else (None, 0.0)
@@ -176,7 +176,7 @@ def test_runs_beside_other_programs_are_told_with_the_command_for_more_pairs(
             cpu_throttled_share=throttled,
         )
 
-    monkeypatch.setattr("fast_axolotl.protocol.runner.sum_up", sum_up_busy)
+    monkeypatch.setattr("fast_axolotl.protocol.runner.summarise", summarise_busy)
     warned: list[str] = []
     wanted = plan()
     found = run(wanted, tmp_path / "p", FakeLaunch(), warn=warned.append)

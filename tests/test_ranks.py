@@ -104,14 +104,13 @@ def test_two_ranks_that_are_late_in_different_steps_lose_what_the_clock_lost(glo
 
 
 def test_the_groups_are_read_off_the_mesh_of_the_weights(gloo: Gloo) -> None:
-    assert gloo[1]["mesh"] == {"tensor_parallel": 2, "local_world_size": 2}
+    assert gloo[1]["mesh"] == {"tensor_parallel": 2}
 
 
-def test_the_groups_are_read_from_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_groups_are_read_from_accelerate() -> None:
     state = pytest.importorskip("accelerate.state").AcceleratorState
     from accelerate.utils import ParallelismConfig, TorchDynamoPlugin
 
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     found: dict[str, Any] = {}
     try:
         sizes = ParallelismConfig(tp_size=2, cp_size=2)
@@ -121,8 +120,8 @@ def test_the_groups_are_read_from_accelerate(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         state._reset_state(reset_partial_state=True)
     assert (found["tensor_parallel"], found["context_parallel"]) == (2, 2)
-    assert (found["local_world_size"], found["fsdp"]) == (4, False)
-    assert set(read_parallelism()) == {"local_world_size"}
+    assert found["fsdp"] is False
+    assert read_parallelism() == {}
 
 
 Waits = Sequence[float]

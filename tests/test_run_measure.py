@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +20,7 @@ from fast_axolotl.measure import measure
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import read_rank
 from fast_axolotl.record import read_run
-from fast_axolotl.record.folder import system_file
-from fast_axolotl.record.run_folders import find_folders, free_folder, next_folder
+from fast_axolotl.record.folder import find_folders, free_folder, next_folder, system_file
 from fast_axolotl.system import node_name
 from support.children import FAST_AXOLOTL, NEEDS_TORCH, clean_environment, run_child, run_python
 from support.hosts import end_of, total
@@ -283,12 +283,18 @@ class StandIn:
         self.folders: list[Path] = []
 
 
-def test_a_trainer_gets_a_callback_unless_it_has_one(tmp_path: Path) -> None:
+def test_a_trainer_gets_a_callback_unless_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(MeterCallback=StandIn)
+    monkeypatch.setitem(sys.modules, "fast_axolotl.integrations.stand_in", module)
     attachment = Attachment(Order(run_dir=str(tmp_path / "run")))
-    first, second = (attachment.callback_for([object()], StandIn) for _ in range(2))
+    lists = [object()], [object()], [StandIn("mine")]
+    for callbacks in lists:
+        attachment.join("stand_in", SimpleNamespace(callbacks=callbacks))
+    assert list(map(len, lists)) == [2, 2, 1]
     # Trainers of one process share the count of trainings.
-    assert first.folders is second.folders
-    assert attachment.callback_for([StandIn("mine")], StandIn) is None
+    assert lists[0][0].folders is lists[1][0].folders
 
 
 @pytest.mark.parametrize(

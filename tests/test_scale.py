@@ -176,15 +176,14 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> N
 def test_arms_of_a_protocol_are_world_sizes() -> None:
     command = "torchrun --nproc-per-node {world_size} train.py"
     plan = Plan(title="", arms=(plan_arm("command", command),))
-    found = plan_world_sizes(plan, "4,1,2")
+    found = plan_world_sizes(plan, [4, 1, 2])
     assert [arm.name for arm in found.arms] == ["1-gpu", "2-gpus", "4-gpus"]
     assert found.arms[2].command == ("torchrun", "--nproc-per-node", "4", "train.py")
     assert found.same_work is None
-    for sizes in ("2", "1,two", "0,1", ""):
-        with pytest.raises(UsageError, match="two or more numbers of GPUs"):
-            plan_world_sizes(plan, sizes)
+    with pytest.raises(UsageError, match="two or more numbers of GPUs"):
+        plan_world_sizes(plan, [2, 2])
     with pytest.raises(UsageError, match=r"needs \{world_size\} in --command"):
-        plan_world_sizes(Plan(title="", arms=(plan_arm("command", "python train.py"),)), "1,2")
+        plan_world_sizes(Plan(title="", arms=(plan_arm("command", "python train.py"),)), [1, 2])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

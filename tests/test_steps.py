@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fast_axolotl.measure import measure
-from fast_axolotl.measure.batch_counts import BatchCount
-from fast_axolotl.measure.loaders import read_loader, ready_batches
+from fast_axolotl.measure.batch_counts import BatchCount, read_loader, ready_batches
 from fast_axolotl.measure.steps import Step, StepTracker
 from fast_axolotl.record import RankRecord, read_run
 from support.hosts import spans_of, total

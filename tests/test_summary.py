@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE, Pattern, find_patt
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     DeviceSample,
-    DiskProbe,
     End,
     Histogram,
     Log,
@@ -107,12 +105,11 @@ def full_run() -> RunRecord:
     sizes |= {"read_bytes": 1e7, "device_reads": 10, "device_read_bytes": 1e7}
     times = {"cpu_seconds": 4.0, "machine_cpu_seconds": 4.5}
     times |= dict.fromkeys(("cpu_wait_seconds", "steal_seconds", "throttled_seconds"), 0.01)
-    start = {"limit_bytes": 32 * GIGABYTE, "processors": 64}
+    start = {"limit_bytes": 32 * GIGABYTE, "processors": 64, "disk_bytes_per_second": 1e9}
     system = make_system(swap_bytes=0, oom_kills=0, start=start, **sizes, **times)
     memory = {"memory_bytes": 40 * GIGABYTE, "total_bytes": 140 * GIGABYTE}
     gpu = DeviceSample(index=0, utilization=0.9, power_watts=500.0, clock_mhz=1900.0, **memory)
     system.samples = [replace(sample, gpus=(gpu,)) for sample in system.samples]
-    system.disk = DiskProbe(t=0.0, path="data", bytes_per_second=1e9)
     return make_run(*ranks, system=system)
 
 
@@ -291,18 +288,17 @@ def test_processors_that_others_take_are_those_that_the_run_does_not_use() -> No
 
 def test_the_disk_has_a_capacity_for_large_requests_alone() -> None:
     values = {"read_bytes": 19e6, "device_reads": 19, "device_read_bytes": 19e6}
-    system = make_system(**values)
-    system.disk = DiskProbe(t=1.0, path="data", bytes_per_second=20e6)
-    summary = summarise(make_run(system=system))
+    start = {"disk_bytes_per_second": 20e6}
+    summary = summarise(make_run(system=make_system(start=start, **values)))
     assert summary.disk_request_bytes == pytest.approx(1e6, rel=0.01)
     assert (summary.disk_bytes_per_second, summary.disk_share) == (20e6, pytest.approx(0.95))
-    small = make_system(**{**values, "device_reads": 4639})
-    small.disk = system.disk
+    small = make_system(start=start, **{**values, "device_reads": 4639})
     summary = summarise(make_run(system=small))
     assert (summary.disk_bytes_per_second, summary.disk_share) == (None, None)
     assert "small requests" in summary.reasons["disk_bytes_per_second"]
-    system.disk = DiskProbe(t=1.0, path="data", reason="data is not on a device")
-    summary = summarise(make_run(system=system))
+    why = {"disk_bytes_per_second": "data is not on a device"}
+    start = {"disk_bytes_per_second": None, "reasons": why}
+    summary = summarise(make_run(system=make_system(start=start, **values)))
     assert summary.reasons["disk_bytes_per_second"] == "data is not on a device"
 
 
@@ -450,62 +446,3 @@ def test_any_waits_give_an_answer(waits: list[tuple[float, int]]) -> None:
     assert found.kind in ("steady", "burst", "periodic")
     assert (found.period_fetches is None) is (found.kind == "steady")
     assert found.period_fetches is None or found.period_fetches >= 1
-
-
-OWN = 0.5
-"""Seconds of the model's work in a step."""
-
-
-def changing(*stretches: tuple[int, float], **options: int) -> RankRecord:
-    """A rank of so many steps with this stall, and then so many with that."""
-    waits = [OWN * share / (1 - share) for count, share in stretches for _ in range(count)]
-    return make_rank(
-        wait=lambda fetch: waits[min(fetch, len(waits) - 1)],
-        own_seconds=OWN,
-        fetches=len(waits) - 5,
-        **options,
-    )
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_that_stalls_at_its_end_is_judged_by_its_end(ranks: int) -> None:
-    records = [
-        changing((9_000, 0.005), (800, 0.45 * (rank == 0)), rank=rank, world_size=ranks)
-        for rank in range(ranks)
-    ]
-    summary = summarise(make_run(*records))
-    assert summary.stall_fraction < 0.1
-    verdict = summary.verdict
-    assert verdict.kind == "data"
-    assert verdict.headline.startswith("Since step 9,")
-    assert "before, the stall was 0.5 %, and that of the whole run is 6." in verdict.evidence[-1]
-    assert "num_workers" in verdict.action
-
-
-NOISE: dict[str, Callable[[random.Random], float]] = {
-    "bell": lambda chance: max(0.0, chance.gauss(0.08, 0.06)),
-    "bursts": lambda chance: 0.6 if chance.random() < 0.1 else 0.01,
-    "tail": lambda chance: min(0.9, chance.expovariate(12)),
-}
-
-
-@pytest.mark.parametrize("name", NOISE)
-def test_a_steady_run_has_no_change_however_noisy(name: str) -> None:
-    for seed in range(3):
-        chance = random.Random(seed)
-        shares = [NOISE[name](chance) for _ in range(chance.choice((40, 60, 150)))]
-        minutes = ((round(60 * (1 - share) / OWN), share) for share in shares)
-        verdict = summarise(make_run(changing(*minutes))).verdict
-        assert "of the whole run" not in verdict.evidence[-1], seed
-
-
-@pytest.mark.parametrize(
-    "stretches",
-    [
-        *(((9_000, before), (1_000, before + 0.02)) for before in (0.09, 0.04)),
-        *(((6 + 9 * steps, 0.0), (5 + steps, 0.5)) for steps in (0, 1, 100)),
-    ],
-)
-def test_a_small_step_or_a_short_run_is_no_change(stretches: tuple[tuple[int, float], ...]) -> None:
-    verdict = summarise(make_run(changing(*stretches))).verdict
-    assert not verdict.headline.startswith("Since")

@@ -123,7 +123,8 @@ def take_picture(page: Path, height: int) -> bytes:
         command += [f"--user-data-dir={folder}/profile", "--hide-scrollbars"]
         command += [f"--window-size=1400,{height}", "--virtual-time-budget=20000"]
         command += [f"--screenshot={taken}", page.absolute().as_uri()]
-        subprocess.run(command, check=True, timeout=120)
+        # Without a desktop it complains about much that does not matter here.
+        subprocess.run(command, check=True, timeout=120, stderr=subprocess.DEVNULL)
         return taken.read_bytes()
 
 

@@ -118,7 +118,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "measure":
-        # The package of that name, which can be called: a name cannot be both by turns.
+        # The package of that name, which can be called: one name cannot be both.
         return importlib.import_module("fast_axolotl.measure")
     home = _HOMES.get(name)
     if home is None:

@@ -20,19 +20,6 @@ import re
 from collections.abc import Iterable
 from functools import partial
 
-__all__ = [
-    "AccessError",
-    "ConflictError",
-    "DataError",
-    "FastAxolotlError",
-    "MissingExtraError",
-    "MissingFileError",
-    "ResumeError",
-    "UsageError",
-    "mask_secrets",
-    "mask_words",
-]
-
 _URI = re.compile(r"\b[A-Za-z][\w+.-]*://[^\s'\"<>]+")
 _USER = re.compile(r"^(\w[\w+.-]*://)(?:[^/?#@]*:[^/?#@]*|(?<=http://|ttps://)[^/?#@]+)@")
 _QUERY = re.compile(

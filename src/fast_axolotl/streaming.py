@@ -12,18 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fast_axolotl._version import RUST_AVAILABLE, is_available
+from fast_axolotl._version import RUST_AVAILABLE as RUST_AVAILABLE
+from fast_axolotl._version import is_available as is_available
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading import OUTPUTS, convert, open_dataset
-
-__all__ = [
-    "RUST_AVAILABLE",
-    "RustStreamingDataset",
-    "create_rust_streaming_dataset",
-    "is_available",
-    "should_use_rust_streaming",
-    "streaming_dataset_reader",
-]
 
 STREAMING_FILE_BYTES = 1024**3
 """From this size on a file is streamed, as in the earlier package."""

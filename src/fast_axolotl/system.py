@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,7 +61,7 @@ def usable_cores(proc: Path = PROC, cgroup_root: Path = CGROUP) -> int:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
         count = os.cpu_count() or 1
-    quota = _own_quota(proc, cgroup_root)
+    quota = _own_quota(proc=proc, root=cgroup_root)
     return max(1, min(count, count if quota is None else round(quota.cores)))
 
 
@@ -86,7 +87,7 @@ def pid_namespace(proc: Path = PROC) -> str:
 
 def memory_bytes(proc: Path = PROC) -> int:
     """Memory of the machine."""
-    known = meminfo_bytes(proc, "MemTotal")
+    known = _read_kilobytes(proc / "meminfo", "MemTotal")
     if known is None:
         import psutil
 
@@ -96,8 +97,7 @@ def memory_bytes(proc: Path = PROC) -> int:
 
 def peak_memory_bytes(proc: Path = PROC) -> int | None:
     """The most resident memory that this process has had; ``None`` where there is no procfs."""
-    words = (_read_value(proc / "self/status", "VmHWM") or "").split()
-    return int(words[0]) * 1024 if words and words[0].isdigit() else None
+    return _read_kilobytes(proc / "self/status", "VmHWM")
 
 
 def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
@@ -106,10 +106,8 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
 
     versions = {}
     for name in _DISTRIBUTIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     try:
         # Prefetched batches of loader workers lie there.
         mount = os.statvfs("/dev/shm")
@@ -124,9 +122,9 @@ def describe(proc: Path = PROC, cgroup_root: Path = CGROUP) -> dict[str, Any]:
         "cpu": _read_value(proc / "cpuinfo", "model name") or platform.processor() or None,
         "cores": usable_cores(proc, cgroup_root),
         "memory_bytes": memory_bytes(proc),
-        "available_bytes": meminfo_bytes(proc, "MemAvailable"),
-        "page_cache_bytes": meminfo_bytes(proc, "Cached"),
-        "swap_bytes": meminfo_bytes(proc, "SwapTotal"),
+        "available_bytes": _read_kilobytes(proc / "meminfo", "MemAvailable"),
+        "page_cache_bytes": _read_kilobytes(proc / "meminfo", "Cached"),
+        "swap_bytes": _read_kilobytes(proc / "meminfo", "SwapTotal"),
         "limit_bytes": None if cgroup is None else cgroup.limit_bytes(),
         "has_pressure": (proc / "pressure" / "memory").exists(),
         "shared_memory_bytes": shared_memory_bytes,
@@ -167,14 +165,11 @@ def find_memory_cgroup(
 ) -> MemoryCgroup | None:
     """The memory cgroup of a process; ``None`` where there are no cgroups."""
     paths = _cgroup_paths(pid, proc)
-    if "memory" in paths:
-        folders = _folders_upwards(root / "memory", paths["memory"])
-        return MemoryCgroup(version=1, folders=folders) if folders else None
-    if "" in paths:
-        is_unified = (root / "cgroup.controllers").exists()
-        folders = _folders_upwards(root if is_unified else root / "unified", paths[""])
-        return MemoryCgroup(version=2, folders=folders) if folders else None
-    return None
+    version: Literal[1, 2] = 1 if "memory" in paths else 2
+    mount = root if (root / "cgroup.controllers").exists() else root / "unified"
+    mount, path = (root / "memory", paths["memory"]) if version == 1 else (mount, paths.get(""))
+    folders = () if path is None else _folders_upwards(mount, path)
+    return MemoryCgroup(version=version, folders=folders) if folders else None
 
 
 def read_bytes_of(path: str | Path) -> bytes | None:
@@ -232,9 +227,7 @@ def find_cpu_quota(
     return min(quotas, key=lambda quota: quota.cores, default=None)
 
 
-@cache
-def _own_quota(proc: Path, root: Path) -> CpuQuota | None:
-    return find_cpu_quota(proc=proc, root=root)
+_own_quota = cache(find_cpu_quota)
 
 
 def _cgroup_paths(pid: int | str, proc: Path) -> dict[str, str]:
@@ -258,9 +251,9 @@ def _folders_upwards(mount: Path, path: str) -> tuple[Path, ...]:
     return visible if len(visible) > len(parts) else visible[-1:]
 
 
-def meminfo_bytes(proc: Path, key: str) -> int | None:
-    """A line of ``/proc/meminfo``."""
-    words = (_read_value(proc / "meminfo", key) or "").split()
+def _read_kilobytes(path: Path, key: str) -> int | None:
+    """The bytes that a ``key : number kB`` line of procfs says."""
+    words = (_read_value(path, key) or "").split()
     return int(words[0]) * 1024 if words and words[0].isdigit() else None
 
 

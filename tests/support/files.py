@@ -116,7 +116,7 @@ def lay_out(root: Path, files: Mapping[str, str | bytes]) -> None:
 def counted_bytes() -> Iterator[list[int]]:
     """The lengths of all that is read from files while it lasts, also by pyarrow itself."""
     lengths: list[int] = []
-    read_at, lock = Source.read_at, threading.Lock()
+    read_at, open_arrow, lock = Source.read_at, Source.open_arrow, threading.Lock()
 
     def counted(source: Source, offset: int, length: int) -> bytes:
         data = read_at(source, offset, length)
@@ -124,13 +124,14 @@ def counted_bytes() -> Iterator[list[int]]:
             lengths.append(len(data))
         return data
 
+    def opened(source: Source, ahead: int = 0, *, is_mapped: bool = False) -> pa.NativeFile:
+        if is_mapped or source.content is not None:
+            return open_arrow(source, ahead, is_mapped=is_mapped)
+        return pa.PythonFile(SourceFile(source), "r")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source, "read_at", counted)
-        patch.setattr(
-            Source,
-            "open_arrow",
-            lambda source, *_, **__: pa.PythonFile(SourceFile(source), "r"),
-        )
+        patch.setattr(Source, "open_arrow", opened)
         yield lengths
 
 

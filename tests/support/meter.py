@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.measure import Meter, measure
-from fast_axolotl.measure.events import DeviceEvents
+from fast_axolotl.measure.events import CudaEvents
 from fast_axolotl.record import RankRecord, StepBlock, read_run
 
 
@@ -66,7 +66,7 @@ def open_meter(
     folder: Path,
     clock: Clock,
     *,
-    device: DeviceEvents | None = None,
+    device: CudaEvents | None = None,
     wall_clock: Callable[[], float] | None = None,
     **options: Any,
 ) -> Meter:

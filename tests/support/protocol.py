@@ -10,8 +10,8 @@ from typing import Any
 from fast_axolotl.protocol.plan import Plan
 from fast_axolotl.protocol.runner import run_protocol
 from fast_axolotl.record import End, LineWriter, Log, Mark, RankRecord, SystemRecord
+from fast_axolotl.record.folder import next_folder
 from fast_axolotl.record.protocol_result import Cell, ProtocolResult
-from fast_axolotl.record.run_folders import next_folder
 from support.records import make_rank, make_system, steady
 
 

@@ -23,6 +23,7 @@ import importlib.util
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,16 @@ HOSTS = ("axolotl", "trl")
 
 RUN = "FAST_AXOLOTL_RUN"
 """The environment variable that is ``1`` in what ``fast-axolotl run`` starts."""
+
+SEE_LIST = "; list: fast-axolotl status"
+
+_KINDS = {
+    "check": "compared with stock first",
+    "off": "switched off",
+    "skipped": "inactive",
+    "failed": "inactive",
+}
+"""How the states of replacements are counted; all others are active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +108,9 @@ def install(*, skip: Iterable[str] = ()) -> bool:
     _STATE.skip |= asked
     _STATE.legacy.enter()
     if _STATE.patchwork is not None:
-        _switch_off(_STATE.patchwork)
+        _switch_off(_STATE.patchwork, _STATE.skip)
     if _has_host():
-        _guarded("axolotl", partial(_hook_all, is_late=True))
+        _guarded("axolotl", _hook_all)
     elif not was_installed:
         sys.meta_path.insert(0, _TRIGGER)
     return True
@@ -137,9 +148,7 @@ def status() -> Status:
 
 def check() -> tuple[Patch, ...]:
     """What would be replaced in the Axolotl that is installed, told without importing it."""
-    patchwork = _new_patchwork()
-    _switch_off(patchwork, names_to_skip())
-    return patchwork.check()
+    return _new_patchwork(names_to_skip()).check()
 
 
 def names_to_skip(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -158,31 +167,18 @@ def host_name() -> str:
 
 
 def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None = None) -> str:
-    """One line: what is replaced in Axolotl and what is not. ``fast-axolotl status`` says why."""
+    """One line: how much of Axolotl is replaced and how much is not."""
     if environment.get(SWITCH) == "0":
         return f"stock Axolotl runs: {SWITCH}=0 is set"
     host = host_name()
     if not host:
-        return "nothing to accelerate: Axolotl is not installed in this environment"
-    states: dict[str, set[str]] = {}
-    for patch in check() if patches is None else patches:
-        if patch.state != "absent":
-            states.setdefault(patch.name, set()).add(patch.state)
-    groups: dict[str, list[str]] = {}
-    for name, found in states.items():
-        kind = "compared with stock first" if "check" in found else "accelerated"
-        kind = "not replaced" if found & {"skipped", "failed"} else kind
-        groups.setdefault("switched off" if "off" in found else kind, []).append(name)
-    wanted = len(states) - len(groups.get("switched off", ()))
-    parts = [host]
-    if left := groups.get("not replaced"):
-        active = f"{wanted - len(left)} of {wanted} replacements are active on {host}"
-        parts = [f"WARNING: {active}, see `fast-axolotl status`"]
-    if "accelerated" not in groups:
-        parts.append("nothing accelerated")
-    order = ("accelerated", "compared with stock first", "switched off", "not replaced")
-    parts += [f"{kind}: {', '.join(groups[kind])}" for kind in order if kind in groups]
-    return "; ".join(parts)
+        return "nothing to accelerate: neither Axolotl nor TRL is installed in this environment"
+    states = [patch.state for patch in (check() if patches is None else patches)]
+    counts = Counter(_KINDS.get(state, "active") for state in states if state != "absent")
+    if counts["inactive"]:
+        host = f"WARNING: not all replacements are active on {host}"
+    texts = [f"{count} {kind}" for kind, count in counts.most_common()]
+    return f"{host}; replacements: {', '.join(texts) or 'none'}{SEE_LIST}"
 
 
 def use_line(patches: Iterable[Patch]) -> str:
@@ -238,21 +234,20 @@ def _remove_trigger() -> bool:
     return True
 
 
-def _hook_all(*, is_late: bool = False) -> None:
+def _hook_all() -> None:
     import wrapt
 
     if _STATE.patchwork is None:
-        _STATE.patchwork = _new_patchwork()
-        _switch_off(_STATE.patchwork)
+        _STATE.patchwork = _new_patchwork(_STATE.skip)
         atexit.unregister(_say_use)
         atexit.register(_say_use)
     for name in dict.fromkeys((*LENDERS, *_STATE.patchwork.modules)):
         loaded = sys.modules.get(name)
         if loaded is not None:
-            _on_import(name, loaded, is_late=is_late)
+            _on_import(loaded, is_late=True)
         elif name not in _STATE.waiting:
             _STATE.waiting.add(name)
-            wrapt.register_post_import_hook(partial(_on_import, name), name)
+            wrapt.register_post_import_hook(_on_import, name)
 
 
 def _say_use() -> None:
@@ -272,15 +267,17 @@ def _is_worker() -> bool:
     return any(module is not None and module.parent_process() for module in loaded)
 
 
-def _new_patchwork() -> Patchwork:
+def _new_patchwork(skip: Iterable[str]) -> Patchwork:
     from fast_axolotl.axolotl import patches
     from fast_axolotl.axolotl.patching import Patchwork
 
-    return Patchwork(patches.REPLACEMENTS, patches.KNOWN)
+    patchwork = Patchwork(patches.REPLACEMENTS, patches.KNOWN)
+    _switch_off(patchwork, skip)
+    return patchwork
 
 
-def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> None:
-    wanted = set(_STATE.skip if names is None else names) - {""}
+def _switch_off(patchwork: Patchwork, names: Iterable[str]) -> None:
+    wanted = {*names}
     patchwork.switch_off(wanted)
     unknown = wanted - {patch.name for patch in patchwork.patches()} - {SWITCH_NAME}
     if unknown:
@@ -290,24 +287,23 @@ def _switch_off(patchwork: Patchwork, names: Iterable[str] | None = None) -> Non
         )
 
 
-def _on_import(name: str, module: ModuleType, *, is_late: bool = False) -> None:
-    _STATE.waiting.discard(name)
-    if not _STATE.installed:
-        return
-    if name in LENDERS:
-        _guarded(name, partial(_STATE.legacy.lend, module))
-    if _STATE.patchwork is not None:
-        _guarded(name, partial(_replace, _STATE.patchwork, module, is_late=is_late))
+def _on_import(module: ModuleType, *, is_late: bool = False) -> None:
+    _STATE.waiting.discard(module.__name__)
+    if _STATE.installed:
+        _guarded(module.__name__, partial(_change, module, is_late=is_late))
 
 
-def _replace(patchwork: Patchwork, module: ModuleType, *, is_late: bool) -> None:
+def _change(module: ModuleType, *, is_late: bool) -> None:
     """Change a module; where ours does not fit, warn once of how many that is true.
 
     With a plain import nothing else does; ``fast-axolotl run`` and the plugin print a line.
     """
     from fast_axolotl.axolotl.patching import warn
 
-    if patchwork.apply(module, is_late=is_late) or _STATE.has_warned:
+    if module.__name__ in LENDERS:
+        _STATE.legacy.lend(module)
+    patchwork = _STATE.patchwork
+    if patchwork is None or patchwork.apply(module, is_late=is_late) or _STATE.has_warned:
         return
     line = status_line({}, patchwork.check())
     if "WARNING" in line and os.environ.get(RUN) != "1" and not _is_worker():

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from fast_axolotl.axolotl.patching import Unfamiliar
 
 _Tokens = npt.NDArray[np.int64]
-_Row = dict[str, list[_Tokens]]
-"""Of each column, the parts that lie end to end in one row of the batch."""
+_Row = dict[str, _Tokens]
+"""The columns of one row of the batch."""
 
 _PADDED_FIRST = ("labels", "position_ids")
 """Columns that Axolotl pads itself, by their own length, before the tokenizer pads the others."""
@@ -58,11 +58,10 @@ def collate_packs(self: Any, features: Any, return_tensors: Any = None) -> Any:
 def collate_packs_v2(self: Any, features: Any, return_tensors: Any = None) -> Any:
     """For ``V2BatchSamplerDataCollatorForSeq2Seq.__call__``: its mask numbers the features."""
     settings = _settings(self, "V2BatchSamplerDataCollatorForSeq2Seq", return_tensors)
-    rows = [_row(pack) for pack in _packs(features)]
+    rows = [_row(pack, numbers_mask=True) for pack in _packs(features)]
     for row in rows:
-        _number_mask(row)
         if self.squash_position_ids and "position_ids" in row:
-            row["position_ids"] = [np.arange(_length(row["position_ids"]))]
+            row["position_ids"] = np.arange(len(row["position_ids"]))
     return _batch(rows, settings)
 
 
@@ -77,9 +76,7 @@ def collate_pretraining(self: Any, features: Any, return_tensors: Any = None) ->
             continue
         if type(values) is not list or not values:
             raise Unfamiliar(f"the column {name!r} is not a list of lists")
-        row[name] = [_tokens(name, value) for value in values]
-    if self.multipack_attn:
-        _number_mask(row)
+        row[name] = _join(name, values, numbers_mask=self.multipack_attn)
     return _batch([row], settings)
 
 
@@ -92,7 +89,7 @@ def _packs(features: Any) -> list[list[dict[str, Any]]]:
     return packs
 
 
-def _row(features: Sequence[dict[str, Any]]) -> _Row:
+def _row(features: Sequence[dict[str, Any]], *, numbers_mask: bool = False) -> _Row:
     """The columns of features that lie end to end."""
     if not all(type(feature) is dict for feature in features):
         raise Unfamiliar("a feature is not a dict")
@@ -100,33 +97,25 @@ def _row(features: Sequence[dict[str, Any]]) -> _Row:
     if not all(feature.keys() == names for feature in features):
         raise Unfamiliar("features differ in their columns")
     return {
-        name: [_tokens(name, feature[name]) for feature in features]
+        name: _join(name, [feature[name] for feature in features], numbers_mask=numbers_mask)
         for name in names
         if name != "length"
     }
 
 
-def _tokens(name: str, value: Any) -> _Tokens:
+def _join(name: str, values: Sequence[Any], *, numbers_mask: bool) -> _Tokens:
+    """A column of several features, one after the other; a mask may have their numbers."""
     if name not in _COLUMNS:
         raise Unfamiliar(f"the column {name!r} is not a column that Axolotl pads")
-    if type(value) is list:
-        value = np.array(value)
-    elif type(value) is not np.ndarray:
-        raise Unfamiliar(f"{name!r} is a {type(value).__name__}, not a list or an array")
-    if value.dtype != np.int64 or value.ndim != 1 or not value.size:
-        raise Unfamiliar(f"{name!r} is empty, or not made of integers of 64 bits")
-    tokens: _Tokens = value
-    return tokens
-
-
-def _length(parts: list[_Tokens]) -> int:
-    return sum(map(len, parts))
-
-
-def _number_mask(row: _Row) -> None:
-    if "attention_mask" in row:
-        parts = row["attention_mask"]
-        row["attention_mask"] = [number * part for number, part in enumerate(parts, 1)]
+    parts = []
+    for number, value in enumerate(values, 1):
+        if type(value) not in (list, np.ndarray):
+            raise Unfamiliar(f"{name!r} is a {type(value).__name__}, not a list or an array")
+        part = np.asarray(value)
+        if part.dtype != np.int64 or part.ndim != 1 or not part.size:
+            raise Unfamiliar(f"{name!r} is empty, or not made of integers of 64 bits")
+        parts.append(number * part if numbers_mask and name == "attention_mask" else part)
+    return np.concatenate(parts)
 
 
 def _batch(rows: list[_Row], settings: _Settings) -> Any:
@@ -136,27 +125,22 @@ def _batch(rows: list[_Row], settings: _Settings) -> Any:
     names = rows[0].keys()
     if "input_ids" not in names or ("attention_mask" in names and not settings.has_mask):
         raise Unfamiliar("input_ids are missing, or the tokenizer does not know the mask")
-    lengths = [_length(row["input_ids"]) for row in rows]
+    lengths = [len(row["input_ids"]) for row in rows]
     for row, length in zip(rows, lengths, strict=True):
-        if row.keys() != names or any(_length(parts) != length for parts in row.values()):
+        if row.keys() != names or any(len(tokens) != length for tokens in row.values()):
             raise Unfamiliar("rows differ in their columns, or columns in their lengths")
     width = -(-max(lengths) // settings.multiple) * settings.multiple
     return BatchEncoding(
-        {
-            name: _column(name, [row[name] for row in rows], lengths, width, settings)
-            for name in names
-        }
+        {name: _column(name, [row[name] for row in rows], width, settings) for name in names}
     )
 
 
-def _column(
-    name: str, rows: list[list[_Tokens]], lengths: list[int], width: int, settings: _Settings
-) -> Any:
+def _column(name: str, rows: list[_Tokens], width: int, settings: _Settings) -> Any:
     places = np.empty((len(rows), width), np.int64)
-    for line, parts, length in zip(places, rows, lengths, strict=True):
-        start = width - length if settings.is_left else 0
-        padding = line[:start] if settings.is_left else line[length:]
-        np.concatenate(parts, out=line[start : start + length])
+    for line, tokens in zip(places, rows, strict=True):
+        start = width - len(tokens) if settings.is_left else 0
+        padding = line[:start] if settings.is_left else line[len(tokens) :]
+        line[start : start + len(tokens)] = tokens
         if len(padding):
             is_range = name == "position_ids"
             padding[:] = np.arange(len(padding)) if is_range else settings.fills[name]

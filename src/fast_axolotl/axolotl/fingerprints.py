@@ -74,17 +74,11 @@ def _describe(node: ast.AST, parts: list[str]) -> None:
         if name in _NO_MEANING or value is None or value == []:
             continue
         parts.append(name)
-        if isinstance(value, list):
-            for item in value:
-                if isinstance(item, ast.AST):
-                    if not _is_only_said(item):
-                        _describe(item, parts)
-                else:
-                    parts.append(repr(item))
-        elif isinstance(value, ast.AST):
-            _describe(value, parts)
-        else:
-            parts.append(repr(value))
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, ast.AST):
+                parts.append(repr(item))
+            elif not _is_only_said(item):
+                _describe(item, parts)
     parts.append(".")
 
 

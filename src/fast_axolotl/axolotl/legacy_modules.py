@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
@@ -57,13 +59,9 @@ class LegacyModules:
         for name, targets in _LEGACY.items():
             if name in sys.modules:
                 continue
-            module: Any = ModuleType(name, "Served by fast_axolotl.")
-            is_package = not targets
-            module.__spec__ = ModuleSpec(name, None, origin="fast_axolotl", is_package=is_package)
-            module.__package__ = module.__spec__.parent
-            if is_package:
-                module.__path__ = []
-            module.__getattr__ = _resolver(name, targets)
+            spec = ModuleSpec(name, None, origin="fast_axolotl", is_package=not targets)
+            module: Any = module_from_spec(spec)
+            module.__getattr__ = partial(_resolve, name)
             self._modules[name] = sys.modules[name] = module
             parent, _, child = name.rpartition(".")
             if parent in self._modules:
@@ -98,13 +96,10 @@ class LegacyModules:
         self._modules.clear()
 
 
-def _resolver(module: str, targets: dict[str, str]) -> Any:
-    def __getattr__(name: str) -> Any:
-        if name not in targets:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return _public(targets[name])
-
-    return __getattr__
+def _resolve(module: str, name: str) -> Any:
+    if name not in _LEGACY[module]:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return _public(_LEGACY[module][name])
 
 
 def _public(name: str) -> Any:

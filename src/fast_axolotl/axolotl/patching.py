@@ -141,22 +141,20 @@ class Patchwork:
     def __init__(
         self, replacements: Iterable[Replacement], known: Mapping[str, tuple[str, ...]]
     ) -> None:
-        self._replacements = tuple(replacements)
         self._known = known
-        self._records = {item.target: _Record() for item in self._replacements}
+        self._records = {item: _Record() for item in replacements}
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The host modules with something to replace, each once."""
-        return tuple(dict.fromkeys(item.module for item in self._replacements))
+        return tuple(dict.fromkeys(item.module for item in self._records))
 
     def switch_off(self, names: Iterable[str]) -> None:
         """Keep replacements of these names out from now on; unknown names are ignored here."""
         wanted = set(names)
-        for item in self._replacements:
+        for item, record in self._records.items():
             if item.name in wanted:
-                self._remove(item)
-                record = self._records[item.target]
+                _remove(record)
                 record.state, record.reason = "off", "switched off"
 
     def apply(self, module: ModuleType, *, is_late: bool = False) -> bool:
@@ -165,11 +163,10 @@ class Patchwork:
         Returns whether all of it could be replaced.
         """
         pairs, is_whole = {}, True
-        for item in self._replacements:
-            record = self._records[item.target]
+        for item, record in self._records.items():
             if item.module != module.__name__ or record.state == "off" or record.applied:
                 continue
-            record.applied = applied = self._apply_one(item, module)
+            record.applied = applied = self._apply_one(item, record, module)
             if applied is None:
                 is_whole = False
             else:
@@ -180,26 +177,25 @@ class Patchwork:
 
     def remove(self) -> None:
         """Put every original back, and forget what was counted."""
-        for item in self._replacements:
-            self._remove(item)
-            self._records[item.target] = _Record()
+        for item, record in self._records.items():
+            _remove(record)
+            self._records[item] = _Record()
         _ROWS.clear()
 
     def patches(self) -> tuple[Patch, ...]:
         """What became of every replacement, in the order of the table."""
-        found = []
-        for item in self._replacements:
-            record = self._records[item.target]
-            state, reason = record.state, record.reason
-            reasons = tuple(record.fallbacks.items()), tuple(_ROWS[item.name].items())
-            found.append(Patch(item.name, state, reason, item.target, record.calls, *reasons))
-        return tuple(found)
+        return tuple(
+            Patch(
+                *(item.name, record.state, record.reason, item.target, record.calls),
+                *(tuple(record.fallbacks.items()), tuple(_ROWS[item.name].items())),
+            )
+            for item, record in self._records.items()
+        )
 
     def check(self) -> tuple[Patch, ...]:
         """What would become of every replacement, by the source files alone."""
         found = []
-        for item in self._replacements:
-            record = self._records[item.target]
+        for item, record in self._records.items():
             state, reason = self._judge(item)
             if record.state == "off":
                 state, reason = "off", record.reason
@@ -226,15 +222,15 @@ class Patchwork:
             return ("skipped", unknown) if unknown else ("check", reason)
         return ("check" if item.check else "skipped"), reason
 
-    def _apply_one(self, item: Replacement, module: ModuleType) -> _Applied | None:
-        record = self._records[item.target]
+    def _apply_one(self, item: Replacement, record: _Record, module: ModuleType) -> _Applied | None:
         record.state, record.reason = self._judge(item)
         if record.state in ("skipped", "absent"):
             return None
         owner: Any = module
-        for name in item.path[:-1]:
+        *names, attribute = item.path
+        for name in names:
             owner = getattr(owner, "__dict__", {}).get(name)
-        original = getattr(owner, "__dict__", {}).get(item.path[-1])
+        original = getattr(owner, "__dict__", {}).get(attribute)
         inner: Any = getattr(original, "__func__", original)
         if hasattr(inner, MARK) or inner is None or _is_replaced(item.target):
             # Unlike unknown code, this is not seen from the files, and so reported nowhere else.
@@ -244,19 +240,20 @@ class Patchwork:
         wrapper: Any = _wrap(inner, item, record)
         if isinstance(original, classmethod):
             wrapper = classmethod(wrapper)
-        setattr(owner, item.path[-1], wrapper)
-        return owner, item.path[-1], original, wrapper
+        setattr(owner, attribute, wrapper)
+        return owner, attribute, original, wrapper
 
-    def _remove(self, item: Replacement) -> None:
-        record = self._records[item.target]
-        # A partial or closure may hold the wrapper still; its record makes it step aside.
-        record.state, record.reason = "waiting", ""
-        applied, record.applied = record.applied, None
-        if applied is not None:
-            owner, attribute, original, wrapper = applied
-            if vars(owner).get(attribute) is wrapper:
-                setattr(owner, attribute, original)
-            _sweep({id(wrapper): original})
+
+def _remove(record: _Record) -> None:
+    """Put the original back where a replacement is in place."""
+    # A partial or closure may hold the wrapper still; its record makes it step aside.
+    record.state, record.reason = "waiting", ""
+    applied, record.applied = record.applied, None
+    if applied is not None:
+        owner, attribute, original, wrapper = applied
+        if vars(owner).get(attribute) is wrapper:
+            setattr(owner, attribute, original)
+        _sweep({id(wrapper): original})
 
 
 def tally(name: str, reason: str, count: int) -> None:
@@ -294,40 +291,34 @@ _ROWS: defaultdict[str, Counter[str]] = defaultdict(Counter)
 def _wrap(original: Callable[..., Any], item: Replacement, record: _Record) -> Callable[..., Any]:
     from fast_axolotl.axolotl.self_check import Check, Different, StockFails
 
-    load = functools.cache(functools.partial(pkgutil.resolve_name, item.ours))
     check = Check(item.check, original) if item.check else None
-    is_first = True
 
-    def require_known() -> None:
-        """At the first call: others patch at run time, too."""
-        nonlocal is_first
-        is_first = False
+    @functools.cache
+    def load() -> Callable[..., Any]:
+        """At the first call, because others patch at run time, too."""
         changed = next(filter(_is_replaced, item.relies_on), None)
-        if changed is None or record.state != "active":
-            return
-        record.state = "skipped" if check is None else "check"
-        record.reason = f"{changed} was replaced by other code"
-        if check is None:
-            raise Unfamiliar(record.reason)
+        if changed is not None and record.state == "active":
+            record.state = "skipped" if check is None else "check"
+            record.reason = f"{changed} was replaced by other code"
+            if check is None:
+                raise Unfamiliar(record.reason)
+        ours: Callable[..., Any] = pkgutil.resolve_name(item.ours)
+        return ours
 
     def answer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if is_first:
-            require_known()
         ours = load()
-        if not record.reason:
-            return ours(*args, **kwargs)
-        if check is None:
-            result = ours(*args, **kwargs)
-        elif threading.current_thread() is not threading.main_thread():
-            # Others may draw random numbers meanwhile.
-            raise Unfamiliar(f"{record.reason}, and another thread than the main one called it")
-        else:
+        compares = check if record.reason else None
+        if compares is not None:
+            if threading.current_thread() is not threading.main_thread():
+                # Others may draw random numbers meanwhile.
+                raise Unfamiliar(f"{record.reason}, and another thread than the main one called it")
             try:
-                check.before(ours, args, kwargs)
+                compares.before(ours, args, kwargs)
             except (Final, StockFails) as error:
                 raise Unfamiliar(f"it cannot be compared: {error}") from error
-            result = ours(*args, **kwargs)
-            check.after(result, args, kwargs)
+        result = ours(*args, **kwargs)
+        if compares is not None:
+            compares.after(result, args, kwargs)
         if record.state == "check":
             record.state = "active"
             record.reason += "; equal to stock on rows of this run"

@@ -33,6 +33,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -42,7 +43,7 @@ import pyarrow as pa
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.passes import pass_fingerprint
-from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
+from fast_axolotl.axolotl.patching import Final, Unfamiliar
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
@@ -117,35 +118,49 @@ def map_dataset(
 def _find_table(strategy: Any) -> Callable[..., Any]:
     """What makes tables for a strategy; unfamiliar if nothing does."""
     from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
-    from axolotl.prompt_tokenizers import InstructionPromptTokenizingStrategy
+    from axolotl.prompt_strategies.completion import (
+        CompletionPrompter,
+        CompletionPromptTokenizingStrategy,
+    )
+    from axolotl.prompt_tokenizers import (
+        InstructionPromptTokenizingStrategy,
+        PromptTokenizingStrategy,
+    )
 
-    kind = type(strategy)
+    kind, tokenizer = type(strategy), strategy.tokenizer
     if kind.__name__ == "ChatTemplateStrategy":
         check_chat(strategy)
-        return chat_table
-    if kind.__name__ == "CompletionPromptTokenizingStrategy":
-        _check_completion(strategy)
-        return completion_table
+        return partial(_batch_table, chat_rows, ends_with_mask=True)
     instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
-    if _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
+    is_completion = kind is CompletionPromptTokenizingStrategy
+    if is_completion:
+        if type(strategy.prompter) is not CompletionPrompter:
+            raise Unfamiliar("the prompter is custom")
+        if type(strategy.sequence_len) is not int or strategy.sequence_len <= 0:
+            raise Unfamiliar("the sequence length is not a positive number")
+    elif _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a custom strategy")
-    _check_tokenize(strategy)
-    return instruction_table
-
-
-def chat_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of conversations, for ``map``."""
-    return _batch_table(chat_rows, batch, strategy, ends_with_mask=True)
-
-
-def completion_table(batch: Mapping[str, Any], strategy: Any) -> Any:
-    """A batch of texts, for ``map``."""
-    return _batch_table(_completions, batch, strategy)
+    # Whether ``strategy._tokenize`` does what ``_encode`` and ``_ended`` do.
+    if _owner(kind, "_tokenize") is not PromptTokenizingStrategy:
+        raise Unfamiliar(f"{kind.__name__} has a custom tokenise function")
+    if kind.__module__.partition(".")[0] != "axolotl":
+        raise Unfamiliar(f"{kind.__name__} is not an Axolotl strategy")
+    if not {"tokenize_prompt", "_tokenize"}.isdisjoint(strategy.__dict__):
+        raise Unfamiliar("the strategy was modified")
+    check_tokenizer(tokenizer)
+    if tokenizer.eos_token_id is None:
+        raise Unfamiliar("the tokenizer has no EOS token")
+    if set(tokenizer.model_input_names) != {"input_ids", "attention_mask"}:
+        raise Unfamiliar("the tokenizer returns other columns than ids and mask")
+    if type(strategy.max_length) is not int or strategy.max_length <= 0:
+        raise Unfamiliar("the maximum length is not a positive number")
+    return partial(_batch_table, _completions) if is_completion else instruction_table
 
 
 def _batch_table(
     make: Callable[..., tuple[Lists, Lists]], batch: Mapping[str, Any], strategy: Any, **order: bool
 ) -> Any:
+    """A batch of conversations or texts, for ``map``."""
     try:
         ids, labels = make(strategy, batch)
     except Final:
@@ -205,29 +220,36 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
 
 def _completions(strategy: Any, prompt: Any) -> tuple[Lists, Lists]:
     """Ids of texts, each cut into pieces of the sequence length; all of them are labels."""
-    _check_completion(strategy)
-    texts, length = prompt[strategy.field], strategy.sequence_len
-    if len({len(values) for values in prompt.values()}) != 1:
+    length, eos = strategy.sequence_len, strategy.tokenizer.eos_token_id
+    count = len(prompt[strategy.field])
+    if any(len(values) != count for values in prompt.values()):
         raise Unfamiliar("the columns of a batch have different lengths")
-    plain = [text for text in texts if type(text) is str and text]
-    encodings = (encoding.ids for encoding in _encode(strategy, plain))
-    encoded = dict(zip(plain, encodings, strict=True))
-    if not any(encoded.values()):
+
+    def read(row: Any) -> tuple[list[str], None]:
+        [text] = row[strategy.field]
+        if type(text) is not str or not text:
+            raise Unfamiliar("a text is empty or not a str")
+        return [text], None
+
+    def build(encodings: list[Any], _: None) -> tuple[Lists, Lists]:
+        if not (ids := encodings[0].ids):
+            raise Unfamiliar("a text has no tokens")
+        ids = _ended(strategy, ids, eos)
+        pieces = [ids[start : start + length] for start in range(0, len(ids), length)]
+        return pieces, pieces
+
+    texts, _ = tokenize_rows(
+        "tokenize",
+        count,
+        lambda index: {name: values[index : index + 1] for name, values in prompt.items()},
+        read,
+        partial(_encode, strategy),
+        build,
+        lambda row: {"input_ids": [], "labels": [], **strategy.tokenize_prompt(row)},
+    )
+    if not any(texts):
         raise Unfamiliar("no text of a batch has tokens")
-    eos = strategy.tokenizer.eos_token_id
-    pieces: Lists = []
-    num_odd = 0
-    for index, text in enumerate(texts):
-        ids = encoded.get(text, []) if type(text) is str else []
-        if ids:
-            ids = _ended(strategy, ids, eos)
-            pieces += [ids[start : start + length] for start in range(0, len(ids), length)]
-        else:
-            num_odd += 1
-            row = {name: values[index : index + 1] for name, values in prompt.items()}
-            pieces += _stock(strategy.tokenize_prompt, row).get("input_ids", [])
-    if num_odd:
-        tally("tokenize", "a text is empty or not a str", num_odd)
+    pieces = [*chain(*texts)]
     return pieces, pieces
 
 
@@ -301,41 +323,6 @@ def _table(ids: Lists, labels: Lists, *, ends_with_mask: bool = False) -> pa.Tab
     trained = {"labels": list_column(labels, np.int64)}
     rest = {**trained, **mask} if ends_with_mask else {**mask, **trained}
     return pa.table({"input_ids": lists, **rest})
-
-
-def _check_completion(strategy: Any) -> None:
-    from axolotl.prompt_strategies.completion import (
-        CompletionPrompter,
-        CompletionPromptTokenizingStrategy,
-    )
-
-    if type(strategy) is not CompletionPromptTokenizingStrategy:
-        raise Unfamiliar(f"{type(strategy).__name__} is a custom strategy")
-    if type(strategy.prompter) is not CompletionPrompter:
-        raise Unfamiliar("the prompter is custom")
-    if type(strategy.sequence_len) is not int or strategy.sequence_len <= 0:
-        raise Unfamiliar("the sequence length is not a positive number")
-    _check_tokenize(strategy)
-
-
-def _check_tokenize(strategy: Any) -> None:
-    """Whether ``strategy._tokenize`` does what ``_encode`` and ``_end`` do."""
-    from axolotl.prompt_tokenizers import PromptTokenizingStrategy
-
-    kind, tokenizer = type(strategy), strategy.tokenizer
-    if _owner(kind, "_tokenize") is not PromptTokenizingStrategy:
-        raise Unfamiliar(f"{kind.__name__} has a custom tokenise function")
-    if kind.__module__.partition(".")[0] != "axolotl":
-        raise Unfamiliar(f"{kind.__name__} is not an Axolotl strategy")
-    if not {"tokenize_prompt", "_tokenize"}.isdisjoint(strategy.__dict__):
-        raise Unfamiliar("the strategy was modified")
-    check_tokenizer(tokenizer)
-    if tokenizer.eos_token_id is None:
-        raise Unfamiliar("the tokenizer has no EOS token")
-    if set(tokenizer.model_input_names) != {"input_ids", "attention_mask"}:
-        raise Unfamiliar("the tokenizer returns other columns than ids and mask")
-    if type(strategy.max_length) is not int or strategy.max_length <= 0:
-        raise Unfamiliar("the maximum length is not a positive number")
 
 
 def _owner(kind: type, name: str) -> type:

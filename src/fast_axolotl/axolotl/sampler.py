@@ -20,7 +20,6 @@ anything is drawn. What turns out later leaves the generators as they were.
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -185,17 +184,9 @@ def _check_sampler(self: Any, multipack: Any) -> None:
         raise Unfamiliar("the lengths are not an array of int32")
     if (lengths < 0).any():
         raise Unfamiliar("a length is negative")
-    _check_counts(batch_max_len=self.batch_max_len, batch_size=self.batch_size)
-    if not isinstance(self.drop_last, bool):
-        raise Unfamiliar(f"drop_last is {self.drop_last!r}, not True or False")
     rows = self.bin_size or self.batch_max_len
-    _check_counts(bin_size=rows, group_size=self.group_size)
-    # What Axolotl's pool of processes would refuse or warn about.
-    _check_counts(num_processes=self.num_processes or 1)
-    if not isinstance(self.safe_mode, bool):
-        raise Unfamiliar(f"safe_mode is {self.safe_mode!r}, not True or False")
-    if self.mp_start_method not in (None, "", *multiprocessing.get_all_start_methods()):
-        raise Unfamiliar(f"mp_start_method is {self.mp_start_method!r}")
+    _check_counts(batch_max_len=self.batch_max_len, bin_size=rows)
+    _check_counts(batch_size=self.batch_size, group_size=self.group_size)
     # What could still go wrong, a kernel that cannot be compiled, does so before the draw.
     _plan(self, self.lengths[:1])
 

@@ -30,11 +30,11 @@ import copy
 import functools
 import inspect
 import logging
+import os
 import random
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
@@ -53,7 +53,7 @@ _EVERY = 64
 """Calls, or thousands of rows, between two later looks."""
 
 _PREFIX = "fast-axolotl-check-"
-_DEAD_SECONDS = 3600.0
+_LOCK = "lock"
 
 _PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
 
@@ -189,36 +189,31 @@ def _describe(value: Any, path: str) -> Iterator[str]:
 def _choose(rows: Any, count: int) -> list[int]:
     """Places of rows: the first, the longest of some, random ones, and the first ones again."""
     num_rows = len(next(iter(rows.values()))) if isinstance(rows, Mapping) else len(rows)
-    chance = random.Random(num_rows)
-    if num_rows > count:
-        some = (
-            range(num_rows)
-            if num_rows <= _CANDIDATES
-            else chance.sample(range(num_rows), _CANDIDATES)
-        )
-        longest = sorted(some, key=lambda place: -len(str(_take(rows, [place], as_is=True))))
-        chosen = [*range(num_rows)[:_FIRST], *longest[:_LONGEST], *chance.sample(some, count)]
-        places = list(dict.fromkeys(chosen))[:count]
-    else:
-        places = list(range(num_rows))
+    chance, some = random.Random(num_rows), range(num_rows)
+
+    def shortness(place: int) -> int:
+        is_columns = isinstance(rows, Mapping)
+        row = [values[place] for values in rows.values()] if is_columns else rows[place]
+        return -len(str(row))
+
+    tried = some if num_rows <= _CANDIDATES else chance.sample(some, _CANDIDATES)
+    longest = sorted(tried, key=shortness)[:_LONGEST]
+    chosen = [*some[:_FIRST], *longest, *chance.sample(tried, min(count, len(tried)))]
+    places = list(dict.fromkeys(chosen))[:count]
     return places + places[:_REPEATED]
 
 
-def _take(rows: Any, places: list[int], *, as_is: bool = False) -> Any:
-    """Some rows as their own copy, in memory; ``as_is``: for a look at them alone."""
+def _take(rows: Any, places: list[int]) -> Any:
+    """Some rows as their own copy, in memory."""
     if _is_dataset(rows):
-        if as_is:
-            return rows[places]
         from datasets import Dataset
 
         # In memory, so that nothing is cached; of the usual kind, as ``select`` gives it.
         table = rows.select(places).with_format("arrow")[:]
         return Dataset(table, info=rows.info.copy(), split=rows.split)
     if isinstance(rows, Mapping):
-        columns = {name: [values[place] for place in places] for name, values in rows.items()}
-        return columns if as_is else copy.deepcopy(columns)
-    taken = [rows[place] for place in places]
-    return taken if as_is else copy.deepcopy(taken)
+        return {name: _take(values, places) for name, values in rows.items()}
+    return copy.deepcopy([rows[place] for place in places])
 
 
 def _is_dataset(value: Any) -> bool:
@@ -247,19 +242,32 @@ def _unseen(bound: inspect.BoundArguments) -> Iterator[None]:
 
 @contextmanager
 def _folder(is_needed: bool) -> Iterator[str]:
-    """The name of an empty folder, if one is needed. What a killed process left goes an hour later.
-
-    A check takes seconds, and the folders of other machines may look as if nobody had them.
-    """
+    """The name of an empty folder, if one is needed. What a killed process left goes first."""
     if not is_needed:
         yield ""
         return
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _DEAD_SECONDS:
+        with suppress(OSError), (left / _LOCK).open("wb") as lock:
+            if take_lock(lock.fileno(), left / _LOCK):
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
-        yield folder
+        mark = Path(folder, _LOCK)
+        with mark.open("wb") as lock:
+            take_lock(lock.fileno(), mark)
+            yield folder
+
+
+def take_lock(lock: int, mark: Path) -> bool | None:
+    """Lock an open file; ``False``: another has it, or removed it; ``None``: there are no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return mark.exists() and os.path.samestat(os.fstat(lock), mark.stat())
 
 
 def random_state(sampler: Any = None) -> list[Any]:

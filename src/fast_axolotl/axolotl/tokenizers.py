@@ -106,10 +106,10 @@ def tokenize_rows(
     row_of: Callable[[int], Any],
     read: Callable[[Any], tuple[list[str], Any]],
     encode: Callable[[list[str]], Iterator[Any]],
-    build: Callable[[list[Any], Any], tuple[list[int], list[int]]],
-    stock: Callable[[Any], dict[str, list[int]]],
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids and labels of rows, whose texts are tokenised together.
+    build: Callable[[list[Any], Any], tuple[list[Any], list[Any]]],
+    stock: Callable[[Any], dict[str, list[Any]]],
+) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Ids and labels of rows, or pieces of them, whose texts are tokenised together.
 
     ``read`` gives the texts of a row and what ``build`` has to know beside their encodings. A row
     that cannot be read or built goes to ``stock`` at its place in the order, and is counted under

@@ -20,9 +20,8 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from fast_axolotl.cli.options import AsJson, Inputs, print_result, say
+from fast_axolotl.cli.options import AsJson, Inputs, print_result, say, summary_document
 from fast_axolotl.cli.race import Contender, columns, digest, run_race
-from fast_axolotl.cli.values import summary_document
 from fast_axolotl.errors import DataError
 from fast_axolotl.record.units import format_seconds
 from fast_axolotl.report.document import Document, Row, Table

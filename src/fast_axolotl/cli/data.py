@@ -27,8 +27,8 @@ from fast_axolotl.cli.options import (
     parse_size,
     print_result,
     say,
+    summary_document,
 )
-from fast_axolotl.cli.values import summary_document
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.record.units import format_duration, format_seconds
 from fast_axolotl.report.document import Document, Table

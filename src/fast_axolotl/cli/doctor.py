@@ -18,8 +18,7 @@ from pathlib import Path
 from typer import Exit
 
 from fast_axolotl import __version__
-from fast_axolotl.cli.options import AsJson, print_result
-from fast_axolotl.cli.values import summary_document
+from fast_axolotl.cli.options import AsJson, print_result, summary_document
 from fast_axolotl.system import PROC, describe
 
 _REQUIRED = ("numpy", "psutil", "msgspec", "fsspec", "rich", "typer", "wrapt")

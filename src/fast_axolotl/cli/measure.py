@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -185,7 +184,7 @@ def _measure(
 
 def status(as_json: AsJson = False) -> None:
     """List which functions of the installed Axolotl would be replaced, and why others are not."""
-    from fast_axolotl.axolotl import check, host_name, status_line
+    from fast_axolotl.axolotl import SEE_LIST, check, host_name, status_line
 
     host, _, version = host_name().partition(" ")
     patches = check() if host else ()
@@ -199,7 +198,7 @@ def status(as_json: AsJson = False) -> None:
     ]
     header = ["name", "function of Axolotl", "state", "reason"]
     table = [Table(header=header, rows=rows)] if rows else []
-    line = Paragraph(status_line(os.environ, patches or None))
+    line = Paragraph(status_line(os.environ, patches or None).removesuffix(SEE_LIST))
     print_result(found, Document(title="", blocks=[*table, line]), as_json=as_json)
 
 
@@ -212,7 +211,7 @@ def _refuse(reason: UsageError, error: OSError) -> NoReturn:
 def _print_summary(run_dir: str, begin: float) -> None:
     """The training of the run with the most steps; a second one is recorded beside the first."""
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.run_folders import choose_training, read_trainings
+    from fast_axolotl.record.folder import choose_training, read_trainings
     from fast_axolotl.report.runs import show_short_summary
     from fast_axolotl.system import node_name
 
@@ -262,8 +261,7 @@ def _run_dir(output: Path | None, program: str) -> Path:
                 f"{output} cannot be used for a record ({reason}); choose another --output"
             ) from error
         return output.absolute()
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(program).name}"
-    return unused_folder("fast-axolotl-runs", name).absolute()
+    return unused_folder("fast-axolotl-runs", Path(program).name).absolute()
 
 
 def _task_number() -> int | None:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +14,8 @@ from typer import Argument, Exit, Option
 from fast_axolotl.cli.options import (
     AsJson,
     RunsFolder,
+    parse_amount,
+    parse_counts,
     parse_names,
     print_result,
     say,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 _BATCH_TOKENS = 262_144
 """Of a step, without a record."""
-_MOST = 1_000_000
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -108,7 +108,9 @@ def plan(
     sizes: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "micro_batch": micro_batch}
     sizes |= {"accumulation": accumulation, "recompute": recompute, "optimizer": optimizer}
     pinned = {name: value for name, value in sizes.items() if value is not None}
-    amount = None if tokens is None else _read_number("--tokens", tokens, "300M, 10B or 1.5T")
+    amount = None
+    if tokens is not None:
+        amount = parse_amount(tokens, _COUNTS, f"--tokens {tokens!r}", "300M, 10B or 1.5T")
     kinds = list(dict.fromkeys(find_gpu(name) for name in parse_names(gpu or "")))
     shape = None if model is None else read_config(model)
     reference = None
@@ -134,12 +136,13 @@ def plan(
     costs = [find_price(kind) for kind in kinds]
     if price is not None:
         texts = [text.removesuffix("/h").removeprefix("$") for text in parse_names(price)]
-        dollars = [_read_number("--price", text, "2.5/h per GPU") for text in texts]
+        example = "2.5/h per GPU"
+        dollars = [parse_amount(text, {"": 1.0}, f"--price {text!r}", example) for text in texts]
         dollars *= len(kinds) if len(dollars) == 1 else 1
         if len(dollars) != len(kinds):
             raise UsageError(f"--price {price!r}: pass one, or {len(kinds)}: one per kind of GPU")
         costs = [(Range(each, each, each), "by --price") for each in dollars]
-    counts = _read_counts("--gpus", gpus)
+    counts = parse_counts("--gpus", gpus)
     priced = [(kind, cost) for kind, (cost, _) in zip(kinds, costs, strict=True)]
     known: dict[str, Any] = {"reference": reference, "tokens": amount, "pinned": pinned}
     found = make_plan(shape, priced, counts, layout, **known)
@@ -151,26 +154,6 @@ def plan(
         notes += [f"{kind.key}: {note}" if len(kinds) > 1 else note for note in said]
     found = replace(found, notes=tuple(notes))
     print_result(found, plan_document(found), as_json=as_json)
-
-
-def _read_counts(option: str, text: str) -> list[int]:
-    """Comma-separated whole numbers above 0."""
-    counts = [int(name) if name.isdecimal() else 0 for name in parse_names(text)]
-    if not counts or min(counts) < 1 or max(counts) > _MOST:
-        raise UsageError(f"cannot read {option} {text!r}; write 8,16,64; at most {_MOST:,}")
-    return counts
-
-
-def _read_number(option: str, text: str, example: str) -> float:
-    """A number above 0, with a unit from ``_COUNTS``."""
-    number = text.rstrip("kmbtKMBT")
-    try:
-        value = float(number) * _COUNTS[text[len(number) :].lower()]
-    except (ValueError, KeyError):
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UsageError(f"cannot read {option} {text!r}; write {example}")
-    return value
 
 
 def describe_plan(
@@ -380,12 +363,11 @@ def batch(
     from fast_axolotl.record.codec import to_json, write_text
     from fast_axolotl.report.terminal import protocol_progress
 
-    wanted = _read_counts("--micro-batches", micro_batches) if micro_batches else []
+    wanted = parse_counts("--micro-batches", micro_batches) if micro_batches else []
     share, rest = divmod(global_batch or 0, ranks)
     if rest:
         raise UsageError(f"--global-batch {global_batch} cannot be divided among {ranks} ranks")
-    folder = output or unused_folder("fast-axolotl-batches", f"{datetime.now():%Y%m%d-%H%M%S}")
-    folder = folder.resolve()
+    folder = (output or unused_folder("fast-axolotl-batches")).resolve()
     if config is not None:
         arm, own = plan_batches(config, command, steps=steps, prepared=folder / "prepared")
         share = share or own
@@ -526,7 +508,7 @@ def trace_document(summary: TraceSummary) -> Document:
         cells += [f"{row.count:,}", format_seconds(row.seconds)]
         rows.append([*cells, format_seconds(row.waiting_seconds)])
     header = ["rank", "steps", "step time", "compute", "overlapped", "exposed", "waiting", "copies"]
-    header += ["idle", "of it host"]
+    header += ["idle", "waiting for the host"]
     blocks: list[Block] = [Table(header=header, rows=means), Bullets(notes, True)]
     if rows:
         header = ["collective", "group", "ranks", "message", "count", "time", "waiting"]

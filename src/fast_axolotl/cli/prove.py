@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +20,7 @@ from fast_axolotl.cli.options import (
     Matters,
     RunsFolder,
     ShowAll,
+    parse_counts,
     parse_percent,
     print_result,
     say,
@@ -105,7 +105,7 @@ def protocol(
             raise UsageError("pass a configuration, or both --baseline and --candidate")
         plan = plan_commands(baseline, candidate)
     if world_size is not None:
-        plan = plan_world_sizes(plan, world_size)
+        plan = plan_world_sizes(plan, parse_counts("--world-size", world_size))
     plan = replace(
         plan,
         pairs=pairs,
@@ -115,7 +115,7 @@ def protocol(
         profile_steps=profile_steps,
         data_path=str(data_path) if data_path is not None else plan.data_path,
     )
-    folder = output or unused_folder("fast-axolotl-protocols", f"{datetime.now():%Y%m%d-%H%M%S}")
+    folder = output or unused_folder("fast-axolotl-protocols")
     try:
         result = run_plan(plan, folder)
     except (KeyboardInterrupt, SystemExit):

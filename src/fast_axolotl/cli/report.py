@@ -103,19 +103,14 @@ def show(
 
     It also works while the run is still going on, and after the run was killed.
     """
-    from fast_axolotl.record.codec import to_json
     from fast_axolotl.report.runs import run_document, show_short_summary
-    from fast_axolotl.report.terminal import print_document
 
     if is_list:
         print_runs(run or Path("fast-axolotl-runs"), as_json=as_json)
         return
-    run = run or latest_run()
-    shown = read_report_run(run, "")
-    if as_json:
-        print(to_json(shown.summary))
-    elif is_all:
-        print_document(run_document(shown))
+    shown = read_report_run(run or latest_run(), "")
+    if is_all or as_json:
+        print_result(shown.summary, run_document(shown), as_json=as_json)
     else:
         show_short_summary(shown.summary, shown.record)
 
@@ -210,7 +205,7 @@ def make_documents(
 def read_report_run(folder: Path, name: str) -> ReportRun:
     """A recorded run with its figures."""
     from fast_axolotl.measure.summary import summarise
-    from fast_axolotl.record.run_folders import read_training
+    from fast_axolotl.record.folder import read_training
     from fast_axolotl.report.runs import ReportRun
 
     record = read_training(folder)
@@ -219,20 +214,16 @@ def read_report_run(folder: Path, name: str) -> ReportRun:
 
 def how_run_ended(record: RunRecord) -> str:
     """Empty while a process is writing into the record."""
+    from fast_axolotl.measure.summary import summarise
     from fast_axolotl.measure.writers import find_writer
 
     files = list(Path(record.path).glob("*.jsonl"))
     if any(find_writer(file) is not None for file in files):
         return ""
-    ends = [rank.end for rank in record.ranks.values()]
-    ends += [system.end for system in record.systems.values()]
-    words = {"exception": "the run failed", "interrupted": "the run was interrupted"}
-    for reason, text in words.items():
-        for end in ends:
-            if end is not None and end.reason == reason:
-                return f"{text}: {end.error}" if end.error else text
-    if None not in ends:
-        return "the run finished"
+    summary = summarise(record)
+    words = {"exception": "failed", "interrupted": "was interrupted", "finished": "finished"}
+    if how := words.get(summary.end_reason):
+        return f"the run {how}{summary.error and ': '}{summary.error}"
     # A folder that cannot be written does not tell whether a process of another machine lives.
     quiet = time.time() - max(file.stat().st_mtime for file in files)
     return "the run was cut off: its processes are gone" if quiet > _DEAD_SECONDS else ""

@@ -93,7 +93,7 @@ def dedupe_on(
     budget = max(LEAST_MEMORY_BUDGET, memory // _MEMORY_SHARE)
     reader = open_dataset(paths, format=format, memory_budget=budget, infer="scan", split=split)
     dataset, schema = dataset_of(reader), reader.schema
-    sources = [item.source for item in dataset.inputs]
+    sources = [item.source for item in reader.files]
     if inside := [one.identity for one in sources if one.identity.startswith(f"{final.url}/")]:
         raise UsageError(f"output {output} contains the input {inside[0]}; choose another")
     names = column_names(schema, columns, "the input")
@@ -144,7 +144,6 @@ def dedupe_on(
 
 def _cut(dataset: Dataset, schema: pa.Schema, memory: int) -> Iterator[Share]:
     """All units of a dataset in shares, in order."""
-    dataset = dataset.ungrouped()
     units = dataset.units()
     begins = [*accumulate((unit.num_bytes for unit in units), initial=0)]
     share_bytes = max(_LEAST_BYTES, min(begins[-1] // _SHARES, _MOST_BYTES))

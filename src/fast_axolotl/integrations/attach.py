@@ -16,14 +16,15 @@ A process that never trains writes nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial, wraps
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fast_axolotl.integrations.guard import guarded
+from fast_axolotl.integrations.hooks import guarded, wrap
 from fast_axolotl.integrations.launch import Order, order
 
 if TYPE_CHECKING:
@@ -49,10 +50,11 @@ def attach() -> bool:
 
     for name in _TORCH:
         hook(name, attachment.watch_loops)
+    join = attachment.join
     for name, owner, action in (
-        ("transformers.trainer_callback", "CallbackHandler", attachment.join_transformers),
-        ("lightning.pytorch.trainer.trainer", "Trainer", attachment.join_lightning),
-        ("pytorch_lightning.trainer.trainer", "Trainer", attachment.join_lightning),
+        ("transformers.trainer_callback", "CallbackHandler", partial(join, "transformers_meter")),
+        ("lightning.pytorch.trainer.trainer", "Trainer", partial(join, "lightning_meter")),
+        ("pytorch_lightning.trainer.trainer", "Trainer", partial(join, "lightning_meter")),
         ("axolotl.core.builders.base", "TrainerBuilderBase", attachment.read_axolotl),
     ):
         hook(name, partial(_after_init, owner, _guarded(owner, action)))
@@ -75,7 +77,7 @@ class Attachment:
         if not self._loaded.issuperset(_TORCH):
             return
         from fast_axolotl.integrations.torch_meter import TorchWatch
-        from fast_axolotl.measure.worker_stacks import WorkerLines
+        from fast_axolotl.measure.stacks import WorkerLines
         from fast_axolotl.measure.writers import read_rank
 
         def open_loop_meter() -> Meter | None:
@@ -103,19 +105,15 @@ class Attachment:
             profile_steps=order.profile_steps,
         ).start()
 
-    def join_transformers(self, handler: Any) -> None:
-        """A trainer of transformers has a list of callbacks: ours joins it."""
-        from fast_axolotl.integrations.transformers_meter import MeterCallback
-
-        if callback := self.callback_for(handler.callbacks, MeterCallback):
-            handler.add_callback(callback)
-
-    def join_lightning(self, trainer: Any) -> None:
-        """A trainer of Lightning likewise."""
-        from fast_axolotl.integrations.lightning_meter import MeterCallback
-
-        if callback := self.callback_for(trainer.callbacks, MeterCallback):
-            trainer.callbacks.insert(0, callback)
+    def join(self, name: str, owner: Any) -> None:
+        """Who has a trainer's list of callbacks: ours goes first, but where a meter of the user's
+        own is there, whose record shows in the folder of the run, too."""
+        kind = import_module(f"fast_axolotl.integrations.{name}").MeterCallback
+        if not any(isinstance(item, kind) for item in owner.callbacks):
+            callback = kind(**asdict(self._order), settings=self._settings)
+            # A second trainer of this process must not take the first one's folder.
+            callback.folders = self._folders
+            owner.callbacks.insert(0, callback)
 
     def read_axolotl(self, builder: Any) -> None:
         """What Axolotl trains is recorded with its configuration."""
@@ -123,27 +121,15 @@ class Attachment:
 
         self._settings.update(recorded_settings(builder.cfg))
 
-    def callback_for(self, callbacks: Sequence[Any], kind: type[Any]) -> Any | None:
-        """A callback to join a trainer's; ``None`` where a meter of the user's own is there, whose
-        record shows in the folder of the run, too."""
-        if any(isinstance(item, kind) for item in callbacks):
-            return None
-        callback = kind(**asdict(self._order), settings=self._settings)
-        # A second trainer of this process must not take the first one's folder.
-        callback.folders = self._folders
-        return callback
-
 
 def _after_init(owner: str, action: Callable[[Any], None], module: ModuleType) -> None:
     """Have something happen to every object of a class, once it is made."""
-    original = getattr(module, owner).__init__
 
-    @wraps(original)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+    def init(original: Callable[..., None], self: Any, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         action(self)
 
-    getattr(module, owner).__init__ = __init__
+    wrap(getattr(module, owner), "__init__", init)
 
 
 def _guarded(name: str, action: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -31,8 +31,8 @@ from fast_axolotl.axolotl import RUN, SKIP, SWITCH, names_to_skip
 from fast_axolotl.errors import UsageError
 from fast_axolotl.system import MEASURE
 
-_PREFIX = "FAST_AXOLOTL_"
-"""Before the name of each option of an ``Order``; its value is JSON."""
+_OPTIONS = "FAST_AXOLOTL_OPTIONS"
+"""Those of an ``Order``, as JSON."""
 
 _BOOT = Path(__file__).parents[1] / "boot"
 
@@ -52,10 +52,9 @@ class Order:
 
     def variables(self) -> dict[str, str]:
         """The variables that ``order`` reads this from, in a child wherever it runs."""
-        options = {**asdict(self), "data_paths": [str(Path(p).absolute()) for p in self.data_paths]}
-        options.pop("run_dir")
-        found = {_PREFIX + name.upper(): json.dumps(value) for name, value in options.items()}
-        return {MEASURE: str(Path(self.run_dir).absolute()), **found}
+        paths = [str(Path(path).absolute()) for path in self.data_paths]
+        options = json.dumps({**asdict(self), "data_paths": paths})
+        return {MEASURE: str(Path(self.run_dir).absolute()), _OPTIONS: options}
 
 
 def order(environment: Mapping[str, str] | None = None) -> Order | None:
@@ -64,10 +63,9 @@ def order(environment: Mapping[str, str] | None = None) -> Order | None:
     folder = variables.get(MEASURE)
     if not folder:
         return None
-    texts = {item.name: variables.get(_PREFIX + item.name.upper()) for item in fields(Order)}
-    options = {name: json.loads(text) for name, text in texts.items() if text}
-    options |= {"run_dir": folder, "data_paths": tuple(options.get("data_paths", ()))}
-    return Order(**options)
+    options = json.loads(variables.get(_OPTIONS) or "{}")
+    paths = tuple(options.get("data_paths", ()))
+    return Order(**{**options, "run_dir": folder, "data_paths": paths})
 
 
 def launch_environment(
@@ -141,6 +139,7 @@ def supervise(
         sampler = SystemSampler(
             child.pid, writer, rank_folder=run_dir, data_path=data_path, source="run"
         )
+        sampler.command = tuple(command)  # A child that has just begun may not show it yet.
         if writer is not None:
             sampler.start()
         if meanwhile is not None:

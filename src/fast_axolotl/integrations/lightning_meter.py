@@ -14,10 +14,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.integrations.hooks import wrap
 from fast_axolotl.integrations.training_meter import TrainingMeter, log_figures, never_raises
 
 try:
@@ -55,14 +55,13 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
             settings=_read_layout(trainer),
         )
         assert self.meter is not None
-        meter, save = self.meter, trainer.save_checkpoint
+        meter = self.meter
 
-        @wraps(save)
-        def save_checkpoint(*arguments: Any, **named: Any) -> Any:
+        def save_checkpoint(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             with meter.span("checkpoint"):
-                return save(*arguments, **named)
+                return original(*arguments, **named)
 
-        trainer.save_checkpoint = save_checkpoint
+        wrap(trainer, "save_checkpoint", save_checkpoint)
 
     @never_raises
     def on_train_batch_end(
@@ -101,12 +100,9 @@ class MeterCallback(TrainingMeter, Callback):  # type: ignore[misc]
         """Close the meter with the error that ends the training."""
         self._fail(exception)
 
-    def _is_training(self, dataset: Any) -> bool:
-        """Whether it is the training loader's, where there is one, outside of a validation."""
+    def _find_dataset(self) -> Any:
         # The loader may be made anew for an epoch, so it is looked up every time.
-        known = getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
-        is_outside = self.meter is not None and not self.meter.is_in_span
-        return is_outside and (known is None or dataset is known)
+        return getattr(getattr(self._trainer(), "train_dataloader", None), "dataset", None)
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; the trainer's own ``save_checkpoint`` is back."""

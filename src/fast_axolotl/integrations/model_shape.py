@@ -25,7 +25,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.integrations.guard import guarded
+from fast_axolotl.integrations.hooks import guarded
 from fast_axolotl.record import ModelShape
 from fast_axolotl.record.devices import normalise_dtype
 

@@ -32,9 +32,6 @@ _OWN_ROWS = {"dp", "ddp", "data", "batch", "dp_replicate", "dp_shard", "fsdp", "
 def read_parallelism(model: Any = None) -> dict[str, Any]:
     """Sizes of the groups, and how weights are divided; what is not known is left out."""
     found: dict[str, Any] = {}
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if local.isdecimal():
-        found["local_world_size"] = int(local)
     with suppress(Exception):  # other releases may name things differently
         found.update(_read_accelerate())
     with suppress(Exception):

@@ -25,13 +25,12 @@ begun while another profiler runs, and ends where somebody else begins one.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fast_axolotl.integrations.guard import guarded
+from fast_axolotl.integrations.hooks import guarded, unwrap, wrap
 from fast_axolotl.record import ProfileWindow
 from fast_axolotl.record.schema import CPU_COLLECTIVES, is_collective
 
@@ -176,10 +175,7 @@ class WindowProfiler:
         profile, self._profile = self._profile, None
         if profile is None:
             return
-        owner, name, ours, original = self._hook
-        # Where someone else has wrapped ours meanwhile it stays, and does nothing.
-        if getattr(owner, name) is ours:
-            setattr(owner, name, original)
+        unwrap(*self._hook)
         done = self._seen - self._first - 1
         with self._meter.span("profile"):
             self._mark.close()
@@ -221,15 +217,12 @@ class WindowProfiler:
 
         # What every profiler of torch goes through before it starts; by name where it is there.
         name = "_prepare_trace" if hasattr(profile, "_prepare_trace") else "__init__"
-        original = getattr(profile, name)
 
-        @wraps(original)
-        def begin(other: Any, *arguments: Any, **named: Any) -> Any:
+        def begin(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             self._give_way()
-            return original(other, *arguments, **named)
+            return original(*arguments, **named)
 
-        setattr(profile, name, begin)
-        self._hook = (profile, name, begin, original)
+        self._hook = (profile, name, wrap(profile, name, begin))
 
     @guarded(lambda self, error: self._explain(f"no profiler window: it failed: {error}"))
     def _give_way(self) -> None:

@@ -26,14 +26,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from fast_axolotl.integrations.guard import guarded
+from fast_axolotl.integrations.hooks import guarded, unwrap, wrap
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.profiler import WindowProfiler
-from fast_axolotl.measure.loaders import read_loader, ready_batches
+from fast_axolotl.measure.batch_counts import read_loader, ready_batches
 
 if TYPE_CHECKING:
     from fast_axolotl.measure import Meter
@@ -123,9 +122,10 @@ class TorchWatch:
             _MultiProcessingDataLoaderIter,
         )
 
-        for name, watched in _HOOKS.items():
-            _hook(_BaseDataLoaderIter, name, watched)
-        _hook(_MultiProcessingDataLoaderIter, "__init__", _watched_workers)
+        _hook(_BaseDataLoaderIter, "__next__", _watch_next)
+        _hook(_BaseDataLoaderIter, "__init__", _watch_start)
+        _hook(_BaseDataLoaderIter, "_reset", _watch_start)  # persistent workers: another epoch
+        _hook(_MultiProcessingDataLoaderIter, "__init__", _watch_workers)
         _WATCHES.append(self)
         if self._optimizers:
             self._handle = register_optimizer_step_post_hook(self.optimizer_step)
@@ -140,10 +140,10 @@ class TorchWatch:
             self._handle.remove()
             self._handle = None
         self._end_span()
-        # Where someone else has wrapped ours meanwhile it stays, and watches nothing.
-        for (owner, name), original in () if _WATCHES else tuple(_ORIGINALS.items()):
-            if getattr(getattr(owner, name), "__wrapped__", None) is original:
-                setattr(owner, name, _ORIGINALS.pop((owner, name)))
+        # One that stays watches nothing.
+        for place, ours in () if _WATCHES else tuple(_HOOKED.items()):
+            if unwrap(*place, ours):
+                del _HOOKED[place]
         # Last: it may fail, and torch has to be let go of all the same.
         if self.profiler is not None:
             self.profiler.close()
@@ -299,7 +299,7 @@ class TorchWatch:
     def _use(self, meter: Meter) -> None:
         import torch
 
-        _hook(torch, "save", _watched_save)
+        _hook(torch, "save", _watch_save)
         if self._profile_steps:
             self.profiler = WindowProfiler(meter, self._profile_steps)
 
@@ -379,73 +379,51 @@ def _loop_line() -> tuple[str, int]:
 
 _OF_LOADERS = re.compile(r"[/\\](torch|accelerate|fast_axolotl)[/\\]")
 _WATCHES: list[TorchWatch] = []
-_ORIGINALS: dict[tuple[Any, str], Callable[..., Any]] = {}
-"""What of torch ours stands in for, while it does: owner and name → the original."""
+_HOOKED: dict[tuple[Any, str], Callable[..., Any]] = {}
+"""Where ours stands in for a function of torch: owner and name → ours."""
 
 
-def _hook(owner: Any, name: str, watched: Callable[..., Callable[..., Any]]) -> None:
-    """Put ours in the place of a function, unless it is there."""
-    if (owner, name) not in _ORIGINALS:
-        _ORIGINALS[owner, name] = getattr(owner, name)
-        setattr(owner, name, watched(_ORIGINALS[owner, name]))
+def _hook(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Put ours around a function, unless it is there."""
+    if (owner, name) not in _HOOKED:
+        _HOOKED[owner, name] = wrap(owner, name, around)
 
 
-def _watched_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @wraps(original)
-    def __next__(self: Any) -> Any:
-        # The last first: a meter of the program's own goes before that of the run around it.
-        watching = [watch for watch in _WATCHES[::-1] if watch.begin(self)]
-        try:
-            batch = original(self)
-        except BaseException as error:
-            for watch in watching:
-                watch.fail(error)
-            raise
+def _watch_next(original: Callable[[Any], Any], iterator: Any) -> Any:
+    # The last first: a meter of the program's own goes before that of the run around it.
+    watching = [watch for watch in _WATCHES[::-1] if watch.begin(iterator)]
+    try:
+        batch = original(iterator)
+    except BaseException as error:
         for watch in watching:
-            watch.end(batch)
-        return batch
+            watch.fail(error)
+        raise
+    for watch in watching:
+        watch.end(batch)
+    return batch
 
-    return __next__
+
+def _watch_start(original: Callable[..., Any], self: Any, *arguments: Any, **named: Any) -> Any:
+    loader = arguments[0] if arguments else named.get("loader")
+    for watch in tuple(_WATCHES):
+        watch.begin_loop(loader)
+    return original(self, *arguments, **named)
 
 
-def _watched_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def start(self: Any, *arguments: Any, **named: Any) -> Any:
-        loader = arguments[0] if arguments else named.get("loader")
+def _watch_workers(
+    original: Callable[..., None], self: Any, loader: Any, *arguments: Any, **named: Any
+) -> None:
+    own = loader.worker_init_fn
+    starts = filter(None, (watch.start_of_workers(loader) for watch in _WATCHES[::-1]))
+    loader.worker_init_fn = next(starts, own)
+    try:
+        original(self, loader, *arguments, **named)
+    finally:
+        loader.worker_init_fn = own
+
+
+def _watch_save(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    with ExitStack() as spans:
         for watch in tuple(_WATCHES):
-            watch.begin_loop(loader)
-        return original(self, *arguments, **named)
-
-    return start
-
-
-def _watched_workers(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def __init__(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
-        own = loader.worker_init_fn
-        starts = filter(None, (watch.start_of_workers(loader) for watch in _WATCHES[::-1]))
-        loader.worker_init_fn = next(starts, own)
-        try:
-            original(self, loader, *arguments, **named)
-        finally:
-            loader.worker_init_fn = own
-
-    return __init__
-
-
-_HOOKS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "__next__": _watched_next,
-    "__init__": _watched_start,
-    "_reset": _watched_start,  # persistent workers begin another epoch here
-}
-
-
-def _watched_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def save(*arguments: Any, **named: Any) -> Any:
-        with ExitStack() as spans:
-            for watch in tuple(_WATCHES):
-                watch.begin_save(spans)
-            return original(*arguments, **named)
-
-    return save
+            watch.begin_save(spans)
+        return original(*arguments, **named)

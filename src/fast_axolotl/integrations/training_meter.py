@@ -22,13 +22,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fast_axolotl.integrations.guard import guarded
+from fast_axolotl.integrations.hooks import guarded
 from fast_axolotl.integrations.model_shape import record_model
 from fast_axolotl.integrations.parallelism import read_parallelism
 from fast_axolotl.integrations.torch_meter import TorchWatch, yield_to_trainer
 from fast_axolotl.measure import measure
+from fast_axolotl.measure.meter import end_of
 from fast_axolotl.measure.writers import has_sampler
-from fast_axolotl.record.run_folders import free_folder
+from fast_axolotl.record.folder import free_folder
 from fast_axolotl.system import MEASURE
 
 if TYPE_CHECKING:
@@ -104,9 +105,15 @@ class TrainingMeter:
     def _prepare(self) -> None:
         """Set up what a callback needs of its own before a training begins."""
 
-    def _is_training(self, dataset: Any) -> bool:
-        """Whether fetches of a dataset are the training's."""
+    def _find_dataset(self) -> Any:
+        """The dataset that is trained on; ``None``: not known."""
         raise NotImplementedError
+
+    def _is_training(self, dataset: Any) -> bool:
+        """Whether fetches of a dataset are the training's, and no evaluation is under way."""
+        known = self._find_dataset()
+        is_outside = self.meter is not None and not self.meter.is_in_span
+        return is_outside and (known is None or dataset is known)
 
     def _begin(
         self,
@@ -210,25 +217,13 @@ def open_meter(
 
     @atexit.register
     def close() -> None:
-        meter = reference()
         # The interpreter keeps what it printed a traceback of.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if meter is None:
-            return
-        if error is None and error_at_exit:
-            meter.close("exception", error_at_exit)
-        else:
-            meter.close(*end_of(error))
+        is_cut_off = error is None and error_at_exit
+        if (meter := reference()) is not None:
+            meter.close(*(("exception", error_at_exit) if is_cut_off else end_of(error)))
 
     return meter
-
-
-def end_of(error: BaseException | None) -> tuple[Any, str]:
-    """The reason and the error with which a record ends."""
-    if error is None or (isinstance(error, SystemExit) and not error.code):
-        return "finished", ""
-    kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
-    return kind, f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def log_figures(meter: Meter, names: Sequence[str]) -> dict[str, float]:

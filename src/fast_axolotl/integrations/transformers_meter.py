@@ -19,10 +19,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial, wraps
+from functools import cache, partial
 from typing import Any
 
 from fast_axolotl.errors import MissingExtraError
+from fast_axolotl.integrations.hooks import wrap
 from fast_axolotl.integrations.training_meter import TrainingMeter, log_figures, never_raises
 
 try:
@@ -133,10 +134,8 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         """Whether a training is at work in this very thread."""
         return self._watch is not None and self._thread == threading.get_ident()
 
-    def _is_training(self, dataset: Any) -> bool:
-        """Whether it is the training loader's, outside of an evaluation."""
-        is_outside = self.meter is not None and not self.meter.is_in_span
-        return is_outside and (self._dataset is None or dataset is self._dataset)
+    def _find_dataset(self) -> Any:
+        return self._dataset
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; spans are no longer of interest."""
@@ -149,6 +148,7 @@ _ACTIVE: list[MeterCallback] = []
 """Those whose training is at work."""
 
 
+@cache
 def _hook_transformers() -> None:
     """Once: bracket the methods in which trainings begin, evaluate and fail, of any trainer."""
     from transformers import Trainer
@@ -191,14 +191,9 @@ def _hook_transformers() -> None:
 
 
 def _bracket(owner: type, name: str, bracket: Callable[[Any], AbstractContextManager[Any]]) -> None:
-    original = getattr(owner, name, None)
-    if original is None or hasattr(original, "_is_bracketed"):
-        return
-
-    @wraps(original)
-    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+    def method(original: Callable[..., Any], self: Any, *arguments: Any, **named: Any) -> Any:
         with bracket(self):
             return original(self, *arguments, **named)
 
-    method._is_bracketed = True  # type: ignore[attr-defined]
-    setattr(owner, name, method)
+    if hasattr(owner, name):
+        wrap(owner, name, method)

@@ -34,15 +34,15 @@ _SMALL_PLACES = 1024 * 1024
 _SLICES_PER_THREAD = 8
 """Several, so that a thread whose sequences are long leaves some of its share to the others."""
 
-_LAYOUT = (INT64, INT64, types.int64, types.int64, types.boolean)
-"""The fields of ``Layout``, one by one: a kernel takes no tuples."""
+_LAYOUT = types.Tuple((INT64, INT64, types.int64, types.int64, types.boolean))
+"""A ``Layout`` as the kernels take it: a plain tuple, which costs less to pass than a named one."""
 
 _RUN = (types.int64, types.int64)
 """``start, stop`` of the sequences to fill."""
 
 
 class Layout(NamedTuple):
-    """Where sequences lie in rows: the arguments that all filling kernels share."""
+    """Where sequences lie in rows: what all filling kernels share."""
 
     offsets: Any
     """Where each sequence starts among the values, and the end of the last."""
@@ -113,10 +113,9 @@ def _repeat(places: Any, value: int) -> None:
 
 
 @inlined
-def _extent(
-    offsets: Any, targets: Any, limit: int, width: int, closing: bool, index: int
-) -> tuple[int, bool]:
+def _extent(layout: Any, index: int) -> tuple[int, bool]:
     """How many tokens a sequence has, and whether its separators follow in the same row."""
+    offsets, targets, limit, width, closing = layout
     length = min(offsets[index + 1] - offsets[index], limit)
     if not closing:
         return length, False
@@ -126,30 +125,18 @@ def _extent(
 
 @kernel(
     *(
-        types.boolean(values, *_LAYOUT, types.int64, types.int64, out, *_RUN)
+        types.boolean(values, _LAYOUT, types.int64, types.int64, out, *_RUN)
         for values in (INT32, INT64)
         for out in (MUTABLE_INT32, MUTABLE_INT64)
     )
 )
-def lay(
-    values: Any,
-    offsets: Any,
-    targets: Any,
-    limit: int,
-    width: int,
-    closing: bool,
-    eos: int,
-    pad: int,
-    out: Any,
-    start: int,
-    stop: int,
-) -> bool:
+def lay(values: Any, layout: Any, eos: int, pad: int, out: Any, start: int, stop: int) -> bool:
     """Copy the tokens of a run, with EOS and padding; whether every token fits into ``out``."""
-    fits = True
+    offsets, targets, fits = layout[0], layout[1], True
     for index in range(start, stop):
         if index == 0:
             _repeat(out[: targets[0]], pad)
-        length, closed = _extent(offsets, targets, limit, width, closing, index)
+        length, closed = _extent(layout, index)
         tokens = values[offsets[index] : offsets[index] + length]
         places = out[targets[index] : targets[index + 1]]
         for i in range(len(tokens)):
@@ -162,22 +149,14 @@ def lay(
     return fits
 
 
-@kernel(*(types.void(*_LAYOUT, out, *_RUN) for out in (MUTABLE_INT32, MUTABLE_INT64)))
-def mark(
-    offsets: Any,
-    targets: Any,
-    limit: int,
-    width: int,
-    closing: bool,
-    out: Any,
-    start: int,
-    stop: int,
-) -> None:
+@kernel(*(types.void(_LAYOUT, out, *_RUN) for out in (MUTABLE_INT32, MUTABLE_INT64)))
+def mark(layout: Any, out: Any, start: int, stop: int) -> None:
     """Write 1 for each token and EOS of a run, and 0 for its padding."""
+    targets = layout[1]
     for index in range(start, stop):
         if index == 0:
             _repeat(out[: targets[0]], 0)
-        length, closed = _extent(offsets, targets, limit, width, closing, index)
+        length, closed = _extent(layout, index)
         length += closed
         places = out[targets[index] : targets[index + 1]]
         _repeat(places[:length], 1)
@@ -195,22 +174,14 @@ def _count_padding(out: Any, start: int, stop: int, width: int) -> None:
         start = end
 
 
-@kernel(*(types.void(*_LAYOUT, out, *_RUN) for out in (MUTABLE_INT32, MUTABLE_INT64)))
-def positions(
-    offsets: Any,
-    targets: Any,
-    limit: int,
-    width: int,
-    closing: bool,
-    out: Any,
-    start: int,
-    stop: int,
-) -> None:
+@kernel(*(types.void(_LAYOUT, out, *_RUN) for out in (MUTABLE_INT32, MUTABLE_INT64)))
+def positions(layout: Any, out: Any, start: int, stop: int) -> None:
     """Number the places of each sequence of a run from 0, separators included; padding as well."""
+    targets, width = layout[1], layout[3]
     for index in range(start, stop):
         if index == 0:
             _count_padding(out, 0, targets[0], width)
-        length, closed = _extent(offsets, targets, limit, width, closing, index)
+        length, closed = _extent(layout, index)
         length += SEPARATORS * closed
         places = out[targets[index] : targets[index] + length]
         for i in range(len(places)):

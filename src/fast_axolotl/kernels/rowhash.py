@@ -44,17 +44,10 @@ def _fold(typing: Any, left: Any, right: Any) -> Any:
 @inlined
 def _word(data: Any, start: int) -> Any:
     """Eight bytes; with unsigned indices, which lets the compiler make one load of them."""
-    at = np.uint64(start)
-    return (
-        np.uint64(data[at])
-        | np.uint64(data[at + np.uint64(1)]) << np.uint64(8)
-        | np.uint64(data[at + np.uint64(2)]) << np.uint64(16)
-        | np.uint64(data[at + np.uint64(3)]) << np.uint64(24)
-        | np.uint64(data[at + np.uint64(4)]) << np.uint64(32)
-        | np.uint64(data[at + np.uint64(5)]) << np.uint64(40)
-        | np.uint64(data[at + np.uint64(6)]) << np.uint64(48)
-        | np.uint64(data[at + np.uint64(7)]) << np.uint64(56)
-    )
+    at, word = np.uint64(start), np.uint64(0)
+    for index in range(np.uint64(8)):
+        word |= np.uint64(data[at + index]) << (index << np.uint64(3))
+    return word
 
 
 @inlined

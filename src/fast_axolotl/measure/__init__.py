@@ -8,7 +8,7 @@
 It has two halves that meet in the record, and nowhere else. Read either in this order:
 
 - Collecting, while the run goes on: a ``meter`` sorts fetches into ``steps``, timed by ``events``,
-  described by ``batch_counts``, folded by ``blocks`` and written by ``journal``. From outside, a
+  described by ``batch_counts``, folded by ``blocks`` and written by ``writers``. From outside, a
   ``sampler`` looks at a tree of ``processes``, at the ``disk`` and at each ``gpu``.
 - Concluding, from the lines alone: ``ranks`` folds each rank and holds them against each other,
   ``machine`` the samples, and ``summary`` makes the figures, those of the model by ``flops`` and of

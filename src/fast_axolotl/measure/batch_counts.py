@@ -1,4 +1,8 @@
-"""Count the samples, tokens and bytes of a batch, without importing torch or numpy.
+"""Read the settings and the queue of a loader, and count the samples, tokens and bytes of a batch.
+
+Neither torch nor numpy is imported. Loaders are torch's ``DataLoader``, its iterators (whose
+attributes begin with an underscore) and the wrappers around both that pass attributes on or hold
+the loader. What one does not tell is left out, and whatever its properties raise is "not told".
 
 Tensors, arrays and record batches are known by what they can do. Of a dictionary of tensors:
 
@@ -23,6 +27,7 @@ import itertools
 import math
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +60,74 @@ _NO_MASK = (
     "the batches hold no attention_mask of the same shape as input_ids: every position counts "
     "as real"
 )
+
+_ITERABLE = 1
+"""``_DatasetKind.Iterable`` of torch: rows come from a stream, and have no numbers."""
+_WRAPPED = ("dataloader", "base_dataloader", "loader", "iterable")
+"""Where accelerate, Lightning and tqdm hold a loader."""
+_MOST_WRAPPERS = 8
+
+
+def read_loader(loader: Any) -> dict[str, Any]:
+    """The settings of a loader, or of its iterator; empty where it is none of torch's kind."""
+    workers = _ask(loader, "num_workers")
+    for _ in range(_MOST_WRAPPERS):
+        if loader is None or isinstance(workers, int):
+            break
+        # Never by its truth: the length of a loader may be worth a whole plan of packs.
+        held = (_ask(loader, name) for name in _WRAPPED)
+        loader = next((inner for inner in held if inner is not None), None)
+        workers = _ask(loader, "num_workers")
+    if not isinstance(workers, int):
+        return {}
+    size = _ask(loader, "batch_size")
+    settings = {
+        "num_workers": workers,
+        "prefetch_factor": _ask(loader, "prefetch_factor") if workers else None,
+        "batch_size": _ask(_ask(loader, "index_sampler"), "batch_size") if size is None else size,
+        "pin_memory": bool(_ask(loader, "pin_memory")),
+        "persistent_workers": bool(_ask(loader, "persistent_workers")),
+        "streaming": _ask(loader, "dataset_kind") == _ITERABLE,
+    }
+    dataset = _ask(loader, "dataset") if settings["streaming"] else None
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(count := _ask(dataset, "num_shards"), int):
+            settings["num_shards"] = count
+            break
+        # What adapters hold: accelerate's, torch's ``Subset``, streams that map.
+        inner = _ask(dataset, "dataset")
+        dataset = _ask(dataset, "ex_iterable") if inner is None else inner
+    return settings
+
+
+def ready_batches(iterator: Any) -> int | None:
+    """Batches that wait in an iterator's queues; ``None`` where it has no workers, or cannot tell.
+
+    ``_task_info`` holds what was asked for and not yet handed out, ``_tasks_outstanding`` what the
+    workers still owe; the difference arrived out of turn. Where less was asked for than the queue
+    holds, the sampler is exhausted: the queue empties because the epoch ends, which says nothing
+    about the workers. Reads three counters, about 3 µs.
+    """
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return None
+    try:
+        if len(iterator._task_info) < iterator._num_workers * iterator._prefetch_factor:
+            return None
+        ready = queue.qsize()
+        results = iterator._worker_result_queue
+        if results is not queue:
+            ready += results.qsize()
+        return int(ready + max(0, len(iterator._task_info) - iterator._tasks_outstanding))
+    except (NotImplementedError, AttributeError, OSError, TypeError, ValueError):
+        # macOS cannot count, other releases may name things differently, a closed queue is gone.
+        return None
+
+
+def _ask(thing: Any, name: str) -> Any:
+    with suppress(Exception):  # a property of anybody's object may raise anything
+        return getattr(thing, name, None) if hasattr(thing, name) else getattr(thing, f"_{name}")
+    return None
 
 
 @dataclass(slots=True, kw_only=True)

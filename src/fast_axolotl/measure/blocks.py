@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter
-from fast_axolotl.measure.events import DeviceEvents, EventPair, explain_no_events
-from fast_axolotl.measure.journal import Journal
+from fast_axolotl.measure.events import CudaEvents, EventPair, explain_no_events
 from fast_axolotl.measure.steps import Step
+from fast_axolotl.measure.writers import Journal
 from fast_axolotl.record import Histogram, StepBlock
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.schema import COUNTED, PhaseName
@@ -129,14 +129,14 @@ class BlockBuilder:
         self,
         journal: Journal,
         counter: BatchCounter,
-        find_events: Callable[[], DeviceEvents | None],
+        find_events: Callable[[], CudaEvents | None],
     ) -> None:
         self.take_phases: Callable[[], dict[str, float]] = dict
         """Seconds by what looks at the stack have seen since the last call."""
         self._journal = journal
         self._counter = counter
         self._find_events = find_events
-        self._events: DeviceEvents | None = None
+        self._events: CudaEvents | None = None
         self._is_sought = True
         """Whether to look for a device: once for every block until there is one."""
         self._steps: deque[Step] = deque()

@@ -23,11 +23,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from fast_axolotl.measure.processes import read_io
-from fast_axolotl.record import DiskProbe
 from fast_axolotl.system import PROC, read_bytes_of
 
 _MEBIBYTE = 1 << 20
@@ -53,14 +51,14 @@ def probe_capacity(
     max_seconds: float = 2.0,
     proc: Path = PROC,
     clock: Callable[[], float] = time.perf_counter,
-) -> DiskProbe:
-    """Read the file, or the largest files of the folder, past the page cache."""
-    found = DiskProbe(t=0.0, path=str(path))
+) -> tuple[float | None, str]:
+    """Bytes per second of the file, or of the largest files of the folder, past the page cache; or
+    ``None`` and why."""
     if not hasattr(os, "O_DIRECT"):
-        return replace(found, reason="this system has no O_DIRECT")
+        return None, "this system has no O_DIRECT"
     files, reason = choose_files(path, max_bytes)
     if not files:
-        return replace(found, reason=reason)
+        return None, reason
     places = ((file, at) for file in files for at in range(0, file.stat().st_size, _MEBIBYTE))
     blocks = list(itertools.islice(places, max_bytes // _MEBIBYTE))
     done: list[tuple[int, float]] = []
@@ -101,9 +99,7 @@ def probe_capacity(
             f"reads of {path} do not count as disk reads of the process, so there is nothing to "
             "compare with"
         )
-    if reason:
-        return replace(found, reason=reason)
-    return replace(found, bytes_per_second=read_bytes / last)
+    return (None, reason) if reason else (read_bytes / last, "")
 
 
 def choose_files(path: str | Path, max_bytes: int) -> tuple[list[Path], str]:

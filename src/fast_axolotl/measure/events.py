@@ -165,7 +165,3 @@ class CudaEvents:
             text = str(error).strip()
             first_line = text.splitlines()[0] if text else type(error).__name__
             self.failure = self.failure or f"CUDA events failed: {first_line}"
-
-
-DeviceEvents = CudaEvents
-"""What the meter asks of a device; a test has events of its own."""

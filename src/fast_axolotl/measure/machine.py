@@ -27,7 +27,7 @@ from fast_axolotl.record import (
     SystemStart,
     thresholds,
 )
-from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.arithmetic import finite, known, mean, middle, ratio, total
 from fast_axolotl.record.catalogue import FIGURES
 
 _MOST_POINTS = 60
@@ -141,8 +141,7 @@ def _fold_node(
     request_bytes = ratio(_rate(several, "device_read_bytes"), requests)
     # It was tested in order: of small requests it gives less, and nobody knows how much.
     is_random = request_bytes is not None and request_bytes < thresholds.SMALL_REQUEST_BYTES
-    in_order = start.disk_bytes_per_second if system.disk is None else system.disk.bytes_per_second
-    capacity = None if is_random else finite(in_order)
+    capacity = None if is_random else finite(start.disk_bytes_per_second)
     used, everybody = _rate(several, "cpu_seconds"), _rate(several, "machine_cpu_seconds")
     others = None
     if used is not None and everybody is not None:
@@ -204,11 +203,11 @@ def _fold_node(
         "is_swap_sustained": (is_sustained, "swap_in_bytes"),
         "process_swap_bytes": (_whole(_highest(one.swap_bytes for one in several)), "swap_bytes"),
         # Means over devices and samples; of memory, the highest of one device.
-        "gpu_utilization": (_mean(gpu.utilization for gpu in devices), "gpus"),
+        "gpu_utilization": (mean(gpu.utilization for gpu in devices), "gpus"),
         "gpu_memory_bytes": (_whole(_highest(gpu.memory_bytes for gpu in devices)), "gpus"),
         "gpu_free_bytes": (min(free, default=None), "gpus"),
-        "gpu_power_watts": (_mean(gpu.power_watts for gpu in devices), "gpus"),
-        "gpu_clock_mhz": (_mean(gpu.clock_mhz for gpu in devices), "gpus"),
+        "gpu_power_watts": (mean(gpu.power_watts for gpu in devices), "gpus"),
+        "gpu_clock_mhz": (mean(gpu.clock_mhz for gpu in devices), "gpus"),
     }
     reasons = {
         name: _explain(name, source, system, several)
@@ -272,11 +271,6 @@ def _divide(one: SystemSample) -> dict[str, int]:
     }
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if finite(value) is not None]
-    return ratio(total(known), len(known))
-
-
 def _rate(samples: Sequence[SystemSample], name: str) -> float | None:
     """Growth of a counter per second, between the first and the last sample that have it."""
     times = [sample.t for sample in samples if getattr(sample, name) is not None]
@@ -290,8 +284,6 @@ def growth(samples: Sequence[SystemSample], name: str) -> Any:
 
 
 def _explain(name: str, source: str, system: SystemRecord, samples: Sequence[SystemSample]) -> str:
-    if source == "disk_bytes_per_second" and system.disk is not None and system.disk.reason:
-        return system.disk.reason
     reasons = system.start.reasons
     if name in reasons or source in reasons:
         return reasons.get(name) or reasons[source]
@@ -305,7 +297,7 @@ def _explain(name: str, source: str, system: SystemRecord, samples: Sequence[Sys
 
 
 def _highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in map(finite, values) if value is not None), default=None)
+    return max(known(values), default=None)
 
 
 def _whole(value: float | None) -> int | None:

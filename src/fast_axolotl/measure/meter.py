@@ -4,7 +4,7 @@
 
 Two clock readings bracket each fetch; on a GPU two CUDA events do, too, and are read steps later.
 Fetches become steps (``steps``), steps wait for their events and become blocks of about a second
-(``blocks``), and blocks become lines of ``RUN/rank-N.jsonl`` (``journal``). Memory does not grow
+(``blocks``), and blocks become lines of ``RUN/rank-N.jsonl`` (``writers``). Memory does not grow
 with the run. ``measure`` puts a meter together and starts it.
 
 The meter never raises into the loop that it measures: ``_guarded`` is the one place where faults of
@@ -32,20 +32,16 @@ from typing import Any, Literal, TypeVar
 
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.batch_counts import BatchCounter
+from fast_axolotl.measure.batch_counts import BatchCounter, read_loader, ready_batches
 from fast_axolotl.measure.blocks import BlockBuilder
-from fast_axolotl.measure.events import DeviceEvents, EventPair, find_events
-from fast_axolotl.measure.journal import Journal, as_json
-from fast_axolotl.measure.loaders import read_loader, ready_batches
+from fast_axolotl.measure.events import CudaEvents, EventPair, find_events
 from fast_axolotl.measure.sampler import SystemSampler
-from fast_axolotl.measure.stacks import Looks, StackSampler
+from fast_axolotl.measure.stacks import Looks, StackSampler, WorkerLines
 from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
-from fast_axolotl.measure.worker_stacks import WorkerLines
-from fast_axolotl.measure.writers import open_system_file, read_rank
+from fast_axolotl.measure.writers import Journal, as_json, open_system_file, read_rank
 from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Stacks, Start, SystemSample
-from fast_axolotl.record.folder import read_run
-from fast_axolotl.record.run_folders import share_record
+from fast_axolotl.record.folder import read_run, share_record
 from fast_axolotl.record.schema import Phase, Reason
 from fast_axolotl.system import MEASURE, describe, node_name, pid_namespace
 
@@ -85,7 +81,7 @@ def measure(
     environment: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     wall_clock: Callable[[], float] = time.time,
-    events: Callable[[], DeviceEvents | None] = find_events,
+    events: Callable[[], CudaEvents | None] = find_events,
     proc: str | Path = "/proc",
 ) -> Meter:
     """Start measuring into the folder ``run_dir``; use it in a ``with``, or call ``close``.
@@ -179,6 +175,14 @@ def is_measured() -> bool:
     return any(not meter.is_quiet for meter in _meters())
 
 
+def end_of(error: BaseException | None) -> tuple[Reason, str]:
+    """The reason and the error with which a record ends."""
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "finished", ""
+    kind: Reason = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
+    return kind, f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 def _say(line: str) -> None:
     with suppress(OSError, ValueError):  # a closed stderr ends nothing
         print(f"fast-axolotl: {line}", file=sys.stderr)
@@ -211,7 +215,7 @@ class Meter:
         journal: Journal,
         tracker: StepTracker,
         *,
-        find_events: Callable[[], DeviceEvents | None],
+        find_events: Callable[[], CudaEvents | None],
         peak_tflops: float | None = None,
     ) -> None:
         self.run_dir = journal.folder
@@ -274,12 +278,7 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            self.close("finished")
-        elif isinstance(error, KeyboardInterrupt):
-            self.close("interrupted", error="KeyboardInterrupt")
-        else:
-            self.close("exception", error=f"{type(error).__name__}: {error}")
+        self.close(*end_of(error))
 
     # The loop, or a hook in it, tells:
 
@@ -637,12 +636,11 @@ class Meter:
     def _begin_span(self, name: str) -> None:
         now = self._clock()
         if self._is_early:
-            is_due, wait = self._is_due, self._end_wait(now)
-            if is_due:
+            wait = self._end_wait(now)
+            if self._is_due:
                 self._tracker.add_early_wait(*wait)
             else:
                 self._tracker.add_span("between", *wait)
-            self._is_due = is_due
         self._span_name, self._span_start = name, now
         self._span_event = self._blocks.record()
 

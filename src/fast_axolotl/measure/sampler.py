@@ -33,7 +33,7 @@ from fast_axolotl.measure import processes
 from fast_axolotl.measure.disk import find_numbers, probe_capacity, read_requests
 from fast_axolotl.measure.gpu import GpuReader, open_gpus
 from fast_axolotl.measure.writers import find_new_ranks
-from fast_axolotl.record import DiskProbe, End, LineWriter, SystemSample, SystemStart
+from fast_axolotl.record import End, LineWriter, SystemSample, SystemStart
 from fast_axolotl.record.schema import Reason
 
 _PSS_SHARE = 0.005
@@ -77,12 +77,12 @@ class SystemSampler:
         self.root_pid = root_pid
         self.source = source
         """Who watches, as ``SystemStart`` has it."""
+        self.command: tuple[str, ...] = ()
+        """Where it is known; else that of the process."""
         self.failure = ""
         """What ended the sampling before its time; empty while all is well."""
         self.begun: SystemStart | None = None
         """The record's first line, once there is one."""
-        self.disk: DiskProbe | None = None
-        """What the data's device can give, once the data's path is known."""
         self._writer = writer
         self._data_path = None if data_path is None else str(data_path)
         self._interval_seconds = interval_seconds
@@ -132,7 +132,7 @@ class SystemSampler:
             self.failure = f"sampling stopped: {type(error).__name__}: {error}"
 
     def begin(self) -> SystemStart:
-        """The first sample and the record's first line; the probe takes up to two seconds."""
+        """The record's first line, after a probe of up to two seconds, and the first sample."""
         if self.begun is not None:
             return self.begun
         if self._gpu is None:
@@ -143,8 +143,11 @@ class SystemSampler:
             reasons["processes"] = "this is only available on Linux: there is no /proc here"
         if limit_bytes is None:
             reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
-        if self._data_path is None:
-            reasons["disk_bytes_per_second"] = _NO_DATA
+        capacity, reasons["disk_bytes_per_second"] = None, _NO_DATA
+        if (path := self._data_path) is not None:
+            capacity, why = probe_capacity(path, proc=self._proc)
+            reasons["disk_bytes_per_second"] = why
+            self._device = find_numbers(path, proc=self._proc)
         if self._gpu.reason:
             reasons["gpus"] = self._gpu.reason
         usage = processes.read_usage(self._processors, proc=self._proc)
@@ -153,21 +156,17 @@ class SystemSampler:
             host=system.node_name(),
             root_pid=self.root_pid,
             pid_namespace=system.pid_namespace(self._proc),
-            command=processes.read_command(self.root_pid, proc=self._proc),
+            command=self.command or processes.read_command(self.root_pid, proc=self._proc),
             memory_bytes=system.memory_bytes(self._proc),
             limit_bytes=limit_bytes,
             data_path=self._data_path,
+            disk_bytes_per_second=capacity,
             gpu_names=self._gpu.names,
             processors=None if usage is None else usage[2],
             source=self.source,
-            reasons=reasons,
+            reasons={name: why for name, why in reasons.items() if why},
         )
         self._write(self.begun)
-        if (path := self._data_path) is not None:
-            t = round(self._clock() - self._start, 3)
-            self.disk = replace(probe_capacity(path, proc=self._proc), t=t)
-            self._device = find_numbers(path, proc=self._proc)
-            self._write(self.disk)
         # Only now: inside the run, what the probe has read is not the run's.
         self._hand_on(self._measure())
         return self.begun

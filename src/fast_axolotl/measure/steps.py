@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fast_axolotl.measure.batch_counts import BatchCount, add_known
-from fast_axolotl.measure.events import DeviceEvents, EventPair
+from fast_axolotl.measure.events import CudaEvents, EventPair
 from fast_axolotl.record.schema import PhaseName
 
 WARMUP_STEPS = 5
@@ -118,11 +118,11 @@ class Step:
             if span.pair is not None:
                 self.last_event = span.pair[1]
 
-    def is_ready(self, events: DeviceEvents | None) -> bool:
+    def is_ready(self, events: CudaEvents | None) -> bool:
         """Whether the device has reached the step's last event."""
         return events is None or self.last_event is None or events.has_passed(self.last_event)
 
-    def read_events(self, events: DeviceEvents | None) -> None:
+    def read_events(self, events: CudaEvents | None) -> None:
         """Read all events, which must have passed; those that have not are missing."""
         if events is None or self.last_event is None:
             return

@@ -5,9 +5,6 @@ The stall is the job's, and one rank decides about the data (see ``ranks``): wai
 and steps are its own. Rows, samples, tokens and bytes are summed over the ranks that fetch.
 Whatever is missing is ``None`` with one sentence in ``reasons``: the one that the meter or the
 watcher wrote down, else what the record lacks.
-
-Where a run stalls otherwise at its end (see ``stall_pattern``), its verdict is that of a summary of
-the steps since then.
 """
 
 from __future__ import annotations
@@ -42,13 +39,8 @@ from fast_axolotl.measure.ranks import (
     others_span_seconds,
     read_queue,
 )
-from fast_axolotl.measure.stall_pattern import (
-    Pattern,
-    find_drift,
-    find_late_change,
-    find_pattern,
-)
-from fast_axolotl.measure.verdict import judge, judge_change
+from fast_axolotl.measure.stall_pattern import Pattern, find_drift, find_pattern
+from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.catalogue import FIGURES
@@ -56,6 +48,8 @@ from fast_axolotl.record.catalogue import FIGURES
 _NOTED = ("error", "clock_step", "note")
 """Marks that a reader of the figures should know of."""
 _MOST_NOTES = 5
+_LATE = ("meter", "watch")
+"""Who begins to sample when the process has already run for a while."""
 _KILLED = ("exit code -9", "exit code 137")
 """How a command ends that signal 9 ended, or whose shell tells so."""
 _LOST_CHILD = re.compile(
@@ -112,9 +106,6 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
         )
     )
-    change = find_late_change(chosen) if since is None else None
-    if change is not None:
-        verdict = judge_change(verdict, draft, change, summarise(record, since=change.begin))
     return replace(draft, verdict=verdict)
 
 
@@ -161,7 +152,6 @@ class _Fold:
     def build(self) -> RunSummary:
         """The summary, its verdict still empty."""
         figures = {name: self.values.pop(name, None) for name in FIGURES}
-        del figures["start_to_step_seconds"]  # which only a protocol sees
         for name, value in figures.items():
             if value is None:
                 self.reasons.setdefault(name, FIGURES[name].missing)
@@ -303,6 +293,17 @@ class _Fold:
         for name in ("first_batch", "first_step"):
             since = finite(first[name] - first.get("first_fetch", 0.0)) if name in first else None
             self.put(f"{name}_seconds", since, "", name)
+        # From the start of the process: imports and prepared data come before the first fetch.
+        record, reason, taken = self.record, "", None
+        own, system = record.ranks.get(min(record.ranks, default=0)), record.system
+        steps = [mark.t for mark in own.marks if mark.name == "first_step"] if own else []
+        if not record.is_first_training:
+            reason = "an earlier training of the same run"
+        elif system is not None and system.start.source not in _LATE:
+            reason = "no step was recorded"
+            if own is not None and steps:
+                taken = own.start.time + steps[0] - system.start.time
+        self.put("start_to_step_seconds", taken, reason, is_system=True)
 
     def add_reading(self) -> None:
         """What crosses the boundary between loader and model, and what the loader could give."""

@@ -10,7 +10,7 @@ verdict prints the figures it rests on with their thresholds and where those com
 ``evidence``), and names one thing to change (see ``advice``).
 
 Checkpoints and evaluation decide where they cost more than waiting for data or communication does.
-Start-up decides where nothing inside the loop does. ``judge_change`` is for runs that changed.
+Start-up decides where nothing inside the loop does.
 
 A run that cannot be judged (too short, warming up, or its queue draining) is told how much longer
 it has to be, where that would help, and what the samples of the machine show all the same. A run
@@ -30,10 +30,8 @@ from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.phases import OTHER, PREPARING, WAITING
 from fast_axolotl.measure.stacks import LOADING
-from fast_axolotl.measure.stall_pattern import LateChange
 from fast_axolotl.measure.steps import WARMUP_STEPS
-from fast_axolotl.record import RunSummary, Verdict, thresholds
-from fast_axolotl.record.figures import VerdictKind
+from fast_axolotl.record import Verdict, thresholds
 from fast_axolotl.record.units import count_words, format_duration, format_seconds, format_share
 
 _MOST_LETTERS = 200
@@ -41,15 +39,13 @@ _LEAST_GAIN, _MOST_GAIN = 0.01, 9.0
 """Below it nobody would see it; above it nobody should believe it."""
 _MUCH_DRIFT = 1.5
 """Times that steps become longer, for the headline."""
-_LOST: dict[str, tuple[VerdictKind, str]] = {
+_LOST = {
     "checkpoint": ("checkpoint", "Checkpoints take"),
     "evaluation": ("evaluation", "Evaluation takes"),
     "startup": ("startup", "Start-up takes"),
     "between": ("code", "Code between two loops takes"),
     "resume": ("startup", "Skipping rows that were already trained on takes"),
 }
-_OF_THE_LOOP = ("io", "data", "code", "communication", "compute", "mixed")
-"""Verdicts that a change of the stall sets aside, and that may take their place."""
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -108,23 +104,6 @@ def judge(evidence: Evidence) -> Verdict:
         action=f"Fix this error first, then measure again: {error}.",
         seconds_needed=None,
     )
-
-
-def judge_change(
-    verdict: Verdict, figures: RunSummary, change: LateChange, late: RunSummary
-) -> Verdict:
-    """The verdict on a run whose stall changed; ``late`` is the summary since then."""
-    if verdict.kind not in _OF_THE_LOOP or late.verdict.kind not in _OF_THE_LOOP:
-        return verdict
-    headline = late.verdict.headline
-    if late.verdict.kind != verdict.kind:
-        headline = f"Since step {change.first_step:,}, {headline[:1].lower()}{headline[1:]}"
-    line = (
-        f"these figures are for the last {format_duration(late.duration_seconds)}; before, the "
-        f"stall was {format_share(change.stall_before)}, and that of the whole run is "
-        f"{format_share(figures.stall_fraction)}"
-    )
-    return replace(late.verdict, headline=headline, evidence=(*late.verdict.evidence, line))
 
 
 # When a run cannot be judged.
@@ -225,7 +204,7 @@ def _run_longer(
 
 def _verdict(
     evidence: Evidence,
-    kind: VerdictKind,
+    kind: str,
     headline: str,
     lines: Iterable[str],
     action: advice.Action | str,

@@ -91,9 +91,9 @@ def pad_sequences(
         targets[:-1] += width - np.minimum(lengths, width)
     layout = fill.Layout(tokens.offsets, targets, width, width, False)
     columns = [np.empty(len(tokens) * width, dtype) for _ in range(1 + attention_mask)]
-    fillers = [partial(fill.lay, tokens.values, *layout, 0, padding, columns[0])]
+    fillers = [partial(fill.lay, tokens.values, tuple(layout), 0, padding, columns[0])]
     if attention_mask:
-        fillers.append(partial(fill.mark, *layout, columns[1]))
+        fillers.append(partial(fill.mark, tuple(layout), columns[1]))
     try:
         fill.fill(fillers, layout, num_threads)
     except OverflowError:

@@ -205,12 +205,12 @@ def _pack(
     # Without labels and masks of their own, these follow from the tokens.
     columns = pieces if len(pieces) > 1 else pieces * 2
     for name, tokens, padding in zip(_NAMES, columns, (pad, label_pad, 0), strict=False):
-        own = layout._replace(offsets=tokens.offsets)
-        add(name, fill.lay, tokens.values, *own, eos, padding)
+        own = tuple(layout._replace(offsets=tokens.offsets))
+        add(name, fill.lay, tokens.values, own, eos, padding)
     if len(pieces) == 1:
-        add("attention_mask", fill.mark, *layout)
+        add("attention_mask", fill.mark, tuple(layout))
     if position_ids or cu_seqlens:
-        add("position_ids", fill.positions, *layout)
+        add("position_ids", fill.positions, tuple(layout))
     try:
         fill.fill(fillers, layout, num_threads)
     except OverflowError:

@@ -51,7 +51,10 @@ def find_sizes(share: int, wanted: Sequence[int] = ()) -> Sequence[int]:
     if not share:
         return sorted(set(wanted)) or range(1, _MOST + 1)
     if others := [size for size in sorted(set(wanted)) if share % size]:
-        raise UsageError(f"micro-batches {others} do not divide the {share:,} samples of a rank")
+        raise UsageError(
+            f"micro-batches {others} do not divide the {share:,} samples of a rank per step: pass "
+            "other --micro-batches, or a --global-batch that they divide"
+        )
     return sorted(set(wanted)) or [size for size in range(1, share + 1) if share % size == 0]
 
 

@@ -23,7 +23,6 @@ _WORDS = {
 """What a figure is called in a sentence, and its comparatives; all others are rates."""
 _RATE = ("training", "faster", "slower", "fast")
 _FOUND = ("better", "worse")
-_STALLS = ("stall_fraction", "device_stall_fraction", "host_stall_fraction")
 
 _USE = {
     "drop-in": "Use it: start Axolotl with fast-axolotl run --, or add its plugin to the YAML.",
@@ -64,13 +63,10 @@ def _describe_arm(baseline: Arm, arm: Arm, matrix: Matrix, *, is_trusted: bool) 
     deciding = [row for row in reversed(matrix.rows) if row.cells[at].is_deciding]
     outcomes = {row.name: row.cells[at].outcome for row in deciding}
     sentences = _describe_speed(arm.name, deciding, at)
-    rows = {row.name: row for row in matrix.rows}
-    for stall in filter(rows.get, _STALLS):
-        before, after = (cell.value for cell in (rows[stall].cells[0], rows[stall].cells[at]))
-        if before is None or after is None:
-            continue
-        sentences.append(f"Stall: {format_share(before)} → {format_share(after)}.")
-        break
+    [stall] = (row.cells for row in matrix.rows if row.name == "stall_fraction")
+    if stall[0].value is not None and stall[at].value is not None:
+        ends = format_share(stall[0].value), format_share(stall[at].value)
+        sentences.append(f"Stall: {' → '.join(ends)}.")
     for row in matrix.rows:
         if row.name in _WORDS and row not in deciding and row.cells[at].outcome in _FOUND:
             change = _describe_change(row, at)

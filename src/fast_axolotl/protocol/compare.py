@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.answer import find_missing
 from fast_axolotl.protocol.build import differing_settings, judge_arm
 from fast_axolotl.protocol.matrix import (
@@ -20,11 +21,10 @@ from fast_axolotl.protocol.matrix import (
     describe_judgement,
     judge_matrix,
     make_row,
-    sum_up,
 )
 from fast_axolotl.record.catalogue import FIGURES, MATRIX
+from fast_axolotl.record.folder import read_training
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, Arm, Cell, Matrix, ProtocolResult
-from fast_axolotl.record.run_folders import read_training
 
 _LIMIT = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
 _APART = (
@@ -204,7 +204,7 @@ def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
     """A protocol; or a record, as one with a single run of an arm without a name."""
     if (folder / PROTOCOL_FILE).exists():
         return ProtocolResult.read(folder)
-    run = sum_up(read_training(folder))
+    run = summarise(read_training(folder))
     end = f"{run.end_reason}{f': {run.error}' if run.error else ''}"
     if is_checked and run.end_reason in ("exception", "cut off"):
         reason = f"the run did not finish, so no limit is checked: {end}"

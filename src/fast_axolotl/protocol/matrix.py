@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol.statistics import (
     LEVEL,
     Estimate,
@@ -23,37 +22,15 @@ from fast_axolotl.protocol.statistics import (
     compare_runs,
     detectable_change,
 )
-from fast_axolotl.record import RunRecord, RunSummary
+from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
 from fast_axolotl.record.catalogue import FIGURES, MATRIX, PRIMARY, Figure
 from fast_axolotl.record.protocol_result import Cell, Matrix, MatrixRow, Outcome
 
 _NO_RUN = "no run of this variant counts"
-_LATE = ("meter", "watch")
-"""Who begins to sample when the process has already run for a while."""
 
 _RESOLVED_SHARE = 0.1
 """Of what counts as near 0: less than that is not resolved."""
-
-
-def sum_up(record: RunRecord) -> RunSummary:
-    """All figures of a record, and the one that only a protocol sees.
-
-    The time to the first step counts from the start of the process: imports and prepared data come
-    before the first fetch.
-    """
-    summary, name = summarise(record), "start_to_step_seconds"
-    rank = record.ranks.get(min(record.ranks, default=0))
-    steps = [] if rank is None else [mark.t for mark in rank.marks if mark.name == "first_step"]
-    seconds, reason = None, FIGURES[name].missing
-    if not record.is_first_training:
-        reason = "an earlier training of the same run"
-    elif record.system is not None and record.system.start.source not in _LATE:
-        reason = "no step was recorded"
-        if rank is not None and steps:
-            seconds = rank.start.time + steps[0] - record.system.start.time
-    figures = {**summary.figures, name: seconds}
-    return replace(summary, figures=figures, reasons={name: reason, **summary.reasons})
 
 
 def count_steps(summary: RunSummary) -> int:

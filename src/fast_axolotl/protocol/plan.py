@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -190,14 +190,10 @@ def plan_arm(name: str, text: str) -> ArmPlan:
     return ArmPlan(name=name, text=mask_secrets(text), command=command, is_accelerated=is_ours)
 
 
-def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
-    """The baseline of a plan on several numbers of GPUs, the fewest first: ``1,2,4``."""
-    try:
-        counts = sorted({int(size) for size in sizes.split(",")})
-    except ValueError:
-        counts = []
-    if len(counts) < 2 or counts[0] < 1:
-        raise UsageError(f"--world-size {sizes!r}: pass two or more numbers of GPUs: 1,2,4")
+def plan_world_sizes(plan: Plan, counts: Collection[int]) -> Plan:
+    """The baseline of a plan on several numbers of GPUs, the fewest first."""
+    if len(set(counts)) < 2:
+        raise UsageError("--world-size: pass two or more numbers of GPUs: 1,2,4")
     arm = plan.arms[0]
     if not any("{world_size}" in word for word in arm.command):
         raise UsageError("--world-size needs {world_size} in --command: --nproc-per-node …")
@@ -208,6 +204,6 @@ def plan_world_sizes(plan: Plan, sizes: str) -> Plan:
             command=tuple(word.replace("{world_size}", str(count)) for word in arm.command),
             times_decide=False,
         )
-        for count in counts
+        for count in sorted(set(counts))
     ]
     return replace(plan, arms=tuple(arms), same_work=None)

@@ -31,16 +31,17 @@ from pathlib import Path
 from typing import Any
 
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.measure.summary import summarise
 from fast_axolotl.protocol import child
 from fast_axolotl.protocol.build import End, build_protocol, find_disturbance, is_settled
 from fast_axolotl.protocol.child import Launch, read_last_lines, read_tail
-from fast_axolotl.protocol.matrix import count_steps, sum_up
+from fast_axolotl.protocol.matrix import count_steps
 from fast_axolotl.protocol.plan import STATE_SCHEMA, Plan, State, Turn
 from fast_axolotl.protocol.statistics import LEAST_PAIRS, compare_runs, t_quantile
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.codec import from_plain, to_json, write_text
+from fast_axolotl.record.folder import choose_training, find_folders, read_trainings
 from fast_axolotl.record.protocol_result import PROTOCOL_FILE, ArmRun, ProtocolResult, Trial
-from fast_axolotl.record.run_folders import choose_training, find_folders, read_trainings
 from fast_axolotl.record.units import count_words
 
 _DEDUPE_WORKER = "fast_axolotl.axolotl.data"
@@ -135,7 +136,7 @@ class Running:
         if run.status != "done":
             return False
         with contextlib.suppress(DataError):
-            summary = sum_up(choose_training(read_trainings(self.root / turn.folder)))
+            summary = summarise(choose_training(read_trainings(self.root / turn.folder)))
             if run.steps in (None, count_steps(summary)):
                 self.figures[turn.number] = summary
         return turn.number in self.figures
@@ -163,7 +164,7 @@ class Running:
             else:
                 record = choose_training(read_trainings(folder))
                 losses = tuple(line.values["loss"] for line in record.find_losses())
-                summary = sum_up(record)
+                summary = summarise(record)
                 if summary.end_reason == "exception" and count_steps(summary):
                     failure = f"exit code 0, but its training ended with an error: {summary.error}"
         except DataError as error:
@@ -379,7 +380,7 @@ def _read_trial(trial: Trial, run: ArmRun, root: Path) -> Trial:
         full = find_out_of_memory(run.exit_code, root / run.folder / "log.txt")
         return replace(trial, outcome="out of memory", reason=full) if full else trial
     record = choose_training(read_trainings(root / run.folder))
-    summary = sum_up(record)
+    summary = summarise(record)
     unit, rate = "tokens/s", summary.tokens_per_second
     if rate is None and summary.samples_per_second is not None:
         unit, rate = "samples/s", summary.samples_per_second

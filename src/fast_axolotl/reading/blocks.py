@@ -12,7 +12,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
@@ -24,9 +23,6 @@ from fast_axolotl.reading.storage import Source
 
 PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
-
-MANY_FILES = 16
-"""Small files are read together where there are so many in a row."""
 
 _OFFSET_BYTES = 4
 _LARGE = (pa.LargeStringArray, pa.LargeBinaryArray, pa.LargeListArray)
@@ -171,7 +167,7 @@ class BrokenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file and what it turned out to be."""
+    """A file, or many small ones, and what it turned out to be."""
 
     source: Source
     format: str
@@ -195,36 +191,12 @@ class Dataset:
         A mapped file differs from the same file on another machine: its units are other ones.
         """
         text = "\n".join(
-            f"{PurePosixPath(item.source.identity).name}\t{item.source.num_bytes}\t{item.format}"
+            f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{item.format}"
             f"{', mapped' if hasattr(file, 'batches') else ''}"
             for item, file in zip(self.inputs, self.formats, strict=True)
+            for source in item.source.parts
         )
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-    def grouped(self) -> Dataset:
-        """The same with small files of JSON lines put together, where there are many of them."""
-        if len(self.inputs) < MANY_FILES:
-            return self
-        formats: list[FileFormat] = []
-        pairs = zip(self.inputs, self.formats, strict=True)
-        for (together, _), group in groupby(
-            pairs, lambda pair: (getattr(pair[1], "together", None), pair[0].source.keys)
-        ):
-            files = tuple(file for _, file in group)
-            if together and len(files) >= MANY_FILES:
-                formats += [together(files, self.options)]
-                formats += [together((), self.options)] * (len(files) - 1)
-            else:
-                formats += files
-        return replace(self, formats=tuple(formats))
-
-    def ungrouped(self) -> Dataset:
-        """The same with every file on its own."""
-        formats = list(self.formats)
-        for index, file in enumerate(formats):
-            if files := getattr(file, "files", ()):
-                formats[index : index + len(files)] = files
-        return replace(self, formats=tuple(formats))
 
     def units(self) -> list[Unit]:
         return [unit for index, file in enumerate(self.formats) for unit in file.units(index)]
@@ -242,10 +214,7 @@ class Dataset:
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
-        changed = {id(file): file for file in self.formats}  # one may stand for many
-        for key, file in changed.items():
-            changed[key] = replace(file, options=options)  # type: ignore[type-var]
-        formats = tuple(changed[id(file)] for file in self.formats)
+        formats = tuple(replace(file, options=options) for file in self.formats)  # type: ignore[type-var]
         return replace(self, options=options, formats=formats)
 
 

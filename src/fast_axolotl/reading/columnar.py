@@ -15,6 +15,7 @@ mapped files by their number. Not those of other files: each would cost the deco
 
 from __future__ import annotations
 
+import operator
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -25,7 +26,6 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -314,23 +314,22 @@ class Taker:
             files.append(file)
         self._schema = schema
         self._batches = [(file, index) for file in files for index in range(len(file.batches))]
-        counts = [batch.num_rows for file in files for batch in file.batches]
-        self._starts = np.array([0, *accumulate(counts)], dtype=np.int64)
+        counts = (batch.num_rows for file in files for batch in file.batches)
+        self._starts = [*accumulate(counts, initial=0)]
 
     def take(self, indices: Sequence[int]) -> pa.Table:
         """The rows of these numbers, in this order."""
-        wanted = np.asarray(indices)
-        if wanted.ndim != 1 or (len(wanted) and wanted.dtype.kind not in "iu"):
-            raise UsageError(f"indices must be a list of whole numbers, not {indices!r}")
-        wanted, total = wanted.astype(np.int64), int(self._starts[-1])
-        outside = wanted[(wanted < 0) | (wanted >= total)]
-        if len(outside):
-            raise UsageError(f"no row {outside[0]}: the data has {total:,} rows, counted from 0")
-        parts = self._starts.searchsorted(wanted, side="right") - 1
-        pieces = []
-        for part, row in zip(parts.tolist(), (wanted - self._starts[parts]).tolist(), strict=True):
+        pieces, total = [], self._starts[-1]
+        try:
+            rows = [*map(operator.index, indices)]
+        except TypeError:
+            raise UsageError(f"indices must be whole numbers, not {indices!r}") from None
+        for row in rows:
+            if not 0 <= row < total:
+                raise UsageError(f"no row {row}: the data has {total:,} rows, counted from 0")
+            part = bisect_right(self._starts, row) - 1
             file, index = self._batches[part]
-            pieces.append(file.batch(index).slice(row, 1))
+            pieces.append(file.batch(index).slice(row - self._starts[part], 1))
         return pa.Table.from_batches(pieces, self._schema)
 
 
@@ -361,7 +360,7 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
                 "Feather version 1 is not supported; convert the file with pyarrow.feather",
                 path=source.path,
             )
-        file = source.map_arrow() if source.is_local else source.open_arrow()
+        file = source.open_arrow(is_mapped=source.is_local)
         is_stream = not head.startswith(b"ARROW1")
         reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
     columns = _columns(source, reader.schema, options)

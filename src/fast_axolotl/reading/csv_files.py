@@ -57,11 +57,8 @@ _UNCLOSED = (
     "replace the file with an intact copy"
 )
 
-_DECIMAL = (
-    r"(?:-?(?:0|[1-9][0-9]{0,14}|(?:0|[1-9][0-9]*)(?:\.[0-9]+|(?:\.[0-9]+)?[eE][+-]?[0-9]+)))?"
-)
-"""Nothing, or a plain number, but no integer that is so long that a float might round it."""
-_DECIMALS = rf"^(?:{_DECIMAL}\n)*{_DECIMAL}$"
+_DECIMAL = r"^-?(?:0|[1-9][0-9]{0,14}|(?:0|[1-9][0-9]*)(?:\.[0-9]+|(?:\.[0-9]+)?[eE][+-]?[0-9]+))$"
+"""A plain number, but no integer that is so long that a float might round it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,9 +328,10 @@ def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.Chunke
         return column
     if len(column) == 0:
         return pa.chunked_array([], type=known or pa.null())
-    filled, is_empty = column, pc.equal(column, "")
-    if pc.any(is_empty).as_py():
-        filled = pc.if_else(is_empty, pa.scalar(None, pa.string()), column)
+    filled = column
+    has_text = pc.cast(pc.binary_length(column), pa.bool_())  # pa.scalar("") would import pandas
+    if not pc.all(has_text).as_py():
+        filled = pc.if_else(has_text, column, pa.nulls(len(column), pa.string()))
         if filled.null_count == len(filled):
             return pa.chunked_array([pa.nulls(len(column), known or pa.null())])
     if known is None or not pa.types.is_floating(known):
@@ -344,9 +342,7 @@ def _as_numbers(column: pa.ChunkedArray, known: pa.DataType | None) -> pa.Chunke
         except pa.ArrowException:
             pass
     try:
-        # Matched all together, which is twice as fast.
-        values = pa.LargeListArray.from_arrays([0, len(column)], column.combine_chunks())
-        if not pc.match_substring_regex(pc.binary_join(values, "\n"), _DECIMALS)[0].as_py():
+        if not pc.all(pc.match_substring_regex(filled, _DECIMAL)).as_py():
             return column
         decimals = filled.cast(pa.float64())
     except pa.ArrowException:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading.blocks import (
-    MANY_FILES,
-    PART_BLOCKS,
     BrokenFile,
     FileFormat,
     InputFile,
@@ -41,6 +40,10 @@ _OPENING_THREADS = 8
 
 _OPENED_TOGETHER = 64
 """A thread opens so many: handing out single ones costs more than to open a local file."""
+
+_SMALL_BYTES = 64 * 1024
+_MANY_FILES, _MOST_JOINED = 16, 4096
+"""Files of JSON lines up to this size are read as one, where there are many of them in a row."""
 
 _FORMATS = {
     "parquet": ("parquet", "pq"),
@@ -132,13 +135,9 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
-    # Small files are kept, since to open them again would cost more than all else.
-    num_bytes = sum(item.num_bytes for item in sources if item.num_bytes < _SHORT_HEAD_BYTES)
-    is_kept = len(sources) >= MANY_FILES and num_bytes <= PART_BLOCKS * options.block_bytes
-
     def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
         try:
-            return _open(source, declared, options, is_kept)
+            return _open(source, declared, options)
         except (MissingFileError, AccessError):
             raise
         except DataError as error:
@@ -147,6 +146,8 @@ def open_files(
             file = InputFile(source=source, format=declared or "unknown", compression=None)
             return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
 
+    if declared in (None, "jsonl"):
+        sources = list(_joined(sources, may_skip=options.on_error == "skip"))
     if len(sources) == 1:
         return [open_or_reject(sources[0])]
     from concurrent.futures import ThreadPoolExecutor
@@ -164,8 +165,26 @@ def open_files(
     return files
 
 
+def _joined(sources: Sequence[Source], *, may_skip: bool) -> Iterator[Source]:
+    """The same files; where there are many small ones of JSON lines in a row, as one source."""
+    for (is_small, _), group in groupby(sources, lambda source: (_is_small(source), source.keys)):
+        files = list(group)
+        if not is_small or len(files) < _MANY_FILES:
+            yield from files
+            continue
+        from fast_axolotl.reading.json_lines import SmallFiles
+
+        for start in range(0, len(files), _MOST_JOINED):
+            yield SmallFiles.of(files[start : start + _MOST_JOINED], may_skip=may_skip)
+
+
+def _is_small(source: Source) -> bool:
+    is_lines = source.path.lower().endswith((".jsonl", ".ndjson"))
+    return is_lines and source.is_local and source.num_bytes <= _SMALL_BYTES
+
+
 def _open(
-    source: Source, declared: str | None, options: ReadOptions, is_kept: bool
+    source: Source, declared: str | None, options: ReadOptions
 ) -> tuple[InputFile, FileFormat]:
     named, named_compression = format_of_name(source.identity)
     promised = declared or named
@@ -226,10 +245,6 @@ def _open(
 
         return file, JsonDocument(**text)
     from fast_axolotl.reading.json_lines import JsonLinesFile
-
-    if found == "jsonl" and is_kept and not compression and source.num_bytes < _SHORT_HEAD_BYTES:
-        text["source"] = replace(source, content=head)
-        return file, JsonLinesFile(**text)
     from fast_axolotl.reading.lines import TextFile, least_unit_bytes
 
     opened = TextFile if found == "text" else JsonLinesFile

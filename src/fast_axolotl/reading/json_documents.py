@@ -88,6 +88,8 @@ class JsonDocument:
             raise DataError(message, path=self.source.path, place=f"row {row}")
 
     def _block(self, data: bytes, row: int) -> Block:
-        path, stop = self.source.path, len(data)
-        rows = Lines(path=path, data=data, stop=stop, first_line=lambda: row, noun="row")
-        return json_block(stop, lambda: rows, self.options)
+        def place(at: int) -> tuple[str, str]:
+            return self.source.path, f"row {row + data.count(10, 0, at)}"
+
+        rows = Lines(data=data, stop=len(data), place=place)
+        return json_block(len(data), lambda: rows, self.options)

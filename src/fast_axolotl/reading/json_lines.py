@@ -8,30 +8,30 @@ on nesting. A block in which one of these is possible is parsed row by row throu
 so the rows are always those that ``json.loads`` would give.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
-24 kB. So a block whose keys keep changing, judged by a few kB from here and there, is parsed in
-small pieces; columns that only other pieces have are left out here.
+24 kB. So a block that begins with many keys is parsed in small pieces; columns that only other
+pieces have are left out here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit, rejection_of
+from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit, rejection_of
 from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines, count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
-from fast_axolotl.reading.storage import start_of
+from fast_axolotl.reading.storage import Source, start_of
 
 _MAX_NESTING = 64
 """Values nested deeper are an error: every later step would recurse on them."""
@@ -39,20 +39,15 @@ _MAX_NESTING = 64
 _MOST_CLOSINGS = 4_000
 """Rows with more brackets go to Python: pyarrow would exhaust the stack at a depth of 10,000."""
 
+_MANY_KEYS = 64
 _SPARSE_BYTES = 16 * 1024
-"""Pieces of rows that share few keys; a block of two of them is never cut."""
-
-_PROBES, _PROBE_BYTES = 4, 2 * 1024
-_FEW_KEYS = 16
-_SMALL_BYTES = 64 * 1024
-"""Files of JSON lines up to this size are read together with their neighbours, ..."""
-
-_SMALL_UNITS = 256
-_MOST_SMALL_BYTES = 512 * 1024
-"""... in at least so many units, none much larger than this."""
+"""A block with more keys in so many bytes is parsed in pieces of this size, unless it is two."""
 
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
+
+_OTHER_CONTENT = re.compile(rb"(?!\xef\xbb\xbf)[^\t\n\r -~]|\(\xb5/\xfd|BZh|PAR[1E]|ARROW1|.\x00")
+"""What no text begins with: something compressed, a binary format, UTF-16."""
 
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 
@@ -63,81 +58,94 @@ class JsonLinesFile(LineFile):
 
     schema: pa.Schema | None = None
 
-    @property
-    def together(self) -> type[SmallFiles] | None:
-        """What it is read with its neighbours as, where it is small."""
-        source = self.source
-        is_small = source.is_local and source.num_bytes <= _SMALL_BYTES
-        return SmallFiles if is_small and self.compression is None else None
-
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):
             yield json_block(weight, load, self.options)
 
+    def _lines(self, data: bytes, start: int, stop: int, offset: int) -> Lines:
+        rows, source = LineFile._lines(self, data, start, stop, offset), self.source
+        if not isinstance(source, SmallFiles):
+            return rows
+        damaged = sorted(at for at in source.damaged if offset + start <= at < offset + stop)
+        rejections = tuple(rejection_of(source.damaged[at]) for at in damaged)
+        return replace(rows, place=lambda at: source.place(offset + at), rejections=rejections)
+
     def sample(self, num_bytes: int) -> Block:
         """The whole lines in about the first bytes of the file, or of what it decompresses to."""
-        data = self.source.read_at(0, num_bytes // (4 if self.compression else 1))
-        is_whole = self.compression is None and len(data) == self.source.num_bytes
+        source = self.source
+        if isinstance(source, SmallFiles):  # from here and there
+            step = -(-source.num_bytes // num_bytes)
+            source = SmallFiles.of(source.files[::step], may_skip=source.may_skip)
+        data = source.read_at(0, num_bytes // (4 if self.compression else 1))
+        is_whole = self.compression is None and len(data) == source.num_bytes
         if self.compression is not None:
             data = start_of(data, self.compression)
         rows = self._lines(data, 0, len(data) if is_whole else data.rfind(b"\n") + 1, 0)
         return json_block(len(data), lambda: rows, self.options)
 
 
-@dataclass(frozen=True, slots=True)
-class SmallFiles:
-    """Neighbouring small files of JSON lines, which are read together."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFiles(Source):
+    """Neighbouring small files of JSON lines as one source: a line end follows each of them."""
 
-    files: tuple[JsonLinesFile, ...]
-    """None, where it stands for a file that an earlier one is read with."""
-    options: ReadOptions
-    schema: pa.Schema | None = None
+    files: tuple[Source, ...]
+    starts: tuple[int, ...]
+    """Where each of them begins."""
+    may_skip: bool
+    damaged: dict[int, DataError] = field(default_factory=dict)
+    """What could not be read and is blank instead, by its start."""
 
-    def units(self, file: int) -> list[Unit]:
-        """Ranges of files, by their numbers."""
-        sizes = [item.source.num_bytes for item in self.files]
-        most = min(self.options.unit_bytes, sum(sizes) // _SMALL_UNITS, _MOST_SMALL_BYTES)
-        units, start, num_bytes = list[Unit](), 0, 0
-        for stop, size in enumerate(sizes, 1):
-            num_bytes += size
-            if num_bytes and (num_bytes >= most or stop == len(sizes)):
-                units.append(Unit(file=file, start=start, stop=stop, num_bytes=num_bytes))
-                start, num_bytes = stop, 0
-        return units
-
-    def blocks(self, unit: Unit) -> Iterator[Block]:
-        load = partial(self._load, self.files[unit.start : unit.stop])
-        yield json_block(unit.num_bytes, load, self.options)
-
-    def sample(self, num_bytes: int) -> Block:
-        """About so many bytes, in files from here and there."""
-        step = -(-sum(file.source.num_bytes for file in self.files) // num_bytes)
-        return json_block(num_bytes, partial(self._load, self.files[:: step or 1]), self.options)
-
-    def _load(self, files: Sequence[JsonLinesFile]) -> Lines:
-        begun, rejections = list[tuple[int, str]](), list[Rejection]()
-        texts, size = list[bytes](), 0
-        for file in files:
-            source = file.source
-            try:
-                text = source.read_at(0, source.num_bytes).removeprefix(BOM)
-            except DataError as error:
-                if self.options.on_error == "raise":
-                    raise
-                rejections.append(rejection_of(error))
-                continue
-            texts.append(text if text.endswith(b"\n") else text + b"\n")
-            begun.append((size, source.path))
-            size += len(texts[-1])
-        data = b"".join(texts)
-        return Lines(
-            path="",
-            data=data,
-            stop=size,
-            first_line=lambda: 1,
-            files=tuple(begun),
-            rejections=tuple(rejections),
+    @classmethod
+    def of(cls, files: Sequence[Source], *, may_skip: bool) -> SmallFiles:
+        *starts, num_bytes = accumulate((file.num_bytes + 1 for file in files), initial=0)
+        return cls(
+            path=files[0].path,
+            num_bytes=num_bytes,
+            keys=files[0].keys,
+            files=tuple(files),
+            starts=tuple(starts),
+            may_skip=may_skip,
         )
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        return self.files
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        pieces, stop = [], min(offset + length, self.num_bytes)
+        for index in range(self._index(offset), len(self.files)):
+            file, start = self.files[index], self.starts[index]
+            end = start + file.num_bytes
+            if start >= stop:
+                break
+            if offset < end:
+                pieces.append(self._read(file, start, offset - start, min(stop, end) - offset))
+            if stop > end:
+                pieces.append(b"\n")
+            offset = end + 1
+        return b"".join(pieces)
+
+    def _read(self, file: Source, start: int, offset: int, length: int) -> bytes:
+        try:
+            data = file.read_at(offset, length)
+            if offset == 0 and _OTHER_CONTENT.match(data):
+                message = "the content is not JSON Lines; give the file the name of what it is"
+                raise DataError(message, path=file.path, place="byte 0")
+        except DataError as error:
+            if not self.may_skip:
+                raise
+            self.damaged[start] = error
+            return b"\n" * length
+        return b"   " + data[len(BOM) :] if offset == 0 and data.startswith(BOM) else data
+
+    def place(self, offset: int) -> tuple[str, str]:
+        """The file, and its line."""
+        index = self._index(offset)
+        before = self.files[index].read_at(0, offset - self.starts[index])
+        return self.files[index].path, f"line {1 + before.count(10)}"
+
+    def _index(self, offset: int) -> int:
+        return bisect_right(self.starts, offset) - 1
 
 
 def json_block(weight: int, load: Callable[[], Lines], options: ReadOptions) -> Block:
@@ -155,7 +163,8 @@ def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema |
     if rows.start == rows.stop:
         return Decoded(pa.table({}), rows.rejections)
     (starts, ends), edges = rows.spans(), []
-    if rows.stop - rows.start > 2 * _SPARSE_BYTES and _is_sparse(rows, len(starts)):
+    keys = set(_KEY.findall(rows.data, rows.start, min(rows.start + _SPARSE_BYTES, rows.stop)))
+    if len(keys) > _MANY_KEYS and rows.stop - rows.start > 2 * _SPARSE_BYTES:
         lines = np.searchsorted(starts, range(rows.start, rows.stop, _SPARSE_BYTES))
         edges = np.unique(starts[lines[lines < len(starts)]]).tolist()
     if len(edges) > 1:
@@ -195,16 +204,6 @@ def _has_objects(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> bool:
     return True
 
 
-def _is_sparse(rows: Lines, num_rows: int) -> bool:
-    """Whether rows have far fewer keys than there are."""
-    length, data = rows.stop - rows.start, rows.data
-    places = range(rows.start, rows.stop, -(-length // _PROBES))
-    text = b"".join(data[at : min(at + _PROBE_BYTES, rows.stop)] for at in places)
-    keys = _KEY.findall(text)
-    keys_of_row = len(keys) * length / len(text) / num_rows
-    return len(set(keys)) > max(_FEW_KEYS, 2 * keys_of_row)
-
-
 def _parse(rows: Lines, schema: pa.Schema | None) -> pa.Table | None:
     """What pyarrow gives, or ``None`` where it fails or cannot be trusted."""
     known = schema or pa.schema([])
@@ -222,7 +221,9 @@ def _parse(rows: Lines, schema: pa.Schema | None) -> pa.Table | None:
         join_schemas(known, table.schema)
         for leaf in (leaf for column in table.columns for leaf in _leaves(column.chunks)):
             if pa.types.is_floating(leaf.type):
-                bounds = pc.min_max(leaf).as_py()
+                from pyarrow import compute  # 30 ms that conversations do not need
+
+                bounds = compute.min_max(leaf).as_py()
                 # From here on a float may stand for an integer that it does not hold.
                 if max(bounds["max"] or 0, -(bounds["min"] or 0)) >= 2.0**53:
                     return None
@@ -271,7 +272,7 @@ def _parse_exactly(rows: Lines, options: ReadOptions, known: pa.Schema | None) -
     values: list[dict[str, Any]] = []
     names: set[str] = set()
     shapes: set[Hashable] = set()  # of rows whose types have been joined already
-    bad = BadRows(rows.path, options)
+    bad = BadRows("", options)
     for start, stop in zip(*rows.spans(), strict=True):
         if not (text := rows.data[start:stop].lstrip()):
             continue

@@ -48,23 +48,13 @@ _TEXT_SCHEMA = pa.schema([("text", pa.string())])
 class Lines:
     """Rows of text: ``data[start:stop]``; slicing it would copy it."""
 
-    path: str
     data: bytes
     start: int = 0
     stop: int
-    first_line: Callable[[], int]
-    """The line of the file in which ``data`` begins, from 1; counted only when it is asked for."""
-    noun: str = "line"
-    files: tuple[tuple[int, str], ...] = ()
-    """Where each file begins and its path, if these are the lines of several."""
+    place: Callable[[int], tuple[str, str]]
+    """The file, and where in it, of an offset in ``data``; found only when it is asked for."""
     rejections: tuple[Rejection, ...] = ()
     """What had to be left out of them."""
-
-    def place(self, offset: int) -> tuple[str, str]:
-        """The file, and where in it."""
-        begun = ((start, path) for start, path in reversed(self.files) if start <= offset)
-        start, path = next(begun, (0, self.path))
-        return path, f"{self.noun} {self.first_line() + self.data.count(10, start, offset)}"
 
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each line begins, and where it ends: at its line feed, or where the text does."""
@@ -168,8 +158,11 @@ class LineFile:
         if start == offset == 0 and stop and data.startswith(BOM):
             start = len(BOM)
         first_line = cache(partial(line_at, self.source, self.compression, offset))
-        path = self.source.path
-        return Lines(path=path, data=data, start=start, stop=stop, first_line=first_line)
+
+        def place(at: int) -> tuple[str, str]:
+            return self.source.path, f"line {first_line() + data.count(10, 0, at)}"
+
+        return Lines(data=data, start=start, stop=stop, place=place)
 
     def _read(self, start: int, stop: int) -> Lines:
         """The lines that start in these bytes of a plain file."""

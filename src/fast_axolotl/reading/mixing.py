@@ -16,10 +16,8 @@ same number can continue it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -59,28 +57,24 @@ def mix_datasets(
         batch_size: Rows per batch; by default that of the first reader.
         source_column: Add a column of this name with the name of each row's source.
     """
-    opened = []
+    opened = list[tuple[str, Reader, float]]()
     for name, pair in dict(sources if isinstance(sources, Mapping) else enumerate(sources)).items():
         try:
             reader, weight = pair
-            opened.append(_Source(name=str(name), reader=reader, weight=float(weight)))
+            opened.append((str(name), reader, float(weight)))
+            if not 0 < opened[-1][2] < math.inf:
+                raise ValueError
         except (TypeError, ValueError):
             raise UsageError(
-                f"source {name!r} must be a reader and a weight, not {pair!r}"
+                f"source {name!r} must be a reader and a weight above 0, not {pair!r}"
             ) from None
-        if not 0 < opened[-1].weight < math.inf:
-            raise UsageError(f"source {name!r} must have a weight above 0, not {weight!r}")
-    if len({id(source.reader) for source in opened}) < max(1, len(opened)):
+    layouts = {id(reader): (reader.shard, reader.even) for _, reader, _ in opened}
+    if len(layouts) < max(1, len(opened)) or len(set(layouts.values())) > 1:
         raise UsageError(
-            "a mix needs at least one source and a separate reader for each; open one per source"
+            "a mix needs at least one source and a separate reader for each, all opened with the "
+            f"same shard and even; their (shard, even) are {[*layouts.values()]}"
         )
-    layouts = {source.name: (source.reader.shard, source.reader.even) for source in opened}
-    if len(set(layouts.values())) > 1:
-        raise UsageError(
-            "all readers of a mix must be opened with the same shard and even; their (shard, even) "
-            f"are {layouts}"
-        )
-    batch_size = opened[0].reader.batch_size if batch_size is None else batch_size
+    batch_size = opened[0][1].batch_size if batch_size is None else batch_size
     if stop not in ("first", "all") or batch_size < 1 or seed < 0:
         raise UsageError(
             f"{stop=} must be 'first' or 'all', {batch_size=} at least 1, and {seed=} at least 0"
@@ -111,25 +105,6 @@ class Draws:
         return int(turns.sum())
 
 
-@dataclass(slots=True, kw_only=True)
-class _Source:
-    """A reader, and its epochs in this pass."""
-
-    name: str
-    reader: Reader
-    weight: float
-    epoch: int = 0
-    """How often it was used up in this pass."""
-    has_rows: bool = False
-    """Whether any row of the current epoch was read."""
-    batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
-
-    def begin(self, epoch: int, of_mix: int) -> None:
-        """Its next rows are the first ones of an epoch."""
-        self.epoch, self.has_rows = epoch, False
-        self.reader.set_epoch(of_mix + epoch * _EPOCH_STRIDE)
-
-
 class MixedReader(AbstractContextManager["MixedReader"]):
     """Record batches of several readers, with a position that can be saved and restored.
 
@@ -139,43 +114,40 @@ class MixedReader(AbstractContextManager["MixedReader"]):
 
     def __init__(
         self,
-        sources: list[_Source],
+        sources: Sequence[tuple[str, Reader, float]],
         seed: int,
         epoch: int,
         stop: Literal["first", "all"],
         batch_size: int,
         source_column: str | None,
     ) -> None:
-        self._sources, self._seed, self._stop = sources, seed, stop
+        self._names, self._readers, self._weights = zip(*sources, strict=True)
+        self._seed, self._stop, self._source_column = seed, stop, source_column
+        self._end_of: Callable[[list[int]], int] = min if stop == "first" else max
         self.batch_size = batch_size
         """Draws for a batch."""
-        self._source_column = source_column
-        self._shard = sources[0].reader.shard
-        self._weights = [[source.name, source.weight] for source in sources]
         self._base = pa.schema([])
-        for source in sources:
-            schema, place = source.reader.schema, f"source {source.name!r}"
-            self._base = join_schemas(self._base, schema, source=place)
+        for name, reader, _ in sources:
+            self._base = join_schemas(self._base, reader.schema, source=f"source {name!r}")
         if source_column in self._base.names:
             raise UsageError(
                 f"the data already has a column {source_column!r}; pass another source_column"
             )
         if source_column is not None:
             self._base = self._base.append(pa.field(source_column, pa.string()))
-        self.rows: dict[str, int] = {}
-        """Rows delivered in the current pass, by the name of the source."""
         self._running = ExitStack()
         self.set_epoch(epoch)
 
     @property
+    def rows(self) -> dict[str, int]:
+        """Rows delivered in the current pass, by the name of the source."""
+        return dict(zip(self._names, self._given.tolist(), strict=True))
+
+    @property
     def num_rows(self) -> int:
         """The rows of a whole pass; needs what ``Reader.num_rows`` needs."""
-        ends = [
-            self._draws.place(index, source.reader.num_rows)
-            for index, source in enumerate(self._sources)
-            if source.epoch == 0
-        ]
-        return min(ends) if self._stop == "first" else max(ends, default=0)
+        sizes = enumerate(reader.num_rows for reader in self._readers)
+        return self._end_of([self._draws.place(index, rows) for index, rows in sizes])
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -188,14 +160,16 @@ class MixedReader(AbstractContextManager["MixedReader"]):
     def set_epoch(self, epoch: int) -> None:
         """Go back to the beginning, with the order of another epoch."""
         self.close()
+        for reader in self._readers:
+            reader.set_epoch(epoch)
         self._epoch, self._has_begun = epoch, False
-        for source in self._sources:
-            source.begin(0, epoch)
         self.schema = self._base
         """The columns known so far: final where those of the readers are."""
-        self._draws = Draws([source.weight for source in self._sources], self._seed, epoch)
-        self._given = np.zeros(len(self._sources), dtype=np.int64)
+        self._draws = Draws(self._weights, self._seed, epoch)
+        self._given = np.zeros(len(self._readers), dtype=np.int64)
         """How often each source was drawn."""
+        self._epochs = [0] * len(self._readers)
+        """How often each source began again."""
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the next batch, as plain JSON values."""
@@ -204,12 +178,12 @@ class MixedReader(AbstractContextManager["MixedReader"]):
             "seed": self._seed,
             "epoch": self._epoch,
             "stop": self._stop,
-            "weights": self._weights,
-            "shard": list(self._shard),
+            "weights": [*map(list, zip(self._names, self._weights, strict=True))],
+            "shard": list(self._readers[0].shard),
             "given": self._given.tolist(),
             "schema": schema_text(self.schema),
-            "epochs": [source.epoch for source in self._sources],
-            "readers": [source.reader.state_dict() for source in self._sources],
+            "epochs": list(self._epochs),
+            "readers": [reader.state_dict() for reader in self._readers],
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -218,98 +192,92 @@ class MixedReader(AbstractContextManager["MixedReader"]):
         ``state`` is a return value of ``state_dict``, or an object that contains those of all
         shards. The number of shards must be the same as when it was saved.
         """
-        states = {tuple(found["shard"]): found for found in find_states(state, _MARK)}
+        states, own = find_states(state, _MARK), self.state_dict()
         if not states:
             raise ResumeError("this is not a state of a mix; pass the return value of state_dict()")
-        if self._shard not in states:
-            raise ResumeError(
-                f"the state is of shard {min(states)} and this mix reads shard {self._shard}; "
-                "a mix continues only on the same number of ranks and workers"
-            )
-        found = states[self._shard]
-        for key, value in {_MARK: _VERSION, "stop": self._stop, "weights": self._weights}.items():
-            if found[key] != value:
+        found = next((each for each in states if each["shard"] == own["shard"]), states[0])
+        for key in (_MARK, "shard", "stop", "weights"):
+            if found[key] != own[key]:
                 raise ResumeError(
-                    f"the state has {key}={found[key]!r} and this mix {key}={value!r}; use "
-                    "the same sources and options as when the state was saved"
+                    f"the state has {key}={found[key]!r} and this mix {key}={own[key]!r}; use the "
+                    "same sources, options and number of ranks and workers as when it was saved"
                 )
         self._seed = found["seed"]
         self.set_epoch(found["epoch"])
-        self._given = np.array(found["given"], dtype=np.int64)
+        self._given[:], self._epochs[:] = found["given"], found["epochs"]
         self.schema = join_schemas(self.schema, schema_of(found["schema"]))
-        for index, source in enumerate(self._sources):
-            source.reader.load_state_dict(found["readers"][index])
-            source.epoch, source.has_rows = found["epochs"][index], True
+        for reader, position in zip(self._readers, found["readers"], strict=True):
+            reader.load_state_dict(position)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._has_begun:
             self.set_epoch(self._epoch)
         self.close()
         self._has_begun = True
-        self.rows = {source.name: 0 for source in self._sources}
         return self._run(self._running)
 
     def _run(self, running: ExitStack) -> Iterator[pa.RecordBatch]:
         with running:
-            for source in self._sources:
-                source.batches = iter(source.reader)
-                running.callback(source.reader.close)
-            while (batch := self._next_batch()) is not None:
+            for reader in self._readers:
+                running.callback(reader.close)
+            sources = [self._epochs_of(index) for index in range(len(self._readers))]
+            while (batch := self._next_batch(sources)) is not None:
                 yield batch
                 check_pass(self._running, running)
                 if len(batch) < self.batch_size:
                     return
 
-    def _next_batch(self) -> pa.RecordBatch | None:
-        """The rows of the next draws; fewer than a batch has, or none, where the pass ends."""
-        drawn = self._draws.draw(self._given, self.batch_size)
-        held: list[list[pa.RecordBatch]] = [[] for _ in self._sources]
+    def _epochs_of(self, index: int) -> Iterator[pa.RecordBatch | None]:
+        """The batches of a source without end; ``None`` where it is used up and begins again."""
+        reader, num_rows = self._readers[index], int(self._given[index])
         while True:
-            used_up = []
-            for index, (source, parts) in enumerate(zip(self._sources, held, strict=True)):
-                places = np.flatnonzero(drawn == index)
-                while (missing := len(places) - sum(map(len, parts))) > 0:
-                    source.reader.batch_size = missing
-                    part = next(source.batches, None)
-                    if part is None:
-                        used_up.append((int(places[-missing]), source))
-                        break
-                    parts.append(part)
-                    source.has_rows = True
-            if not used_up:
-                break
-            place, source = min(used_up, key=itemgetter(0))
-            if not source.has_rows:
+            for batch in reader:
+                num_rows += len(batch)
+                yield batch
+            if num_rows == 0:
                 raise DataError(
-                    f"source {source.name!r} has no rows for shard {self._shard[0]} of "
-                    f"{self._shard[1]}; remove the source, use fewer shards, or open the "
+                    f"source {self._names[index]!r} has no rows for shard {reader.shard[0]} of "
+                    f"{reader.shard[1]}; remove the source, use fewer shards, or open the "
                     'readers with even="pad"'
                 )
-            others = (other for other in self._sources if other is not source)
-            if self._stop == "first" or all(other.epoch for other in others):
-                drawn = drawn[:place]
-            else:
-                source.begin(source.epoch + 1, self._epoch)
-                source.batches = iter(source.reader)
+            yield None
+            num_rows = 0
+            self._epochs[index] += 1
+            reader.set_epoch(self._epoch + self._epochs[index] * _EPOCH_STRIDE)
+
+    def _next_batch(self, sources: Sequence[Iterator[Any]]) -> pa.RecordBatch | None:
+        """The rows of the next draws; fewer than a batch has, or none, where the pass ends."""
+        drawn = self._draws.draw(self._given, self.batch_size)
+        ends = [0 if epoch else len(drawn) for epoch in self._epochs]
+        """The draw that finds each source used up for the first time, as far as it is known."""
+        drawn = drawn[: self._end_of(ends)]
+        counts = np.bincount(drawn, minlength=len(sources))
+        pieces, starts, num_rows = list[pa.Table](), list[int](), 0
+        for index, (name, batches) in enumerate(zip(self._names, sources, strict=True)):
+            starts.append(num_rows)
+            while (missing := starts[-1] + int(counts[index]) - num_rows) > 0:
+                self._readers[index].batch_size = missing
+                if (part := next(batches)) is None:
+                    place = np.flatnonzero(drawn == index)[-missing]
+                    ends[index] = min(ends[index], int(place))
+                    drawn = drawn[: self._end_of(ends)]
+                    counts = np.bincount(drawn, minlength=len(sources))
+                    continue
+                self.schema = join_schemas(
+                    self.schema, part.schema, settled=self.schema, source=f"source {name!r}"
+                )
+                pieces.append(pa.Table.from_batches([part]))
+                num_rows += len(part)
         if not len(drawn):
             return None
-        given = np.bincount(drawn, minlength=len(self._sources))
-        self._given += given
-        pieces: list[pa.Table] = []
-        for source, parts, count in zip(self._sources, held, given.tolist(), strict=True):
-            self.rows[source.name] += count
-            left = count
-            for part in parts:
-                piece = pa.Table.from_batches([part.slice(0, left)])
-                left -= len(piece)
-                if self._source_column is not None:
-                    names = pa.repeat(source.name, len(piece))
-                    piece = piece.append_column(self._source_column, names)
-                self.schema = join_schemas(
-                    self.schema, piece.schema, settled=self.schema, source=f"source {source.name!r}"
-                )
-                pieces.append(piece)
+        self._given += counts
         order = np.argsort(np.argsort(drawn, kind="stable"))
+        order += (np.array(starts) + counts - np.cumsum(counts))[drawn]  # more rows may have come
         table = pa.concat_tables([conform(piece, self.schema) for piece in pieces])
-        (batch,) = take(table.combine_chunks(), order).to_batches()
+        table = take(table.combine_chunks(), order)
+        if self._source_column is not None:
+            place = self.schema.get_field_index(self._source_column)
+            names = pa.array(self._names, pa.string()).take(pa.array(drawn))
+            table = table.set_column(place, self.schema.field(place), names)
+        (batch,) = table.to_batches()
         return batch

@@ -41,21 +41,17 @@ def convert(batch: pa.RecordBatch, output: str) -> Any:
     return _tensors(columns) if output == "torch" else columns
 
 
-def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
-    """Tensors in place of arrays."""
+def _tensors(value: Any) -> Any:
+    """Tensors in place of arrays, at any depth."""
     try:
         import torch
     except ImportError:
         raise MissingExtraError("the torch output needs PyTorch: pip install torch") from None
-
-    def tensors(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: tensors(item) for name, item in value.items()}
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            return torch.from_numpy(value if value.flags.writeable else value.copy())
-        return value
-
-    return {name: tensors(value) for name, value in columns.items()}
+    if isinstance(value, dict):
+        return {name: _tensors(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    return value
 
 
 def _values(array: pa.Array) -> list[Any]:

@@ -62,8 +62,8 @@ class Prefetcher:
         self._tasks, self._decode, self._budget = tasks, decode, budget
         self._taking, self._changed = threading.Lock(), threading.Condition()
         self._slots: deque[_Slot] = deque()
-        self._reserved = self._held = 0
-        """Bytes of all items, and of the one in the consumer's hands."""
+        self._reserved = 0
+        """Bytes of all items, the one in the consumer's hands included."""
         self._factor: float | None = None
         """What an item being decoded takes, in multiples of its weight; first not known."""
         self._stopped = False
@@ -79,27 +79,25 @@ class Prefetcher:
         atexit.register(_finish)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return self
-
-    def __next__(self) -> tuple[Any, Any]:
-        if os.getpid() != self._process:
-            raise UsageError("this iterator was created before a fork; create one in this process")
-        with self._changed:
-            self._reserved -= self._held
-            self._held = 0
-            self._changed.notify_all()
-            while not (self._slots and self._slots[0].done):
-                if self._stopped and not self._slots:
-                    raise StopIteration
-                self._changed.wait()
-            slot = self._slots.popleft()
-            self._held = slot.reserved
-        if isinstance(slot.error, StopIteration):
-            # As it is, it would read as the end of the data.
-            raise RuntimeError("decoding raised StopIteration") from slot.error
-        if slot.error is not None:
-            raise slot.error
-        return slot.task, slot.result
+        held = 0
+        while True:
+            if os.getpid() != self._process:
+                raise UsageError(
+                    "this iterator was created before a fork; create one in this process"
+                )
+            with self._changed:
+                self._reserved -= held
+                self._changed.notify_all()
+                while not (self._slots and self._slots[0].done):
+                    if self._stopped and not self._slots:
+                        return
+                    self._changed.wait()
+                slot = self._slots.popleft()
+                held = slot.reserved
+            if slot.error is not None:
+                raise slot.error
+            yield slot.task, slot.result
+            del slot  # or it would be held while the next one is waited for
 
     def close(self) -> None:
         """Stops the threads; what was read ahead is dropped."""
@@ -112,11 +110,7 @@ class Prefetcher:
 
     def _work(self) -> None:
         """Takes and decodes until there is nothing more."""
-        while True:
-            with self._taking:
-                slot = self._take()
-            if slot is None:
-                return
+        while (slot := self._take()) is not None:
             size = 0
             try:
                 if slot.error is None:
@@ -133,28 +127,29 @@ class Prefetcher:
 
     def _take(self) -> _Slot | None:
         """The next task, once there is room for it; or the error of taking it."""
-        with self._changed:
-            while self._reserved and not self._stopped and self._reserved >= self._budget:
-                self._changed.wait()
-            if self._stopped:
-                return None
-        slot = _Slot()
-        try:
-            slot.task = next(self._tasks, None)
-        except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
-            slot.error = caught
-        with self._changed:
-            if slot.task is not None:
-                guess = self._budget // 2
-                slot.reserved = int(slot.task.weight * self._factor) if self._factor else guess
-            elif slot.error is None:
-                self._stopped = True
-                self._changed.notify_all()
-                return None
-            self._reserved += slot.reserved
-            if not self._stopped:  # it may have been closed meanwhile
-                self._slots.append(slot)
-        return slot
+        with self._taking:
+            with self._changed:
+                while self._reserved and not self._stopped and self._reserved >= self._budget:
+                    self._changed.wait()
+                if self._stopped:
+                    return None
+            slot = _Slot()
+            try:
+                slot.task = next(self._tasks, None)
+            except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
+                slot.error = caught
+            with self._changed:
+                if slot.task is not None:
+                    guess = self._budget // 2
+                    slot.reserved = int(slot.task.weight * self._factor) if self._factor else guess
+                elif slot.error is None:
+                    self._stopped = True
+                    self._changed.notify_all()
+                    return None
+                self._reserved += slot.reserved
+                if not self._stopped:  # it may have been closed meanwhile
+                    self._slots.append(slot)
+            return slot
 
 
 def _finish() -> None:

@@ -166,7 +166,7 @@ def open_dataset(
         formats=tuple(file for _, file in opened),
         options=options,
         window_bytes=memory_budget // 8,
-    ).grouped()
+    )
     shard = check_shard(shard)
     if shard[1] > 1 or shuffle is not None:
         dataset = with_csv_edges(dataset)
@@ -241,7 +241,8 @@ class Reader(AbstractContextManager["Reader"]):
     @property
     def files(self) -> tuple[InputFile, ...]:
         """The files to read, with their format and compression."""
-        return self._next.order.dataset.inputs
+        inputs = self._next.order.dataset.inputs
+        return tuple(replace(item, source=part) for item in inputs for part in item.source.parts)
 
     @property
     def num_bytes(self) -> int:

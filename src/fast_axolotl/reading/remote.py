@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -68,41 +69,43 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
             raise
         except Exception as error:  # noqa: BLE001 - see above
             cause: BaseException = error
-            if path.startswith("http") and isinstance(error, FileNotFoundError):
-                # fsspec's HTTP file system calls any failure to learn a size a missing file.
-                cause = error.__cause__ or error
-            status = _status_in(cause)
-            name, text = type(cause).__name__, mask_secrets(" ".join(str(cause).split()))
-            is_final = isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"
-            # Without their causes: a traceback would show the secrets in an address.
-            if isinstance(cause, FileNotFoundError) or status in (404, 410):
-                text = "no such file or folder; check the address"
-                raise MissingFileError(text, path=path) from None
-            if isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
-                text = (
+        if path.startswith("http") and isinstance(cause, FileNotFoundError):
+            # fsspec's HTTP file system calls any failure to learn a size a missing file.
+            cause = cause.__cause__ or cause
+        status, kind, reason = _status_in(cause), DataError, None
+        name, text = type(cause).__name__, mask_secrets(" ".join(str(cause).split()))
+        is_refused = status and 400 <= status < 500 and status not in _MAY_GET_BETTER
+        most = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
+        delay, spent = random.uniform(0, most), clock() - began
+        if isinstance(cause, FileNotFoundError) or status in (404, 410):
+            kind, text = MissingFileError, "no such file or folder; check the address"
+        elif isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
+            kind, text = (
+                AccessError,
+                (
                     f"access denied ({name}); check the credentials; where a signed URL has "
                     "expired, open a new signed URL and load the last saved state"
-                )
-                raise AccessError(text, path=path) from None
-            if status in (412, 416) or name == "FileExpired":
-                text = "the file changed while it was read; read a copy that nothing writes to"
-                raise DataError(text, path=path) from None
-            if is_final or (status and 400 <= status < 500 and status not in _MAY_GET_BETTER):
-                text = f"the request failed with {name}: {text}; check address and storage_options"
-                raise DataError(text, path=path) from None
-            most = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt - 1, 30))
-            delay, spent = random.uniform(0, most), clock() - began
-            if spent + delay > seconds:
-                raise DataError(
-                    f"the connection failed {attempt} times in {spent:,.0f} s, last with {name}: "
-                    f"{text}; check the network and resume from the last saved state, or pass a "
-                    "larger retry_seconds",
-                    path=path,
-                ) from TimeoutError()  # it may succeed later, or on another machine
+                ),
+            )
+        elif status in (412, 416) or name == "FileExpired":
+            text = "the file changed while it was read; read a copy that nothing writes to"
+        elif is_refused or (isinstance(cause, _NEVER_BETTER) and name != "JSONDecodeError"):
+            text = f"the request failed with {name}: {text}; check address and storage_options"
+        elif spent + delay > seconds:
+            reason = TimeoutError()  # it may succeed later, or on another machine
+            text = (
+                f"the connection failed {attempt} times in {spent:,.0f} s, last with {name}: "
+                f"{text}; check the network and resume from the last saved state, or pass a "
+                "larger retry_seconds"
+            )
+        else:
             if attempt == 3:
                 text = f"{mask_secrets(path)}: the connection failed ({text or name})"
                 _log.warning("%s; retrying for up to %.0f s", text, seconds)
-        pause(delay)
+            pause(delay)
+            continue
+        # Without its cause: a traceback would show the secrets in an address.
+        raise kind(text, path=path) from reason
 
 
 def _status_in(error: BaseException | None) -> int | None:
@@ -171,11 +174,10 @@ def remote_files(
         path = mask_secrets(name if "://" in name else f"{scheme}://{name.lstrip('/')}")
         if size is None:
             raise DataError("the server reports no file size; download the file first", path=path)
-        versions = (details.get(key) for key in _VERSIONS)
         source = RemoteSource(
             path=path,
             num_bytes=int(size),
-            version=next((str(version) for version in versions if version), ""),
+            version=next((str(details[key]) for key in _VERSIONS if details.get(key)), ""),
             filesystem=filesystem,
             inner_path=name,
             retry_seconds=retry_seconds,
@@ -203,18 +205,10 @@ class RemoteSource(Source):
 
     def read_at(self, offset: int, length: int) -> bytes:
         length = max(0, min(length, self.num_bytes - offset))
+        request = partial(self._request, offset, length)
+        return with_retries(request, self.path, self.retry_seconds) if length else b""
 
-        def attempt() -> bytes:
-            data = self._request(offset, length)
-            if len(data) != length:
-                raise EOFError(
-                    f"{len(data):,} instead of {length:,} bytes came from byte {offset:,}"
-                )
-            return data
-
-        return with_retries(attempt, self.path, self.retry_seconds) if length else b""
-
-    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
+    def open_arrow(self, ahead: int = 0, *, is_mapped: bool = False) -> pa.NativeFile:
         size = min(max(_LEAST_REQUEST_BYTES, ahead), self.num_bytes + 1)
         return pa.PythonFile(io.BufferedReader(SourceFile(self), size), mode="r")
 
@@ -228,21 +222,23 @@ class RemoteSource(Source):
             with filesystem.open(self.inner_path, size=self.num_bytes, cache_type="none") as file:
                 file.req_kw = {**file.req_kw, "IfMatch": self.version}
                 file.seek(offset)
-                return bytes(file.read(length))
-        settings: dict[str, Any] = {"start": offset, "end": offset + length}
-        if "http" in protocols:
-            headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-            if has_tag:
-                headers["If-Match"] = self.version
-            elif self.version.endswith("GMT"):
-                headers["If-Unmodified-Since"] = self.version
-            settings["headers"] = headers
-        data = bytes(filesystem.cat_file(self.inner_path, **settings))
+                data = bytes(file.read(length))
+        else:
+            settings = dict[str, Any]()
+            if "http" in protocols:
+                headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+                if has_tag or self.version.endswith("GMT"):
+                    headers["If-Match" if has_tag else "If-Unmodified-Since"] = self.version
+                settings["headers"] = headers
+            end = offset + length
+            data = bytes(filesystem.cat_file(self.inner_path, start=offset, end=end, **settings))
         if len(data) == self.num_bytes > length:
             raise DataError(
                 "the server does not support range requests; download the file first",
                 path=self.path,
             )
+        if len(data) != length:
+            raise EOFError(f"{len(data):,} instead of {length:,} bytes came from byte {offset:,}")
         return data
 
 

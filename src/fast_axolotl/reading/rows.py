@@ -14,11 +14,10 @@ batch is only copied where it joins two blocks.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,8 +45,6 @@ class Rows:
     """Encoded bytes behind them."""
     rejections: tuple[Rejection, ...]
     """What was left out between them."""
-    file: int
-    """Index of the file that they, or the first of them, come from."""
 
 
 class _Task(NamedTuple):
@@ -109,7 +106,6 @@ def read_rows(
                 row_bytes=value_bytes(found.table) / num_rows,
                 num_bytes=weight * table.num_rows // num_rows,
                 rejections=found.rejections if is_counted else (),
-                file=part.units[0].file,
             )
             weight = 0  # the block's counts once, with its first part
             row += table.num_rows
@@ -161,7 +157,7 @@ def _permuted(
     schema = last.table.schema
     num_rows = sum(rows.table.num_rows for rows in tables)
     # Tables without columns lose their number of rows when they are put together.
-    table = pa.table({"": pa.nulls(num_rows)}).select([])
+    table = pa.Table.from_arrays([pa.nulls(num_rows)], [""]).select([])
     if schema.names:
         table = pa.concat_tables([conform(rows.table, schema) for rows in tables])
     table = take(table.combine_chunks(), np.random.default_rng(seed).permutation(num_rows))
@@ -178,7 +174,6 @@ def _permuted(
         row_bytes=value_bytes(table) / max(1, table.num_rows),
         num_bytes=sum(rows.num_bytes for rows in tables),
         rejections=() if left else tuple(item for rows in tables for item in rows.rejections),
-        file=first.file,
     )
 
 
@@ -202,56 +197,44 @@ class Batch(NamedTuple):
 def cut_batches(
     tables: Iterable[Rows], batch_size: Callable[[], int], most_bytes: int
 ) -> Iterator[Batch]:
-    """Collects the rows of blocks and gives them back in batches with the position after each."""
-    held: deque[tuple[pa.RecordBatch, Position, float, bool]] = deque()
-    """Rows not yet delivered, where the first of them stands, the bytes of each, and whether they
-    are the last ones of a table."""
-    num_rows, num_bytes = 0, 0.0
-    for rows in chain(tables, (None,)):
-        if rows is not None:
-            position = rows.start
-            left = rows.table.num_rows
-            for part in filter(len, rows.table.to_batches()):
-                left -= len(part)
-                held.append((part, position, rows.row_bytes, not left))
-                position = position.forward(len(part))
-            num_rows += rows.table.num_rows
-            num_bytes += rows.table.num_rows * rows.row_bytes
-            end = rows
-        while num_rows and (rows is None or num_rows >= batch_size() or num_bytes >= most_bytes):
-            taken: list[pa.RecordBatch] = []
-            places: list[tuple[int, Position]] = []
-            missing, room = batch_size(), float(most_bytes)
-            while held and missing:
-                part, position, row_bytes, is_last = held.popleft()
-                fitting = int(room // row_bytes) if row_bytes else missing
-                count = min(len(part), missing, max(fitting, not taken))
-                if count < len(part):
-                    rest = part.slice(count), position.forward(count), row_bytes, is_last
-                    held.appendleft(rest)
-                    if count == 0:
-                        break
-                    part = part.slice(0, count)
-                taken.append(part)
-                places.append((count, position))
-                missing -= count
-                room -= count * row_bytes
-                num_rows -= count
-                num_bytes -= count * row_bytes
-                if is_last and room < most_bytes / 2 and missing * row_bytes > room:
-                    break  # it would come out short anyway, and joining tables is a copy
-            after, next_schema = end.after, end.table.schema
-            if held:
-                after, next_schema = held[0][1], held[0][0].schema
-            schema = taken[-1].schema
-            taken = [
-                part
-                if part.schema.equals(schema, check_metadata=True)
-                else conform(pa.Table.from_batches([part]), schema).to_batches()[0]
-                for part in taken
-            ]
-            batch = pa.concat_batches(taken) if len(taken) > 1 else taken[0]
-            yield Batch(batch, places, after, next_schema)
+    """Cuts tables into batches, and puts parts of neighbouring tables together in one."""
+    taken: list[pa.RecordBatch] = []
+    places: list[tuple[int, Position]] = []
+    missing, room = 0, 0.0
+
+    def batch(after: Position, next_schema: pa.Schema) -> Batch:
+        schema, parts = taken[-1].schema, [*taken]
+        for index, part in enumerate(parts):
+            if not part.schema.equals(schema, check_metadata=True):
+                table = conform(pa.Table.from_batches([part]), schema)
+                (parts[index],) = table.to_batches()
+        joined = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
+        done = Batch(joined, [*places], after, next_schema)
+        taken.clear()
+        places.clear()
+        return done
+
+    for rows in tables:
+        left, position, schema = rows.table.num_rows, rows.start, rows.table.schema
+        for part in rows.table.to_batches():
+            at = 0
+            while at < len(part):
+                if not taken:
+                    missing, room = batch_size(), float(most_bytes)
+                fitting = int(room // rows.row_bytes) if rows.row_bytes else missing
+                count = min(len(part) - at, missing, max(fitting, not taken))
+                if count:
+                    taken.append(part.slice(at, count))
+                    places.append((count, position))
+                    position = position.forward(count)
+                    at, left, missing = at + count, left - count, missing - count
+                    room -= count * rows.row_bytes
+                if at < len(part) or not missing:
+                    yield batch(position if left else rows.after, schema)
+        if taken and room < most_bytes / 2 and missing * rows.row_bytes > room:
+            yield batch(rows.after, schema)  # short anyway, and joining tables is a copy
+    if taken:
+        yield batch(rows.after, schema)
 
 
 class _Picker:
@@ -281,7 +264,10 @@ class _Picker:
 
 
 def take(table: pa.Table, indices: Any) -> pa.Table:
-    """Rows by their numbers."""
+    """Rows by their numbers, an array of int64."""
     if table.num_columns == 0:
         return table.slice(0, len(indices))
-    return table.take(pa.array(indices))
+    # pyarrow's own way to make an array imports pandas, 0.2 s where it is installed.
+    return table.take(
+        pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(indices)])
+    )

@@ -17,10 +17,10 @@ from __future__ import annotations
 import lzma
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ _MOST_AHEAD_BYTES = 8 * 1024 * 1024
 
 _SPOOL_CHUNK_BYTES = 4 * 1024 * 1024
 _STREAM_READ_BYTES = 128 * 1024
+_START_READ_BYTES = 1024
 _MOST_START_BYTES = 1024 * 1024
 
 
@@ -49,8 +50,8 @@ class Source:
     """Changes when the content does: the time of the last change, or the server's own tag."""
     keys: tuple[tuple[str, pa.Scalar], ...] = ()
     """Columns of one value that the folders it is in tell: ``lang=en``."""
-    content: pa.Buffer | bytes | None = None
-    """What is read in place of the file: a decompressed copy, or a small file as it was opened."""
+    content: pa.Buffer | None = None
+    """A decompressed copy, which is read in place of the file."""
     is_local: ClassVar[bool] = True
 
     @property
@@ -58,39 +59,33 @@ class Source:
         """The path, of a remote file without query and fragment: the same for any signature."""
         return self.path
 
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The files that it stands for."""
+        return (self,)
+
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
         length = max(0, min(length, self.num_bytes - offset))
         if self.content is not None:
             return bytes(self.content[offset : offset + length])
-        with translate_os_errors(self.path):
-            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._check_size(os.fstat(file).st_size)
-                data = os.pread(file, length, offset)
-                while len(data) < length and (
-                    more := os.pread(file, length - len(data), offset + len(data))
-                ):
-                    data += more
-            finally:
-                os.close(file)
+        with translate_os_errors(self.path), open(self.path, "rb") as file:  # noqa: PTH123
+            self._check_size(os.fstat(file.fileno()).st_size)
+            file.seek(offset)
+            data = file.read(length)
         if len(data) < length:  # it shrank after that
             self._check_size(offset + len(data))
         return data
 
-    def open_arrow(self, ahead: int = 0) -> pa.NativeFile:
-        """A random-access file for pyarrow's own readers; a remote one reads so much at a time."""
-        return self._opened(pa.OSFile)
+    def open_arrow(self, ahead: int = 0, *, is_mapped: bool = False) -> pa.NativeFile:
+        """A random-access file for pyarrow's own readers; a remote one reads so much at a time.
 
-    def map_arrow(self) -> pa.NativeFile:
-        """A local file in memory; it ends the process if it is cut off while it is mapped."""
-        return self._opened(pa.memory_map)
-
-    def _opened(self, how: Callable[[str], pa.NativeFile]) -> pa.NativeFile:
+        A mapped one ends the process if it is cut off meanwhile.
+        """
         if self.content is not None:
             return pa.BufferReader(self.content)
         with translate_os_errors(self.path):
-            file = how(self.path)
+            file = pa.memory_map(self.path) if is_mapped else pa.OSFile(self.path)
             self._check_size(file.size())
             return file
 
@@ -104,7 +99,7 @@ class Source:
 
 
 def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[bytes]:
-    """The content in chunks of ``size`` bytes, the last one shorter.
+    """The content in pieces of at most ``size`` bytes, small ones where it is decompressed.
 
     Where a compressed stream breaks off, first what arrived before that, then the error.
     """
@@ -112,47 +107,32 @@ def open_chunks(source: Source, compression: str | None, size: int) -> Iterator[
         for offset in range(0, source.num_bytes, size):
             yield source.read_at(offset, size)
         return
-    if compression == "snappy":
-        raise DataError(
-            "pyarrow cannot decompress snappy as a stream; recompress the file with zstd",
-            path=source.path,
-        )
-    failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException)
+    failures: tuple[type[Exception], ...] = (OSError, EOFError, pa.ArrowException, lzma.LZMAError)
     file = source.open_arrow(ahead=min(size, _MOST_AHEAD_BYTES))
-    stream: Any = None
-    if compression == "xz":
-        stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
-        failures += (lzma.LZMAError,)
-    elif compression == "gzip":
-        with suppress(ImportError):
-            from isal import igzip
-
-            stream = igzip.IGzipFile(fileobj=file)
-            failures += (igzip.isal_zlib.error,)
-    stream = stream or pa.CompressedInputStream(file, compression)
-    pieces, num_bytes, position, failure = list[bytes](), 0, 0, None
+    position, stream = 0, None
     try:
+        if compression == "xz":
+            stream = lzma.LZMAFile(file)  # noqa: SIM115 - read here until its end
+        elif compression == "gzip" and size > _START_READ_BYTES:  # it reads much at once
+            with suppress(ImportError):
+                from isal import igzip
+
+                stream = igzip.IGzipFile(fileobj=file)
+                failures += (igzip.isal_zlib.error,)
+        stream = stream or pa.CompressedInputStream(file, compression)
         # Small reads, so that little is lost to an error that ends them early.
-        while piece := stream.read(min(_STREAM_READ_BYTES, size - num_bytes)):
-            pieces.append(piece)
-            num_bytes += len(piece)
-            if num_bytes == size:
-                yield b"".join(pieces)
-                pieces, num_bytes, position = [], 0, position + size
-    except DataError as error:
-        failure = error
+        while piece := stream.read(min(_STREAM_READ_BYTES, size)):
+            yield piece
+            position += len(piece)
+    except DataError:
+        raise
     except failures as error:
-        failure = DataError(
-            f"the {compression} stream is corrupt or truncated ({error}); replace the file with an "
-            "intact copy",
+        raise DataError(
+            f"the {compression} stream cannot be decompressed ({error}); if it is corrupt or "
+            "truncated, replace it with an intact copy; else recompress it with zstd",
             path=source.path,
-            place=f"decompressed byte {position + num_bytes}",
-        )
-        failure.__cause__ = error
-    if pieces:
-        yield b"".join(pieces)
-    if failure is not None:
-        raise failure
+            place=f"decompressed byte {position}",
+        ) from error
 
 
 class Supply:
@@ -162,8 +142,8 @@ class Supply:
     """
 
     def __init__(self, source: Source, compression: str | None, size: int) -> None:
-        self._source, self._size = source, size
-        self._chunks = None if compression is None else open_chunks(source, compression, size)
+        self._path, self._size = source.path, size
+        self._chunks = open_chunks(source, compression, size)
         self._failure: DataError | None = None
         self.offset = 0
         """Where ``held`` begins."""
@@ -182,22 +162,17 @@ class Supply:
         """Drops what was consumed and reads on."""
         self.drop(consumed)
         left = len(self.held)
-        check_record(left, self._source.path, self.offset)
-        if self._chunks is None:
-            # Reading the rest again costs less than putting it before what comes. One length, as a
-            # rule: for another one the allocator would give its pages back and ask for new ones.
-            self.held = self._source.read_at(self.offset, max(self._size, 2 * left))
-        else:
-            pieces, wanted = [self.held], max(1, left)
-            try:
-                for piece in self._chunks:
-                    pieces.append(piece)
-                    wanted -= len(piece)
-                    if wanted <= 0:
-                        break
-            except DataError as error:
-                self._failure = error
-            self.held = b"".join(pieces)
+        check_record(left, self._path, self.offset)
+        pieces, wanted = [self.held], max(self._size, left)
+        try:
+            for piece in self._chunks:
+                pieces.append(piece)
+                wanted -= len(piece)
+                if wanted <= 0:
+                    break
+        except DataError as error:
+            self._failure = error
+        self.held = b"".join(pieces)
         self.ended = len(self.held) == left
         if self.ended and self._failure is not None:
             raise self._failure
@@ -210,15 +185,12 @@ def head_of(source: Source, compression: str | None, size: int) -> bytes:
 
 def start_of(data: bytes, compression: str) -> bytes:
     """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
-    held = b""
-    try:
-        if compression == "xz":
-            return lzma.LZMADecompressor().decompress(data, _MOST_START_BYTES)
-        with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
-            while len(held) < _MOST_START_BYTES and (piece := stream.read(1024)):
-                held += piece
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException):
-        pass  # cut off, as expected
+    source, held = Source(path="", num_bytes=len(data), content=pa.py_buffer(data)), b""
+    with suppress(DataError):  # cut off, as expected
+        for piece in open_chunks(source, compression, _START_READ_BYTES):
+            held += piece
+            if len(held) >= _MOST_START_BYTES:
+                break
     return held
 
 

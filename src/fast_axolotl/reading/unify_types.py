@@ -104,11 +104,7 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
             own = [field for field in file.schema if field.name not in keys]
             found = pa.schema(own, file.schema.metadata)
             schema = join_schemas(schema, found, source=item.source.path)
-    undeclared = [
-        index
-        for index, file in enumerate(dataset.formats)
-        if file.schema is None and getattr(file, "files", True)  # some are read with an earlier one
-    ]
+    undeclared = [index for index, file in enumerate(dataset.formats) if file.schema is None]
     if undeclared:
         dataset = dataset.with_options(may_widen=True)
     options = dataset.options

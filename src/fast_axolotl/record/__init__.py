@@ -17,7 +17,6 @@ from fast_axolotl.record.folder import SystemRecord as SystemRecord
 from fast_axolotl.record.folder import read_run as read_run
 from fast_axolotl.record.histogram import Histogram as Histogram
 from fast_axolotl.record.schema import DeviceSample as DeviceSample
-from fast_axolotl.record.schema import DiskProbe as DiskProbe
 from fast_axolotl.record.schema import End as End
 from fast_axolotl.record.schema import Log as Log
 from fast_axolotl.record.schema import Mark as Mark

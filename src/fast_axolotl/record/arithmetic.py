@@ -12,10 +12,15 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those that were measured."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
 def total(values: Iterable[float | None]) -> float | None:
     """The sum of those that were measured; ``None`` where none was."""
-    found = [value for value in values if finite(value) is not None]
-    return sum(found) if found else None  # type: ignore[arg-type]
+    found = known(values)
+    return sum(found) if found else None
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
@@ -32,5 +37,11 @@ def times(one: float | None, other: float | None) -> float | None:
 
 def middle(values: Iterable[float | None]) -> float | None:
     """The median of those that were measured."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
+    found = known(values)
     return statistics.median(found) if found else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those that were measured."""
+    found = known(values)
+    return statistics.fmean(found) if found else None

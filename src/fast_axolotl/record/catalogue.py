@@ -2,8 +2,7 @@
 
 A figure is declared here once. The matrix of a protocol, the report and the reasons for missing
 values read it from here; docs/metrics.md and docs/metrics-machine.md explain how each is measured
-and when it is misleading, and a test compares both. Names are fields of ``RunSummary``, but for
-``start_to_step_seconds``: it counts from the start of the process, which only a protocol sees.
+and when it is misleading, and a test compares both. Names are fields of ``RunSummary``.
 """
 
 from __future__ import annotations
@@ -125,9 +124,9 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
         Figure("working_set_peak_bytes", "working set, peak", "bytes", "lower", _UNREADABLE),
         Figure("rss_bytes", "resident memory", "bytes", "lower", _UNREADABLE),
         Figure("hwm_bytes", "peak resident memory", "bytes", "lower", _UNREADABLE),
-        Figure("limit_bytes", "limit", "bytes", "",
+        Figure("limit_bytes", "memory limit", "bytes", "",
             "neither a limit nor the memory of the machine is known"),
-        Figure("limit_share", "limit, used", "share", "lower",
+        Figure("limit_share", "memory limit, used", "share", "lower",
             "the peak working set or the limit is not known"),
         Figure("psi_memory_full", "memory pressure", "share", "lower", _NO_PRESSURE),
         Figure("oom_kills", "out-of-memory kills", "processes", "lower",
@@ -160,13 +159,13 @@ _GROUPS: dict[str, tuple[Figure, ...]] = {
         Figure("process_swap_bytes", "run's memory in swap", "bytes", "lower", _UNREADABLE),
     ),
     "GPU": (
-        Figure("gpu_utilization", "utilisation", "share", "", _NO_GPU),
+        Figure("gpu_utilization", "GPU utilisation", "share", "", _NO_GPU),
         Figure("gpu_memory_bytes", "GPU memory", "bytes", "", _NO_GPU),
         Figure("gpu_free_bytes", "GPU memory, free", "bytes", "", _NO_GPU),
         Figure("gpu_peak_allocated_bytes", "GPU memory, allocated by torch", "bytes", "",
             "torch used no GPU in the training process, or an earlier version recorded the run"),
-        Figure("gpu_power_watts", "power", "W", "", _NO_GPU),
-        Figure("gpu_clock_mhz", "clock", "MHz", "", _NO_GPU),
+        Figure("gpu_power_watts", "GPU power", "W", "", _NO_GPU),
+        Figure("gpu_clock_mhz", "GPU clock", "MHz", "", _NO_GPU),
     ),
     "Profiler window and ranks": (
         Figure("device_idle_fraction", "GPU idle", "share", "lower", _NO_WINDOW),

@@ -11,23 +11,22 @@ from typing import Any, Literal
 from fast_axolotl.record import thresholds
 from fast_axolotl.record.catalogue import FIGURES
 
-VerdictKind = Literal[
-    "inconclusive",
-    "memory",
-    "swap",
-    "cpu",
-    "io",
-    "data",
-    "checkpoint",
-    "evaluation",
-    "communication",
-    "startup",
-    "code",
-    "compute",
-    "mixed",
-]
-
-
+VERDICTS: dict[str, tuple[str, Literal["good", "warn", "bad", "plain"]]] = {
+    "inconclusive": ("Inconclusive", "plain"),
+    "memory": ("Memory", "bad"),
+    "swap": ("Swap-bound", "bad"),
+    "cpu": ("CPU-bound", "bad"),
+    "io": ("I/O-bound", "bad"),
+    "data": ("Data-bound", "bad"),
+    "checkpoint": ("Checkpoint-bound", "bad"),
+    "evaluation": ("Evaluation-bound", "bad"),
+    "communication": ("Communication-bound", "warn"),
+    "startup": ("Start-up-bound", "warn"),
+    "code": ("Code-bound", "bad"),
+    "compute": ("Compute-bound", "good"),
+    "mixed": ("Mixed", "warn"),
+}
+"""Title and tone of each kind of verdict."""
 _MAIN = ("tokens_per_second", "stall_fraction", "step_p50_seconds", "mfu", "working_set_bytes")
 """The figures that a notebook shows."""
 
@@ -36,7 +35,8 @@ _MAIN = ("tokens_per_second", "stall_fraction", "step_p50_seconds", "mfu", "work
 class Verdict:
     """What limits a run, why, and what to change."""
 
-    kind: VerdictKind
+    kind: str
+    """Of ``VERDICTS``."""
     subtype: str = ""
     """Of data: rate, burst, periodic, prepare. Of code: between. Of communication: network, skew.
     Of memory: growing. Of inconclusive: short, warming, draining, unseen."""
@@ -131,7 +131,7 @@ class RunSummary:
     error: str
     verdict: Verdict
     figures: Mapping[str, Any]
-    """All figures of the ``catalogue`` but those that only a protocol sees."""
+    """All figures of the ``catalogue``."""
 
     world_size: int
     ranks: tuple[RankSummary, ...]

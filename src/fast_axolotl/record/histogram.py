@@ -19,10 +19,8 @@ class Histogram:
 
     __slots__ = ("counts",)
 
-    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+    def __init__(self) -> None:
         self.counts = Counter[int]()
-        if counts:
-            self.merge(counts)
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count a duration, once or several times."""

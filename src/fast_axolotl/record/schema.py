@@ -284,7 +284,7 @@ class SystemStart:
     """The least limit of the cgroups above the processes; ``None``: there is none, or unknown."""
     data_path: str | None = None
     disk_bytes_per_second: float | None = None
-    """What O_DIRECT reads of the data's own device reached."""
+    """What O_DIRECT reads of the data's own device reached: of a MiB, in order."""
     gpu_names: tuple[str, ...] = ()
     processors: int | None = None
     """Processors that their affinity allows: whose time ``machine_cpu_seconds`` is."""
@@ -304,18 +304,6 @@ class DeviceSample:
     power_watts: float | None = None
     clock_mhz: float | None = None
     total_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskProbe:
-    """What O_DIRECT reads of the data's own device reached."""
-
-    t: float
-    path: str
-    bytes_per_second: float | None = None
-    """Reads of a MiB, in order."""
-    reason: str = ""
-    """Why something is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,7 @@ class TimeChart:
 CURVES = (
     Curve("steps/mean", "time per step", "step"),
     Curve("steps/wait", "time waiting for data", "wait", "area"),
-    Curve("stall/device", "GPU idle, waiting for data", "wait", "area"),
+    Curve("stall/device", "GPU idle while waiting for data", "wait", "area"),
     Curve("stall/host", "CPU-side wait", "host", "dashed"),
     Curve("throughput/rows", "rows per second", "step", "area"),
     Curve("throughput/samples", "samples per second", "step", "area"),
@@ -120,7 +120,7 @@ CURVES = (
     Curve("disk/read_chars", "all file reads, page cache included", "calls"),
     Curve("disk/swap_in_bytes", "swapped in", "wait", "area"),
     Curve("disk/swap_out_bytes", "swapped out", "hwm"),
-    Curve("gpu/utilization", "utilisation, mean of all GPUs", "step", "area"),
+    Curve("gpu/utilization", "GPU utilisation, mean of all GPUs", "step", "area"),
     Curve("gpu/memory_bytes", "memory of the fullest GPU", "anon", "area"),
 )
 """Every curve over time."""
@@ -175,8 +175,8 @@ TIME_CHARTS = (
         "Top: share of time in which a kernel was running, which does not say how efficient it "
         "is. Bottom: memory in use.",
         (
-            Lane("utilisation", "share", "gpu/utilization"),
-            Lane("memory", "bytes", "gpu/memory"),
+            Lane("GPU utilisation", "share", "gpu/utilization"),
+            Lane("GPU memory", "bytes", "gpu/memory"),
         ),
         ("gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     ),

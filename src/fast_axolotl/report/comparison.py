@@ -133,7 +133,9 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     """The figures of single runs, with no ratio and no judgement."""
     if not runs:
         return []
-    names = [figure.name for figure in MATRIX if figure.name in runs[0].summary.figures]
+    known = [run.summary.figures for run in runs]
+    # Not what is zero everywhere.
+    names = [one.name for one in MATRIX if any(each.get(one.name, 0) != 0 for each in known)]
     section = figure_group("Figures", names, runs)
     if len(runs) < 2:
         return [section]
@@ -266,21 +268,25 @@ def _describe_changes(arms: Sequence[Arm], matrix: Matrix) -> Table | None:
 def _matrix_table(matrix: Matrix) -> Table:
     """Label, value of the baseline, and of each other arm the value and its change."""
     header = ["", *matrix.arms[:1]]
+    given = shown_rows(matrix)
+    # Single runs have none, and a note says so.
+    cells_of_all = (cell for row in given for cell in row.cells)
+    has_intervals = any((cell.low or cell.difference_low) is not None for cell in cells_of_all)
     for name in matrix.arms[1:]:
-        header += [name, f"÷ {matrix.arms[0]} (95 % interval)"]
-    rows = []
-    for row in shown_rows(matrix):
+        header += [name, f"÷ {matrix.arms[0]}{' (95 % interval)' if has_intervals else ''}"]
+    rows: list[Row] = []
+    for row in given:
         cells: list[str | Cell] = [row.label, format_value(row.cells[0].value, row.unit)]
         for cell in row.cells[1:]:
             interval = None
             if cell.ratio and cell.low and cell.high:
                 interval = cell.low, cell.ratio, cell.high
             text, tone = _format_change(cell, row.unit), _TONES.get(cell.outcome, "")
+            text = text if has_intervals else text.removesuffix(", no interval")
             cells.append(format_value(cell.value, row.unit))
             cells.append(Cell(text=text, tone=tone, interval=interval))
         rows.append(cells)
-    shown: list[Row] = list(rows)
-    return Table(header=header, rows=shown)
+    return Table(header=header, rows=rows)
 
 
 def _format_change(cell: MatrixCell, unit: str) -> str:
@@ -299,7 +305,7 @@ def _format_change(cell: MatrixCell, unit: str) -> str:
             format_change(one, unit, decimals=2) for one in differences if one is not None
         )
     if ends:
-        text += f" ({' – '.join(ends)})"
+        text += f" ({' – '.join(end.removesuffix(' points') for end in ends)})"
     if cell.outcome == "not compared":
         return f"{text}, no interval"
     is_beyond = cell.p_value is not None and cell.p_value <= _LEVEL

@@ -22,7 +22,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fast_axolotl.record import RankRecord, RunRecord, RunSummary
+from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.units import format_bytes, format_duration, format_share
 from fast_axolotl.report.runs import figure_rows, shown_phases, verdict_badge, where_rows
 from fast_axolotl.report.terminal import BADGES
@@ -65,36 +65,28 @@ class Moment:
     """The last lines that the command printed."""
     ending: str = ""
     """Why there will be nothing newer."""
-
-    @property
-    def last_step(self) -> tuple[int, float] | None:
-        """The newest step and when it ended; ``None`` before there is one."""
-        ends = [
-            (rank.blocks[-1].first_step + rank.blocks[-1].steps, end)
-            for rank in self.record.ranks.values()
-            if (end := last_time(rank)) is not None
-        ]
-        return max(ends, default=None)
+    last_step: tuple[int, float] | None = None
+    """The newest step and when it ended; ``None`` before there is one."""
 
 
 def take_moment(
     title: str, record: RunRecord, summarise: Callable[..., RunSummary], **known: Any
 ) -> Moment:
     """Sum up a record, and its last seconds; ``known`` is the rest of the moment."""
-    ends = [end for rank in record.ranks.values() if (end := last_time(rank)) is not None]
-    since = max(ends, default=0.0) - NOW_SECONDS
+    ends = [
+        (block.first_step + block.steps, rank.start.time + block.t)
+        for rank in record.ranks.values()
+        for block in rank.blocks
+        if math.isfinite(block.t)
+    ]
+    since = max((end for _, end in ends), default=0.0) - NOW_SECONDS
+    known["last_step"] = max(ends, default=None)
     newest = {
         node: replace(system, samples=system.samples[-_NOW_SAMPLES:])
         for node, system in record.systems.items()
     }
     now = summarise(replace(record, systems=newest), since=since)
     return Moment(title=title, record=record, summary=summarise(record), now=now, **known)
-
-
-def last_time(rank: RankRecord) -> float | None:
-    """When the newest step ended, in seconds since 1970; ``None`` before there is one."""
-    known = (rank.start.time + block.t for block in reversed(rank.blocks) if math.isfinite(block.t))
-    return next(known, None)
 
 
 def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Text]:

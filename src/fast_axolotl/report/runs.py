@@ -9,15 +9,17 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import IO, Any
 
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.arithmetic import finite, ratio
 from fast_axolotl.record.catalogue import FIGURES, GROUPS, LEDGER, STEP
+from fast_axolotl.record.figures import VERDICTS
 from fast_axolotl.record.units import (
     count_words,
+    format_bytes,
     format_count,
     format_date,
     format_duration,
@@ -38,23 +40,6 @@ from fast_axolotl.report.document import (
 )
 from fast_axolotl.report.terminal import print_document
 
-VERDICTS: dict[str, tuple[str, Tone]] = {
-    "inconclusive": ("Inconclusive", "plain"),
-    "memory": ("Memory", "bad"),
-    "swap": ("Swap-bound", "bad"),
-    "cpu": ("CPU-bound", "bad"),
-    "io": ("I/O-bound", "bad"),
-    "data": ("Data-bound", "bad"),
-    "checkpoint": ("Checkpoint-bound", "bad"),
-    "evaluation": ("Evaluation-bound", "bad"),
-    "communication": ("Communication-bound", "warn"),
-    "startup": ("Start-up-bound", "warn"),
-    "code": ("Code-bound", "bad"),
-    "compute": ("Compute-bound", "good"),
-    "mixed": ("Mixed", "warn"),
-}
-"""Title and tone of each kind of verdict."""
-
 _LEAST_PART = 0.0005
 """Share of the wall clock below which a part is not named: it would read 0.0 %."""
 _ONE_SCREEN = (
@@ -62,8 +47,8 @@ _ONE_SCREEN = (
     *("step_p95_seconds", "mfu", "working_set_bytes", "working_set_peak_bytes", "limit_bytes"),
     *("limit_share", "first_step_seconds"),
 )
-_ONLY_IF_KNOWN = {"step_p95_seconds", "mfu", "working_set_peak_bytes", "limit_bytes", "limit_share"}
-"""Of those: why one of these is missing is not worth a line."""
+_EXPECTED = (*_ONE_SCREEN[:4], "working_set_bytes", "first_step_seconds")
+"""Of those: why another one is missing is not worth a line."""
 LEAST_PHASE = 0.005
 """Of a step, to be shown."""
 _WHERE = {"loading": "workers", "between": "between loops"}
@@ -92,20 +77,14 @@ def show_short_summary(
     summary: RunSummary, record: RunRecord, *, file: IO[str] | None = None
 ) -> None:
     """Print one screen to stdout, or a file: verdict, why, advice, and what matters most."""
-    names = [
-        name
-        for name in _ONE_SCREEN
-        if name not in _ONLY_IF_KNOWN or read_figure(summary, name) is not None
-    ]
-    pairs, reasons = figure_rows(names, [summary])
+    pairs = figure_rows(_ONE_SCREEN, [summary])[0]
+    reasons = figure_rows(_EXPECTED, [summary])[1]
     if clock := divide_clock(summary):
         parts = (f"{LEDGER[part]} {format_share(share)}" for part, share in clock.items())
         pairs.append(("wall clock", " · ".join(parts)))
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
-    if summary.replacements:
-        pairs.append(("replaced", ", ".join(summary.replacements)))
     pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
     if left := summary.notes[_MOST_NOTES:]:
         pairs.append(("", f"{count_words(len(left), 'more note')}"))
@@ -153,7 +132,13 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
         return []
     blocks: list[Block] = [*_clock_section(runs), *step_section(runs), *charts]
     blocks += _course_section(runs)
-    figures = [figure_group(title, names, runs) for title, names in GROUPS.items()]
+    figures: list[Section] = []
+    for title, names in GROUPS.items():
+        group, last = figure_group(title, names, runs), figures[-1:]
+        if last and len(group.blocks) == 1 and group.blocks == last[0].blocks:
+            # Nothing is known of either, for the same reason.
+            group = replace(group, title=f"{figures.pop().title} · {title}")
+        figures.append(group)
     is_single = len(runs) == 1
     blocks.append(Section(title="All figures", blocks=figures, is_open=is_single, layout="groups"))
     tables = [table for run in runs for table in _member_tables(run, is_named=not is_single)]
@@ -162,7 +147,7 @@ def run_blocks(runs: Sequence[ReportRun], charts: Sequence[Block] = ()) -> list[
     for title in ("settings", "environment"):
         values: list[dict[str, Any]] = [getattr(run.summary, title) for run in runs]
         rows = [
-            (key, *(describe_value(one[key]) if key in one else "–" for one in values))
+            (key, *(describe_value(one[key], key) if key in one else "–" for one in values))
             for key in dict.fromkeys(key for one in values for key in one)
         ]
         table = _side_by_side(rows, runs)
@@ -259,7 +244,8 @@ def _course_section(runs: Sequence[ReportRun]) -> list[Block]:
                 "folder": one.run_dir,
                 "GPU": describe_gpus(run.record),
                 "started": format_date(one.started),
-                "ended": f"{one.end_reason}{f': {one.error}' if one.error else ''}, after "
+                "ended": f"{'still running' if run.is_running else one.end_reason}"
+                f"{f': {one.error}' if one.error else ''}, after "
                 f"{format_seconds(one.duration_seconds)}",
                 "measured": f"{count_words(one.steps, 'step')}, {count_words(one.fetches, 'fetch')}"
                 f" in {format_seconds(one.measured_seconds)}{ranks}; "
@@ -355,15 +341,17 @@ def read_figure(summary: RunSummary, name: str) -> Any:
     return finite(value) if isinstance(value, float) else value
 
 
-def describe_value(value: Any) -> str:
-    """A setting, whatever it is, in one line."""
+def describe_value(value: Any, name: str = "") -> str:
+    """A setting, whatever it is, in one line; bytes by its name."""
     if isinstance(value, Mapping):
         return " · ".join(f"{name} {describe_value(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(describe_value, value))
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+    return str(value)
 
 
 def verdict_badge(kind: str, subtype: str) -> tuple[Tone, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fast_axolotl.record import RunRecord, RunSummary, StepBlock, SystemRecord
-from fast_axolotl.record.arithmetic import finite, ratio, times
+from fast_axolotl.record.arithmetic import finite, mean, ratio, times
 
 MOST_POINTS = 1200
 """Points of a curve: about one for every pixel of a wide screen."""
@@ -213,9 +213,8 @@ def _system_series(system: SystemRecord, offset: float) -> Columns:
         memory.add(begin, end, **{name: getattr(sample, name) for name in _MEMORY})
         if sample.gpus:
             # Over all devices: the mean utilisation, and the memory of the fullest.
-            known = [one for gpu in sample.gpus if (one := finite(gpu.utilization)) is not None]
-            used = max((one.memory_bytes or 0 for one in sample.gpus), default=0)
-            busy = sum(known) / len(known) if known else None
+            busy = mean(one.utilization for one in sample.gpus)
+            used = max(one.memory_bytes or 0 for one in sample.gpus)
             gpu.add(begin, end, utilization=busy, memory_bytes=used or None)
         if before is None or end <= begin:
             continue

@@ -1,6 +1,7 @@
-"""Catch our own errors in hooks and callbacks, so that they never end a training.
+"""Put functions of ours around those of a host library, and never end a training by them.
 
-This is the only broad ``except`` of the integrations. Whoever uses it says what happens instead.
+``guarded`` is the only broad ``except`` of the integrations. Whoever uses it says what happens
+instead.
 """
 
 from __future__ import annotations
@@ -11,6 +12,28 @@ from functools import wraps
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[..., Any]:
+    """Put ``around(original, *arguments, **named)`` in the place of a function of a class or
+    module, which stays its ``__wrapped__``; what is there from now on."""
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def ours(*arguments: Any, **named: Any) -> Any:
+        return around(original, *arguments, **named)
+
+    setattr(owner, name, ours)
+    return ours
+
+
+def unwrap(owner: Any, name: str, ours: Callable[..., Any]) -> bool:
+    """Put the original back; where someone else has wrapped ours meanwhile it stays. Whether it
+    is back."""
+    is_ours = getattr(owner, name) is ours
+    if is_ours:
+        setattr(owner, name, ours.__wrapped__)  # type: ignore[attr-defined]
+    return is_ours
 
 
 def guarded(on_error: Callable[[Any, Exception], None]) -> Callable[[_Function], _Function]:
