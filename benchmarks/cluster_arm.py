@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import metadata
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def _datatrove(task: Task, _: ExitStack) -> tuple[Work, str]:
     read = importlib.import_module("datatrove.pipeline.readers").JsonlReader
     write = importlib.import_module("datatrove.pipeline.writers").ParquetWriter
     work, files, workers = task["work"], len(task["inputs"]), task["workers"]
-    config = dedup.ExactDedupConfig(content_getter=attrgetter("text"))
+    config = dedup.ExactDedupConfig(content_getter=lambda document: str(document.text))
     signatures, duplicates = f"{work}/signatures", f"{work}/duplicates"
     rows = read(str(Path(task["inputs"][0]).parent))
     kept = write(task["output"], compression="zstd", expand_metadata=True)
