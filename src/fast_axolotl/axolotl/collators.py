@@ -120,6 +120,7 @@ def _join(name: str, values: Sequence[Any], *, numbers_mask: bool) -> _Tokens:
 
 def _batch(rows: list[_Row], settings: _Settings) -> Any:
     """The batch as ``tokenizer.pad`` returns it."""
+    import torch
     from transformers import BatchEncoding
 
     names = rows[0].keys()
@@ -130,26 +131,21 @@ def _batch(rows: list[_Row], settings: _Settings) -> Any:
         if row.keys() != names or any(len(tokens) != length for tokens in row.values()):
             raise Unfamiliar("rows differ in their columns, or columns in their lengths")
     width = -(-max(lengths) // settings.multiple) * settings.multiple
-    return BatchEncoding(
-        {name: _column(name, [row[name] for row in rows], width, settings) for name in names}
-    )
-
-
-def _column(name: str, rows: list[_Tokens], width: int, settings: _Settings) -> Any:
-    places = np.empty((len(rows), width), np.int64)
-    for line, tokens in zip(places, rows, strict=True):
-        start = width - len(tokens) if settings.is_left else 0
-        padding = line[:start] if settings.is_left else line[len(tokens) :]
-        line[start : start + len(tokens)] = tokens
-        if len(padding):
-            is_range = name == "position_ids"
-            padding[:] = np.arange(len(padding)) if is_range else settings.fills[name]
-    if name in _PADDED_FIRST and not -_EXACT <= places.min() <= places.max() <= _EXACT:
-        raise Unfamiliar(f"{name!r} has values that do not fit in float64")
-    import torch
-
-    # A tensor that owns its memory, as Axolotl's do: a few microseconds for the copy.
-    return torch.from_numpy(places).clone()
+    columns = {}
+    for name in names:
+        places = np.empty((len(rows), width), np.int64)
+        for line, row, length in zip(places, rows, lengths, strict=True):
+            start = width - length if settings.is_left else 0
+            padding = line[:start] if settings.is_left else line[length:]
+            line[start : start + length] = row[name]
+            if len(padding):
+                is_range = name == "position_ids"
+                padding[:] = np.arange(len(padding)) if is_range else settings.fills[name]
+        if name in _PADDED_FIRST and not -_EXACT <= places.min() <= places.max() <= _EXACT:
+            raise Unfamiliar(f"{name!r} has values that do not fit in float64")
+        # A tensor that owns its memory, as Axolotl's do: a few microseconds for the copy.
+        columns[name] = torch.from_numpy(places).clone()
+    return BatchEncoding(columns)
 
 
 def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fast_axolotl.axolotl.patching import MARK, Unfamiliar, from_stock
+from fast_axolotl.axolotl.patching import Unfamiliar, from_stock
 from fast_axolotl.axolotl.self_check import random_state, restore_random_state
 from fast_axolotl.packing.plan import PackPlan, cut, plan_packs
 
@@ -173,9 +173,6 @@ def _check_sampler(self: Any, multipack: Any) -> None:
         raise Unfamiliar("there are more rows than lengths")
     if self.sequential:
         raise Unfamiliar("packs are sequential, which stock makes as fast")
-    parts = multipack.pack_parallel, type(self).generate_batches
-    if not all(_is_known(part, multipack) for part in parts):
-        raise Unfamiliar("other code has replaced the packing of Axolotl")
     lengths = self.lengths
     if type(lengths) is not np.ndarray or lengths.dtype != np.int32 or lengths.ndim != 1:
         raise Unfamiliar("the lengths are not an array of int32")
@@ -186,11 +183,6 @@ def _check_sampler(self: Any, multipack: Any) -> None:
     _check_counts(batch_size=self.batch_size, group_size=self.group_size)
     # What could still go wrong, a kernel that cannot be compiled, does so before the draw.
     _plan(self, self.lengths[:1])
-
-
-def _is_known(function: Any, multipack: Any) -> bool:
-    plain = getattr(function, "py_func", function)
-    return hasattr(function, MARK) or getattr(plain, "__globals__", None) is vars(multipack)
 
 
 def _check_counts(**counts: Any) -> None:

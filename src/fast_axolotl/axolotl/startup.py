@@ -95,11 +95,10 @@ def kernels_to_compile(arguments: Sequence[str], environment: Mapping[str, str])
     from pathlib import Path
 
     rank = environment.get("RANK", environment.get("LOCAL_RANK", "0"))
-    texts = []
+    text = ""
     with suppress(OSError, UnicodeDecodeError):
         paths = [Path(item) for item in arguments if item.endswith((".yml", ".yaml"))]
-        texts = [path.read_text(encoding="utf-8") for path in paths]
-    text = "\n".join(texts)
+        text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     needed = [name for key, names in _KERNELS.items() if key in text for name in names]
     cached = environment.get("NUMBA_CACHE_DIR")
     home = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -42,20 +42,11 @@ def _fold(typing: Any, left: Any, right: Any) -> Any:
 
 
 @inlined
-def _word(data: Any, start: int) -> Any:
-    """Eight bytes; with unsigned indices, which lets the compiler make one load of them."""
+def _word(data: Any, start: int, count: int) -> Any:
+    """Up to eight bytes; with unsigned indices, which lets the compiler make one load of eight."""
     at, word = np.uint64(start), np.uint64(0)
-    for index in range(np.uint64(8)):
+    for index in range(np.uint64(count)):
         word |= np.uint64(data[at + index]) << (index << np.uint64(3))
-    return word
-
-
-@inlined
-def _few_bytes(data: Any, start: int, stop: int) -> Any:
-    """Fewer than eight bytes as one word."""
-    word = np.uint64(0)
-    for index in range(start, stop):
-        word = word << np.uint64(8) | np.uint64(data[index])
     return word
 
 
@@ -92,11 +83,11 @@ def absorb(
                 if stop - start >= 16:
                     # The last block overlaps the one before it; the length tells them apart.
                     position = min(position, stop - 16)
-                    left, right = _word(data, position), _word(data, position + 8)
+                    left, right = _word(data, position, 8), _word(data, position + 8, 8)
                 elif stop - start >= 8:
-                    left, right = _word(data, start), _word(data, stop - 8)
+                    left, right = _word(data, start, 8), _word(data, stop - 8, 8)
                 else:
-                    left, right = _few_bytes(data, start, stop), np.uint64(0)
+                    left, right = _word(data, start, stop - start), np.uint64(0)
                 low = _fold(low ^ left ^ secret[0], right ^ secret[1])
                 high = _fold(high ^ right ^ secret[2], left ^ secret[3])
                 position += 16

@@ -1,3 +1,1 @@
 """From measured runs to the next one: communication, memory, time and money."""
-
-__all__: list[str] = []

@@ -48,14 +48,10 @@ def find_sizes(share: int, wanted: Sequence[int] = ()) -> Sequence[int]:
 
     ``share`` is what each rank has of a constant global batch; 0: accumulation stays 1.
     """
-    if not share:
-        return sorted(set(wanted)) or range(1, _MOST + 1)
-    if others := [size for size in sorted(set(wanted)) if share % size]:
-        raise UsageError(
-            f"micro-batches {others} do not divide the {share:,} samples of a rank per step: pass "
-            "other --micro-batches, or a --global-batch that they divide"
-        )
-    return sorted(set(wanted)) or [size for size in range(1, share + 1) if share % size == 0]
+    chosen = sorted(set(wanted))
+    if others := [size for size in chosen if share % size]:
+        raise UsageError(f"micro-batches {others} do not divide the {share:,} samples of a rank")
+    return chosen or [size for size in range(1, (share or _MOST) + 1) if share % size == 0]
 
 
 def choose_next(trials: Sequence[Trial], sizes: Sequence[int], *, is_listed: bool) -> int | None:
