@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=names, default=[], help=f"of {', '.join(CASES)}")
     parser.add_argument("--rows", type=int, help=f"if neither it nor --bytes: {_SMOKE_ROWS}")
     parser.add_argument("--bytes", type=parse_size, help="of generated JSON lines, such as 20GB")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each contestant of exact")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each, in alternating order")
     parser.add_argument(
         "--peer-python", "--peers", help="interpreter of datatrove[processing,io] and ray[data]"
     )
@@ -130,8 +130,7 @@ class _Session:
         }
         if is_ours:
             summary = self.jobs.setdefault(case, {})[name] = found["summary"]
-            resident = summary["peak_bytes"]
-            found["values"]["resident_bytes"] = resident
+            found["values"]["resident_bytes"] = summary["peak_bytes"]
         peak = found["values"]["peak_bytes"] / 1e6
         self.tell(f"{case}: {name}: {found['seconds']:.1f} s of {wall:.1f} s, {peak:,.0f} MB")
         return found
@@ -308,18 +307,23 @@ def _scaling(session: _Session) -> list[Case]:
     first = session.folder / "first"
     shapes: dict[str, tuple[int, ...]] = {ONE: (1,), TWO: (2,)}
     shapes |= {f"fast-axolotl ray-{nodes}": (0, *[1] * nodes) for nodes in (1, 2, 4)}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in shapes}
+    for repeat in range(session.options.repeats):
+        for name in list(shapes)[:: -1 if repeat % 2 else 1]:
+            found = session.run("scaling", name, _prepare(session, data, *shapes[name]))
+            found["reason"] = first.exists() and prepared_difference(first, session.output)
+            runs[name].append(found)
+            if not first.exists():
+                session.output.rename(first)
     timings, measurements, tokens = list[Timing](), list[Measurement](), 0
-    for name, shape in shapes.items():
-        found = session.run("scaling", name, _prepare(session, data, *shape))
-        if name == ONE:
-            session.output.rename(first)
-        reason = None if name == ONE else prepared_difference(first, session.output)
-        seconds, tokens = found["summary"]["seconds"], found["summary"]["tokens"]
-        timings.append(Timing(name=name, rows=tokens, seconds=(seconds,), reason=reason))
-        stages = found["summary"]["stages"]
+    for name, times in runs.items():
+        stages, tokens = (times[-1]["summary"][key] for key in ("stages", "tokens"))
+        seconds = tuple(run["summary"]["seconds"] for run in times)
+        reason = next((run["reason"] for run in times if run["reason"]), None)
+        timings.append(Timing(name=name, rows=tokens, seconds=seconds, reason=reason))
         speeds = {f"{item['name']}, tokens/s": round(tokens / item["seconds"]) for item in stages}
-        values = {**found["values"], **speeds}
-        measurements.append(Measurement(name=name, seconds=(found["wall"],), values=values))
+        walls, values = tuple(run["wall"] for run in times), {**times[-1]["values"], **speeds}
+        measurements.append(Measurement(name=name, seconds=walls, values=values))
     shutil.rmtree(first)
     case = Case(
         name="scaling",

@@ -54,10 +54,6 @@ def _ours(task: Task, stack: ExitStack) -> tuple[Work, str | None]:
     return lambda: function(**given).to_json(), None
 
 
-def _text(document: Any) -> str:
-    return str(document.text)
-
-
 def _datatrove(task: Task, _: ExitStack) -> tuple[Work, str]:
     """Signatures, duplicates, filter: three pipelines, one after the other, as documented."""
     local = importlib.import_module("datatrove.executor").LocalPipelineExecutor
@@ -65,7 +61,7 @@ def _datatrove(task: Task, _: ExitStack) -> tuple[Work, str]:
     read = importlib.import_module("datatrove.pipeline.readers").JsonlReader
     write = importlib.import_module("datatrove.pipeline.writers").ParquetWriter
     work, files, workers = task["work"], len(task["inputs"]), task["workers"]
-    config = dedup.ExactDedupConfig(content_getter=_text)
+    config = dedup.ExactDedupConfig(content_getter=lambda document: str(document.text))
     signatures, duplicates = f"{work}/signatures", f"{work}/duplicates"
     rows = read(str(Path(task["inputs"][0]).parent))
     kept = write(task["output"], compression="zstd", expand_metadata=True)

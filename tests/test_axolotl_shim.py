@@ -155,7 +155,7 @@ def test_a_plain_import_tells_of_an_axolotl_that_ours_does_not_fit(run: Run) -> 
     code = "import fast_axolotl, axolotl.utils.data"
     output = run(code)
     assert "replacements are active on Axolotl" in output
-    assert " inactive, " in output
+    assert " inactive" in output
     for quiet in ({"FAST_AXOLOTL_RUN": "1"}, {"RANK": "1"}, {"FAST_AXOLOTL": "0"}):
         assert "replacements are active" not in run(code, **quiet)
 

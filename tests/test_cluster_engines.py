@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +180,16 @@ def test_no_process_is_left_when_the_parent_ends(tmp_path: Path, signal_number: 
     assert not list((tmp_path / "held").iterdir())
 
 
-def test_an_unknown_engine_is_an_error() -> None:
+def test_an_engine_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="local or ray"):
         Job(print, engine="dask")
+
+    def start(_: Any) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(ForkServerProcess, "start", start)
+    with pytest.raises(DataError, match="the fork server was killed; is the memory full"):
+        Local(1).start("", squares(1)[0])
 
 
 # Nodes of a Ray cluster, each with its own processes on this machine.

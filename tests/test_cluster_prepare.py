@@ -329,11 +329,6 @@ def test_units_follow_from_the_data_and_the_memory_of_a_task(tmp_path: Path) -> 
         assert [unit.first for unit in units] == [table["n"][0].as_py() for table in tables]
         assert pa.concat_tables(tables)["n"].to_pylist() == list(range(60_000))
     lines[30_000] = "corrected"
-    again = cut(
-        Dataset.from_dict({"n": range(60_000), "text": lines}),
-        "rows",
-        room=room,
-        store=store,
-        name="0",
-    )
+    changed = Dataset.from_dict({"n": range(60_000), "text": lines})
+    again = cut(changed, "rows", room=room, store=store, name="0")
     assert len({unit.name for unit in units} - {unit.name for unit in again}) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
@@ -57,9 +56,9 @@ def divide(store: Store) -> dict[str, Any]:
     return {"quotient": 1 / 0}
 
 
-def fill(store: Store) -> dict[str, Any]:
+def fail(store: Store, error: list[Any]) -> dict[str, Any]:
     with store.writing("a"):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(*error)
 
 
 def read(store: Store, name: str) -> dict[str, Any]:

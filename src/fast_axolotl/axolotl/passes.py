@@ -40,7 +40,7 @@ from fast_axolotl.axolotl.data import (
     row_numbers,
     rows_between,
 )
-from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
+from fast_axolotl.axolotl.patching import Final, Unfamiliar, from_stock, tally
 from fast_axolotl.errors import MissingExtraError
 
 try:
@@ -272,11 +272,8 @@ def run_watched(
     given = [
         Watched.of(value, switch, passes) if isinstance(value, Dataset) else value for value in args
     ]
-    try:
-        result = inspect.unwrap(function)(*given, **kwargs)
-    except Exception as error:
-        # A pass that could not be ours was the host's by then, and so is the error.
-        raise Final(error) from error
+    # A pass that could not be ours was the host's by then, and so is an error.
+    result = from_stock(inspect.unwrap(function), *given, **kwargs)
     if isinstance(result, tuple):
         return tuple(map(_plain, result))
     return _plain(result)

@@ -66,6 +66,14 @@ class Final(Exception):
         self.error = error
 
 
+def from_stock(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the host's own function gives inside of ours; its errors are the caller's."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        raise Final(error) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
     """One function of the host and what stands in for it."""
@@ -152,10 +160,10 @@ class Patchwork:
     def switch_off(self, names: Iterable[str]) -> None:
         """Keep replacements of these names out from now on; unknown names are ignored here."""
         wanted = set(names)
-        for item, record in self._records.items():
-            if item.name in wanted:
-                _remove(record)
-                record.state, record.reason = "off", "switched off"
+        items = [item for item in self._records if item.name in wanted]
+        self._remove(items)
+        for item in items:
+            self._records[item].state, self._records[item].reason = "off", "switched off"
 
     def apply(self, module: ModuleType, *, is_late: bool = False) -> bool:
         """Replace what the table names in a module; ``is_late`` where others may hold its names.
@@ -177,9 +185,8 @@ class Patchwork:
 
     def remove(self) -> None:
         """Put every original back, and forget what was counted."""
-        for item, record in self._records.items():
-            _remove(record)
-            self._records[item] = _Record()
+        self._remove(self._records)
+        self._records = {item: _Record() for item in self._records}
         _ROWS.clear()
 
     def patches(self) -> tuple[Patch, ...]:
@@ -243,17 +250,21 @@ class Patchwork:
         setattr(owner, attribute, wrapper)
         return owner, attribute, original, wrapper
 
-
-def _remove(record: _Record) -> None:
-    """Put the original back where a replacement is in place."""
-    # A partial or closure may hold the wrapper still; its record makes it step aside.
-    record.state, record.reason = "waiting", ""
-    applied, record.applied = record.applied, None
-    if applied is not None:
-        owner, attribute, original, wrapper = applied
-        if vars(owner).get(attribute) is wrapper:
-            setattr(owner, attribute, original)
-        _sweep({id(wrapper): original})
+    def _remove(self, items: Iterable[Replacement]) -> None:
+        """Put the originals back where replacements are in place."""
+        pairs: dict[int, Any] = {}
+        for item in items:
+            record = self._records[item]
+            # A partial or closure may hold the wrapper still; its record makes it step aside.
+            record.state, record.reason = "waiting", ""
+            applied, record.applied = record.applied, None
+            if applied is not None:
+                owner, attribute, original, wrapper = applied
+                if vars(owner).get(attribute) is wrapper:
+                    setattr(owner, attribute, original)
+                pairs[id(wrapper)] = original
+        if pairs:
+            _sweep(pairs)
 
 
 def tally(name: str, reason: str, count: int) -> None:

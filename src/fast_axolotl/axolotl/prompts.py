@@ -43,7 +43,7 @@ import pyarrow as pa
 from fast_axolotl.axolotl.chat import chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.passes import pass_fingerprint
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar, from_stock
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import (
     check_tokenizer,
@@ -166,7 +166,7 @@ def _batch_table(
     except Final:
         raise
     except Exception:  # noqa: BLE001  whatever it was, the strategy itself deals with it
-        return _stock(strategy.tokenize_prompt, batch)
+        return from_stock(strategy.tokenize_prompt, batch)
     return _table(ids, labels, **order)
 
 
@@ -262,7 +262,7 @@ def transform_rows(
     given = {} if tokenizer is None else {"tokenizer": tokenizer}
     results = []
     for index in range(len(next(iter(batch.values())))):
-        result = _stock(partial(function, **given), _lazy_row(batch, index))
+        result = from_stock(function, _lazy_row(batch, index), **given)
         if isinstance(result, LazyDict):
             untouched = result.keys_to_format
             result = {name: value for name, value in result.data.items() if name not in untouched}
@@ -294,14 +294,6 @@ def _lazy_row(batch: Mapping[str, Any], index: int) -> Any:
 
     cell = _Cell(batch, list(batch), index)
     return LazyRow(cell, cell)
-
-
-def _stock(function: Callable[..., Any], row: Any) -> Any:
-    """What stock's own function gives for a row or a batch; its errors are the caller's."""
-    try:
-        return function(row)
-    except Exception as error:
-        raise Final(error) from error
 
 
 def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar, from_stock
 from fast_axolotl.axolotl.self_check import random_state, restore_random_state
 from fast_axolotl.packing.plan import PackPlan, cut, plan_packs
 
@@ -103,11 +103,8 @@ def batches_length(self: Any) -> Any:
         restore_random_state(self.sampler, states)
         raise
     if self._len_across_ranks is None:
-        try:
-            self._len_across_ranks = self.gather_len_batches(min(sampled))
-        except Exception as error:
-            # The ranks have met: asking them again would put this one out of step.
-            raise Final(error) from error
+        # Once the ranks have met, asking them again would put this one out of step.
+        self._len_across_ranks = from_stock(self.gather_len_batches, min(sampled))
     return self._len_across_ranks
 
 

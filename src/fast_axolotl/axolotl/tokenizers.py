@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fast_axolotl.axolotl.patching import Final, Unfamiliar, tally
+from fast_axolotl.axolotl.patching import Unfamiliar, from_stock, tally
 
 _CALL_CHARACTERS = 1 << 18
 """Text of one call, in characters: about 10 MB of encodings, and enough for all threads."""
@@ -135,11 +135,8 @@ def tokenize_rows(
                 continue
             except Exception as odd:  # noqa: BLE001  as above
                 problem = odd
-        try:
-            # Reading may have changed the row that was tried.
-            result = stock(row_of(number))
-        except Exception as error:
-            raise Final(error) from error
+        # Reading may have changed the row that was tried.
+        result = from_stock(stock, row_of(number))
         is_known = isinstance(problem, Unfamiliar)
         tally(switch, str(problem) if is_known else f"a row raises {type(problem).__name__}", 1)
         ids.append(result["input_ids"])

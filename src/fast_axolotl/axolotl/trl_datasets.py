@@ -42,7 +42,7 @@ from fast_axolotl.axolotl.passes import (
     run_watched,
     set_column,
 )
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Unfamiliar, from_stock
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
 
 _BATCH_ROWS = 1000
@@ -198,10 +198,7 @@ def _tokenize(batch: _Batch) -> Columns:
         try:
             batch.function(dict(row), **options)
         except Exception:
-            try:
-                batch.function(dict(row), **batch.options)
-            except Exception as error:
-                raise Final(error) from error
+            from_stock(batch.function, dict(row), **batch.options)
             raise
     recorder.tokenize()
     changed = [dict(row) for row in rows]

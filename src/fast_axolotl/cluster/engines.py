@@ -293,9 +293,11 @@ def _attempt(url: str, task: Task, wanted: Mapping[str, str] | None = None) -> O
     try:
         return "done", perform(url, task)
     except Exception as error:  # noqa: BLE001  whoever sent the task decides
-        full, is_ours = (errno.ENOSPC, errno.EDQUOT), isinstance(error, FastAxolotlError)
+        # What pyarrow says of corrupt data has no number.
+        last, is_ours = (None, errno.ENOSPC, errno.EDQUOT), isinstance(error, FastAxolotlError)
         causes = [e for e in (error.__context__, error.__cause__) if isinstance(e, OSError)]
-        if is_ours and all(cause.errno in full for cause in causes):
+        may_pass = any(isinstance(e, TimeoutError) or e.errno not in last for e in causes)
+        if is_ours and not may_pass:
             make, (message, *rest) = cast(Any, error.__reduce__())[:2]
             return "meant", make(f"{message}{where}", *rest)
         time.sleep(_MOMENT_SECONDS)

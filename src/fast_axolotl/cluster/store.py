@@ -133,4 +133,4 @@ class Store:
     def _ask(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Calls a function of the file system, again where an error may pass."""
         call = partial(getattr(self._fs, name), *arguments, **options)
-        return with_retries(call, self.url, _RETRY_SECONDS)
+        return with_retries(call, str(arguments[-1]), _RETRY_SECONDS)

@@ -41,7 +41,7 @@ from fast_axolotl.measure.steps import WARMUP_STEPS, Step, StepTracker
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.measure.writers import Journal, as_json, open_system_file, read_rank
 from fast_axolotl.record import ModelShape, ProfileWindow, RunSummary, Stacks, Start, SystemSample
-from fast_axolotl.record.folder import read_run, share_record
+from fast_axolotl.record.folder import read_run
 from fast_axolotl.record.schema import Phase, Reason
 from fast_axolotl.system import MEASURE, describe, node_name, pid_namespace
 
@@ -164,9 +164,12 @@ def _show_in_run(journal: Journal) -> None:
         own = rf"{re.escape(os.path.realpath(run))}(-\d+)?"
         if re.fullmatch(own, os.path.realpath(journal.folder)):
             return
-        is_shared = share_record(journal.path, run)
+        shared, where = Path(run, journal.path.name), "see it with fast-axolotl show"
+        with suppress(OSError):  # that folder has a record of its own, or has no links
+            shared.parent.mkdir(parents=True, exist_ok=True)
+            shared.symlink_to(journal.path.absolute())
+            where = f"{run} holds the same record"
         if journal.start.rank == 0:
-            where = f"{run} holds the same record" if is_shared else "see it with fast-axolotl show"
             _say(f"this program already records into {journal.folder}: {where}")
 
 

@@ -79,9 +79,6 @@ LEAST_JUDGED = 20
 _STRETCHES, _T_OF_STRETCHES = 10, 2.262
 """Of a run, and Student's t for them at 95 %."""
 
-Point = tuple[int, float, int]
-"""Number of a block that tells of the queue, ready batches, fetches."""
-
 
 class Drain(NamedTuple):
     """A ready queue that is emptying, or has become empty."""
@@ -277,52 +274,44 @@ def find_capacity(settings: Mapping[str, Any]) -> int | None:
     return round(workers * (prefetch or 0))
 
 
-def read_queue(blocks: Sequence[StepBlock]) -> list[Point]:
-    """What the blocks tell of the queue."""
-    return [
-        (number, depth, block.fetches)
-        for number, block in enumerate(blocks)
-        if (depth := finite(block.queue_depth)) is not None
-    ]
-
-
-def mean_depth(points: Sequence[Point]) -> float | None:
+def mean_depth(blocks: Sequence[StepBlock]) -> float | None:
     """Ready batches, mean over fetches; ``None`` where nothing was looked at."""
-    weight = sum(fetches for _, _, fetches in points)
-    return ratio(sum(depth * fetches for _, depth, fetches in points), weight)
+    known = [block for block in blocks if finite(block.queue_depth) is not None]
+    depths = (block.fetches * (block.queue_depth or 0.0) for block in known)
+    return ratio(sum(depths), sum(block.fetches for block in known))
 
 
 def find_drain(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> Drain | None:
     """How the queue drains over the blocks of the steady phase; ``None``: it does not, or what the
     loader lacks is too little to matter."""
-    points = read_queue(blocks)
-    if first := _find_dry(points, settings):
+    known = [block for block in blocks if finite(block.queue_depth) is not None]
+    if first := _find_dry(blocks, settings):
         since, before = WaitTotals(), blocks[first - 1]
         for block in blocks[first:]:
             since.add_block(block)
         if (since.stall_fraction or 0.0) >= thresholds.FREE_STALL:
             is_over = thresholds.is_long_enough(since.fetches, since.wall_seconds)
             return Drain(before.first_step + before.steps, first, is_over)
-    half = len(points) // 2
-    earlier, later = mean_depth(points[:half]), mean_depth(points[half:])
+    half = len(known) // 2
+    earlier, later = mean_depth(known[:half]), mean_depth(known[half:])
     if earlier is None or later is None:
         return None
-    apart = sum(fetches for _, _, fetches in points) / 2
+    apart = sum(block.fetches for block in known) / 2
     least = max(thresholds.LEAST_FALL_BATCHES, thresholds.FREE_STALL * apart)
     return Drain() if earlier - later >= least else None
 
 
-def _find_dry(points: Sequence[Point], settings: Mapping[str, Any]) -> int:
+def _find_dry(blocks: Sequence[StepBlock], settings: Mapping[str, Any]) -> int:
     """The first block after the queue was found empty, and stayed so but for little; 0 where it did
     not, or was empty all along."""
     capacity, workers = find_capacity(settings) or 0, number_of(settings, "num_workers")
     lying_about = min(thresholds.DRAINED_SHARE * capacity, workers or thresholds.DRAINED_BATCHES)
     level = max(thresholds.DRAINED_BATCHES, lying_about)
     most = min(4 * level, max(2.0, capacity / 2))
-    for number, (block, depth, _) in enumerate(points):
-        if depth < level:
-            has_stayed = number > 0 and (mean_depth(points[number:]) or 0.0) < most
-            return block + 1 if has_stayed else 0
+    for number, block in enumerate(blocks):
+        if (depth := finite(block.queue_depth)) is not None and depth < level:
+            has_stayed = number > 0 and (mean_depth(blocks[number:]) or 0.0) < most
+            return number + 1 if has_stayed else 0
     return 0
 
 

@@ -37,7 +37,6 @@ from fast_axolotl.measure.ranks import (
     mean_depth,
     number_of,
     others_span_seconds,
-    read_queue,
 )
 from fast_axolotl.measure.stall_pattern import Pattern, find_drift, find_pattern
 from fast_axolotl.measure.verdict import judge
@@ -284,7 +283,7 @@ class _Fold:
         per_fetch = ratio(steady.count("samples"), steady.fetches) if steady else None
         no_rows = "" if fetches is None else "samples were not counted"
         self.put_steady("stall_period_rows", times(fetches, per_fetch or None), no_rows)
-        self.put_steady("queue_depth", mean_depth(read_queue(blocks)))
+        self.put_steady("queue_depth", mean_depth(blocks))
         self.put("queue_capacity", find_capacity(rank.settings) if rank else None)
         # Seconds from the begin of the first fetch to a mark; from the start where it has no mark.
         first: dict[str, float] = {}

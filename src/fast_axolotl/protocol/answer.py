@@ -106,7 +106,7 @@ def find_missing(baseline: Arm, arm: Arm) -> str:
 
 
 def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
-    """One line that a person can repeat, then what these runs could have shown, then figures."""
+    """One line that a person can repeat, then what these runs could have shown."""
     known = [row for row in rows if row.cells[at].ratio is not None]
     if not known:
         return [f"{arm}: {rows[0].label} could not be compared ({rows[0].cells[at].reason})."]
@@ -137,12 +137,6 @@ def _describe_speed(arm: str, rows: Sequence[MatrixRow], at: int) -> list[str]:
             sentences.append(f"With {pairs}, {least} would show in at least 80 % of protocols.")
         reasons = {row.label: row.cells[at].reason for row in unclear}
         sentences += [f"{label}: {reason}." for label, reason in reasons.items() if reason]
-    others = [(row.label, row.cells[at]) for row in tested if row not in found]
-    numbers = [
-        f"{label} {cell.ratio:.3f} ({cell.low:.3f} to {cell.high:.3f})" for label, cell in others
-    ]
-    if numbers:
-        sentences.append(f"Ratios to the baseline, with 95 % intervals: {', '.join(numbers)}.")
     for row in tested:
         low, mean, high = (getattr(row.cells[at], name) for name in ("low", "mean_ratio", "high"))
         if mean is not None and not low <= mean <= high:

@@ -397,17 +397,6 @@ def _start_time(file: Path) -> float:
     return 0.0 if start is None else start.time
 
 
-def share_record(path: Path, run_dir: str | Path) -> bool:
-    """Have the file of a rank show in the folder of a run, too, by a link; ``False`` where that has
-    its own, or has no links."""
-    shared = Path(run_dir) / path.name
-    with suppress(OSError):
-        shared.parent.mkdir(parents=True, exist_ok=True)
-        shared.symlink_to(path.absolute())
-        return True
-    return False
-
-
 def find_folders(run_dir: str | Path, since: float = 0.0) -> list[Path]:
     """The folders of all trainings that one run has recorded: the one given, and those beside it.
 
