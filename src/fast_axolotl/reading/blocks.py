@@ -186,16 +186,17 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of the file list: base name, size and format of each.
+        """A short hash of the file list (base name, size and format of each) and the columns.
 
         A mapped file differs from the same file on another machine: its units are other ones.
         """
-        text = "\n".join(
+        lines = [
             f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{item.format}"
             f"{', mapped' if hasattr(file, 'batches') else ''}"
             for item, file in zip(self.inputs, self.formats, strict=True)
             for source in item.source.parts
-        )
+        ]
+        text = "\n".join([*lines, repr(self.options.columns)])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def units(self) -> list[Unit]:

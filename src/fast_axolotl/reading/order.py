@@ -58,7 +58,7 @@ _WORTH_A_WARNING_BYTES = 1024 * 1024
 
 _STATE_VERSION = 7
 _STATE_MARK = "fast_axolotl_reader"
-_SHARED_KEYS = ("fingerprint", "columns", "seed", "epoch", "even", "generations", "plan")
+_SHARED_KEYS = ("fingerprint", "seed", "epoch", "even", "generations", "plan")
 _STATE_KEYS = {*_SHARED_KEYS, "shard", "position", "rows", "schema"}
 
 
@@ -270,7 +270,6 @@ class ResumePoint:
         return {
             _STATE_MARK: _STATE_VERSION,
             "fingerprint": dataset.fingerprint,
-            "columns": None if options.columns is None else list(options.columns),
             "seed": self.order.seed,
             "epoch": self.order.epoch,
             "even": self.order.rows is not None,
@@ -435,14 +434,8 @@ def _check_states(states: Sequence[Mapping[str, Any]], dataset: Dataset) -> None
             )
     if first["fingerprint"] != dataset.fingerprint:
         raise ResumeError(
-            "the state belongs to other files; pass files with the same names, sizes, formats and "
-            "order as when it was saved"
-        )
-    columns = None if dataset.options.columns is None else list(dataset.options.columns)
-    if first["columns"] != columns:
-        raise ResumeError(
-            f"the state was saved with columns={first['columns']} and the reader has {columns=}; "
-            "pass the same columns"
+            "the state belongs to other files or columns; pass files with the same names, sizes, "
+            "formats and order as when it was saved, and the same columns"
         )
 
 
