@@ -477,7 +477,8 @@ def _compute(evidence: Evidence) -> Verdict | None:
         lines.append("MFU {mfu}")
     if figures.device_idle_fraction is not None:
         lines.append("the profiler saw the GPU idle {device_idle_fraction} of the time")
-    headline = "The model is the limit: it hardly ever waits for data."
+    what = "What the loop does with a batch" if phases.is_foreign else "The model"
+    headline = f"{what} is the limit: it hardly ever waits for data."
     better = advice.even_out if evidence.holds_up else advice.compute_better
     told = [evidence.stall_line("{FREE_STALL}"), *map(evidence.say, lines)]
     told += [*evidence.phase_lines(), *evidence.hidden_lines(), *evidence.rank_lines()]
