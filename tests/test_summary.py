@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE, Pattern, find_pattern
+from fast_axolotl.measure.ranks import DEEPEST_QUEUE, Pattern, find_pattern
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import (
     DeviceSample,

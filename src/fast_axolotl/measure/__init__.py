@@ -12,7 +12,7 @@ It has two halves that meet in the record, and nowhere else. Read either in this
   ``sampler`` looks at a tree of ``processes``, at the ``disk`` and at each ``gpu``.
 - Concluding, from the lines alone: ``ranks`` folds each rank and holds them against each other,
   ``machine`` the samples, and ``summary`` makes the figures, those of the model by ``flops`` and of
-  the wall clock by ``ledger``; ``stall_pattern`` tells how waits are spread.
+  the wall clock by ``ledger``.
   ``verdict`` judges the figures by their ``evidence``, and ``advice`` follows.
 
 ``fast_axolotl.measure`` is this package and, since the function is the name people look for there,

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.phases import SAMPLER
+from fast_axolotl.measure.ranks import DEEPEST_QUEUE
 from fast_axolotl.measure.stacks import LOADING
-from fast_axolotl.measure.stall_pattern import DEEPEST_QUEUE
 from fast_axolotl.record import thresholds
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.units import count_words, format_bytes, format_share

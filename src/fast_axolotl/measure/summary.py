@@ -30,15 +30,17 @@ from fast_axolotl.measure.phases import (
 )
 from fast_axolotl.measure.ranks import (
     Job,
+    Pattern,
     RankFigures,
     find_capacity,
+    find_drift,
+    find_pattern,
     fold_job,
     fold_rank,
     mean_depth,
     number_of,
     others_span_seconds,
 )
-from fast_axolotl.measure.stall_pattern import Pattern, find_drift, find_pattern
 from fast_axolotl.measure.verdict import judge
 from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total

@@ -199,7 +199,12 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
         for number, lane in enumerate(spec.lanes)
         if number == 0 or tops[number]
     ]
-    lengths = {run.place: _length(run, spec) for run in runs}
+    # When the last point of a run was, for this chart; 0 where there is none.
+    groups = {curve.path.partition("/")[0] for lane in spec.lanes for curve in lane.curves}
+    lengths = {}
+    for run in runs:
+        ends = (run.series[group]["t"][-1] for group in groups if run.series.get(group))
+        lengths[run.place] = max(ends, default=0.0)
     longest = max(lengths.values())
     by, time_unit = choose_scale("time", longest)
     legend = [
@@ -282,13 +287,6 @@ def read_limit(summary: RunSummary, lane: Lane) -> float | None:
     if isinstance(lane.limit, float):
         return lane.limit
     return read_figure(summary, lane.limit) if lane.limit else None
-
-
-def _length(run: RunCurves, spec: TimeChart) -> float:
-    """When the last point of a run was, for this chart; 0 where there is none."""
-    groups = {curve.path.partition("/")[0] for lane in spec.lanes for curve in lane.curves}
-    ends = (run.series[group]["t"][-1] for group in groups if run.series.get(group))
-    return max(ends, default=0.0)
 
 
 def _curve_traces(
