@@ -3,7 +3,8 @@
     python tools/axolotl_matrix.py                          all stacks
     python tools/axolotl_matrix.py --stack 0.20.0           one release
     python tools/axolotl_matrix.py --stack 0.19.0+datasets  a release with the newest datasets
-    python tools/axolotl_matrix.py --only-status            what is active, without tests
+    python tools/axolotl_matrix.py --tests none             what is active, without tests
+    python tools/axolotl_matrix.py --tests run              and the real preprocess and train
 
 For every stack: an environment (kept in ``--work`` for the next time), what ``fast-axolotl status``
 says there, the tests that compare with stock, and a real ``axolotl preprocess`` and ``train`` with
@@ -28,6 +29,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import tomllib
+
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGE = REPOSITORY / "docs" / "axolotl.md"
@@ -50,6 +53,8 @@ NEEDS_A_GPU = re.compile(r"(xformers|deepspeed|mamba-ssm|flash-attn)\b", re.I)
 """Requirements that are left out: no test needs them."""
 
 NO_CUDA = ('raise AssertionError("Torch not', 'raise RuntimeError("Torch not')
+
+CHAT = "axolotl.prompt_strategies.chat_template:ChatTemplateStrategy.tokenize_prompt"
 
 RUN = "tests/test_axolotl_cli.py"
 TESTS = ("tests/test_axolotl_*.py", "tests/test_trl*.py")
@@ -75,7 +80,8 @@ def make_environment(stack: str, folder: Path, torch: str) -> None:
     call([*install, "--no-deps", "--no-build-isolation", str(release)])
     if others:
         call([*install, "--upgrade", *others])
-    call([*install, "pytest", "hypothesis", "psutil", "plotly", "wrapt", "typer", "rich"])
+    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    call([*install, *ours["project"]["dependencies"], "pytest", "hypothesis", "plotly"])
     if tuple(map(int, version.split(".")[:2])) < (0, 18):
         # A build with CUDA, which users have, says so where there is no GPU; these count on it.
         [file] = folder.glob("lib/python*/site-packages/torch/cuda/__init__.py")
@@ -106,7 +112,7 @@ def call(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]
     return done
 
 
-def examine(stack: str, folder: Path, *, is_tested: bool) -> dict[str, Any]:
+def examine(stack: str, folder: Path, tested: str) -> dict[str, Any]:
     """What holds in one environment; ``None`` for what was not tested."""
     python = str(folder / "bin" / "python")
     paths = [str(REPOSITORY / "src"), str(REPOSITORY / "tests"), str(REPOSITORY)]
@@ -117,27 +123,27 @@ def examine(stack: str, folder: Path, *, is_tested: bool) -> dict[str, Any]:
     versions = call([python, "-c", ask, *ABOUT_VERSIONS], **options).stdout.split()
     status = call([python, "-m", "fast_axolotl", "status", "--json"], **options)
     patches = json.loads(status.stdout)["patches"]
-    states: dict[str, list[str]] = {}
-    reasons: dict[str, str] = {}
-    for patch in patches:
-        if patch["state"] != "absent":
-            states.setdefault(patch["name"], []).append(patch["state"])
-        if patch["reason"]:
-            trial = ", and compared with stock first" if patch["state"] == "check" else ""
-            reasons.setdefault(patch["name"], patch["reason"] + trial)
+    there = [patch for patch in patches if patch["state"] != "absent"]
     # Those that are compared first are active where the tests below find them equal.
-    whole = [name for name, found in states.items() if {"ready", "check"}.issuperset(found)]
+    left = {p["target"]: p["reason"] for p in there if p["state"] not in ("ready", "check")}
+    if tuple(map(int, versions[0].split(".")[:2])) < (0, 19):
+        left[CHAT] = "unfamiliar: it finds turns by comparing tokens"
+    active = [patch["target"] for patch in there if patch["target"] not in left]
+    checked = sum(p["state"] == "check" for p in there if p["target"] in active)
     tests = {str(path.relative_to(REPOSITORY)) for glob in TESTS for path in REPOSITORY.glob(glob)}
     files = sorted(tests - {RUN, "tests/test_axolotl_matrix.py"})
-    print(f"{stack}: {len(whole)} of {len(states)} active, {reasons}", flush=True)
+    print(f"{stack}: {len(active)} of {len(there)} active, {left}", flush=True)
     return {
         "stack": stack,
         "versions": dict(zip(ABOUT_VERSIONS, versions, strict=False)),
-        "names": len(states),
-        "active": whole,
-        "not_active": {name: why for name, why in reasons.items() if name not in whole},
-        "tests": run_tests(python, files, folder, options) if is_tested else None,
-        "preprocess_and_train": run_tests(python, [RUN], folder, options) if is_tested else None,
+        "functions": len(there),
+        "active": active,
+        "checked": checked,
+        "not_active": left,
+        "tests": run_tests(python, files, folder, options) if tested == "all" else None,
+        "preprocess_and_train": run_tests(python, [RUN], folder, options)
+        if tested != "none"
+        else None,
     }
 
 
@@ -164,22 +170,24 @@ def newest_result() -> Path | None:
 
 def table(stacks: list[dict[str, Any]]) -> str:
     """What docs/axolotl.md shows."""
-    lines = ["| Axolotl | with | active | tests | `preprocess`, `train` | left to Axolotl |"]
-    lines += ["| --- | --- | ---: | --- | --- | --- |"]
+    columns = ("Axolotl", "with", "active", "compared first", "tests", "`preprocess`, `train`")
+    lines = [f"| {' | '.join(columns)} | left to Axolotl |"]
+    lines += ["| --- | --- | ---: | ---: | --- | --- | --- |"]
     for stack in stacks:
         versions, tests, run = stack["versions"], stack["tests"], stack["preprocess_and_train"]
-        beside = ", ".join(f"{name} {versions[name]}" for name in ("transformers", "datasets"))
         result = f"{tests['passed']} passed" if tests else "not run"
         result += f", {len(tests['failed'])} failed" if tests and tests["failed"] else ""
-        equal = "not run" if run is None else "failed" if run["failed"] else "equal"
-        names: dict[str, list[str]] = {}
-        for name, why in stack["not_active"].items():
-            names.setdefault(why.split(":")[-1], []).append(name)
-        left = "; ".join(f"{', '.join(found)} ({why})" for why, found in names.items())
-        active = f"{len(stack['active'])} of {stack['names']}"
-        lines += [
-            f"| {versions['axolotl']} | {beside} | {active} | {result} | {equal} | {left or '–'} |"
-        ]
+        left = [f"`{name.split(':')[1]}` ({why})" for name, why in stack["not_active"].items()]
+        cells = (
+            versions["axolotl"],
+            ", ".join(f"{name} {versions[name]}" for name in ("transformers", "datasets")),
+            f"{len(stack['active'])} of {stack['functions']}",
+            stack["checked"],
+            result,
+            "not run" if run is None else "failed" if run["failed"] else "equal",
+            "; ".join(left) or "–",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -210,7 +218,7 @@ def main() -> None:
     parser.add_argument("--stack", action="append", help=f"one or more of, or like, {STACKS}")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "axolotl-matrix")
     parser.add_argument("--torch", default="", help="like torch==2.12.1; default: what pip gives")
-    parser.add_argument("--only-status", action="store_true", help="run no tests")
+    parser.add_argument("--tests", choices=("all", "run", "none"), default="all")
     options = parser.parse_args()
     path = newest_result()
     found = json.loads(path.read_text(encoding="utf-8"))["stacks"] if path else []
@@ -218,7 +226,7 @@ def main() -> None:
     for stack in options.stack or STACKS:
         folder = options.work.absolute() / stack
         make_environment(stack, folder, options.torch)
-        stacks[stack] = examine(stack, folder, is_tested=not options.only_status)
+        stacks[stack] = examine(stack, folder, options.tests)
         save(stacks)
 
 
