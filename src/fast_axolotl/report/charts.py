@@ -234,9 +234,9 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                 which = "2" if number else ""
                 domain = ([0.42, 1], [0, 0.32])[number] if lanes[1:] else [0, 1]
                 percent = {"tickformat": ".0%"} if lane.unit == "share" else {}
-                ends = [0, min(top, 1.03) * scale[0] if lane.unit == "share" else top * scale[0]]
+                extent = [0, min(top, 1.03) * scale[0] if lane.unit == "share" else top * scale[0]]
                 layout[f"yaxis{which}"] = axis(
-                    lane.title, scale[1], domain=domain, range=ends, **percent
+                    lane.title, scale[1], domain=domain, range=extent, **percent
                 )
                 for curve in lane.curves:
                     if run.column(curve.path):
