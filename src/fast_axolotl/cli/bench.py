@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from functools import cache
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
@@ -189,7 +188,6 @@ def dedupe(request: Request) -> list[Contender]:
     table = request["table"]
     values = [column.to_pylist() for column in table.columns]
     rows = values[0] if len(values) == 1 else list(zip(*values, strict=True))
-    frame = cache(table.to_pandas)
 
     def plain() -> list[int]:
         # The rows as text, where they are no texts; the first of equal ones is written last.
@@ -197,13 +195,9 @@ def dedupe(request: Request) -> list[Contender]:
         first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
         return sorted(first.values())
 
-    def pandas() -> Any:
-        return (~frame().duplicated()).to_numpy().nonzero()[0]
-
     return [
         Contender(OURS, "Arrow → rows", lambda: unique_rows(table)),
         Contender("Python set", "lists → rows", plain, OURS),
-        Contender("pandas", "frame → rows", pandas, OURS, "pandas"),
     ]
 
 

@@ -9,7 +9,7 @@ faster, and again in steps if it was not. A group that is large on disk is strea
 **Arrow.** A local file that is not compressed is mapped into memory, as ``datasets`` does it: units
 are ranges of rows, and to decode one is to slice. A file that is cut off while it is read ends the
 process. What cannot be mapped (remote, compressed and damaged files) is decoded batch by batch. A
-stream among them has no index, so it is one unit, read front to back. ``Taker`` gives rows of
+stream among them has no index, so it is one unit, read front to back. ``take_rows`` gives rows of
 mapped files by their number. Not those of other files: each would cost the decoding of a unit.
 """
 
@@ -299,38 +299,30 @@ class ArrowFile(_Columnar):
                 raise pa.ArrowInvalid("the stream has no end marker")
 
 
-class Taker:
-    """Takes rows of a dataset; where they lie is found once."""
-
-    def __init__(self, dataset: Dataset, schema: pa.Schema) -> None:
-        files: list[MappedFile] = []
-        for item, file in zip(dataset.inputs, dataset.formats, strict=True):
-            # Columns that folders tell (keys) are not in the file.
-            if item.source.keys or not isinstance(file, MappedFile) or file.schema != schema:
-                raise UsageError(
-                    f"take() cannot read {item.source.path}: it needs local Arrow files with the "
-                    "same columns; convert the data to such files"
-                )
-            files.append(file)
-        self._schema = schema
-        self._batches = [(file, index) for file in files for index in range(len(file.batches))]
-        counts = (batch.num_rows for file in files for batch in file.batches)
-        self._starts = [*accumulate(counts, initial=0)]
-
-    def take(self, indices: Sequence[int]) -> pa.Table:
-        """The rows of these numbers, in this order."""
-        pieces, total = [], self._starts[-1]
-        try:
-            rows = [*map(operator.index, indices)]
-        except TypeError:
-            raise UsageError(f"indices must be whole numbers, not {indices!r}") from None
-        for row in rows:
-            if not 0 <= row < total:
-                raise UsageError(f"no row {row}: the data has {total:,} rows, counted from 0")
-            part = bisect_right(self._starts, row) - 1
-            file, index = self._batches[part]
-            pieces.append(file.batch(index).slice(row - self._starts[part], 1))
-        return pa.Table.from_batches(pieces, self._schema)
+def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa.Table:
+    """The rows of these numbers, in this order."""
+    files: list[MappedFile] = []
+    for item, file in zip(dataset.inputs, dataset.formats, strict=True):
+        # Columns that folders tell (keys) are not in the file.
+        if item.source.keys or not isinstance(file, MappedFile) or file.schema != schema:
+            raise UsageError(
+                f"take() cannot read {item.source.path}: it needs local Arrow files with the same "
+                "columns; convert the data to such files"
+            )
+        files.append(file)
+    starts, pieces = [*accumulate((file.starts[-1] for file in files), initial=0)], []
+    try:
+        wanted = [*map(operator.index, indices)]
+    except TypeError:
+        raise UsageError(f"indices must be whole numbers, not {indices!r}") from None
+    for row in wanted:
+        if not 0 <= row < starts[-1]:
+            raise UsageError(f"no row {row}: the data has {starts[-1]:,} rows, counted from 0")
+        number = bisect_right(starts, row) - 1
+        file, at = files[number], row - starts[number]
+        index = bisect_right(file.starts, at) - 1
+        pieces.append(file.batch(index).slice(at - file.starts[index], 1))
+    return pa.Table.from_batches(pieces, schema)
 
 
 def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:

@@ -222,7 +222,6 @@ class Reader(AbstractContextManager["Reader"]):
         self.stats = ReadStats(ignored_files=ignored_files)
         """Counts of the current pass."""
         self._running = ExitStack()
-        self._taker: Any = None
         self._places: list[tuple[int, Position]] = []
         """Of the last batch; see ``Batch.places``."""
         self._resume_at(start)
@@ -265,11 +264,9 @@ class Reader(AbstractContextManager["Reader"]):
 
         Such files are mapped, so that nothing is decoded; other formats are an error.
         """
-        if self._taker is None:
-            from fast_axolotl.reading.columnar import Taker  # most readers never take
+        from fast_axolotl.reading.columnar import take_rows  # most readers never take
 
-            self._taker = Taker(self._next.order.dataset, self._base)
-        return self._taker.take(indices)
+        return take_rows(self._next.order.dataset, self._base, indices)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._has_begun:
