@@ -203,8 +203,8 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
     groups = {curve.path.partition("/")[0] for lane in spec.lanes for curve in lane.curves}
     lengths = {}
     for run in runs:
-        ends = (run.series[group]["t"][-1] for group in groups if run.series.get(group))
-        lengths[run.place] = max(ends, default=0.0)
+        last = (run.series[group]["t"][-1] for group in groups if run.series.get(group))
+        lengths[run.place] = max(last, default=0.0)
     longest = max(lengths.values())
     by, time_unit = choose_scale("time", longest)
     legend = [
