@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar
+from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar
 from support.axolotl import STOCK_AXOLOTL, Later, config, log_lines, needs, word_tokenizer
 from support.files import flat_rows, make_rows, write_csv, write_jsonl, write_parquet
 
@@ -310,3 +310,8 @@ def test_a_streamed_sft_dataset_is_that_of_axolotl(tmp_path: Path) -> None:
         found.append((list(dataset), dataset.column_names))
     assert found[1] == found[0]
     assert len(found[0][0]) == 50
+    # Axolotl's own error is the caller's: it does not start again.
+    unknown = config({**source, "type": "no such type"})
+    with pytest.raises(Final, match="unhandled prompt tokenization strategy"):
+        function(unknown, cfg, tokenizer(), "train", 42, streaming=True)
+    assert sft.load_dataset_with_config.__module__ == "axolotl.utils.data.shared"

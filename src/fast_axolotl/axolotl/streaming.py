@@ -36,7 +36,7 @@ from typing import Any
 
 from fast_axolotl.axolotl.fingerprints import mismatch
 from fast_axolotl.axolotl.patches import KNOWN, STREAMS
-from fast_axolotl.axolotl.patching import NotAsked, Unfamiliar, worker_id
+from fast_axolotl.axolotl.patching import Final, NotAsked, Unfamiliar, worker_id
 from fast_axolotl.axolotl.self_check import Different
 from fast_axolotl.errors import MissingExtraError
 
@@ -144,11 +144,28 @@ def load_and_process_single_dataset(
 
 @contextmanager
 def _results(name: str, *, of: Any, become: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, Axolotl's own functions get ours from a loader that their module imported by name."""
+    """Inside, Axolotl's own functions get ours from a loader that their module imported by name.
+
+    Their errors are the caller's; ours, and what ours refuses, are not.
+    """
     original = getattr(of, name)
-    setattr(of, name, lambda *args, **kwargs: become(original(*args, **kwargs)))
+    own: list[Exception] = []
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        loaded = original(*args, **kwargs)
+        try:
+            return become(loaded)
+        except Exception as error:
+            own.append(error)
+            raise
+
+    setattr(of, name, load)
     try:
         yield
+    except Exception as error:
+        if error in own or isinstance(error, Unfamiliar):
+            raise
+        raise Final(error) from error
     finally:
         setattr(of, name, original)
 
