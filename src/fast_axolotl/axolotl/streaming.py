@@ -118,7 +118,13 @@ def merge_datasets(datasets: list[Any], cfg: Any) -> BoundedDataset:
 
 
 def load_and_process_single_dataset(
-    dataset_config: Any, cfg: Any, *args: Any, streaming: bool = False, **kwargs: Any
+    dataset_config: Any,
+    cfg: Any,
+    tokenizer: Any,
+    split: str,
+    seed: int,
+    processor: Any | None = None,
+    streaming: bool = False,
 ) -> tuple[Any, Any]:
     """Axolotl's ``_load_and_process_single_dataset``, for streamed datasets alone."""
     if not (streaming and cfg.get("dataset_use_rust_streaming")):
@@ -137,7 +143,7 @@ def load_and_process_single_dataset(
 
     with _results("load_dataset_with_config", of=sft, become=become):
         made: tuple[Any, Any] = inspect.unwrap(sft._load_and_process_single_dataset)(
-            dataset_config, cfg, *args, streaming=True, **kwargs
+            dataset_config, cfg, tokenizer, split, seed, processor, streaming
         )
         return made
 
