@@ -29,29 +29,29 @@ ROOT = REPOSITORY / "src" / PACKAGE
 
 MOST_LINES = {
     "__init__": 135,
-    "__main__": 8,
+    "__main__": 6,
     "_version": 18,
-    "axolotl": 5_451,
+    "axolotl": 5_353,
     "boot": 97,
-    "cli": 2_835,
-    "cluster": 1_847,
-    "dedupe": 1_356,
-    "errors": 130,
-    "integrations": 2_763,
-    "kernels": 990,
-    "measure": 6_918,
-    "packing": 901,
-    "plan": 1_897,
-    "protocol": 2_135,
-    "reading": 5_226,
-    "record": 2_253,
-    "report": 2_432,
-    "streaming": 111,
-    "system": 277,
+    "cli": 2_810,
+    "cluster": 1_798,
+    "dedupe": 1_343,
+    "errors": 117,
+    "integrations": 2_725,
+    "kernels": 940,
+    "measure": 6_761,
+    "packing": 890,
+    "plan": 1_894,
+    "protocol": 2_099,
+    "reading": 5_099,
+    "record": 2_227,
+    "report": 2_416,
+    "streaming": 103,
+    "system": 270,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 37_780
-MOST_FILES = 172
+MOST_LINES_IN_ALL = 37_101
+MOST_FILES = 166
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""
 MOST_TEST_LINES = 27_000

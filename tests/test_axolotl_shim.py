@@ -271,7 +271,7 @@ def test_a_virtual_module_looks_like_a_module_and_the_earlier_names_are_there() 
     assert fast_axolotl.RUST_AVAILABLE is True
 
 
-def test_a_preprocess_alone_collects_rarely_and_remembers_distributions() -> None:
+def test_a_preprocess_alone_collects_rarely() -> None:
     for line in (
         "/bin/python /bin/axolotl preprocess a.yml",
         "python -m axolotl.cli.main preprocess a.yml",
@@ -283,16 +283,13 @@ def test_a_preprocess_alone_collects_rarely_and_remembers_distributions() -> Non
     for line in ("python /bin/axolotl merge-lora train", "python -c preprocess"):
         assert command(line.split()) == ""
     program = """
-import gc, sys, importlib.metadata
+import gc, sys
 from fast_axolotl.axolotl import startup
-before = importlib.metadata.packages_distributions()
 for command in ("merge-lora", "train", "preprocess"):
     sys.orig_argv = ["python", "-m", "axolotl.cli.main", command]
     print(startup.begin(), gc.get_threshold()[0] > 700, end=" ")
-answers = [importlib.metadata.packages_distributions() for _ in range(2)]
-print(before == answers[0] == answers[1], answers[0] is answers[1])
 """
-    wanted = "False False True True True True True False"
+    wanted = "False False True True True True"
     assert python_output("-c", program).split() == wanted.split()
 
 

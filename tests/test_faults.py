@@ -159,8 +159,7 @@ def test_a_file_without_permission_is_an_access_error(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    # Nothing is denied to the superuser.
-    monkeypatch.setattr("fast_axolotl.reading.storage.open", refuse, raising=False)
+    monkeypatch.setattr(os, "open", refuse)  # nothing is denied to the superuser
     with refusal(AccessError, path) as caught:
         open_dataset(path)
     assert isinstance(caught.value, PermissionError)

@@ -247,13 +247,14 @@ def _folder(is_needed: bool) -> Iterator[str]:
         yield ""
         return
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError), (left / _LOCK).open("wb") as lock:
+        with suppress(OSError), (left / _LOCK).open("r+b") as lock:
             if take_lock(lock.fileno(), left / _LOCK):
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
-        mark = Path(folder, _LOCK)
+        mark = Path(folder, "new")
         with mark.open("wb") as lock:
             take_lock(lock.fileno(), mark)
+            mark.rename(Path(folder, _LOCK))  # where others see it once it is locked
             yield folder
 
 

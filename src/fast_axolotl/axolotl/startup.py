@@ -8,8 +8,6 @@
 - Garbage is looked for among young objects every 100,000 of them, not every 700: while 6,000
   modules are imported, it runs 1,900 times and finds little. What waits is some megabytes. A
   training has Python's own setting again before its trainer is built.
-- transformers and TRL both ask which distribution every installed package is of, reading all of
-  their file lists. The answer is remembered.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 
 from fast_axolotl import kernels
 
@@ -68,8 +65,6 @@ def begin() -> bool:
             subprocess.run(line, env=environment, stdout=quiet, stderr=quiet, check=False)
     if not name:
         return False
-    import importlib.metadata
-
     import wrapt
 
     before = gc.get_threshold()
@@ -77,10 +72,6 @@ def begin() -> bool:
         gc.set_threshold(*_THRESHOLDS)
         if name == "train":
             wrapt.register_post_import_hook(lambda _: gc.set_threshold(*before), _LAST_IMPORT)
-    ask = cache(importlib.metadata.packages_distributions)
-    importlib.metadata.packages_distributions = lambda: {
-        name: list(found) for name, found in ask().items()
-    }
     return True
 
 

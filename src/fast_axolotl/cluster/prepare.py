@@ -11,6 +11,7 @@ row numbers in place of rows. Of repeated rows the first in that order stays.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -88,7 +89,7 @@ def prepare(
             split.place.claim(held, {**about, "job": f"prepare, {split.name}"}, restart=restart)
         num_rows = sum(_look(split, cfg, tokenizer) for split in splits)
         need, facts = num_rows * _ROW_BYTES, system.describe()
-        there = facts.get("limit_bytes") or facts["memory_bytes"]
+        there = min(facts.get("limit_bytes") or math.inf, facts["memory_bytes"])
         if need > there:
             raise UsageError(
                 f"{num_rows:,} rows need {need / 1e9:,.1f} GB of memory on this machine, which has "

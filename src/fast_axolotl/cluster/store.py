@@ -6,6 +6,7 @@ bytes, so the later one may replace the earlier.
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 import uuid
@@ -17,6 +18,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from fast_axolotl.axolotl.self_check import take_lock
@@ -94,10 +96,16 @@ class Store:
             else:
                 folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
                 beside = Path(held.enter_context(folder), target.name)
-            with disk_errors(beside.parent):
+            try:
                 yield beside
                 if self.is_local:
                     beside.replace(target)
+            except (OSError, pa.ArrowNotImplementedError) as error:
+                # A full disk, or a type that the format lacks; all else may be tried again.
+                if getattr(error, "errno", errno.ENOSPC) not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                with disk_errors(beside.parent):
+                    raise
             if not self.is_local:
                 self._ask("put_file", str(beside), self.path(name))
 

@@ -188,11 +188,13 @@ class Dataset:
     def fingerprint(self) -> str:
         """A short hash of the file list (base name, size and format of each) and the columns.
 
-        A mapped file differs from the same file on another machine: its units are other ones.
+        A mapped file, or small ones put together, differ from the same ones on remote storage:
+        their units are other ones.
         """
         lines = [
             f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{item.format}"
             f"{', mapped' if hasattr(file, 'batches') else ''}"
+            f"{', joined' if len(item.source.parts) > 1 else ''}"
             for item, file in zip(self.inputs, self.formats, strict=True)
             for source in item.source.parts
         ]

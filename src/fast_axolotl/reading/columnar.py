@@ -311,11 +311,10 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
             )
         files.append(file)
     starts, pieces = [*accumulate((file.starts[-1] for file in files), initial=0)], []
-    try:
-        wanted = [*map(operator.index, indices)]
-    except TypeError:
-        raise UsageError(f"indices must be whole numbers, not {indices!r}") from None
-    for row in wanted:
+    given = [*indices]
+    if any(isinstance(one, bool) or not hasattr(one, "__index__") for one in given):
+        raise UsageError(f"indices must be whole numbers, not {given!r}")
+    for row in map(operator.index, given):
         if not 0 <= row < starts[-1]:
             raise UsageError(f"no row {row}: the data has {starts[-1]:,} rows, counted from 0")
         number = bisect_right(starts, row) - 1

@@ -169,13 +169,23 @@ def _joined(sources: Sequence[Source], *, may_skip: bool) -> Iterator[Source]:
     """The same files; where there are many small ones of JSON lines in a row, as one source."""
     for (is_small, _), group in groupby(sources, lambda source: (_is_small(source), source.keys)):
         files = list(group)
-        if not is_small or len(files) < _MANY_FILES:
+        some = files[:: len(files) // _MANY_FILES or 1]
+        if not (is_small and len(files) >= _MANY_FILES and all(map(_holds_objects, some))):
             yield from files
             continue
         from fast_axolotl.reading.json_lines import SmallFiles
 
         for start in range(0, len(files), _MOST_JOINED):
             yield SmallFiles.of(files[start : start + _MOST_JOINED], may_skip=may_skip)
+
+
+def _holds_objects(source: Source) -> bool:
+    """Whether a file begins as JSON lines do; what is wrong with it is told when it is opened."""
+    try:
+        text = source.read_at(0, _SHORT_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except DataError:
+        return False
+    return text[:1] in (b"", b"{")
 
 
 def _is_small(source: Source) -> bool:

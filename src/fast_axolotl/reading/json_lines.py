@@ -8,8 +8,8 @@ on nesting. A block in which one of these is possible is parsed row by row throu
 so the rows are always those that ``json.loads`` would give.
 
 Rows that share few keys take a place in every column: 50 bytes of text with one key of 3,000 become
-24 kB. So a block that begins with many keys is parsed in small pieces; columns that only other
-pieces have are left out here.
+24 kB. So a block whose keys keep changing, judged by a few kB from here and there, is parsed in
+small pieces; columns that only other pieces have are left out here.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ _MAX_NESTING = 64
 _MOST_CLOSINGS = 4_000
 """Rows with more brackets go to Python: pyarrow would exhaust the stack at a depth of 10,000."""
 
-_MANY_KEYS = 64
 _SPARSE_BYTES = 16 * 1024
-"""A block with more keys in so many bytes is parsed in pieces of this size, unless it is two."""
+"""Pieces of rows that share few keys; a block of two of them is never cut."""
+
+_PROBES, _PROBE_BYTES = 4, 2 * 1024
+_FEW_KEYS = 16
 
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
@@ -163,8 +165,7 @@ def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema |
     if rows.start == rows.stop:
         return Decoded(pa.table({}), rows.rejections)
     (starts, ends), edges = rows.spans(), []
-    keys = set(_KEY.findall(rows.data, rows.start, min(rows.start + _SPARSE_BYTES, rows.stop)))
-    if len(keys) > _MANY_KEYS and rows.stop - rows.start > 2 * _SPARSE_BYTES:
+    if rows.stop - rows.start > 2 * _SPARSE_BYTES and _is_sparse(rows, len(starts)):
         lines = np.searchsorted(starts, range(rows.start, rows.stop, _SPARSE_BYTES))
         edges = np.unique(starts[lines[lines < len(starts)]]).tolist()
     if len(edges) > 1:
@@ -202,6 +203,16 @@ def _has_objects(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> bool:
         if sum(count_byte(data, byte, start, end) for byte in brackets) > _MOST_CLOSINGS:
             return False
     return True
+
+
+def _is_sparse(rows: Lines, num_rows: int) -> bool:
+    """Whether rows have far fewer keys than there are."""
+    length, data = rows.stop - rows.start, rows.data
+    places = range(rows.start, rows.stop, -(-length // _PROBES))
+    text = b"".join(data[at : min(at + _PROBE_BYTES, rows.stop)] for at in places)
+    keys = _KEY.findall(text)
+    keys_of_row = len(keys) * length / len(text) / num_rows
+    return len(set(keys)) > max(_FEW_KEYS, 2 * keys_of_row)
 
 
 def _parse(rows: Lines, schema: pa.Schema | None) -> pa.Table | None:
