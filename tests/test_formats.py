@@ -161,6 +161,20 @@ def test_folders_through_links_are_read_and_their_names_are_columns(tmp_path: Pa
         assert sorted(map(str, days)) == ["(1,)", "(1,)", "(None,)", "(None,)"]
 
 
+@pytest.mark.filterwarnings("ignore::fast_axolotl.reading.FormatWarning")
+@pytest.mark.parametrize("kind", ["an array", "an array on lines", "gzip"])
+def test_many_small_files_that_hold_something_else_are_read_as_what_they_are(
+    tmp_path: Path, kind: str
+) -> None:
+    for number in range(20):
+        rows: Any = [{"id": number}, {"id": number}]
+        text = json.dumps(rows, indent=1 if kind == "an array on lines" else None).encode()
+        content = squeeze(jsonl_bytes(rows), "gzip") if kind == "gzip" else text
+        (tmp_path / f"{number:02}.jsonl").write_bytes(content)
+    rows = read_rows(tmp_path, on_error="skip")
+    assert [row["id"] for row in rows] == [number // 2 for number in range(40)]
+
+
 @pytest.mark.parametrize("size", [10, 9000], ids=["short", "long"])
 def test_many_small_files_are_read_together_and_told_apart_in_errors(
     tmp_path: Path, size: int

@@ -166,8 +166,9 @@ def test_take_is_indexing_a_list(tmp_path: Path, kind: str) -> None:
     for wrong in (-1, 1400):
         with pytest.raises(UsageError, match=f"no row {wrong}: the data has 1,400 rows"):
             reader.take([0, wrong])
-    with pytest.raises(UsageError, match="whole numbers"):
-        reader.take([0.5])  # type: ignore[list-item]
+    for other in ([0.5], [True, False]):
+        with pytest.raises(UsageError, match="whole numbers"):
+            reader.take(other)  # type: ignore[arg-type]
     for other in ("parquet, small row groups", "jsonl"):
         path, _ = write_kind(tmp_path, other)
         with pytest.raises(UsageError, match=r"take\(\) cannot read .* needs local Arrow files"):

@@ -17,10 +17,14 @@ from hypothesis import strategies as st
 from fast_axolotl import open_dataset
 from fast_axolotl.errors import ConflictError, DataError
 from fast_axolotl.reading import convert
+from fast_axolotl.reading.blocks import ReadOptions
+from fast_axolotl.reading.json_lines import json_block
+from fast_axolotl.reading.lines import Lines
 from support.files import (
     SMALL_BUDGET,
     compress,
     counted_bytes,
+    jsonl_bytes,
     read_rows,
     write_jsonl,
     write_parquet,
@@ -339,3 +343,13 @@ def test_types_that_drift_over_many_blocks_read_as_json_loads_reads_them(
             return
     assert clash.place.startswith("line ")
     assert "'v" in clash.message
+
+
+@pytest.mark.parametrize(("keys", "of_row", "is_cut"), [(100, 100, False), (3000, 1, True)])
+def test_only_rows_that_share_few_keys_are_parsed_in_pieces(
+    keys: int, of_row: int, is_cut: bool
+) -> None:
+    rows = ({f"k{(row + key) % keys}": key for key in range(of_row)} for row in range(3000))
+    data = jsonl_bytes(list(rows))
+    lines = Lines(data=data, stop=len(data), place=lambda _: ("", ""))
+    assert bool(json_block(len(data), lambda: lines, ReadOptions()).decode(None).more) is is_cut

@@ -83,15 +83,17 @@ def memory() -> Iterator[Any]:
     filesystem.store.clear()
 
 
-def test_a_state_of_a_mapped_file_does_not_fit_its_remote_copy(memory: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "count"), [("arrow", 1), ("jsonl", 20)])
+def test_a_state_of_mapped_or_joined_files_does_not_fit_their_remote_copies(
+    memory: Any, tmp_path: Path, kind: str, count: int
+) -> None:
     """They are cut into other units."""
-    data = encoded("arrow")
-    (tmp_path / "rows.arrow").write_bytes(data)
-    memory.pipe_file("/rows.arrow", data)
+    data = encoded("arrow") if kind == "arrow" else jsonl_bytes(rows_of(3))
+    for name in (f"{number}.{kind}" for number in range(count)):
+        (tmp_path / name).write_bytes(data)
+        memory.pipe_file(f"/rows/{name}", data)
     with pytest.raises(ResumeError, match="other files"):
-        open_dataset("memory://rows.arrow").load_state_dict(
-            open_dataset(tmp_path / "rows.arrow").state_dict()
-        )
+        open_dataset("memory://rows").load_state_dict(open_dataset(tmp_path).state_dict())
 
 
 def test_a_damaged_remote_file_names_its_address(memory: Any) -> None:
