@@ -43,14 +43,14 @@ MOST_LINES = {
     "packing": 890,
     "plan": 1_894,
     "protocol": 2_099,
-    "reading": 5_099,
+    "reading": 5_093,
     "record": 2_227,
     "report": 2_416,
     "streaming": 103,
     "system": 270,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 37_101
+MOST_LINES_IN_ALL = 37_095
 MOST_FILES = 166
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""

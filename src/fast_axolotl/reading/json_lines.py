@@ -48,9 +48,6 @@ _FEW_KEYS = 16
 _FEW_COLUMNS = 32
 """So many columns of nulls do no harm."""
 
-_OTHER_CONTENT = re.compile(rb"(?!\xef\xbb\xbf)[^\t\n\r -~]|\(\xb5/\xfd|BZh|PAR[1E]|ARROW1|.\x00")
-"""What no text begins with: something compressed, a binary format, UTF-16."""
-
 _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 
 
@@ -130,9 +127,6 @@ class SmallFiles(Source):
     def _read(self, file: Source, start: int, offset: int, length: int) -> bytes:
         try:
             data = file.read_at(offset, length)
-            if offset == 0 and _OTHER_CONTENT.match(data):
-                message = "the content is not JSON Lines; give the file the name of what it is"
-                raise DataError(message, path=file.path, place="byte 0")
         except DataError as error:
             if not self.may_skip:
                 raise

@@ -80,12 +80,10 @@ def with_retries(call: Callable[[], _Result], path: str, seconds: float) -> _Res
         if isinstance(cause, FileNotFoundError) or status in (404, 410):
             kind, text = MissingFileError, "no such file or folder; check the address"
         elif isinstance(cause, PermissionError) or status in (401, 403) or "Credential" in name:
-            kind, text = (
-                AccessError,
-                (
-                    f"access denied ({name}); check the credentials; where a signed URL has "
-                    "expired, open a new signed URL and load the last saved state"
-                ),
+            kind = AccessError
+            text = (
+                f"access denied ({name}); check the credentials; where a signed URL has expired, "
+                "open a new signed URL and load the last saved state"
             )
         elif status in (412, 416) or name == "FileExpired":
             text = "the file changed while it was read; read a copy that nothing writes to"

@@ -75,8 +75,10 @@ class Source:
             try:
                 self._check_size(os.fstat(file).st_size)
                 data = os.pread(file, length, offset)
-                while len(data) < length and (more := os.pread(file, 2**30, offset + len(data))):
-                    data += more[: length - len(data)]
+                while len(data) < length and (
+                    more := os.pread(file, length - len(data), offset + len(data))
+                ):
+                    data += more
             finally:
                 os.close(file)
         if len(data) < length:  # it shrank after that
