@@ -33,6 +33,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for batch in DataLoader(rows, batch_size=2):
     model(batch["input_ids"].float()).sum().backward()
     optimizer.step()
+del model  # holds the group, whose threads could abort the process at its exit
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
 
