@@ -221,13 +221,17 @@ class MappedFile(_Columnar):
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """The rows; nothing is copied."""
-        batches = []
-        stop = bisect_left(self.starts, unit.stop)
-        for index in range(bisect_right(self.starts, unit.start) - 1, stop):
-            start = max(unit.start, self.starts[index])
-            rows = self.batch(index).slice(start - self.starts[index], unit.stop - start)
-            batches.append(rows)
-        yield ready_block(pa.Table.from_batches(batches, self.schema), unit.num_bytes)
+
+        def decode(_: pa.Schema | None) -> Decoded:
+            batches = []
+            stop = bisect_left(self.starts, unit.stop)
+            for index in range(bisect_right(self.starts, unit.start) - 1, stop):
+                start = max(unit.start, self.starts[index])
+                rows = self.batch(index).slice(start - self.starts[index], unit.stop - start)
+                batches.append(rows)
+            return Decoded(pa.Table.from_batches(batches, self.schema))
+
+        yield Block(decode=decode, weight=unit.num_bytes, num_rows=unit.stop - unit.start)
 
     def batch(self, index: int) -> pa.RecordBatch:
         """A record batch in the mapping, which has been checked."""

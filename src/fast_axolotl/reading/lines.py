@@ -38,6 +38,8 @@ MOST_BLOCK_BYTES = 4 * 1024 * 1024
 _CACHED_BYTES = 256 * 1024
 """What passes over all bytes take at a time, so that it stays in the processor's cache."""
 
+_FEW_PLACES = _CACHED_BYTES // 256
+
 _LEAST_PROBE_BYTES = 4 * 1024
 _COUNT_CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -58,12 +60,9 @@ class Lines:
 
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each line begins, and where it ends: at its line feed, or where the text does."""
-        raw = np.frombuffer(self.data, dtype=np.uint8)[self.start : self.stop]
-        pieces = range(0, len(raw), _CACHED_BYTES)
-        found = [np.flatnonzero(raw[at : at + _CACHED_BYTES] == ord("\n")) + at for at in pieces]
-        if len(raw) and raw[-1] != ord("\n"):
-            found.append(np.array([len(raw)]))
-        ends = self.start + np.concatenate([*found, np.zeros(0, dtype=np.int64)])
+        ends = places(self.data, b"\n", self.start, self.stop)
+        if self.stop > self.start and self.data[self.stop - 1] != ord("\n"):
+            ends = np.append(ends, self.stop)
         return np.append(self.start, ends[:-1] + 1)[: len(ends)], ends
 
 
@@ -99,9 +98,28 @@ def line_at(source: Source, compression: str | None, offset: int) -> int:
 
 def count_byte(data: bytes, byte: bytes, start: int, stop: int) -> int:
     """Several times faster than ``bytes.count``, where there are many."""
-    raw = np.frombuffer(data, dtype=np.uint8)[start:stop]
-    pieces = (raw[at : at + _CACHED_BYTES] for at in range(0, len(raw), _CACHED_BYTES))
-    return sum(int(np.count_nonzero(piece == ord(byte))) for piece in pieces)
+    return sum(int(np.count_nonzero(piece)) for _, piece in _equal(data, byte, start, stop))
+
+
+def places(data: bytes, byte: bytes, start: int, stop: int) -> np.ndarray:
+    """Where a byte stands in a part of the data."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for at, is_here in _equal(data, byte, start, stop):
+        if len(is_here) == _CACHED_BYTES and np.count_nonzero(is_here) < _FEW_PLACES:
+            # Twice as fast: only words of 64 bits that are not zero.
+            words = np.flatnonzero(np.packbits(is_here).view(np.uint64))
+            bits = np.flatnonzero(is_here.reshape(-1, 64)[words])
+            found.append(at + 64 * words[bits // 64] + bits % 64)
+        else:
+            found.append(at + np.flatnonzero(is_here))
+    return np.concatenate(found)
+
+
+def _equal(data: bytes, byte: bytes, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Which bytes are equal to one, a part after the other, and where the parts begin."""
+    raw = np.frombuffer(data, dtype=np.uint8)[:stop]
+    for at in range(start, stop, _CACHED_BYTES):
+        yield at, raw[at : at + _CACHED_BYTES] == ord(byte)
 
 
 def least_unit_bytes(head: bytes) -> int:

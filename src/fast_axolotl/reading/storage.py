@@ -150,8 +150,8 @@ class Supply:
     """
 
     def __init__(self, source: Source, compression: str | None, size: int) -> None:
-        self._path, self._size = source.path, size
-        self._chunks = open_chunks(source, compression, size)
+        self._source, self._size = source, size
+        self._chunks = open_chunks(source, compression, size) if compression else None
         self._failure: DataError | None = None
         self.offset = 0
         """Where ``held`` begins."""
@@ -170,17 +170,20 @@ class Supply:
         """Drops what was consumed and reads on."""
         self.drop(consumed)
         left = len(self.held)
-        check_record(left, self._path, self.offset)
-        pieces, wanted = [self.held], max(self._size, left)
-        try:
-            for piece in self._chunks:
-                pieces.append(piece)
-                wanted -= len(piece)
-                if wanted <= 0:
-                    break
-        except DataError as error:
-            self._failure = error
-        self.held = b"".join(pieces)
+        check_record(left, self._source.path, self.offset)
+        wanted = max(self._size, left)
+        if self._chunks is None:
+            # What is left is read again: it is little, and to put it before the rest is a copy.
+            self.held = self._source.read_at(self.offset, left + wanted)
+        else:
+            pieces = [self.held]
+            try:
+                while wanted > 0 and (piece := next(self._chunks, b"")):
+                    pieces.append(piece)
+                    wanted -= len(piece)
+            except DataError as error:
+                self._failure = error
+            self.held = b"".join(pieces)
         self.ended = len(self.held) == left
         if self.ended and self._failure is not None:
             raise self._failure
