@@ -167,11 +167,17 @@ class BrokenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file, or many small ones, and what it turned out to be."""
+    """A file and what it turned out to be; or many small ones, which are read as one."""
 
     source: Source
     format: str
     compression: str | None
+    small: tuple[Source, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The files that it stands for."""
+        return self.small or (self.source,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +200,9 @@ class Dataset:
         lines = [
             f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{item.format}"
             f"{', mapped' if hasattr(file, 'batches') else ''}"
-            f"{', joined' if len(item.source.parts) > 1 else ''}"
+            f"{', joined' if item.small else ''}"
             for item, file in zip(self.inputs, self.formats, strict=True)
-            for source in item.source.parts
+            for source in item.parts
         ]
         text = "\n".join([*lines, repr(self.options.columns)])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -42,7 +42,7 @@ _OPENED_TOGETHER = 64
 """A thread opens so many: handing out single ones costs more than to open a local file."""
 
 _SMALL_BYTES = 64 * 1024
-_MANY_FILES, _MOST_JOINED = 16, 4096
+_MANY_FILES = 16
 """Files of JSON lines up to this size are read as one, where there are many of them in a row."""
 
 _FORMATS = {
@@ -135,7 +135,9 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
-    def open_or_reject(source: Source) -> tuple[InputFile, FileFormat]:
+    def open_or_reject(source: Source | tuple[Source, ...]) -> tuple[InputFile, FileFormat]:
+        if isinstance(source, tuple):
+            return _open_together(source, options)
         try:
             return _open(source, declared, options)
         except (MissingFileError, AccessError):
@@ -146,13 +148,12 @@ def open_files(
             file = InputFile(source=source, format=declared or "unknown", compression=None)
             return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
 
-    if declared in (None, "jsonl"):
-        sources = list(_joined(sources, may_skip=options.on_error == "skip"))
-    if len(sources) == 1:
-        return [open_or_reject(sources[0])]
+    found = [*_with_small_together(sources)] if declared in (None, "jsonl") else sources
+    if len(found) == 1:
+        return [open_or_reject(found[0])]
     from concurrent.futures import ThreadPoolExecutor
 
-    parts = [sources[at : at + _OPENED_TOGETHER] for at in range(0, len(sources), _OPENED_TOGETHER)]
+    parts = [found[at : at + _OPENED_TOGETHER] for at in range(0, len(found), _OPENED_TOGETHER)]
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
         opened = pool.map(lambda part: [open_or_reject(source) for source in part], parts)
         files = [item for part in opened for item in part]
@@ -165,18 +166,24 @@ def open_files(
     return files
 
 
-def _joined(sources: Sequence[Source], *, may_skip: bool) -> Iterator[Source]:
-    """The same files; where there are many small ones of JSON lines in a row, as one source."""
+def _with_small_together(sources: Sequence[Source]) -> Iterator[Source | tuple[Source, ...]]:
+    """The same files; where there are many small ones of JSON lines in a row, these as one."""
     for (is_small, _), group in groupby(sources, lambda source: (_is_small(source), source.keys)):
-        files = list(group)
+        files = tuple(group)
         some = files[:: len(files) // _MANY_FILES or 1]
-        if not (is_small and len(files) >= _MANY_FILES and all(map(_holds_objects, some))):
+        if is_small and len(files) >= _MANY_FILES and all(map(_holds_objects, some)):
+            yield files
+        else:
             yield from files
-            continue
-        from fast_axolotl.reading.json_lines import SmallFiles
 
-        for start in range(0, len(files), _MOST_JOINED):
-            yield SmallFiles.of(files[start : start + _MOST_JOINED], may_skip=may_skip)
+
+def _open_together(files: tuple[Source, ...], options: ReadOptions) -> tuple[InputFile, FileFormat]:
+    from fast_axolotl.reading.json_lines import SmallFiles
+
+    size = sum(file.num_bytes for file in files)
+    first = Source(path=files[0].path, num_bytes=size, keys=files[0].keys)
+    item = InputFile(source=first, format="jsonl", compression=None, small=files)
+    return item, SmallFiles(sources=files, options=options)
 
 
 def _holds_objects(source: Source) -> bool:

@@ -104,7 +104,7 @@ def _count(dataset: Dataset, unit: Unit) -> int:
 
 def _kept(what: list[Any], dataset: Dataset, make: Callable[[], Any], may_last: bool = True) -> Any:
     """What was found before for these files and options, or is found now: plain JSON."""
-    sources = [source for item in dataset.inputs for source in item.source.parts]
+    sources = [source for item in dataset.inputs for source in item.parts]
     # A relative path means another file elsewhere. Links are not followed.
     paths = [os.path.abspath(s.path) if s.is_local else s.identity for s in sources]  # noqa: PTH100
     files = [(path, s.num_bytes, s.version, s.keys) for path, s in zip(paths, sources, strict=True)]

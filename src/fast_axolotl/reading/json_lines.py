@@ -18,7 +18,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -28,7 +28,14 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Unit, rejection_of
+from fast_axolotl.reading.blocks import (
+    Block,
+    Decoded,
+    ReadOptions,
+    Rejection,
+    Unit,
+    rejection_of,
+)
 from fast_axolotl.reading.lines import BOM, BadRows, LineFile, Lines, count_byte
 from fast_axolotl.reading.schema import MIXED, TypeClash, join, join_schemas
 from fast_axolotl.reading.storage import Source, start_of
@@ -61,22 +68,10 @@ class JsonLinesFile(LineFile):
         for weight, load in self.lines(unit):
             yield json_block(weight, load, self.options)
 
-    def _lines(self, data: bytes, start: int, stop: int, offset: int) -> Lines:
-        rows, source = LineFile._lines(self, data, start, stop, offset), self.source
-        if not isinstance(source, SmallFiles):
-            return rows
-        damaged = sorted(at for at in source.damaged if offset + start <= at < offset + stop)
-        rejections = tuple(rejection_of(source.damaged[at]) for at in damaged)
-        return replace(rows, place=lambda at: source.place(offset + at), rejections=rejections)
-
     def sample(self, num_bytes: int) -> Block:
         """The whole lines in about the first bytes of the file, or of what it decompresses to."""
-        source = self.source
-        if isinstance(source, SmallFiles):  # from here and there
-            step = -(-source.num_bytes // num_bytes)
-            source = SmallFiles.of(source.files[::step], may_skip=source.may_skip)
-        data = source.read_at(0, num_bytes // (4 if self.compression else 1))
-        is_whole = self.compression is None and len(data) == source.num_bytes
+        data = self.source.read_at(0, num_bytes // (4 if self.compression else 1))
+        is_whole = self.compression is None and len(data) == self.source.num_bytes
         if self.compression is not None:
             data = start_of(data, self.compression)
         rows = self._lines(data, 0, len(data) if is_whole else data.rfind(b"\n") + 1, 0)
@@ -84,64 +79,51 @@ class JsonLinesFile(LineFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmallFiles(Source):
-    """Neighbouring small files of JSON lines as one source: a line end follows each of them."""
+class SmallFiles:
+    """Small files of JSON lines, read many at a time."""
 
-    files: tuple[Source, ...]
-    starts: tuple[int, ...]
-    """Where each of them begins."""
-    may_skip: bool
-    damaged: dict[int, DataError] = field(default_factory=dict)
-    """What could not be read and is blank instead, by its start."""
+    sources: tuple[Source, ...]
+    options: ReadOptions
+    schema: pa.Schema | None = None
 
-    @classmethod
-    def of(cls, files: Sequence[Source], *, may_skip: bool) -> SmallFiles:
-        *starts, num_bytes = accumulate((file.num_bytes + 1 for file in files), initial=0)
-        return cls(
-            path=files[0].path,
-            num_bytes=num_bytes,
-            keys=files[0].keys,
-            files=tuple(files),
-            starts=tuple(starts),
-            may_skip=may_skip,
-        )
+    def units(self, file: int) -> list[Unit]:
+        """Ranges of files."""
+        units, start, size = list[Unit](), 0, 0
+        for stop, source in enumerate(self.sources, 1):
+            size += source.num_bytes + 1
+            if size >= self.options.unit_bytes or stop == len(self.sources):
+                units.append(Unit(file=file, start=start, stop=stop, num_bytes=size))
+                start, size = stop, 0
+        return units
 
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return self.files
+    def blocks(self, unit: Unit) -> Iterator[Block]:
+        load = partial(self._load, self.sources[unit.start : unit.stop])
+        yield json_block(unit.num_bytes, load, self.options)
 
-    def read_at(self, offset: int, length: int) -> bytes:
-        pieces, stop = [], min(offset + length, self.num_bytes)
-        for index in range(self._index(offset), len(self.files)):
-            file, start = self.files[index], self.starts[index]
-            end = start + file.num_bytes
-            if start >= stop:
-                break
-            if offset < end:
-                pieces.append(self._read(file, start, offset - start, min(stop, end) - offset))
-            if stop > end:
-                pieces.append(b"\n")
-            offset = end + 1
-        return b"".join(pieces)
+    def sample(self, num_bytes: int) -> Block:
+        """Whole files from here and there."""
+        total = sum(source.num_bytes for source in self.sources)
+        sources = self.sources[:: -(-total // num_bytes) or 1]
+        return json_block(0, partial(self._load, sources), self.options)
 
-    def _read(self, file: Source, start: int, offset: int, length: int) -> bytes:
-        try:
-            data = file.read_at(offset, length)
-        except DataError as error:
-            if not self.may_skip:
-                raise
-            self.damaged[start] = error
-            return b"\n" * length
-        return b"   " + data[len(BOM) :] if offset == 0 and data.startswith(BOM) else data
+    def _load(self, sources: Sequence[Source]) -> Lines:
+        texts, rejections = list[bytes](), list[Rejection]()
+        for source in sources:
+            try:
+                texts.append(source.read_at(0, source.num_bytes).removeprefix(BOM))
+            except DataError as error:
+                if self.options.on_error == "raise":
+                    raise
+                texts.append(b"")
+                rejections.append(rejection_of(error))
+        starts = [*accumulate((len(text) + 1 for text in texts), initial=0)]
+        data = b"\n".join(texts)
 
-    def place(self, offset: int) -> tuple[str, str]:
-        """The file, and its line."""
-        index = self._index(offset)
-        before = self.files[index].read_at(0, offset - self.starts[index])
-        return self.files[index].path, f"line {1 + before.count(10)}"
+        def place(at: int) -> tuple[str, str]:
+            index = bisect_right(starts, at) - 1
+            return sources[index].path, f"line {1 + data.count(10, starts[index], at)}"
 
-    def _index(self, offset: int) -> int:
-        return bisect_right(self.starts, offset) - 1
+        return Lines(data=data, stop=len(data), place=place, rejections=tuple(rejections))
 
 
 def json_block(weight: int, load: Callable[[], Lines], options: ReadOptions) -> Block:

@@ -56,7 +56,7 @@ _SHUFFLED_TOGETHER = 256
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
 
-_STATE_VERSION = 7
+_STATE_VERSION = 8
 _STATE_MARK = "fast_axolotl_reader"
 _SHARED_KEYS = ("fingerprint", "seed", "epoch", "even", "generations", "plan")
 _STATE_KEYS = {*_SHARED_KEYS, "shard", "position", "rows", "schema"}

@@ -241,7 +241,7 @@ class Reader(AbstractContextManager["Reader"]):
     def files(self) -> tuple[InputFile, ...]:
         """The files to read, with their format and compression."""
         inputs = self._next.order.dataset.inputs
-        return tuple(replace(item, source=part) for item in inputs for part in item.source.parts)
+        return tuple(replace(item, source=part, small=()) for item in inputs for part in item.parts)
 
     @property
     def num_bytes(self) -> int:

@@ -59,11 +59,6 @@ class Source:
         """The path, of a remote file without query and fragment: the same for any signature."""
         return self.path
 
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        """The files that it stands for."""
-        return (self,)
-
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, fewer only where the file ends."""
         length = max(0, min(length, self.num_bytes - offset))
