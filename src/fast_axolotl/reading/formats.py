@@ -276,8 +276,6 @@ def _sniff_format(head: bytes, promised: str | None) -> str:
     whole object, a document where it begins an array. What is called JSON lines is a document only
     where its first line is an array that goes on, or that holds all of the rows.
     """
-    if promised == "jsonl" and head.startswith(b"{"):
-        return promised
     binary = next((name for magic, name in _FORMAT_MAGIC if head.startswith(magic)), None)
     if binary:
         return "feather" if binary == "arrow" and promised == "feather" else binary

@@ -131,7 +131,7 @@ def json_block(weight: int, load: Callable[[], Lines], options: ReadOptions) -> 
     return Block(
         decode=partial(_decode, load, options),
         weight=weight,
-        count=lambda: _num_rows(rows := load(), *rows.spans()),
+        count=lambda: _look(rows := load(), *rows.spans())[0],
         is_text=True,
     )
 
@@ -151,34 +151,29 @@ def _decode(load: Callable[[], Lines], options: ReadOptions, schema: pa.Schema |
         )
         first = next(pieces).decode(schema)
         return replace(first, rejections=rows.rejections + first.rejections, more=pieces)
-    table = _parse(rows, schema) if _has_objects(rows, starts, ends) else None
-    if table is None or table.num_rows != _num_rows(rows, starts, ends):
+    num_rows, are_objects = _look(rows, starts, ends)
+    table = _parse(rows, schema) if are_objects else None
+    if table is None or table.num_rows != num_rows:
         return _parse_exactly(rows, options, schema)
     return Decoded(table, rows.rejections)
 
 
-def _num_rows(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> int:
-    """The lines that are not blank."""
-    may_be_blank = np.frombuffer(rows.data, dtype=np.uint8)[starts] <= ord(" ")
-    spans = zip(starts[may_be_blank], ends[may_be_blank], strict=True)
-    return len(starts) - sum(not rows.data[start:end].strip() for start, end in spans)
-
-
-def _has_objects(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> bool:
-    """Whether pyarrow may see these lines: each one that is not blank begins and ends as an object
-    does, so that none goes on in the next one, and none is nested too deeply."""
+def _look(rows: Lines, starts: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
+    """The number of lines that are not blank, and whether pyarrow may see them: each begins and
+    ends as an object does, so that none goes on in the next one, and none is nested too deeply."""
     data, raw = rows.data, np.frombuffer(rows.data, dtype=np.uint8)
     is_plain = (raw[starts] == ord("{")) & (raw[ends - 1] == ord("}"))
+    num_rows, are_objects = len(starts), True
     for start, end in zip(starts[~is_plain], ends[~is_plain], strict=True):
         text = data[start:end].strip()
-        if text[:1] + text[-1:] not in (b"", b"{}"):
-            return False
+        num_rows -= not text
+        are_objects &= text[:1] + text[-1:] in (b"", b"{}")
     is_long = ends - starts > _MOST_CLOSINGS
     for start, end in zip(starts[is_long], ends[is_long], strict=True):
         brackets = (byte for byte in (b"}", b"]") if data.find(byte, start, end - 1) >= 0)
-        if sum(count_byte(data, byte, start, end) for byte in brackets) > _MOST_CLOSINGS:
-            return False
-    return True
+        closings = sum(count_byte(data, byte, start, end) for byte in brackets)
+        are_objects &= closings <= _MOST_CLOSINGS
+    return num_rows, are_objects
 
 
 def _is_sparse(rows: Lines, num_rows: int) -> bool:

@@ -77,7 +77,8 @@ def join(known: pa.DataType, found: pa.DataType, path: str) -> pa.DataType:
         inner = join(known.value_type, found.value_type, f"{path}[]")
         large = pa.types.is_large_list(known) or pa.types.is_large_list(found)
         return pa.large_list(inner) if large else pa.list_(inner)
-    kinds = [_plain(known), _plain(found)]
+    is_dictionary = pa.types.is_dictionary
+    kinds = [kind.value_type if is_dictionary(kind) else kind for kind in (known, found)]
     schemas = [pa.schema([("", kind)]) for kind in kinds]
     try:
         return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -209,15 +210,6 @@ def is_number(kind: pa.DataType) -> bool:
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """A dictionary's value type, a view's ordinary twin."""
-    if pa.types.is_dictionary(kind):
-        return kind.value_type
-    if kind.equals(pa.string_view()):
-        return pa.string()
-    return pa.binary() if kind.equals(pa.binary_view()) else kind
 
 
 def schema_text(schema: pa.Schema) -> str:
