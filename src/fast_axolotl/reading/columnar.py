@@ -55,6 +55,10 @@ _PAGE_BUFFER_BYTES = 1024 * 1024
 _LEAST_BUFFER_BYTES = 32 * 1024
 """Less would be many small reads: thousands of columns take more than a part, 64 MB for 2,000."""
 
+_WIDE_ROWS = 1000
+"""A step of thousands of columns has so many rows where two parts hold them: a step costs some
+microseconds for each column, and fewer parts are joined to make a batch."""
+
 _MARGIN = 1.05
 """A remote row group may be so many times its expected size, and still come in one request."""
 
@@ -153,7 +157,8 @@ class ParquetFile(_Columnar):
         # pyarrow's own threads could abort the process at its exit if they hold a Python file.
         columns: dict[str, Any] = {"columns": self.schema.names, "use_threads": False}
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
-        step = max(1, int(part_bytes / width)) if width else step
+        if width:
+            step = max(1, int(part_bytes / width), min(_WIDE_ROWS, int(2 * part_bytes / width)))
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
             if is_small:

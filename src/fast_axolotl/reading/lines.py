@@ -105,7 +105,10 @@ def places(data: bytes, byte: bytes, start: int, stop: int) -> np.ndarray:
     """Where a byte stands in a part of the data."""
     found = [np.zeros(0, dtype=np.int64)]
     for at, is_here in _equal(data, byte, start, stop):
-        if len(is_here) == _CACHED_BYTES and np.count_nonzero(is_here) < _FEW_PLACES:
+        count = np.count_nonzero(is_here)
+        if count == 0:
+            continue
+        if count < _FEW_PLACES and len(is_here) == _CACHED_BYTES:
             # Twice as fast: only words of 64 bits that are not zero.
             words = np.flatnonzero(np.packbits(is_here).view(np.uint64))
             bits = np.flatnonzero(is_here.reshape(-1, 64)[words])
