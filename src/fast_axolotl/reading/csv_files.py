@@ -169,6 +169,11 @@ class CsvFile:
 
         def decode(schema: pa.Schema | None) -> Decoded:
             decoded, columns = read(), []
+            try:
+                decoded.table.validate(full=True)
+            except pa.ArrowInvalid:  # some value is not UTF-8
+                text = self._text_from(offset, num_bytes).held[:num_bytes] + b"\n"
+                decoded, _ = self._parse_exactly(text, offset, is_last=True)
             types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
             for name, texts in zip(decoded.table.column_names, decoded.table.columns, strict=True):
                 known = types.get(name)
@@ -228,6 +233,7 @@ class CsvFile:
                 convert_options=pacsv.ConvertOptions(
                     column_types=dict.fromkeys(self.names, pa.string()),
                     strings_can_be_null=False,
+                    check_utf8=False,  # where the block is decoded: other threads can do that
                 ),
             )
             last = table.column(-1)[-1].as_py() if table.num_rows else ""
