@@ -93,8 +93,7 @@ def live_view(run: Path) -> str:
         record = read_run(folder)
     moment = take_moment("runs/before", record, summarise, clock=0.0)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    for line in lay_out(moment, width=WIDTH):
-        console.print(line)
+    console.print(lay_out(moment))
     console.print(Text())
     lines = console.export_text(clear=False).count("\n")
     height = str(round(LINE_HEIGHT * lines + 28))
