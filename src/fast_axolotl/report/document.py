@@ -133,11 +133,8 @@ class Document:
     footnotes: Sequence[str] = ()
     """What was left out, one sentence each."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The figures behind it as plain data, which the page embeds and offers to download."""
-    made: float = 0.0
-    """In seconds since 1970."""
-    version: str = ""
-    """Of this package."""
+    """The figures behind it as plain data, which the page embeds and offers to download.
+    It says ``made``, in seconds since 1970, and ``version``, of this package."""
     reload_seconds: float = 0.0
     """After which an open page loads itself again; 0 for what changes no more."""
 

@@ -115,8 +115,6 @@ def report_document(
         blocks=blocks,
         footnotes=notes,
         data=data,
-        made=made,
-        version=version,
     )
 
 
@@ -126,7 +124,7 @@ def render_page(document: Document) -> str:
     template, library = _load_assets(has_charts=bool(figures))
     page: str = template.render(
         document=document,
-        made=format_date(document.made),
+        made=format_date(document.data["made"]),
         data=_script_json(to_plain(document.data)),
         figures=_script_json(to_plain(figures)),
         library=library,
@@ -163,24 +161,17 @@ def _script_json(value: Any) -> str:
     return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&'"})
 
 
-def _load(name: str, purpose: str) -> Any:
-    """A module of the extra."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{purpose}, which is not installed: pip install plotly jinja2"
-        ) from error
-
-
 @cache
 def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
     """The page, compiled, with what is the same for every document; and Plotly, packed."""
-    library = b""
-    if has_charts:
-        plotly = _load("plotly.offline", "the charts of a report need plotly")
-        library = gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0)
-    jinja2 = _load("jinja2", "the HTML page of a report needs jinja2")
+    try:
+        jinja2 = import_module("jinja2")
+        library = import_module("plotly.offline").get_plotlyjs() if has_charts else ""
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the HTML page of a report needs {error.name}, which is not installed: "
+            "pip install plotly jinja2"
+        ) from error
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fast_axolotl.report", "assets"),
         autoescape=True,
@@ -199,4 +190,5 @@ def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
         colours=COLOURS,
         generator=GENERATOR,
     )
-    return environment.get_template("report.html"), base64.b64encode(library).decode()
+    packed = gzip.compress(library.encode(), 9, mtime=0) if library else b""
+    return environment.get_template("report.html"), base64.b64encode(packed).decode()

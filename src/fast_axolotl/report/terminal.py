@@ -61,7 +61,6 @@ def print_document(
     """Print to stdout or a file; ``width`` is that of lines that no terminal shows."""
     parts: list[RenderableType] = [Text(document.title, "bold")] if document.title else []
     parts += _parts(document.blocks, is_first=not parts)
-    parts += [Text(note, "dim") for note in document.footnotes]
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
         console.print(Group(*parts))
